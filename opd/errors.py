@@ -1,0 +1,170 @@
+"""Every error a user can meet: one class, one exit code, one gRPC status, one hint.
+
+Server and client share this table: the server turns an `OpdError` into its gRPC status, the client turns a
+status back into the class. A message names the thing, the value and the fix in one sentence.
+"""
+
+from typing import ClassVar
+
+
+class OpdError(Exception):
+    """Base of all errors with a message for users.
+
+    Attributes:
+        exit_code: what the CLI exits with.
+        status: name of the gRPC status code, or None when the error never crosses the wire.
+        retryable: whether the same call may succeed later, or on another replica.
+    """
+
+    exit_code: ClassVar[int] = 1
+    status: ClassVar[str | None] = None
+    retryable: ClassVar[bool] = False
+
+
+class ConfigError(OpdError):
+    """A recipe, flag or combination of settings that cannot work."""
+
+    exit_code = 2
+
+
+class InvalidRequestError(OpdError):
+    """A request that can never succeed: ids, lengths, k or temperature out of range, oversize."""
+
+    exit_code = 3
+    status = "INVALID_ARGUMENT"
+
+
+class TeacherNotFoundError(OpdError):
+    """No such teacher on this server or in this fleet."""
+
+    exit_code = 4
+    status = "NOT_FOUND"
+
+
+class IncompatibleTeacherError(OpdError):
+    """Teacher and student do not fit: tokenizer, vocabulary, weights hash, capability or limit."""
+
+    exit_code = 5
+    status = "FAILED_PRECONDITION"
+
+
+class OverloadedError(OpdError):
+    """The server has no budget left now; `retry_after` says when to come back, in seconds."""
+
+    exit_code = 6
+    status = "RESOURCE_EXHAUSTED"
+    retryable = True
+
+    def __init__(self, message: str, retry_after: float = 0.1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class UnavailableError(OpdError):
+    """A replica cannot be reached, is draining, or went away during the call."""
+
+    exit_code = 7
+    status = "UNAVAILABLE"
+    retryable = True
+
+
+class DeadlineError(OpdError):
+    """The deadline of a call passed."""
+
+    exit_code = 8
+    status = "DEADLINE_EXCEEDED"
+    retryable = True
+
+
+class AuthError(OpdError):
+    """Missing, wrong or expired credentials, or a TLS mismatch."""
+
+    exit_code = 9
+    status = "UNAUTHENTICATED"
+
+
+class ScopeError(OpdError):
+    """Credentials without the scope that the call needs."""
+
+    exit_code = 9
+    status = "PERMISSION_DENIED"
+
+
+class CorruptPayloadError(OpdError):
+    """A response that fails its checksum or breaks the contract: shapes, ids, probabilities, NaN."""
+
+    exit_code = 10
+    status = "DATA_LOSS"
+    retryable = True
+
+
+class NonFiniteError(OpdError):
+    """A model produced NaN or infinity: its numbers must not be trained on."""
+
+    exit_code = 11
+    status = "FAILED_PRECONDITION"
+
+
+class CheckpointError(OpdError):
+    """A checkpoint that is damaged, incomplete or from another run."""
+
+    exit_code = 12
+
+
+class RunFolderError(OpdError):
+    """A run folder that exists already, or cannot be written."""
+
+    exit_code = 13
+
+
+class PortInUseError(OpdError):
+    """The address to listen on is taken."""
+
+    exit_code = 14
+
+
+class OutageError(OpdError):
+    """A whole teacher pool stayed away beyond the outage budget; the run is saved and can be resumed."""
+
+    exit_code = 15
+
+
+class DataError(OpdError):
+    """Prompts or a task that cannot be read or used."""
+
+    exit_code = 16
+
+
+class CancelledError(OpdError):
+    """The caller went away before the answer was ready."""
+
+    exit_code = 130
+    status = "CANCELLED"
+
+
+def all_errors() -> list[type[OpdError]]:
+    """All concrete error classes, in the order of this file."""
+    found: list[type[OpdError]] = []
+    stack = [OpdError]
+    while stack:
+        for sub in stack.pop(0).__subclasses__():
+            found.append(sub)
+            stack.append(sub)
+    return found
+
+
+def from_status(status: str, message: str, *, retry_after: float | None = None) -> OpdError:
+    """The error class for a gRPC status name; unknown or transport statuses become `UnavailableError`.
+
+    Args:
+        status: name of a gRPC status code, for example "NOT_FOUND".
+        message: the server's sentence.
+        retry_after: seconds, from the overload detail of RESOURCE_EXHAUSTED.
+    """
+    if status == OverloadedError.status:
+        return OverloadedError(message, 0.1 if retry_after is None else retry_after)
+    first: dict[str, type[OpdError]] = {}
+    for cls in all_errors():
+        if cls.status is not None:
+            first.setdefault(cls.status, cls)
+    return first.get(status, UnavailableError)(message)

@@ -1,0 +1,93 @@
+"""One kind of registry for everything that is chosen by name: methods, objectives, tasks, engines, ...
+
+A registry maps a name to a dotted path and imports it on use, so listing plug-ins needs no torch. Third
+parties add names through an entry-point group; a recipe may also give a dotted path ("package.module:Class").
+"""
+
+import difflib
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any
+
+from opd.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A registered plug-in: its name, dotted path, one-line summary and where it was registered."""
+
+    name: str
+    path: str
+    summary: str
+    origin: str
+
+
+class Registry:
+    """Names of one kind of plug-in, imported lazily.
+
+    Args:
+        kind: what the entries are, in messages and in `opd plugins list`, for example "method".
+        group: entry-point group of third parties, for example "opd.methods".
+    """
+
+    def __init__(self, kind: str, group: str) -> None:
+        self.kind = kind
+        self.group = group
+        self._entries: dict[str, Entry] = {}
+        self._scanned = False
+
+    def add(self, name: str, path: str, summary: str = "", *, origin: str = "opd") -> None:
+        """Register `name` for the dotted path "module:attribute".
+
+        Raises:
+            ConfigError: when the name is taken by another path; names both places.
+        """
+        known = self._entries.get(name)
+        if known is not None and known.path != path:
+            raise ConfigError(
+                f"{self.kind} {name!r} is registered twice, as {known.path} by {known.origin} and as {path} by "
+                f"{origin}; rename one of them."
+            )
+        self._entries[name] = Entry(name, path, summary, origin)
+
+    def _scan(self) -> None:
+        if not self._scanned:
+            self._scanned = True
+            for point in entry_points(group=self.group):
+                origin = point.dist.name if point.dist is not None else "an entry point"
+                self.add(point.name, point.value, origin=origin)
+
+    def __iter__(self) -> Iterator[Entry]:
+        self._scan()
+        return iter(sorted(self._entries.values(), key=lambda e: e.name))
+
+    def __contains__(self, name: str) -> bool:
+        self._scan()
+        return name in self._entries
+
+    def load(self, name: str) -> Any:
+        """Import and return the object registered as `name`, or at the dotted path `name`.
+
+        Raises:
+            ConfigError: for an unknown name (with near matches) or a path that does not import.
+        """
+        self._scan()
+        if name in self._entries:
+            path = self._entries[name].path
+        elif ":" in name:
+            path = name
+        else:
+            near = difflib.get_close_matches(name, self._entries, n=3)
+            hint = (
+                f"did you mean {' or '.join(map(repr, near))}?"
+                if near
+                else f"known: {', '.join(sorted(self._entries))}."
+            )
+            raise ConfigError(f"there is no {self.kind} {name!r}; {hint}")
+        module, _, attribute = path.partition(":")
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"{self.kind} {name!r} at {path} cannot be imported: {error}.") from error
