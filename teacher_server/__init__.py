@@ -1,0 +1,1 @@
+"""The teacher server: service, batching, admission, security, residency, and engines behind one protocol."""

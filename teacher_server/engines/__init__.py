@@ -1,0 +1,1 @@
+"""Engines: what runs the teacher model, behind one small protocol."""
