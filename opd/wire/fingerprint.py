@@ -1,0 +1,202 @@
+"""Content hashes: of a tokenizer, a chat template, a model's weights and an output head.
+
+Two processes that print the same hash hold the same thing; a student refuses a teacher whose tokenizer hash is
+another, and a replica with other weights is not re-admitted to its pool. Everything is SHA-256 in hex. torch is
+imported only where tensors come in.
+"""
+
+import hashlib
+import json
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from opd.errors import ConfigError
+from opd.wire.types import Head
+
+_BYTE_FALLBACK = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """SHA-256 over the map from token id to the bytes of its text, added tokens included.
+
+    Byte-level pieces are mapped back to bytes, SentencePiece's "▁" to a space and its `<0xAB>` pieces to bytes, so
+    that the hash speaks of text and not of one library's spelling. Special tokens are marked as such: the text of
+    an end-of-turn token is not the token.
+
+    Args:
+        tokenizer: a `transformers` tokenizer or a `tokenizers.Tokenizer`.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None) or getattr(tokenizer, "_tokenizer", None) or tokenizer
+    vocab: dict[str, int] = tokenizer.get_vocab()
+    special = _special_ids(tokenizer, backend)
+    added = _added_ids(tokenizer, backend)
+    to_bytes = _piece_decoder(backend)
+    digest = hashlib.sha256(b"opd-tokenizer-1")
+    for piece, token_id in sorted(vocab.items(), key=lambda entry: (entry[1], entry[0])):
+        data = piece.encode("utf-8") if token_id in added else to_bytes(piece)
+        digest.update(struct.pack("<IBI", token_id, token_id in special, len(data)))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def chat_template_hash(tokenizer: Any) -> str:
+    """SHA-256 of the chat template, "" when the tokenizer has none; several named templates count together."""
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
+        return ""
+    text = template if isinstance(template, str) else json.dumps(template, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def weights_hash(source: str | Path | Mapping[str, Any]) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes of a model's tensors, in the order of their names.
+
+    How the tensors are cut into files does not matter. A folder and the state dict of the model that was loaded from
+    it may hash differently, because a state dict repeats tied tensors and may have another dtype.
+
+    Args:
+        source: a folder with `*.safetensors`, one such file, or a state dict of torch tensors.
+
+    Raises:
+        ConfigError: when a folder holds no safetensors file, or a file is damaged.
+    """
+    parts = _state_dict_tensors(source) if isinstance(source, Mapping) else _folder_tensors(Path(source))
+    digest = hashlib.sha256(b"opd-weights-1")
+    for name, dtype, shape, content in sorted(parts):
+        digest.update(json.dumps([name, dtype, shape, content]).encode())
+    return digest.hexdigest()
+
+
+def head_hash(head: Head) -> str:
+    """SHA-256 over weight, bias, dtype, logit scale and soft-cap of an output head; `head.hash` is not read."""
+    digest = hashlib.sha256(b"opd-head-1")
+    bias_shape = None if head.bias is None else head.bias.shape
+    digest.update(json.dumps([head.dtype, head.weight.shape, bias_shape]).encode())
+    digest.update(struct.pack("<ff", head.logit_scale, head.soft_cap))
+    for array in (head.weight, head.bias):
+        if array is not None:
+            digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _special_ids(tokenizer: Any, backend: Any) -> set[int]:
+    found = {int(i) for i in getattr(tokenizer, "all_special_ids", ())}
+    decoder = getattr(backend, "get_added_tokens_decoder", None)
+    if decoder is not None:
+        found |= {int(i) for i, token in decoder().items() if token.special}
+    return found
+
+
+def _added_ids(tokenizer: Any, backend: Any) -> set[int]:
+    """Ids whose piece is literal text, whatever the spelling of ordinary pieces."""
+    decoder = getattr(backend, "get_added_tokens_decoder", None)
+    if decoder is not None:
+        return {int(i) for i in decoder()}
+    return {int(i) for i in getattr(tokenizer, "added_tokens_decoder", {})}
+
+
+def _piece_decoder(backend: Any) -> Any:
+    """A function from a piece as the vocabulary spells it to the bytes it stands for."""
+    try:
+        spec = json.loads(backend.to_str()).get("decoder")
+    except AttributeError:
+        return lambda piece: piece.encode("utf-8")
+    steps = list(_decoder_steps(spec))
+    if any(step.get("type") == "ByteLevel" for step in steps):
+        table = {char: byte for byte, char in _byte_level_alphabet().items()}
+
+        def byte_level(piece: str) -> bytes:
+            if all(char in table for char in piece):
+                return bytes(table[char] for char in piece)
+            return piece.encode("utf-8")
+
+        return byte_level
+    if any(step.get("type") in ("Metaspace", "ByteFallback") for step in steps) or any("▁" in str(s) for s in steps):
+
+        def sentencepiece(piece: str) -> bytes:
+            match = _BYTE_FALLBACK.match(piece)
+            return bytes([int(match[1], 16)]) if match else piece.replace("▁", " ").encode("utf-8")
+
+        return sentencepiece
+    return lambda piece: piece.encode("utf-8")
+
+
+def _decoder_steps(spec: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    if spec is None:
+        return
+    if spec.get("type") == "Sequence":
+        for step in spec["decoders"]:
+            yield from _decoder_steps(step)
+    else:
+        yield spec
+
+
+def _byte_level_alphabet() -> dict[int, str]:
+    """GPT-2's map from a byte to the printable character that stands for it in a byte-level vocabulary."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    table = {byte: chr(byte) for byte in printable}
+    for byte in range(256):
+        if byte not in table:
+            table[byte] = chr(256 + len(table) - len(printable))
+    return table
+
+
+_Tensor = tuple[str, str, list[int], str]
+
+
+def _folder_tensors(path: Path) -> Iterator[_Tensor]:
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"model folder {path} holds no *.safetensors file; save the model as safetensors.")
+    for file in files:
+        yield from _file_tensors(file)
+
+
+def _file_tensors(file: Path) -> Iterator[_Tensor]:
+    """Tensors of one safetensors file, read range by range through a memory map."""
+    try:
+        mapped = np.memmap(file, dtype=np.uint8, mode="r")
+        header_size = int(struct.unpack("<Q", bytes(mapped[:8]))[0])
+        if header_size > len(mapped) - 8:
+            raise ValueError("the header is cut off")
+        header = json.loads(bytes(mapped[8 : 8 + header_size]))
+        base = 8 + header_size
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            start, end = entry["data_offsets"]
+            if not 0 <= start <= end <= len(mapped) - base:
+                raise ValueError(f"tensor {name!r} lies outside the file")
+            content = hashlib.sha256(mapped[base + start : base + end].data).hexdigest()
+            yield name, entry["dtype"], list(entry["shape"]), content
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise ConfigError(f"weights file {file} cannot be read: {error}; save it again.") from error
+
+
+_TORCH_NAMES = {
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float64": "F64",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+
+
+def _state_dict_tensors(state: Mapping[str, Any]) -> Iterator[_Tensor]:
+    import torch
+
+    for name, tensor in state.items():
+        kind = str(tensor.dtype).removeprefix("torch.")
+        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        content = hashlib.sha256(flat.data).hexdigest()
+        yield name, _TORCH_NAMES.get(kind, kind), list(tensor.shape), content
