@@ -1,0 +1,145 @@
+"""Final hidden states of response positions: the base model without its head, in the cheapest exact way.
+
+Four ways, all exact up to the rounding of differently shaped matrix products: a row alone (bit-equal whatever its
+batch), rows padded on the right (a causal model cannot see to the right, so no mask is needed and fused kernels
+apply), rows packed end to end where the attention backend keeps them apart, and samples of one prompt that continue
+from its keys and values.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from opd.wire.types import ScoreItem
+
+
+class Backbone:
+    """Runs the base model (embeddings to final norm) over sequences.
+
+    Args:
+        model: a transformers base model, called with `input_ids`, returning `last_hidden_state`.
+        device: where its inputs go.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.model = model
+        self.device = device
+        self._prefix: tuple[tuple[bytes, ...], Any, Tensor] | None = None
+
+    def forget(self) -> None:
+        """Drop the keys and values of the last shared prompts."""
+        self._prefix = None
+
+    def alone(self, item: ScoreItem) -> Float[Tensor, "T H"]:
+        """States that predict the response of one sequence, computed unpadded."""
+        states = self._states(self._ids(item.token_ids[None, :-1]))
+        return states[0, item.prompt_length - 1 :]
+
+    def padded(self, items: Sequence[ScoreItem]) -> Float[Tensor, "N H"]:
+        """States of all response positions, sequence after sequence; sequences padded on the right."""
+        states = self._states(self._pad([item.token_ids[:-1] for item in items]))
+        parts = [states[i, item.prompt_length - 1 : len(item.token_ids) - 1] for i, item in enumerate(items)]
+        return torch.cat(parts)
+
+    def packed(self, items: Sequence[ScoreItem]) -> Float[Tensor, "N H"]:
+        """As `padded`, with the sequences end to end; positions that start again at 0 keep them apart."""
+        ids = self._ids(np.concatenate([item.token_ids[:-1] for item in items])[None])
+        lengths = [len(item.token_ids) - 1 for item in items]
+        positions = torch.cat([torch.arange(length) for length in lengths])[None].to(self.device)
+        states = self._states(ids, position_ids=positions)[0]
+        parts, first = [], 0
+        for item, length in zip(items, lengths, strict=True):
+            parts.append(states[first + item.prompt_length - 1 : first + length])
+            first += length
+        return torch.cat(parts)
+
+    def shared(self, items: Sequence[ScoreItem]) -> Float[Tensor, "N H"]:
+        """As `padded`, but each distinct prompt (all of one length) goes through the model once."""
+        prompts = [item.token_ids[: item.prompt_length] for item in items]
+        slots = {prompt.tobytes(): None for prompt in prompts}
+        index = {key: slot for slot, key in enumerate(slots)}
+        owner = torch.tensor([index[prompt.tobytes()] for prompt in prompts], device=self.device)
+        cache, last = self._prompt_cache(tuple(slots), np.stack([np.frombuffer(key, np.uint32) for key in slots]))
+        heads = last[owner]
+        width = max(item.response_length for item in items) - 1
+        if width == 0:
+            return heads
+        ids = self._pad([item.response_ids[:-1] for item in items])
+        with _Continuation(cache, owner) as continued:
+            states = self._states(ids, past_key_values=continued, use_cache=True)
+        parts = []
+        for i, item in enumerate(items):
+            parts += [heads[i : i + 1], states[i, : item.response_length - 1]]
+        return torch.cat(parts)
+
+    def _prompt_cache(self, key: tuple[bytes, ...], ids: np.ndarray) -> tuple[Any, Float[Tensor, "G H"]]:
+        if self._prefix is None or self._prefix[0] != key:
+            self._prefix = None  # free the old keys and values before the new ones are made
+            out = self.model(input_ids=self._ids(ids), use_cache=True)
+            self._prefix = (key, out.past_key_values, out.last_hidden_state[:, -1].clone())
+        return self._prefix[1], self._prefix[2]
+
+    def _states(self, ids: Int[Tensor, "B L"], **inputs: Any) -> Float[Tensor, "B L H"]:
+        inputs.setdefault("use_cache", False)
+        states: Tensor = self.model(input_ids=ids, **inputs).last_hidden_state
+        return states
+
+    def _ids(self, ids: np.ndarray) -> Int[Tensor, "B L"]:
+        return torch.from_numpy(ids.astype(np.int64)).to(self.device, non_blocking=True)
+
+    def _pad(self, rows: Sequence[np.ndarray]) -> Int[Tensor, "B L"]:
+        # The padding id does not matter: no real position sees it. 0 exists in every vocabulary.
+        out = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+        for i, row in enumerate(rows):
+            out[i, : len(row)] = row
+        return self._ids(out)
+
+
+class _Continuation:
+    """A prompt cache lent to one forward over `owner.shape[0]` rows and given back as it was.
+
+    Each attention layer sees the keys of its row's prompt followed by the new ones; nothing is stored, so the
+    repeated prompt exists for one layer at a time.
+    """
+
+    def __init__(self, cache: Any, owner: Int[Tensor, " B"]) -> None:
+        self._cache = cache
+        self._owner = owner
+
+    def __enter__(self) -> Any:
+        for layer in self._cache.layers:
+            layer.update = self._lend(layer)
+        return self._cache
+
+    def __exit__(self, *error: object) -> None:
+        for layer in self._cache.layers:
+            layer.__dict__.pop("update", None)
+
+    def _lend(self, layer: Any) -> Any:
+        original = layer.update
+        counter = getattr(layer, "cumulative_length", None)
+
+        def update(keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+            kept = layer.keys, layer.values
+            layer.keys, layer.values = (tensor.index_select(0, self._owner) for tensor in kept)
+            try:
+                full: tuple[Tensor, Tensor] = original(keys, values, *args, **kwargs)
+            finally:
+                layer.keys, layer.values = kept
+                if counter is not None:
+                    layer.cumulative_length = counter
+            return full
+
+        return update
+
+
+def shareable(cache: Any) -> bool:
+    """Whether a cache holds nothing but keys and values: no recurrent or convolutional state, no compression."""
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer  # noqa: PLC0415
+
+    layers = getattr(cache, "layers", None)
+    return bool(layers) and all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)

@@ -1,0 +1,67 @@
+"""Copy reduced payloads to the host while the device goes on with the next forward.
+
+On CUDA the host buffers are pinned and the copies asynchronous; elsewhere a copy is a copy.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from opd.wire.types import Scores
+
+
+class HostCopy:
+    """The payload rows of one group of sequences on their way to the host.
+
+    Args:
+        blocks: dictionaries of device tensors with a common first dimension, in row order; consumed at once, so
+            that a block's logits are free before the next block is computed.
+        rows: total number of rows.
+    """
+
+    def __init__(self, blocks: Iterable[dict[str, Tensor]], rows: int) -> None:
+        self._buffers: dict[str, Tensor] = {}
+        self._event: torch.cuda.Event | None = None
+        first = 0
+        device = torch.device("cpu")
+        for block in blocks:
+            count = len(block["finite"])
+            for name, tensor in block.items():
+                device = tensor.device
+                if name not in self._buffers:
+                    shape = (rows, *tensor.shape[1:])
+                    self._buffers[name] = torch.empty(shape, dtype=tensor.dtype, pin_memory=device.type == "cuda")
+                self._buffers[name][first : first + count].copy_(tensor, non_blocking=True)
+            first += count
+        if device.type == "cuda":
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(device))
+
+    def split(self, lengths: Sequence[int], weights_hash: str) -> list[Scores | None]:
+        """Wait for the copies and cut the rows into one `Scores` per sequence; None where a row is not finite.
+
+        The arrays of the sequences of one group share memory: it is freed with the last of them.
+        """
+        if self._event is not None:
+            self._event.synchronize()
+        arrays = {name: _numpy(tensor) for name, tensor in self._buffers.items()}
+        finite = arrays.pop("finite")
+        out: list[Scores | None] = []
+        first = 0
+        for length in lengths:
+            part = slice(first, first + length)
+            fields: dict[str, Any] = {name: array[part] for name, array in arrays.items()}
+            out.append(Scores(**fields, weights_hash=weights_hash) if finite[part].all() else None)
+            first += length
+        return out
+
+
+def _numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.uint16).numpy()
+    if tensor.dtype == torch.int32:
+        return tensor.numpy().view(np.uint32)
+    return tensor.numpy()

@@ -1,0 +1,104 @@
+"""The output head: hidden states to logits in f32, with the logit scale and soft-cap that some families apply.
+
+Which config field of which family means what stands in one table here; `teacher_server.engines.probe` checks at load
+that head and table reproduce the model's own logits, so that a family missing from the table is refused.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from opd.wire.types import Head
+
+# Vocabulary rows converted to f32 at a time where the device cannot multiply half precision into f32.
+_TILE_ROWS = 16_384
+
+# Field of the model's (text) config -> logit scale. Granite and MiniCPM divide by `logits_scaling`, HyperCLOVA X
+# multiplies by it; Cohere's, Falcon-H1's and Muse's fields multiply.
+_SCALES: dict[str, Callable[[str, float], float]] = {
+    "logit_scale": lambda family, value: value,
+    "logits_scaling": lambda family, value: value if family.startswith("hyperclovax") else 1.0 / value,
+    "lm_head_multiplier": lambda family, value: value,
+    "output_multiplier": lambda family, value: value,
+}
+# Gemma 2, 3, 3n, 4, T5Gemma, VaultGemma, NanoChat: soft_cap * tanh(logits / soft_cap).
+_SOFT_CAP = "final_logit_softcapping"
+
+DTYPE_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+def scale_and_cap(config: Any) -> tuple[float, float]:
+    """(logit scale, soft-cap) of a transformers text config; (1.0, 0.0) when the family has neither."""
+    scale = 1.0
+    for name, rule in _SCALES.items():
+        value = getattr(config, name, None)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value != 0:
+            scale *= rule(str(getattr(config, "model_type", "")), float(value))
+    cap = getattr(config, _SOFT_CAP, None)
+    return scale, float(cap) if cap else 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputHead:
+    """logits = soft_cap * tanh(scale * (weight @ h + bias) / soft_cap), computed and kept in f32.
+
+    Attributes:
+        weight: [V, H] in the model's dtype; V counts padded vocabulary rows.
+        bias: [V] or None.
+        scale: multiplies the projection, 1.0 for none.
+        soft_cap: 0.0 for none.
+    """
+
+    weight: Float[Tensor, "V H"]
+    bias: Float[Tensor, " V"] | None
+    scale: float
+    soft_cap: float
+
+    def logits(self, hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
+        """Logits of final hidden states, f32, not divided by any temperature.
+
+        A bf16 or f16 head is multiplied into f32: its products are not rounded back to 16 bits, as the model's own
+        forward would do (by up to 0.06 at logits of 16 to 32).
+        """
+        out = self._project(hidden)
+        if self.bias is not None:
+            out += self.bias.float()
+        if self.scale != 1.0:
+            out *= self.scale
+        if self.soft_cap:
+            out.div_(self.soft_cap).tanh_().mul_(self.soft_cap)
+        return out
+
+    def _project(self, hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
+        if self.weight.dtype == torch.float32:
+            return hidden.float() @ self.weight.T
+        if self.weight.is_cuda:
+            return torch.mm(hidden.to(self.weight.dtype), self.weight.T, out_dtype=torch.float32)
+        out = torch.empty(len(hidden), len(self.weight), device=hidden.device)
+        rows = hidden.float()
+        for first in range(0, len(self.weight), _TILE_ROWS):
+            tile = self.weight[first : first + _TILE_ROWS]
+            out[:, first : first + len(tile)] = rows @ tile.float().T
+        return out
+
+    def export(self, content_hash: str) -> Head:
+        """The head as numpy arrays, for callers of the payload hidden."""
+        return Head(
+            weight=to_numpy(self.weight),
+            bias=None if self.bias is None else to_numpy(self.bias),
+            dtype=DTYPE_NAMES[self.weight.dtype],
+            logit_scale=self.scale,
+            soft_cap=self.soft_cap,
+            hash=content_hash,
+        )
+
+
+def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """A contiguous numpy copy of a tensor on any device; bfloat16 becomes its bits in uint16."""
+    host = tensor.detach().to("cpu").contiguous()
+    return host.view(torch.uint16).numpy() if host.dtype == torch.bfloat16 else host.numpy()

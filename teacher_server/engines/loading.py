@@ -1,0 +1,154 @@
+"""Find and load a transformers model and its tokenizer: safetensors only, no code from the hub unless allowed."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opd.errors import ConfigError, IncompatibleTeacherError
+from opd.wire.fingerprint import chat_template_hash, tokenizer_fingerprint
+from teacher_server.engines.base import TokenizerIdentity
+
+_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
+# Keys of a config that say where it came from or how it was loaded, not what it computes.
+_INCIDENTAL = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache"}
+
+
+def resolve_folder(model: str, revision: str | None, *, with_code: bool) -> Path:
+    """The local folder of a model: `model` itself when it is one, else a snapshot of that hub id.
+
+    Raises:
+        ConfigError: when there is neither, or the folder has no config.json.
+    """
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        folder = _download(model, revision, with_code=with_code)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model folder {folder} has no config.json; give the folder that save_pretrained wrote.")
+    return folder
+
+
+def _download(model: str, revision: str | None, *, with_code: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"] + (["*.py"] if with_code else [])
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"model {model!r} is neither a folder nor a hub id that can be fetched: {reason}") from error
+
+
+def pick_device(name: str) -> torch.device:
+    """The device called `name`; "auto" takes the accelerator of this machine, else the CPU."""
+    if name != "auto":
+        try:
+            return torch.device(name)
+        except RuntimeError as error:
+            raise ConfigError(f"device {name!r} is not known to torch; use auto, cpu, cuda or cuda:0.") from error
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator if accelerator is not None else torch.device("cpu")
+
+
+def pick_dtype(name: str, device: torch.device, config: Any) -> torch.dtype:
+    """The compute dtype called `name`; "auto" is the checkpoint's on accelerators and f32 on the CPU.
+
+    Few CPUs multiply bf16 or f16 as fast as f32.
+    """
+    if name in _DTYPES:
+        return _DTYPES[name]
+    if name != "auto":
+        raise ConfigError(f"dtype {name!r} is not known; use auto, {', '.join(_DTYPES)}.")
+    stored = getattr(config, "dtype", None)
+    return stored if device.type != "cpu" and stored in _DTYPES.values() else torch.float32
+
+
+def load_config(folder: Path, *, trust_remote_code: bool) -> Any:
+    """The transformers config of a model folder."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"the config of model {folder} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.device, **options: Any) -> Any:
+    """A causal language model in evaluation mode with every tensor taken from the folder.
+
+    Raises:
+        ConfigError: when the folder cannot be loaded or lacks tensors that the architecture needs.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    options.update({"device_map": device} if device.type != "cpu" else {})
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(f"model {folder} cannot be loaded: {reason}") from error
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+    for problem in ("missing_keys", "mismatched_keys"):
+        names = sorted(map(str, report.get(problem, ())))
+        if names:
+            raise ConfigError(
+                f"model {folder} has {problem.replace('_', ' ')}: {_some(names)}; its weights do not fit its config."
+            )
+    return model.eval().requires_grad_(False)
+
+
+def load_tokenizer_identity(folder: Path, *, trust_remote_code: bool) -> TokenizerIdentity:
+    """What identifies the tokenizer saved beside a model; an empty fingerprint when there is none."""
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        return TokenizerIdentity("", "", 0)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    vocabulary = tokenizer.get_vocab()
+    return TokenizerIdentity(
+        fingerprint=tokenizer_fingerprint(tokenizer),
+        chat_template_hash=chat_template_hash(tokenizer),
+        size=max(vocabulary.values()) + 1 if vocabulary else 0,
+        eos_id=_id(tokenizer.eos_token_id),
+        bos_id=_id(tokenizer.bos_token_id),
+        pad_id=_id(tokenizer.pad_token_id),
+    )
+
+
+def check_same_architecture(old: Any, new: Any, folder: Path) -> None:
+    """Refuse a config that would compute something else with the same tensors.
+
+    Raises:
+        IncompatibleTeacherError: naming the first key that differs.
+    """
+    ours, theirs = _plain(old), _plain(new)
+    for key in sorted(ours.keys() | theirs.keys()):
+        if ours.get(key) != theirs.get(key):
+            raise IncompatibleTeacherError(
+                f"weights in {folder} are of another architecture: {key} is {theirs.get(key)!r} there and "
+                f"{ours.get(key)!r} here; load them as a new teacher."
+            )
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(json.dumps(config.to_dict(), default=str))
+    return {key: value for key, value in values.items() if key not in _INCIDENTAL and not key.startswith("_")}
+
+
+def _id(value: Any) -> int:
+    return value if isinstance(value, int) else -1
+
+
+def _some(names: Iterable[str]) -> str:
+    first = list(names)
+    return ", ".join(first[:3]) + (f" and {len(first) - 3} more" if len(first) > 3 else "")

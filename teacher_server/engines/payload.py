@@ -1,0 +1,96 @@
+"""Reduce logits to payloads on the device, in f32, before anything is copied to the host.
+
+Shapes: N response rows of one payload, V vocabulary rows, K ids per row, H hidden width.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from opd.wire.types import PayloadKind, PayloadSpec
+from teacher_server.engines.head import OutputHead
+
+# Bytes a logit costs while its row is reduced: the logit itself and the temporary of logsumexp, both f32.
+BYTES_PER_LOGIT = 8
+
+VALUE_DTYPES = {"f16": torch.float16, "f32": torch.float32, "u16": torch.float32, "bf16": torch.bfloat16}
+_SMALLEST_HALF = -65504.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Response rows of one payload, ready for the head.
+
+    Attributes:
+        hidden: [N, H], final hidden states after the final norm; row n predicts `targets[n]`.
+        targets: [N] int64, response tokens.
+        temperature: [N] f32.
+        gather_ids: [N, K] int64 for payload gather, else None.
+    """
+
+    hidden: Float[Tensor, "N H"]
+    targets: Int[Tensor, " N"]
+    temperature: Float[Tensor, " N"]
+    gather_ids: Int[Tensor, "N K"] | None = None
+
+
+def reduce_rows(rows: Rows, spec: PayloadSpec, head: OutputHead, logit_bytes: int) -> Iterator[dict[str, Tensor]]:
+    """Reduce rows to a payload, a block of rows at a time.
+
+    Args:
+        rows: the rows.
+        spec: the payload.
+        head: turns hidden states into logits.
+        logit_bytes: bytes that the logits of one block may take on the device.
+
+    Yields:
+        For each block, in order: `finite` [n] bool (false where the model produced NaN or infinity) and the fields of
+        `opd.wire.types.Scores` that the payload carries, as tensors on the device (ids as int32).
+    """
+    block = max(1, logit_bytes // (BYTES_PER_LOGIT * len(head.weight)))
+    if spec.kind is PayloadKind.HIDDEN:
+        block = max(1, logit_bytes // (4 * rows.hidden.shape[1]))
+    for first in range(0, len(rows.hidden), block):
+        part = slice(first, first + block)
+        hidden = rows.hidden[part]
+        if spec.kind is PayloadKind.HIDDEN:
+            yield {"finite": hidden.isfinite().all(-1), "hidden": hidden.to(VALUE_DTYPES[spec.value_dtype])}
+            continue
+        # Dividing by 1.0 is exact, so a row's numbers do not depend on the temperatures of its neighbours.
+        logits = head.logits(hidden).div_(rows.temperature[part, None])
+        gather_ids = None if rows.gather_ids is None else rows.gather_ids[part]
+        yield reduce_logits(logits, spec, rows.targets[part], gather_ids)
+
+
+def reduce_logits(
+    logits: Float[Tensor, "N V"], spec: PayloadSpec, targets: Int[Tensor, " N"], gather_ids: Int[Tensor, "N K"] | None
+) -> dict[str, Tensor]:
+    """The payload of a block of logits (f32, temperature applied); overwrites `logits`.
+
+    Log-probs are normalised over all V rows. The tail is a logsumexp over the complement of the K ids, not
+    log(1 - sum): exact where the tail is tiny, and -inf when K is V.
+    """
+    if spec.kind is PayloadKind.FULL:
+        return {"finite": logits.isfinite().all(-1), "logits": logits}
+    normaliser = torch.logsumexp(logits, -1)
+    sampled = logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser
+    out = {"finite": normaliser.isfinite() & sampled.isfinite(), "sampled": sampled}
+    if spec.kind is PayloadKind.SAMPLED:
+        return out
+    if spec.kind is PayloadKind.TOPK:
+        values, ids = torch.topk(logits, spec.k, dim=-1)
+        out["ids"] = ids.to(torch.int32)
+    else:
+        if gather_ids is None:
+            raise ValueError("gather_ids is None, but the payload gather needs ids [T, K].")
+        ids = gather_ids
+        values = logits.gather(-1, ids)
+    values = values - normaliser[:, None]
+    if spec.value_dtype == "f16":
+        values = values.clamp_(min=_SMALLEST_HALF)  # saturate: f16 would turn a finite log-prob into -inf
+    out["values"] = values.to(VALUE_DTYPES[spec.value_dtype])
+    out["log_tail"] = torch.logsumexp(logits.scatter_(-1, ids, -torch.inf), -1) - normaliser
+    return out

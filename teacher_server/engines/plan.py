@@ -1,0 +1,135 @@
+"""Decide which rows of a batch go through the model together: pure planning, no tensors.
+
+A row of P prompt and T response tokens sends P + T - 1 tokens through the model (nothing is predicted after the last).
+Rows are padded on the right to the longest of their pass, unless the attention backend packs; n samples of one prompt
+can share the prompt's keys and values. The plan is the cheaper of sharing and not sharing, in tokens through the model.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+# What one more forward costs, in tokens: below this much padding it is cheaper to pad.
+FORWARD_TOKENS = 256
+# A shared prompt's keys and values are repeated per row, one layer at a time: rows x tokens stay below this many budgets.
+_SHARED_CONTEXT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Rows of one forward.
+
+    Attributes:
+        rows: indices into the batch.
+        shared: whether prompts go through the model once each and the responses continue from them; all prompts of
+            such a pass have the same length.
+    """
+
+    rows: tuple[int, ...]
+    shared: bool = False
+
+
+def plan_passes(
+    prompts: Sequence[bytes], lengths: Sequence[tuple[int, int]], *, max_tokens: int, share: bool, packed: bool
+) -> list[Pass]:
+    """Split a batch into passes.
+
+    Args:
+        prompts: the prompt ids of each row as bytes; equal bytes mean the same prompt.
+        lengths: (P, T) of each row.
+        max_tokens: tokens of one forward, padding included; a single longer row gets a pass of its own.
+        share: whether rows of one prompt may share its keys and values.
+        packed: whether rows are laid end to end without padding.
+
+    Returns:
+        Passes that hold every row exactly once.
+    """
+    by_prompt_length: dict[int, list[int]] = defaultdict(list)
+    plain: list[int] = []
+    for row, (prompt_length, _) in enumerate(lengths):
+        by_prompt_length[prompt_length].append(row)
+    passes: list[Pass] = []
+    for prompt_length, rows in by_prompt_length.items():
+        if not share or len({prompts[row] for row in rows}) == len(rows):
+            plain += rows
+            continue
+        shared = _shared_passes(rows, prompts, lengths, prompt_length, max_tokens)
+        alone = _plain_passes(rows, lengths, max_tokens, packed)
+        if _shared_cost(shared, prompts, lengths) < sum(_plain_cost(p, lengths, packed) for p in alone):
+            passes += shared
+        else:
+            plain += rows
+    return passes + _plain_passes(plain, lengths, max_tokens, packed)
+
+
+def _plain_passes(rows: Sequence[int], lengths: Sequence[tuple[int, int]], max_tokens: int, packed: bool) -> list[Pass]:
+    def width(row: int) -> int:
+        return sum(lengths[row]) - 1
+
+    def fits(bucket: list[int], row: int) -> bool:
+        if packed:
+            return sum(map(width, bucket)) + width(row) <= max_tokens
+        return (len(bucket) + 1) * width(bucket[0]) <= max_tokens
+
+    return [Pass(tuple(bucket)) for bucket in _buckets(rows, width, fits, packed)]
+
+
+def _shared_passes(
+    rows: Sequence[int], prompts: Sequence[bytes], lengths: Sequence[tuple[int, int]], prompt_length: int, budget: int
+) -> list[Pass]:
+    def width(row: int) -> int:
+        return lengths[row][1] - 1
+
+    def fits(bucket: list[int], row: int) -> bool:
+        count, widest = len(bucket) + 1, width(bucket[0])
+        distinct = {prompts[r] for r in bucket} | {prompts[row]}
+        return (
+            count * widest <= budget
+            and len(distinct) * prompt_length <= max(budget, prompt_length)
+            and count * (prompt_length + widest) <= _SHARED_CONTEXT * budget
+        )
+
+    # Rows of one prompt stay together, so that consecutive passes can reuse its keys and values.
+    longest: dict[bytes, int] = defaultdict(int)
+    for row in rows:
+        longest[prompts[row]] = max(longest[prompts[row]], width(row))
+    order = sorted(rows, key=lambda row: (-longest[prompts[row]], prompts[row], -width(row)))
+    return [Pass(tuple(bucket), shared=True) for bucket in _buckets(order, width, fits, False, ordered=True)]
+
+
+def _buckets(
+    rows: Sequence[int],
+    width: Callable[[int], int],
+    fits: Callable[[list[int], int], bool],
+    packed: bool,
+    *,
+    ordered: bool = False,
+) -> list[list[int]]:
+    """Cut rows, longest first, where the padding of a bucket would cost more than another forward."""
+    out: list[list[int]] = []
+    padding = 0
+    for row in rows if ordered else sorted(rows, key=width, reverse=True):
+        extra = 0 if packed or not out else width(out[-1][0]) - width(row)
+        if out and extra >= 0 and padding + extra <= FORWARD_TOKENS and fits(out[-1], row):
+            out[-1].append(row)
+            padding += extra
+        else:
+            out.append([row])
+            padding = 0
+    return out
+
+
+def _plain_cost(one: Pass, lengths: Sequence[tuple[int, int]], packed: bool) -> int:
+    widths = [sum(lengths[row]) - 1 for row in one.rows]
+    return FORWARD_TOKENS + (sum(widths) if packed else len(widths) * max(widths))
+
+
+def _shared_cost(passes: Sequence[Pass], prompts: Sequence[bytes], lengths: Sequence[tuple[int, int]]) -> int:
+    cost, previous = 0, frozenset[bytes]()
+    for one in passes:
+        distinct = frozenset(prompts[row] for row in one.rows)
+        if distinct != previous:
+            cost += FORWARD_TOKENS + sum(len(prompt) // 4 for prompt in distinct)
+        cost += FORWARD_TOKENS + len(one.rows) * (max(lengths[row][1] for row in one.rows) - 1)
+        previous = distinct
+    return cost

@@ -1,0 +1,100 @@
+"""Try a freshly loaded model on a few tokens: does the head reproduce its logits, which shortcuts are exact for it?
+
+A list of families would go out of date; a measurement does not.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from opd.errors import ConfigError
+from opd.wire.types import ScoreItem
+from teacher_server.engines.backbone import Backbone, shareable
+from teacher_server.engines.head import OutputHead
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """Which shortcuts leave this model's numbers alone: right padding, packing, shared prompts."""
+
+    padding: bool
+    packing: bool
+    sharing: bool
+
+
+def check_head(model: nn.Module, backbone: Backbone, head: OutputHead, name: str) -> None:
+    """Compare hidden states x head with the model's own logits.
+
+    Raises:
+        ConfigError: when they differ: the family transforms its logits in a way this engine does not know.
+    """
+    item = _items(len(head.weight))[0]
+    ids = torch.from_numpy(item.token_ids.astype(np.int64))[None].to(backbone.device)
+    own: Tensor = model(input_ids=ids).logits[0, item.prompt_length - 1 : -1].float()
+    gap = _gap(own, head.logits(backbone.alone(item)))
+    if not gap <= _tolerance(head):
+        family = getattr(getattr(model, "config", None), "model_type", "?")
+        raise ConfigError(
+            f"model {name} of family {family!r} turns hidden states into logits in a way the transformers engine does "
+            f"not reproduce (relative error {gap:.2g}); serve it with another engine."
+        )
+
+
+def find_abilities(backbone: Backbone, head: OutputHead, *, packing: bool, sharing: bool) -> Abilities:
+    """Measure which shortcuts reproduce the states of rows run alone; those not asked for are off.
+
+    Args:
+        backbone: the base model.
+        head: only its vocabulary size and dtype are used.
+        packing: whether the attention backend keeps packed sequences apart without a mask.
+        sharing: whether shared prompts are wanted.
+    """
+    items = _items(len(head.weight))
+    alone = torch.cat([backbone.alone(item) for item in items])
+    tolerance = _tolerance(head)
+
+    def exact(way: str, run: Callable[[list[ScoreItem]], Float[Tensor, "N H"]]) -> bool:
+        try:
+            gap = _gap(alone, run(items))
+        except Exception as error:  # a model may refuse a shortcut in any way it likes
+            _log.info("%s is off: the model refused it: %s", way, error)
+            return False
+        if not gap <= tolerance:
+            _log.warning("%s is off: it changes the hidden states of this model by %.2g", way, gap)
+        return gap <= tolerance
+
+    found = Abilities(
+        padding=exact("padding", backbone.padded),
+        packing=packing and exact("packing", backbone.packed),
+        sharing=sharing and _keeps_only_keys(backbone, items[0]) and exact("prompt sharing", backbone.shared),
+    )
+    backbone.forget()
+    return found
+
+
+def _keeps_only_keys(backbone: Backbone, item: ScoreItem) -> bool:
+    ids = torch.from_numpy(item.token_ids.astype(np.int64))[None].to(backbone.device)
+    return shareable(backbone.model(input_ids=ids, use_cache=True).past_key_values)
+
+
+def _items(vocabulary: int) -> list[ScoreItem]:
+    """Three sequences with one prompt and one with another of the same length; responses of different lengths."""
+    draw = np.random.default_rng(0).integers(0, vocabulary, size=(4, 12), dtype=np.uint32)
+    draw[1:3, :5] = draw[0, :5]
+    return [ScoreItem(row[:length], 5) for row, length in zip(draw, (12, 9, 6, 11), strict=True)]
+
+
+def _gap(expected: Tensor, found: Tensor) -> float:
+    expected, found = expected.float(), found.float()
+    return float((expected - found).abs().max() / expected.abs().max().clamp(min=1e-12))
+
+
+def _tolerance(head: OutputHead) -> float:
+    return 1e-4 if head.weight.dtype == torch.float32 else 5e-2

@@ -1,0 +1,312 @@
+"""The reference engine: any causal language model of transformers, exact for every payload, on any device.
+
+The base model runs to the final norm; only response positions go through the head, a block of rows at a time under a
+byte budget, and are reduced to their payload in f32 on the device. See `teacher_server.engines.backbone` for how rows
+share forwards and docs/engines.md for what that costs and saves.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from opd.errors import ConfigError, NonFiniteError, UnavailableError
+from opd.wire.fingerprint import head_hash, weights_hash
+from opd.wire.types import Head, PayloadKind, PayloadSpec, ScoreItem, Scores
+from teacher_server.engines.backbone import Backbone
+from teacher_server.engines.base import EngineInfo, EngineItem, HeadIdentity
+from teacher_server.engines.collect import HostCopy
+from teacher_server.engines.head import DTYPE_NAMES, OutputHead, scale_and_cap
+from teacher_server.engines.loading import (
+    check_same_architecture,
+    load_config,
+    load_model,
+    load_tokenizer_identity,
+    pick_device,
+    pick_dtype,
+    resolve_folder,
+)
+from teacher_server.engines.payload import Rows, reduce_rows
+from teacher_server.engines.plan import Pass, plan_passes
+from teacher_server.engines.probe import check_head, find_abilities
+
+
+class TransformersEngine:
+    """Runs one teacher with transformers.
+
+    Args:
+        model: folder written by save_pretrained, or a hub id. Weights must be safetensors.
+        device: "auto" (an accelerator when there is one), "cpu", "cuda", "cuda:1", ...
+        dtype: "f32", "bf16", "f16", or "auto": the checkpoint's on accelerators, f32 on the CPU.
+        deterministic: run every row alone, so that its numbers are bit-equal whatever it is batched with.
+        max_batch_tokens: tokens of one forward, padding included.
+        logit_bytes: bytes of logits that may exist at once on the device.
+        revision: revision of a hub id.
+        trust_remote_code: run model code from the folder or the hub; leave it off unless you have read that code.
+        share_prompts: let samples of one prompt share its keys and values; never in deterministic mode.
+        attention: attention implementation of transformers; "auto" is flash attention where it is installed.
+
+    Raises:
+        ConfigError: when the model cannot be loaded, or this engine cannot reproduce its logits.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        deterministic: bool = False,
+        max_batch_tokens: int = 16_384,
+        logit_bytes: int = 256 << 20,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        share_prompts: bool = True,
+        attention: str = "auto",
+    ) -> None:
+        for name, value in (("max_batch_tokens", max_batch_tokens), ("logit_bytes", logit_bytes)):
+            if value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1.")
+        self._lock = threading.RLock()
+        self._asleep = self._closed = False
+        self._max_batch_tokens, self._logit_bytes = max_batch_tokens, logit_bytes
+        self._trust = trust_remote_code
+        folder = resolve_folder(model, revision, with_code=trust_remote_code)
+        self._config = load_config(folder, trust_remote_code=trust_remote_code)
+        self._device = pick_device(device)
+        self._dtype = pick_dtype(dtype, self._device, self._config)
+        chosen = _attention(attention, self._device, self._dtype)
+        options = {"attn_implementation": chosen} if chosen else {}
+        self._model = load_model(
+            folder, self._config, self._dtype, self._device, trust_remote_code=trust_remote_code, **options
+        )
+        if self._model.base_model is self._model or self._model.get_output_embeddings() is None:
+            raise ConfigError(f"model {model} has no base model and head that can run apart; use another engine.")
+        self._backbone = Backbone(self._model.base_model, self._device)
+        head = self._head()
+        with torch.inference_mode():
+            check_head(self._model, self._backbone, head, model)
+            packing = "flash" in str(self._model.config._attn_implementation)
+            self._abilities = find_abilities(
+                self._backbone, head, packing=packing, sharing=share_prompts and not deterministic
+            )
+        self._info = self._describe(model, folder, head, deterministic)
+
+    @property
+    def info(self) -> EngineInfo:
+        """Identity and capabilities; changes when weights are replaced."""
+        return self._info
+
+    def score(self, batch: Sequence[EngineItem]) -> list[Scores | None]:
+        """Score a batch: one result per item in order, None where the item was cancelled.
+
+        Cancellation is polled before each forward. Value dtypes "f16", "f32" and "bf16" are returned as such; "u16"
+        is returned as f32, to be quantised by the codec.
+
+        Raises:
+            NonFiniteError: when the model produced NaN or infinity for an item.
+            UnavailableError: when the engine sleeps or is closed.
+        """
+        out: list[Scores | None] = [None] * len(batch)
+        with self._lock, torch.inference_mode():
+            self._require_awake()
+            head = self._head()
+            # One pass behind: while a pass is copied to the host, the next one computes.
+            waiting: list[tuple[list[int], HostCopy]] = []
+            for one in self._plan([entry.item for entry in batch]):
+                rows = [row for row in one.rows if not batch[row].cancelled()]
+                if not rows:
+                    continue
+                started = self._start(replace(one, rows=tuple(rows)), batch, head)
+                self._finish(waiting, batch, out)
+                waiting = started
+            self._finish(waiting, batch, out)
+            self._backbone.forget()
+        return out
+
+    def head(self) -> Head:
+        """The output head, for callers that take hidden states."""
+        with self._lock:
+            if self._closed:
+                raise UnavailableError(f"teacher {self._info.model} is closed; load it again.")
+            return self._head().export(self._info.head.hash if self._info.head else "")
+
+    def update_weights(self, folder: Path) -> None:
+        """Replace the weights in place from a safetensors folder of the same architecture; all or nothing.
+
+        The new weights are read whole into host memory and checked before the first tensor is overwritten.
+
+        Raises:
+            ConfigError: when the folder cannot be read or lacks tensors.
+            IncompatibleTeacherError: when its config.json describes another architecture.
+        """
+        folder = Path(folder)
+        if (folder / "config.json").is_file():
+            check_same_architecture(self._config, load_config(folder, trust_remote_code=self._trust), folder)
+        new_hash = weights_hash(folder)
+        fresh = load_model(
+            folder, self._config, self._dtype, torch.device("cpu"), trust_remote_code=self._trust
+        ).state_dict()
+        with self._lock, torch.no_grad():
+            if self._closed:
+                raise UnavailableError(f"teacher {self._info.model} is closed; load it again.")
+            for name, tensor in self._model.state_dict().items():
+                tensor.copy_(fresh[name])
+            self._backbone.forget()
+            identity = self._info.head
+            if identity is not None:
+                identity = replace(identity, hash=head_hash(self._head().export("")))
+            self._info = replace(self._info, weights_hash=new_hash, head=identity)
+
+    def sleep(self) -> None:
+        """Move the weights to host memory; on a CPU teacher nothing moves, it only refuses to score."""
+        with self._lock:
+            self._asleep = True
+            self._move(torch.device("cpu"))
+
+    def wake(self) -> None:
+        """Bring the weights back to the device."""
+        with self._lock:
+            self._move(self._device)
+            self._asleep = False
+
+    def close(self) -> None:
+        """Free the weights; the engine cannot be used afterwards."""
+        with self._lock:
+            self._closed = True
+            self._backbone.forget()
+            self._model = self._backbone.model = torch.nn.Module()
+            _release(self._device)
+
+    def _plan(self, items: Sequence[ScoreItem]) -> list[Pass]:
+        if self._info.deterministic or not self._abilities.padding:
+            return [Pass((row,)) for row in range(len(items))]
+        return plan_passes(
+            [item.token_ids[: item.prompt_length].tobytes() for item in items],
+            [(item.prompt_length, item.response_length) for item in items],
+            max_tokens=self._max_batch_tokens,
+            share=self._abilities.sharing,
+            packed=self._abilities.packing,
+        )
+
+    def _start(self, one: Pass, batch: Sequence[EngineItem], head: OutputHead) -> list[tuple[list[int], HostCopy]]:
+        """Launch one forward and the copies of its payloads; rows of one payload are reduced together."""
+        items = [batch[row].item for row in one.rows]
+        if len(items) == 1:
+            states = self._backbone.alone(items[0])
+        elif one.shared:
+            states = self._backbone.shared(items)
+        elif self._abilities.packing:
+            states = self._backbone.packed(items)
+        else:
+            states = self._backbone.padded(items)
+        parts = states.split([item.response_length for item in items])
+        by_spec: dict[PayloadSpec, list[int]] = {}
+        for index, row in enumerate(one.rows):
+            by_spec.setdefault(batch[row].spec, []).append(index)
+        started = []
+        for spec, members in by_spec.items():
+            hidden = states if len(members) == len(items) else torch.cat([parts[index] for index in members])
+            entries = [batch[one.rows[index]] for index in members]
+            blocks = reduce_rows(self._rows(hidden, entries, spec), spec, head, self._logit_bytes)
+            started.append(([one.rows[index] for index in members], HostCopy(blocks, len(hidden))))
+        return started
+
+    def _rows(self, hidden: Tensor, entries: Sequence[EngineItem], spec: PayloadSpec) -> Rows:
+        lengths = torch.tensor([entry.item.response_length for entry in entries])
+        temperature = torch.tensor([entry.temperature for entry in entries]).repeat_interleave(lengths)
+        gather = None
+        if spec.kind is PayloadKind.GATHER:
+            gather = self._ids([_gather_ids(entry.item) for entry in entries])
+        return Rows(
+            hidden=hidden,
+            targets=self._ids([entry.item.response_ids for entry in entries]),
+            temperature=temperature.to(self._device, non_blocking=True),
+            gather_ids=gather,
+        )
+
+    def _ids(self, arrays: Sequence[Any]) -> Tensor:
+        joined = torch.cat([torch.from_numpy(array.astype("int64")) for array in arrays])
+        return joined.to(self._device, non_blocking=True)
+
+    def _finish(
+        self, waiting: Sequence[tuple[list[int], HostCopy]], batch: Sequence[EngineItem], out: list[Scores | None]
+    ) -> None:
+        for rows, copy in waiting:
+            lengths = [batch[row].item.response_length for row in rows]
+            for row, scores in zip(rows, copy.split(lengths, self._info.weights_hash), strict=True):
+                item = batch[row].item
+                if scores is None:
+                    raise NonFiniteError(
+                        f"teacher {self._info.model} produced NaN or infinity for a sequence of {len(item.token_ids)} "
+                        f"tokens in {self._info.compute_dtype}; check its weights, or serve it in bf16 or f32."
+                    )
+                out[row] = replace(scores, ids=item.gather_ids) if item.gather_ids is not None else scores
+
+    def _head(self) -> OutputHead:
+        projection = self._model.get_output_embeddings()
+        scale, cap = scale_and_cap(self._config.get_text_config())
+        return OutputHead(projection.weight, getattr(projection, "bias", None), scale, cap)
+
+    def _describe(self, model: str, folder: Path, head: OutputHead, deterministic: bool) -> EngineInfo:
+        text = self._config.get_text_config()
+        rows, width = head.weight.shape
+        identity = HeadIdentity(
+            hash=head_hash(head.export("")),
+            hidden_size=width,
+            logit_scale=head.scale,
+            soft_cap=head.soft_cap,
+            dtype=DTYPE_NAMES[head.weight.dtype],
+            has_bias=head.bias is not None,
+        )
+        return EngineInfo(
+            engine=f"transformers {transformers.__version__}",
+            model=model,
+            weights_hash=weights_hash(folder),
+            compute_dtype=DTYPE_NAMES[self._dtype],
+            vocab_size=rows,
+            tokenizer=load_tokenizer_identity(folder, trust_remote_code=self._trust),
+            head=identity,
+            payloads=frozenset(PayloadKind),
+            supports_temperature=True,
+            max_sequence_tokens=int(getattr(text, "max_position_embeddings", 0) or 1 << 20),
+            max_k=rows,
+            deterministic=deterministic,
+        )
+
+    def _require_awake(self) -> None:
+        if self._closed or self._asleep:
+            state = "closed; load it again" if self._closed else "asleep; wake it first"
+            raise UnavailableError(f"teacher {self._info.model} is {state}.")
+
+    def _move(self, device: torch.device) -> None:
+        if self._device.type != "cpu" and not self._closed:
+            self._backbone.forget()
+            self._model.to(device)
+            _release(self._device)
+
+
+def _gather_ids(item: ScoreItem) -> Any:
+    if item.gather_ids is None:
+        raise ValueError("gather_ids is None, but the payload gather needs ids [T, K].")
+    return item.gather_ids
+
+
+def _attention(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    """The attention implementation to ask transformers for; None is its default."""
+    if name != "auto":
+        return name
+    from transformers.utils import is_flash_attn_2_available
+
+    usable = device.type == "cuda" and dtype != torch.float32 and is_flash_attn_2_available()
+    return "flash_attention_2" if usable else None
+
+
+def _release(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

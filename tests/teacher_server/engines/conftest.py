@@ -1,0 +1,147 @@
+"""Tiny models of several families with a tokenizer beside them, and a plain reference to compare engines with."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from opd.wire.types import PayloadSpec, ScoreItem
+from teacher_server.engines.base import EngineItem
+
+VOCABULARY = 512
+_COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    # Large enough that attention and logits matter; the usual 0.02 gives an almost uniform distribution.
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+# Family -> what makes it special. Gemma 2: soft-cap and sliding window; Granite and Cohere: logit scale;
+# Falcon-H1: recurrent state beside attention; Phi: a head with a bias.
+FAMILIES: dict[str, dict[str, object]] = {
+    "qwen3": {},
+    "llama": {"tie_word_embeddings": True},
+    "gemma2": {"final_logit_softcapping": 3.0, "sliding_window": 8, "query_pre_attn_scalar": 16},
+    "granite": {"logits_scaling": 4.0},
+    "cohere": {"logit_scale": 0.25},
+    "phi": {},
+    "falcon_h1": {
+        "lm_head_multiplier": 0.5,
+        "mamba_d_ssm": 64,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "mamba_d_state": 8,
+    },
+}
+
+
+def _tokenizer() -> object:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=["<pad>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([f"{i} plus {i * 7} is {i * 8}" for i in range(400)], trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>", chat_template="{{ messages }}"
+    )
+
+
+def _save_model(family: str, folder: Path, seed: int, **changes: object) -> Path:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(family, **{**_COMMON, **FAMILIES[family], **changes})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0.0, 0.5)
+    model.save_pretrained(folder)
+    _tokenizer().save_pretrained(folder)  # type: ignore[attr-defined]
+    return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """make_model(family, seed=0, **config changes) -> folder; built once per session."""
+    made: dict[object, Path] = {}
+
+    def make(family: str = "qwen3", seed: int = 0, **changes: object) -> Path:
+        key = (family, seed, *sorted(changes.items()))
+        if key not in made:
+            made[key] = _save_model(family, tmp_path_factory.mktemp(f"{family}-{seed}"), seed, **changes)
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def reference_logits() -> Callable[[Path, ScoreItem], torch.Tensor]:
+    """Logits [T, V] f32 of the response positions, from the model's own unbatched forward."""
+    from transformers import AutoModelForCausalLM
+
+    loaded: dict[Path, torch.nn.Module] = {}
+
+    def logits(folder: Path, item: ScoreItem) -> torch.Tensor:
+        if folder not in loaded:
+            loaded[folder] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        ids = torch.from_numpy(item.token_ids.astype(np.int64))[None]
+        with torch.no_grad():
+            return loaded[folder](input_ids=ids).logits[0, item.prompt_length - 1 : -1].float()
+
+    return logits
+
+
+@pytest.fixture(scope="session")
+def make_item() -> Callable[..., ScoreItem]:
+    """make_item(prompt, response, seed, k, prompt_seed): random ids; with k also k distinct ids per position."""
+
+    def make(prompt: int, response: int, seed: int = 0, k: int = 0, prompt_seed: int | None = None) -> ScoreItem:
+        draw = np.random.default_rng(seed)
+        ids = draw.integers(3, VOCABULARY, prompt + response, dtype=np.uint32)
+        if prompt_seed is not None:
+            ids[:prompt] = np.random.default_rng(prompt_seed).integers(3, VOCABULARY, prompt, dtype=np.uint32)
+        gather = None
+        if k:
+            gather = np.stack([draw.permutation(VOCABULARY)[:k] for _ in range(response)]).astype(np.uint32)
+        return ScoreItem(ids, prompt, gather)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def entry() -> Callable[..., EngineItem]:
+    """entry(item, spec, temperature=1.0, cancelled=None) -> EngineItem."""
+
+    def make(
+        item: ScoreItem, spec: PayloadSpec, temperature: float = 1.0, cancelled: Callable[[], bool] | None = None
+    ) -> EngineItem:
+        return EngineItem(item, spec, temperature, *([] if cancelled is None else [cancelled]))
+
+    return make
