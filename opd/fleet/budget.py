@@ -1,0 +1,60 @@
+"""The two budgets that keep repair from becoming the problem: re-issues and hedges."""
+
+import random
+
+
+class RetryBudget:
+    """Re-issues are paid for by first attempts (a tenth each by default) and by the passing of time.
+
+    Without it, a fleet that fails under load is asked twice as much for it. A re-issue that finds the budget empty
+    waits; it is not given up.
+
+    Args:
+        ratio: re-issues that one first attempt pays for.
+        rate: re-issues per second that are granted in any case.
+        burst: most re-issues that can be saved up.
+    """
+
+    def __init__(self, ratio: float, rate: float, burst: float = 64.0) -> None:
+        self._ratio = ratio
+        self._rate = rate
+        self._burst = burst
+        self._tokens = burst
+        self._at: float | None = None
+
+    def first_attempt(self, rows: int = 1) -> None:
+        """`rows` were sent for the first time."""
+        self._tokens = min(self._burst, self._tokens + self._ratio * rows)
+
+    def wait_seconds(self, now: float) -> float:
+        """Take one re-issue; returns the seconds after which it is covered, 0 when it is covered now."""
+        if self._at is not None:
+            self._tokens = min(self._burst, self._tokens + self._rate * max(0.0, now - self._at))
+        self._at = now
+        self._tokens -= 1.0
+        return max(0.0, -self._tokens / self._rate)
+
+
+class HedgeBudget:
+    """At most `cap` of all rows are hedged; the very first hedge is allowed whatever the share."""
+
+    def __init__(self, cap: float) -> None:
+        self._cap = cap
+        self.rows = 0
+        self.hedged = 0
+
+    def sent(self, rows: int) -> None:
+        """`rows` were sent for the first time."""
+        self.rows += rows
+
+    def take(self) -> bool:
+        """Whether one more row may be hedged; counts it when it may."""
+        if self._cap <= 0.0 or self.hedged + 1 > max(1.0, self._cap * self.rows):
+            return False
+        self.hedged += 1
+        return True
+
+
+def backoff_seconds(base: float, failures: int, rng: random.Random) -> float:
+    """Exponential backoff with full-to-half jitter: base * 2^(failures - 1), at most 5 s, times 0.5 to 1."""
+    return min(5.0, base * 2.0 ** max(0, failures - 1)) * (0.5 + 0.5 * rng.random())

@@ -1,0 +1,126 @@
+"""Which straggling row is worth a second attempt elsewhere. Pure: no I/O, the clock is an argument.
+
+Two reasons, both bounded by the hedge budget (5 % of the rows):
+
+* overdue: the call is older than the 0.95 quantile of recent latency-to-expectation ratios allows;
+* tail: nothing waits any more, and an idle replica would be done clearly sooner than the one that has the row.
+"""
+
+from collections import deque
+
+from opd.fleet.budget import HedgeBudget
+from opd.fleet.job import Call, Job
+from opd.fleet.lane import Lane
+from opd.fleet.scheduler import Outlook, Scheduler
+from opd.fleet.settings import HedgeSettings
+
+_WINDOW = 256
+_FIRST_RATIO = 3.0
+_ENOUGH = 20
+_TAIL_GAIN = 0.25
+
+
+class RatioQuantile:
+    """A running quantile of latency divided by expected latency; 3 until twenty calls were seen, never below 1.5."""
+
+    def __init__(self, quantile: float) -> None:
+        self._quantile = quantile
+        self._ratios: deque[float] = deque(maxlen=_WINDOW)
+        self._cached = _FIRST_RATIO
+        self._fresh = 0
+
+    def add(self, ratio: float) -> None:
+        """One finished call."""
+        self._ratios.append(ratio)
+        self._fresh += 1
+        if len(self._ratios) >= _ENOUGH and self._fresh >= 8:
+            self._fresh = 0
+            ordered = sorted(self._ratios)
+            self._cached = max(1.5, ordered[min(len(ordered) - 1, int(self._quantile * len(ordered)))])
+
+    def value(self) -> float:
+        """The ratio beyond which a call is overdue."""
+        return self._cached
+
+
+class Hedger:
+    """Chooses hedges.
+
+    Attributes:
+        budget: how many rows were sent and hedged.
+        overdue: the adaptive ratio.
+    """
+
+    def __init__(self, settings: HedgeSettings) -> None:
+        self._settings = settings
+        self.budget = HedgeBudget(settings.cap if settings.enabled else 0.0)
+        self.overdue = RatioQuantile(settings.quantile)
+
+    def finished(self, call: Call, now: float) -> None:
+        """A first-attempt call was answered completely."""
+        if not call.hedge and call.expected > 0:
+            self.overdue.add((now - call.started) / call.expected)
+
+    def choose(self, scheduler: Scheduler, now: float) -> list[Call]:
+        """Start the hedges that are worth it now, the largest expected gain first."""
+        started: list[Call] = []
+        if not self._settings.enabled:
+            return started
+        for teacher, queue in scheduler.queues.items():
+            outlook = Outlook(scheduler.serving(teacher), queue, now)
+            ready = [lane for lane in outlook.lanes if lane.open(now)]
+            if not ready:
+                continue
+            found = self._candidates(scheduler, teacher, outlook, ready, now)
+            for _, number, remaining, call, job in sorted(found, key=lambda entry: (-entry[0], -entry[1])):
+                finish, target = _best(ready, outlook, call, job, now)
+                if target is None or remaining - finish < self._settings.min_seconds:
+                    continue
+                if not self.budget.take():
+                    return started
+                started.append(scheduler.start(target, [job], outlook.speeds[target.key], now, hedge=True))
+        return started
+
+    def _candidates(
+        self, scheduler: Scheduler, teacher: str, outlook: Outlook, ready: list[Lane], now: float
+    ) -> list[tuple[float, int, float, Call, Job]]:
+        """(gain, row number, remaining, call, row) of the rows that are overdue or that hold up the end."""
+        tail = len(scheduler.queues[teacher]) == 0
+        found: list[tuple[float, int, float, Call, Job]] = []
+        for lane in scheduler.lanes.values():
+            for call in lane.calls.values():
+                if call.teacher != teacher or call.hedge or not call.waiting:
+                    continue
+                late = now - call.started > self.overdue.value() * call.expected
+                if not (late or tail):
+                    continue
+                remaining = _remaining(call, now)
+                for job in reversed(call.jobs):
+                    if job.number not in call.waiting or job.hedged or job.done:
+                        continue
+                    finish, target = _best(ready, outlook, call, job, now)
+                    gain = remaining - finish
+                    if target is not None and gain > (0.0 if late else _TAIL_GAIN * remaining):
+                        found.append((gain, job.number, remaining, call, job))
+        return found
+
+
+def _remaining(call: Call, now: float) -> float:
+    """Seconds until the lane has worked off this call and what is before it, at its present speed."""
+    speed = call.lane.meter.speed(now)
+    if not speed:
+        return max(now - call.started, call.expected)
+    ahead = sum(other.waiting_tokens for other in call.lane.calls.values() if other.number <= call.number)
+    return ahead / speed
+
+
+def _best(ready: list[Lane], outlook: Outlook, call: Call, job: Job, now: float) -> tuple[float, Lane | None]:
+    """The lane, other than the call's, that would finish the row first, and in how many seconds."""
+    best: tuple[float, Lane | None] = (float("inf"), None)
+    for lane in ready:
+        if lane is call.lane or lane.key in job.avoid or not lane.open(now):
+            continue
+        finish = (lane.in_flight_tokens + job.tokens) / outlook.speeds[lane.key]
+        if finish < best[0]:
+            best = (finish, lane)
+    return best

@@ -1,0 +1,89 @@
+"""The rows that wait for one teacher: ordered by length, findable by group, and by age."""
+
+import bisect
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from opd.fleet.job import Job
+
+_SCAN = 128
+
+
+class TeacherQueue:
+    """Waiting rows of one teacher.
+
+    Attributes:
+        tokens: tokens of all waiting rows.
+        served: tokens handed out so far, the teacher's virtual time for fairness.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.served = 0.0
+        self._sorted: list[tuple[int, int, Job]] = []
+        self._groups: dict[str, dict[int, Job]] = {}
+        self._arrival: deque[Job] = deque()
+        self._present: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter([job for _, _, job in self._sorted])
+
+    def __contains__(self, job: Job) -> bool:
+        return job.number in self._present
+
+    def add(self, job: Job, *, urgent: bool = False) -> None:
+        """Queue a row; an urgent one (a re-issue) counts as the oldest."""
+        bisect.insort(self._sorted, (-job.tokens, job.number, job), key=_order)
+        self._present.add(job.number)
+        self.tokens += job.tokens
+        if job.group:
+            self._groups.setdefault(job.group, {})[job.number] = job
+        if urgent:
+            self._arrival.appendleft(job)
+        else:
+            self._arrival.append(job)
+
+    def remove(self, job: Job) -> None:
+        """Take a row out."""
+        index = bisect.bisect_left(self._sorted, (-job.tokens, job.number), key=_order)
+        del self._sorted[index]
+        self._present.discard(job.number)
+        self.tokens -= job.tokens
+        members = self._groups.get(job.group)
+        if members is not None:
+            members.pop(job.number, None)
+            if not members:
+                del self._groups[job.group]
+
+    def oldest(self) -> Job | None:
+        """The row that has waited longest, re-issues first."""
+        while self._arrival and self._arrival[0].number not in self._present:
+            self._arrival.popleft()
+        return self._arrival[0] if self._arrival else None
+
+    def shortest(self) -> Job | None:
+        """The shortest row."""
+        return self._sorted[-1][2] if self._sorted else None
+
+    def longest(self, most_tokens: float, accept: Callable[[Job], bool]) -> Job | None:
+        """The longest acceptable row of at most `most_tokens` tokens, among the first 128 of that length or less."""
+        start = bisect.bisect_left(self._sorted, -most_tokens, key=_length)
+        for _, _, job in self._sorted[start : start + _SCAN]:
+            if accept(job):
+                return job
+        return None
+
+    def group(self, name: str) -> list[Job]:
+        """The waiting rows of a group, in order of submission."""
+        return list(self._groups.get(name, {}).values()) if name else []
+
+
+def _order(entry: tuple[int, int, Job] | tuple[int, int]) -> tuple[int, int]:
+    return entry[0], entry[1]
+
+
+def _length(entry: tuple[int, int, Job]) -> int:
+    return entry[0]
