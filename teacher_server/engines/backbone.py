@@ -139,7 +139,7 @@ class _Continuation:
 
 def shareable(cache: Any) -> bool:
     """Whether a cache holds nothing but keys and values: no recurrent or convolutional state, no compression."""
-    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer  # noqa: PLC0415
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-    layers = getattr(cache, "layers", None)
-    return bool(layers) and all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+    layers = getattr(cache, "layers", None) or ()
+    return len(layers) > 0 and all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)

@@ -10,8 +10,9 @@ import torch
 from opd.errors import ConfigError, IncompatibleTeacherError
 from opd.wire.fingerprint import chat_template_hash, tokenizer_fingerprint
 from teacher_server.engines.base import TokenizerIdentity
+from teacher_server.engines.head import DTYPE_NAMES
 
-_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
 # Keys of a config that say where it came from or how it was loaded, not what it computes.
 _INCIDENTAL = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache"}
@@ -62,8 +63,8 @@ def pick_dtype(name: str, device: torch.device, config: Any) -> torch.dtype:
         return _DTYPES[name]
     if name != "auto":
         raise ConfigError(f"dtype {name!r} is not known; use auto, {', '.join(_DTYPES)}.")
-    stored = getattr(config, "dtype", None)
-    return stored if device.type != "cpu" and stored in _DTYPES.values() else torch.float32
+    stored: torch.dtype | None = getattr(config, "dtype", None)
+    return stored if stored is not None and stored in DTYPE_NAMES and device.type != "cpu" else torch.float32
 
 
 def load_config(folder: Path, *, trust_remote_code: bool) -> Any:
@@ -89,7 +90,7 @@ def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.devi
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
@@ -98,6 +99,7 @@ def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.devi
     finally:
         if bars:
             logging.enable_progress_bar()
+    model, report = loaded
     for problem in ("missing_keys", "mismatched_keys"):
         names = sorted(map(str, report.get(problem, ())))
         if names:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 # What one more forward costs, in tokens: below this much padding it is cheaper to pad.
 FORWARD_TOKENS = 256
-# A shared prompt's keys and values are repeated per row, one layer at a time: rows x tokens stay below this many budgets.
+# Shared keys and values are repeated per row, one layer at a time: rows x tokens stay below this many budgets.
 _SHARED_CONTEXT = 8
 
 

@@ -20,6 +20,7 @@ from opd.wire.fingerprint import head_hash, weights_hash
 from opd.wire.types import Head, PayloadKind, PayloadSpec, ScoreItem, Scores
 from teacher_server.engines.backbone import Backbone
 from teacher_server.engines.base import EngineInfo, EngineItem, HeadIdentity
+from teacher_server.engines.checks import check_batch
 from teacher_server.engines.collect import HostCopy
 from teacher_server.engines.head import DTYPE_NAMES, OutputHead, scale_and_cap
 from teacher_server.engines.loading import (
@@ -109,9 +110,11 @@ class TransformersEngine:
         is returned as f32, to be quantised by the codec.
 
         Raises:
+            InvalidRequestError: when an item breaks a limit of `info`.
             NonFiniteError: when the model produced NaN or infinity for an item.
             UnavailableError: when the engine sleeps or is closed.
         """
+        check_batch(self._info, batch)
         out: list[Scores | None] = [None] * len(batch)
         with self._lock, torch.inference_mode():
             self._require_awake()
@@ -222,7 +225,7 @@ class TransformersEngine:
         temperature = torch.tensor([entry.temperature for entry in entries]).repeat_interleave(lengths)
         gather = None
         if spec.kind is PayloadKind.GATHER:
-            gather = self._ids([_gather_ids(entry.item) for entry in entries])
+            gather = self._ids([entry.item.gather_ids for entry in entries])
         return Rows(
             hidden=hidden,
             targets=self._ids([entry.item.response_ids for entry in entries]),
@@ -291,17 +294,11 @@ class TransformersEngine:
             _release(self._device)
 
 
-def _gather_ids(item: ScoreItem) -> Any:
-    if item.gather_ids is None:
-        raise ValueError("gather_ids is None, but the payload gather needs ids [T, K].")
-    return item.gather_ids
-
-
 def _attention(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
     """The attention implementation to ask transformers for; None is its default."""
     if name != "auto":
         return name
-    from transformers.utils import is_flash_attn_2_available
+    from transformers.utils.import_utils import is_flash_attn_2_available
 
     usable = device.type == "cuda" and dtype != torch.float32 and is_flash_attn_2_available()
     return "flash_attention_2" if usable else None

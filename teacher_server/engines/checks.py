@@ -1,0 +1,66 @@
+"""Last check before the model: what would crash an engine, or be answered wrongly, is refused by name.
+
+The service validates requests when it parses them; an engine repeats the checks because an id out of range ends a CUDA
+context, not just a request, and because engines are also called without a service.
+"""
+
+from collections.abc import Sequence
+
+from opd.errors import InvalidRequestError
+from opd.wire.types import PayloadKind
+from teacher_server.engines.base import EngineInfo, EngineItem
+
+
+def check_batch(info: EngineInfo, batch: Sequence[EngineItem]) -> None:
+    """Refuse items that this engine cannot score exactly.
+
+    Raises:
+        InvalidRequestError: naming the item's index, the value and the limit.
+    """
+    for index, entry in enumerate(batch):
+        _check_payload(info, entry, index)
+        _check_ids(info, entry, index)
+
+
+def _check_payload(info: EngineInfo, entry: EngineItem, index: int) -> None:
+    spec = entry.spec
+    if spec.kind not in info.payloads:
+        served = ", ".join(sorted(info.payloads))
+        raise InvalidRequestError(f"sequence {index}: {info.engine} does not serve payload {spec.kind}; use {served}.")
+    if spec.k > info.max_k:
+        raise InvalidRequestError(
+            f"sequence {index}: k is {spec.k}, but teacher {info.model} serves up to {info.max_k}."
+        )
+    if not entry.temperature > 0:
+        raise InvalidRequestError(f"sequence {index}: temperature is {entry.temperature}; it must be above 0.")
+    if entry.temperature != 1.0 and not info.supports_temperature and spec.kind is not PayloadKind.HIDDEN:
+        raise InvalidRequestError(
+            f"sequence {index}: {info.engine} scores at temperature 1 only, not {entry.temperature}; use temperature 1 "
+            "or another engine."
+        )
+
+
+def _check_ids(info: EngineInfo, entry: EngineItem, index: int) -> None:
+    item = entry.item
+    length, prompt = len(item.token_ids), item.prompt_length
+    if not 1 <= prompt < length:
+        raise InvalidRequestError(
+            f"sequence {index}: prompt_length is {prompt} of {length} tokens; prompt and response need a token each."
+        )
+    if length > info.max_sequence_tokens:
+        raise InvalidRequestError(
+            f"sequence {index}: {length} tokens, but teacher {info.model} takes {info.max_sequence_tokens}; cut it."
+        )
+    for name, ids in (("token_ids", item.token_ids), ("gather_ids", item.gather_ids)):
+        if ids is not None and ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < info.vocab_size:
+            raise InvalidRequestError(
+                f"sequence {index}: {name} reach from {ids.min()} to {ids.max()}, but the vocabulary of teacher "
+                f"{info.model} has {info.vocab_size} rows."
+            )
+    if entry.spec.kind is PayloadKind.GATHER:
+        shape = None if item.gather_ids is None else item.gather_ids.shape
+        if shape != (item.response_length, entry.spec.k):
+            raise InvalidRequestError(
+                f"sequence {index}: gather_ids have shape {shape}; payload gather with k {entry.spec.k} needs "
+                f"({item.response_length}, {entry.spec.k})."
+            )
