@@ -1,0 +1,50 @@
+"""Several sources interleaved in fixed proportions, with one position counter for all of them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from opd.tasks.prompt import Prompt
+from opd.tasks.source import PromptSource, Split
+from opd.tasks.verdict import Verdict
+
+_PART = "part"
+"""Key of `Prompt.extra` with the index of the source."""
+
+
+class MixedSource:
+    """Weighted round robin: weights 2 and 1 repeat the pattern a, b, a.
+
+    The pattern is fixed, so position i tells source and position within it, and every source gives each of its prompts
+    exactly as often as it would alone.
+    """
+
+    def __init__(self, parts: Sequence[tuple[PromptSource, int]]) -> None:
+        self._sources = [source for source, _ in parts]
+        self._weights = [weight for _, weight in parts]
+        # The k-th of w prompts of a source stands at (k + 1/2) / w of the pattern: evenly spread.
+        slots = sorted(
+            ((k + 0.5) / weight, part, k) for part, weight in enumerate(self._weights) for k in range(weight)
+        )
+        self._pattern = [(part, k) for _, part, k in slots]
+
+    def prompts(self, split: Split, count: int, start: int = 0) -> list[Prompt]:
+        """See `PromptSource.prompts`."""
+        found = []
+        for index in range(start, start + count):
+            block, slot = divmod(index, len(self._pattern))
+            part, rank = self._pattern[slot]
+            (prompt,) = self._sources[part].prompts(split, 1, block * self._weights[part] + rank)
+            found.append(replace(prompt, extra={**prompt.extra, _PART: part}))
+        return found
+
+    def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        """See `PromptSource.verify`."""
+        part = prompt.extra.get(_PART)
+        if not isinstance(part, int) or not 0 <= part < len(self._sources):
+            return Verdict.unknown("the prompt does not come from this mix")
+        return self._sources[part].verify(prompt, completion)
+
+    def close(self) -> None:
+        """See `PromptSource.close`."""
+        for source in self._sources:
+            source.close()

@@ -1,0 +1,129 @@
+"""Procedural tasks: problems drawn from a random stream, split into training and held-out by content."""
+
+from collections.abc import Iterator
+from random import Random
+from typing import ClassVar, Protocol
+
+from opd.config import Settings, parse_settings
+from opd.errors import DataError
+from opd.tasks.prompt import Prompt
+from opd.tasks.registry import TASKS
+from opd.tasks.settings import TaskSettings
+from opd.tasks.source import Split
+from opd.tasks.verdict import Verdict, guarded
+
+HELDOUT_SHARE = 8
+"""One problem in this many is held out."""
+
+_PATIENCE = 200
+"""Draws per prompt wanted, before a split counts as exhausted."""
+
+
+class Task(Protocol):
+    """What a procedural task provides: a class with its settings, made as `Task(settings)`."""
+
+    Options: ClassVar[type[Settings]]
+
+    def draw(self, random: Random) -> Prompt:
+        """One problem, decided by the random stream alone."""
+        ...
+
+    def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        """Judge a completion of a prompt that `draw` made; may raise, which counts as unknown."""
+        ...
+
+    def close(self) -> None:
+        """Release what the verifier holds."""
+        ...
+
+
+class ProceduralSource:
+    """The stream of a procedural task.
+
+    A problem belongs to the held-out split when its content hash says so, whatever seed drew it. So no seed, order or
+    repetition can bring a held-out problem into training.
+    """
+
+    def __init__(self, task: Task, seed: int, settings: TaskSettings) -> None:
+        self.task = task
+        self.seed = seed
+        self._settings = settings
+        self._heldout: list[Prompt] = []
+        self._stream = self._distinct_heldout()
+
+    def prompts(self, split: Split, count: int, start: int = 0) -> list[Prompt]:
+        """See `PromptSource.prompts`."""
+        if split == "train":
+            return [self._draw("train", index) for index in range(start, start + count)]
+        while len(self._heldout) < start + count:
+            prompt = next(self._stream, None)
+            if prompt is None:
+                raise DataError(
+                    f"task {self._settings.task!r} has about {len(self._heldout)} distinct held-out prompts with these "
+                    f"options, but {start + count} are wanted; ask for fewer or make the task larger."
+                )
+            self._heldout.append(prompt)
+        return self._heldout[start : start + count]
+
+    def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        """See `PromptSource.verify`."""
+        return guarded(self.task.verify, prompt, completion)
+
+    def close(self) -> None:
+        """See `PromptSource.close`."""
+        self.task.close()
+
+    def _draw(self, split: Split, index: int) -> Prompt:
+        # A string seeds Random through SHA-512: the same stream in every process and version.
+        random = Random(f"{self.seed}/{split}/{index}")
+        for _ in range(_PATIENCE * HELDOUT_SHARE):
+            drawn = self.task.draw(random)
+            if (drawn.content_hash % HELDOUT_SHARE == 0) == (split == "heldout"):
+                return self._label(drawn)
+        raise DataError(
+            f"task {self._settings.task!r} has no {split} prompt with these options; make the task larger, so that one "
+            f"problem in {HELDOUT_SHARE} can be held out."
+        )
+
+    def _label(self, drawn: Prompt) -> Prompt:
+        settings = self._settings
+        content = drawn.messages if drawn.messages is not None else drawn.text
+        if settings.chat and drawn.messages is None:
+            content = ({"role": "user", "content": str(drawn.text)},)
+        return Prompt.make(
+            content or "",
+            answer=drawn.answer,
+            teacher=settings.teacher or drawn.teacher,
+            domain=settings.domain or drawn.domain or settings.task,
+            extra=drawn.extra,
+        )
+
+    def _distinct_heldout(self) -> Iterator[Prompt]:
+        seen: set[int] = set()
+        index = misses = 0
+        while misses < _PATIENCE + 4 * len(seen):
+            prompt = self._draw("heldout", index)
+            index += 1
+            if prompt.content_hash in seen:
+                misses += 1
+                continue
+            misses = 0
+            seen.add(prompt.content_hash)
+            yield prompt
+
+
+def load_task(settings: TaskSettings) -> Task:
+    """The task that `settings` name, with its options checked.
+
+    Raises:
+        ConfigError: for an unknown task or a wrong option.
+    """
+    cls = TASKS.load(settings.task)
+    options = parse_settings(cls.Options, settings.options, source=f"options of task {settings.task}")
+    task: Task = cls(options)
+    return task
+
+
+def build_procedural(settings: TaskSettings, seed: int) -> ProceduralSource:
+    """The stream of a task by name."""
+    return ProceduralSource(load_task(settings), seed, settings)

@@ -1,0 +1,104 @@
+"""Settings that say where prompts come from: a hub dataset, a file, a procedural task, or a mix of them."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag
+
+from opd.config import Settings
+
+
+class _Source(Settings):
+    """Keys that all sources share."""
+
+    teacher: str | None = Field(default=None, description="Teacher of all prompts that do not name one themselves.")
+    domain: str | None = Field(
+        default=None, description="Domain label of all prompts that do not carry one themselves."
+    )
+    weight: int = Field(default=1, ge=1, le=1000, description="Share in a mix: weights 3 and 1 give 3 prompts to 1.")
+
+
+class _Rows(_Source):
+    """Keys of sources that are tables with one prompt per row."""
+
+    prompt_column: str = Field(
+        default="prompt", description="Column with the prompt: text, or a list of chat messages."
+    )
+    answer_column: str = Field(default="answer", description="Column with the reference answer; may be absent.")
+    teacher_column: str = Field(
+        default="teacher", description="Column with a teacher's name per prompt; may be absent."
+    )
+    domain_column: str = Field(default="domain", description="Column with a domain label per prompt; may be absent.")
+    limit: int | None = Field(default=None, ge=1, description="Read at most this many rows, from the start.")
+    heldout: float = Field(
+        default=0.05,
+        ge=0,
+        lt=1,
+        description="Share of the distinct prompts kept out of training for evaluation; at least one.",
+    )
+    verifier: str = Field(default="math", description="How answers are checked: math, exact, or a dotted path.")
+    verifier_timeout: float = Field(default=10.0, gt=0, description="Seconds after which a check counts as unknown.")
+
+
+class DatasetSettings(_Rows):
+    """Prompts from a Hugging Face dataset."""
+
+    dataset: str = Field(description="Dataset id on the hub, or a local dataset folder.")
+    subset: str | None = Field(default=None, description="Configuration of the dataset, when it has several.")
+    split: str = Field(default="train", description="Split to read.")
+    revision: str | None = Field(default=None, description="Branch, tag or commit of the dataset.")
+
+
+class FileSettings(_Rows):
+    """Prompts from a local file, one row per prompt."""
+
+    file: Path = Field(description="A .jsonl or .parquet file.")
+    heldout_file: Path | None = Field(
+        default=None,
+        description="Evaluate on this file instead of a share of `file`; its prompts never enter training.",
+    )
+
+
+class TaskSettings(_Source):
+    """Prompts that a procedural task generates, with its verifier."""
+
+    task: str = Field(description="Name of a task (`opd plugins list`), or a dotted path.")
+    options: dict[str, Any] = Field(default_factory=dict, description="Settings of that task, for example digits: 3.")
+    chat: bool = Field(default=False, description="Wrap each prompt as a chat message of the user.")
+
+
+def _kind(value: Any) -> str | None:
+    for key in ("dataset", "file", "task", "mix"):
+        if (isinstance(value, dict) and key in value) or hasattr(value, key):
+            return key
+    return None
+
+
+_ONE_OF = {
+    "custom_error_type": "no_source",
+    "custom_error_message": "prompts need exactly one of the keys dataset, file, task or mix",
+}
+
+SingleSource = Annotated[
+    Annotated[DatasetSettings, Tag("dataset")]
+    | Annotated[FileSettings, Tag("file")]
+    | Annotated[TaskSettings, Tag("task")],
+    Discriminator(_kind, **_ONE_OF),
+]
+"""One source of prompts, told apart by its first key."""
+
+
+class MixSettings(Settings):
+    """Prompts from several sources in fixed proportions."""
+
+    mix: list[SingleSource] = Field(min_length=1, description="The sources, each with its weight.")
+
+
+PromptSettings = Annotated[
+    Annotated[DatasetSettings, Tag("dataset")]
+    | Annotated[FileSettings, Tag("file")]
+    | Annotated[TaskSettings, Tag("task")]
+    | Annotated[MixSettings, Tag("mix")],
+    Discriminator(_kind, **_ONE_OF),
+]
+"""Where prompts come from: {dataset: ...}, {file: ...}, {task: ...} or {mix: [...]}."""

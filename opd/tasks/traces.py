@@ -1,0 +1,129 @@
+"""Long answers, of three kinds that an adaptive rollout window should tell apart.
+
+- `restate`: the result is worked out first and then only repeated: a prefix carries all that can be learnt.
+- `running_sum`: one skill used over and over: a prefix teaches what the rest needs.
+- `parts`: different skills one after the other: a prefix says nothing about the skills behind it.
+"""
+
+from random import Random
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from opd.config import Settings
+from opd.tasks.arithmetic import Addition, Arithmetic, ArithmeticOptions, Multiplication, Subtraction
+from opd.tasks.prompt import Prompt
+from opd.tasks.verdict import Verdict
+
+_OPERATIONS: dict[str, type[Arithmetic]] = {
+    "addition": Addition,
+    "subtraction": Subtraction,
+    "multiplication": Multiplication,
+}
+
+
+class _WholeAnswer:
+    """Shared by the tasks of this file: the answer is `Prompt.answer`, compared by a rule of the task."""
+
+    domain: ClassVar[str]
+
+    def _prompt(self, text: str, solution: str, answer: str) -> Prompt:
+        return Prompt.make(f"{text}=", answer=answer, domain=self.domain, extra={"solution": solution})
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class RestateOptions(ArithmeticOptions):
+    """Size of the sum and length of the tail."""
+
+    times: int = Field(default=6, ge=1, le=64, description="How often the result is repeated after it was found.")
+
+
+class Restate(_WholeAnswer):
+    """A sum whose result is repeated: "47+85=" gives "12 13:132:132:132"; every repetition is verified."""
+
+    Options: ClassVar[type[Settings]] = RestateOptions
+    domain = "restate"
+
+    def __init__(self, options: RestateOptions) -> None:
+        self.options = options
+        self._addition = Addition(ArithmeticOptions(digits=options.digits))
+
+    def draw(self, random: Random) -> Prompt:
+        """One problem."""
+        text, solution, result = self._addition.expression(random)
+        return self._prompt(text, solution + f":{result}" * self.options.times, result)
+
+    def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        """The result and all its repetitions must be right."""
+        found = completion.strip().split(":")[1:]
+        wanted = [prompt.answer] * (self.options.times + 1)
+        return Verdict.of(found == wanted, f"expected {len(wanted)} times {prompt.answer}")
+
+
+class RunningSumOptions(Settings):
+    """Length of the chain."""
+
+    terms: int = Field(default=8, ge=2, le=128, description="How many numbers are added up or taken away.")
+
+
+class RunningSum(_WholeAnswer):
+    """A chain of small sums: "3+8-2=" gives "11 9:9"; totals stay in 0..99 and the last one is verified."""
+
+    Options: ClassVar[type[Settings]] = RunningSumOptions
+    domain = "running_sum"
+
+    def __init__(self, options: RunningSumOptions) -> None:
+        self.options = options
+
+    def draw(self, random: Random) -> Prompt:
+        """One problem."""
+        total = random.randrange(1, 10)
+        text, totals = str(total), []
+        for _ in range(self.options.terms - 1):
+            term = random.randrange(1, 10)
+            down = total + term > 99 or (total >= term and random.random() < 0.5)
+            total += -term if down else term
+            text += f"{'-' if down else '+'}{term}"
+            totals.append(str(total))
+        return self._prompt(text, f"{' '.join(totals)}:{total}", str(total))
+
+    def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        """Compare what follows the last colon with the final total."""
+        result = completion.rpartition(":")[2].strip()
+        return Verdict.of(result == prompt.answer, f"the total is {prompt.answer}, not {result[:40]!r}")
+
+
+class PartsOptions(ArithmeticOptions):
+    """Which skills follow each other."""
+
+    operations: list[Literal["addition", "subtraction", "multiplication"]] = Field(
+        default=["addition", "subtraction", "multiplication"],
+        min_length=1,
+        description="The kinds of problems, in order.",
+    )
+
+
+class Parts(_WholeAnswer):
+    """Problems of different kinds in one prompt: "4+8;9-2=" gives "12:12;70:7"; value is the share of right parts."""
+
+    Options: ClassVar[type[Settings]] = PartsOptions
+    domain = "parts"
+
+    def __init__(self, options: PartsOptions) -> None:
+        self.options = options
+        single = ArithmeticOptions(digits=options.digits)
+        self._tasks = [_OPERATIONS[name](single) for name in options.operations]
+
+    def draw(self, random: Random) -> Prompt:
+        """One prompt with all its parts."""
+        texts, solutions, results = zip(*(task.expression(random) for task in self._tasks), strict=True)
+        return self._prompt(";".join(texts), ";".join(solutions), ";".join(results))
+
+    def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        """Each part's result stands after its colon; a missing or additional part counts as wrong."""
+        found = [part.rpartition(":")[2].strip() for part in completion.strip().split(";")]
+        wanted = str(prompt.answer).split(";")
+        right = sum(a == b for a, b in zip(found, wanted, strict=False))
+        return Verdict.score(right / max(len(found), len(wanted)))

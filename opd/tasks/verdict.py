@@ -1,0 +1,72 @@
+"""What a verifier says about an answer: correct, wrong, or that it cannot tell."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from opd.tasks.prompt import Prompt
+
+
+class VerdictStatus(StrEnum):
+    """How a check ended. `UNKNOWN` (no reference answer, time-out, crash) is never counted as wrong."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The outcome of checking one completion.
+
+    Attributes:
+        status: correct, wrong or unknown.
+        value: score in [0, 1]; 1 when correct, below 1 when wrong (partial credit is possible), 0 when unknown.
+        reason: one clause for people, empty when there is nothing to say.
+    """
+
+    status: VerdictStatus
+    value: float
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.value <= 1.0:
+            raise ValueError(f"value of a verdict must be in [0, 1], but it is {self.value}")
+
+    @property
+    def known(self) -> bool:
+        """Whether the verifier came to a conclusion."""
+        return self.status is not VerdictStatus.UNKNOWN
+
+    @classmethod
+    def of(cls, right: bool, reason: str = "") -> "Verdict":
+        """Correct with value 1, or wrong with value 0."""
+        return cls(VerdictStatus.CORRECT, 1.0) if right else cls(VerdictStatus.WRONG, 0.0, reason)
+
+    @classmethod
+    def score(cls, value: float) -> "Verdict":
+        """Correct at 1, else wrong with partial credit; `value` is clipped into [0, 1]."""
+        value = min(max(float(value), 0.0), 1.0)
+        return cls(VerdictStatus.CORRECT if value >= 1.0 else VerdictStatus.WRONG, value)
+
+    @classmethod
+    def unknown(cls, reason: str) -> "Verdict":
+        """No conclusion."""
+        return cls(VerdictStatus.UNKNOWN, 0.0, reason)
+
+
+class Verifier(Protocol):
+    """Checks completions; safe to call from several threads."""
+
+    def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        """Judge `completion`, the decoded answer without special tokens; must not raise."""
+        ...
+
+
+def guarded(check: Callable[[Prompt, str], Verdict], prompt: Prompt, completion: str) -> Verdict:
+    """Run a check; an exception becomes an unknown verdict, because a broken verifier says nothing about an answer."""
+    try:
+        return check(prompt, completion)
+    except Exception as error:
+        return Verdict.unknown(f"the verifier failed with {type(error).__name__}: {error}")

@@ -1,0 +1,75 @@
+"""Build a world of tiny models in a folder, or find that it is there."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from filelock import FileLock
+
+from opd.errors import DataError
+from opd.tiny.plans import Progress, WorldPlan
+from opd.tiny.presets import world_key, world_plan
+from opd.tiny.summary import FILE, WorldSummary, read_summary, write_summary
+
+
+def build_world(
+    folder: str | Path, preset: str = "demo", *, seed: int = 0, progress: Progress | None = None
+) -> WorldSummary:
+    """Build the world of `preset` in `folder`, on one CPU thread; the same preset and seed give the same weights.
+
+    A finished world of the same preset and seed is returned as it is; an interrupted build goes on with the first
+    missing model. Several processes may call this for one folder: one builds, the others wait.
+
+    Args:
+        folder: created when missing; each model gets a folder in it, and world.json describes them.
+        preset: "test" (seconds), "demo" (a minute or two) or "lab" (many minutes).
+        seed: of weights, problems and noise.
+        progress: called after each training step.
+
+    Raises:
+        ConfigError: for an unknown preset.
+        DataError: when the folder holds another world or other files.
+    """
+    plan = world_plan(preset)
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder} is a file; choose a folder for the world.")
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lock"):
+        world = _open(folder, preset, seed, plan)
+        if world.complete:
+            return replace(world, cached=True)
+        # Only now: a world that is there already costs no import of torch.
+        from opd.tiny.builder import Builder, quiet_thread
+
+        begun = time.perf_counter() - world.seconds
+        with quiet_thread():
+            for index, name in enumerate(plan.models):
+                if name in world.models:
+                    continue
+                model = Builder(world, plan, progress).build(name, seed * 1000 + index)
+                world = replace(world, models={**world.models, name: model}, seconds=time.perf_counter() - begun)
+                write_summary(world)
+        world = replace(world, complete=True)
+        write_summary(world)
+        return world
+
+
+def _open(folder: Path, preset: str, seed: int, plan: WorldPlan) -> WorldSummary:
+    """The world as far as it exists, or an empty one."""
+    key = world_key(plan, seed)
+    found = read_summary(folder)
+    if found is None:
+        others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+        if others:
+            raise DataError(f"{folder} is not empty ({others[0]} ...) and holds no {FILE}; choose another folder.")
+        tasks = {name: task.model_dump(mode="json", exclude_defaults=True) for name, task in plan.tasks.items()}
+        return WorldSummary(folder, preset, seed, key, tasks, {}, plan.max_new_tokens)
+    if found.key != key:
+        same = found.preset == preset and found.seed == seed
+        raise DataError(
+            f"{folder} holds the world {found.preset!r} with seed {found.seed}"
+            f"{', built by another version' if same else f', not {preset!r} with seed {seed}'}; "
+            "choose another folder or remove this one."
+        )
+    return found

@@ -1,0 +1,79 @@
+"""`opd tiny build DIR`: make a world of small models on this CPU, from nothing."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from opd.tiny.summary import WorldSummary
+
+app = typer.Typer(
+    no_args_is_help=True, help="Tiny models made from nothing on a CPU, to try, test and study distillation."
+)
+
+
+class Preset(StrEnum):
+    """The worlds that can be built."""
+
+    DEMO = "demo"
+    LAB = "lab"
+    TEST = "test"
+
+
+@app.callback()
+def tiny() -> None:
+    """Tiny models made from nothing on a CPU, to try, test and study distillation."""
+
+
+@app.command()
+def build(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to put the world; created when missing.")],
+    preset: Annotated[
+        Preset,
+        typer.Option(
+            help="demo: a student and a much better teacher on three-digit sums, in a minute or two. "
+            "lab: a base model, domain teachers and a larger teacher on several tasks, in many minutes. "
+            "test: hardly trained models, in seconds."
+        ),
+    ] = Preset.DEMO,
+    seed: Annotated[int, typer.Option(min=0, help="Decides weights and problems; the same seed, the same world.")] = 0,
+) -> None:
+    """Build a world: small Qwen3-architecture models with a tokenizer, trained on procedural tasks.
+
+    DIR gets one folder per model, each of which plain transformers loads, and world.json with the tasks and the
+    measured accuracies. A world that is already there is left alone; an interrupted build goes on where it stopped.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+    from opd.tiny.build import build_world
+
+    console = Console()
+    columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def advance(model: str, done: int, total: int) -> None:
+            if model not in tasks:
+                tasks[model] = bars.add_task(model, total=total)
+            bars.update(tasks[model], completed=done)
+
+        world = build_world(folder, preset.value, seed=seed, progress=advance)
+    console.print(_table(world))
+    if world.cached:
+        console.print(f"{world.folder} was built already; nothing to do.")
+
+
+def _table(world: "WorldSummary") -> object:
+    """The models with their size and accuracies."""
+    from rich.table import Table
+
+    table = Table(title=f"world {world.preset!r}, seed {world.seed}: accuracy on held-out prompts, greedy / sampled")
+    for heading in ("model", "parameters", *world.tasks):
+        table.add_column(heading, justify="left" if heading == "model" else "right")
+    for name, model in world.models.items():
+        cells = (f"{model.greedy[task]:.3f} / {model.sampled[task]:.3f}" for task in world.tasks)
+        table.add_row(name, f"{model.parameters:,}", *cells)
+    return table

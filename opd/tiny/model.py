@@ -1,0 +1,42 @@
+"""Qwen3-architecture models of 10^4 to 10^6 parameters with seeded weights."""
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from opd.tiny.plans import Shape
+
+
+def make_model(shape: Shape, seed: int, *, pad: int = 0, end: int = 1, max_length: int = 512) -> PreTrainedModel:
+    """A float32 model with random weights that depend on `shape` and `seed` alone; the global stream is left as it was.
+
+    Args:
+        shape: size of the model.
+        seed: seed of the weights.
+        pad: id of the padding token.
+        end: id of the token that ends an answer.
+        max_length: longest sequence in tokens.
+    """
+    config = Qwen3Config(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.hidden * 3,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=max(1, shape.heads // 2),
+        head_dim=32,
+        max_position_embeddings=max_length,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=shape.tied,
+        pad_token_id=pad,
+        bos_token_id=None,
+        eos_token_id=end,
+        attention_dropout=0.0,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    model.generation_config = GenerationConfig(
+        pad_token_id=pad, eos_token_id=end, do_sample=True, temperature=1.0, top_k=0, top_p=1.0
+    )
+    return model.eval()

@@ -1,0 +1,96 @@
+"""The parts of a recipe: sizes, training stages, models and worlds."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from opd.tasks import TaskSettings
+
+Progress = Callable[[str, int, int], None]
+"""Called with (model's name, steps done, steps in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Size of a model.
+
+    Attributes:
+        hidden: width of the residual stream.
+        layers: number of decoder layers.
+        heads: query heads of width 32; half as many key-value heads.
+        vocabulary: rows of the embedding; rows beyond the tokenizer's ids are padding and never trained.
+        tied: whether the output head shares the embedding.
+    """
+
+    hidden: int
+    layers: int
+    heads: int = 4
+    vocabulary: int = 260
+    tied: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SftPlan:
+    """How a model is trained.
+
+    Attributes:
+        steps: optimizer steps.
+        batch: rows per step.
+        lr: peak learning rate of AdamW.
+        warmup: steps of linear warm-up; afterwards the rate falls linearly to a tenth of the peak.
+        noise: chance of each answer token to be replaced, in the half of the rows that is corrupted; 0 turns it off.
+        start: position in the training stream of the first row, so that two stages can see different rows.
+    """
+
+    steps: int
+    batch: int = 96
+    lr: float = 4e-3
+    warmup: int = 20
+    noise: float = 0.0
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One piece of training.
+
+    Attributes:
+        plan: how.
+        tasks: names of the world's tasks, in equal shares.
+    """
+
+    plan: SftPlan
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """One model.
+
+    Attributes:
+        shape: its size.
+        stages: its training, in order; none leaves the weights random.
+        parent: an earlier model of the world to start from, of the same shape, instead of random weights.
+        shuffled: number token ids in another order, which makes the model unfit for the others.
+    """
+
+    shape: Shape
+    stages: tuple[Stage, ...] = ()
+    parent: str | None = None
+    shuffled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorldPlan:
+    """All of a world.
+
+    Attributes:
+        tasks: the tasks by name.
+        models: the models by name, in order of building.
+        max_new_tokens: enough for every correct answer.
+        measured: held-out prompts per task on which each model's accuracy is measured.
+    """
+
+    tasks: Mapping[str, TaskSettings]
+    models: Mapping[str, ModelPlan] = field(default_factory=dict)
+    max_new_tokens: int = 32
+    measured: int = 256

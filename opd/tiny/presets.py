@@ -1,0 +1,46 @@
+"""The recipes of the worlds: which tasks, which models, and how each model is trained."""
+
+import hashlib
+
+from opd.errors import ConfigError
+from opd.tasks import TaskSettings
+from opd.tiny.plans import ModelPlan, SftPlan, Shape, Stage, WorldPlan
+
+FORMAT = 1
+"""Raised when a change elsewhere in this package changes the weights that a recipe gives."""
+
+
+def _test() -> WorldPlan:
+    """Valid folders in seconds: hardly trained models, one with padded vocabulary rows, one with other token ids."""
+    stage = (Stage(SftPlan(steps=20, batch=32), ("addition",)),)
+    return WorldPlan(
+        tasks={"addition": TaskSettings(task="addition", options={"digits": 2})},
+        models={
+            "student": ModelPlan(Shape(hidden=32, layers=2, heads=2), stage),
+            "teacher": ModelPlan(Shape(hidden=64, layers=2, heads=2), stage),
+            "padded": ModelPlan(Shape(hidden=64, layers=2, heads=2, vocabulary=272, tied=False), stage),
+            "stranger": ModelPlan(Shape(hidden=32, layers=2, heads=2), shuffled=True),
+        },
+        max_new_tokens=12,
+        measured=32,
+    )
+
+
+PRESETS = {"test": _test}
+"""Name -> recipe."""
+
+
+def world_plan(preset: str) -> WorldPlan:
+    """The recipe of a preset.
+
+    Raises:
+        ConfigError: for an unknown preset.
+    """
+    if preset not in PRESETS:
+        raise ConfigError(f"there is no preset {preset!r} of a tiny world; known: {', '.join(PRESETS)}.")
+    return PRESETS[preset]()
+
+
+def world_key(plan: WorldPlan, seed: int) -> str:
+    """Hash of all that decides the weights, 16 hex digits."""
+    return hashlib.blake2b(f"{FORMAT} {seed} {plan!r}".encode(), digest_size=8).hexdigest()
