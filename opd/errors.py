@@ -4,6 +4,7 @@ Server and client share this table: the server turns an `OpdError` into its gRPC
 status back into the class. A message names the thing, the value and the fix in one sentence.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -49,15 +50,19 @@ class IncompatibleTeacherError(OpdError):
 
 
 class OverloadedError(OpdError):
-    """The server has no budget left now; `retry_after` says when to come back, in seconds."""
+    """The server has no budget left now; `retry_after` says when to come back, in seconds.
+
+    `usage` holds what the server told of its budget: fields of the contract's OverloadDetail, tokens and bytes.
+    """
 
     exit_code = 6
     status = "RESOURCE_EXHAUSTED"
     retryable = True
 
-    def __init__(self, message: str, retry_after: float = 0.1) -> None:
+    def __init__(self, message: str, retry_after: float = 0.1, usage: Mapping[str, int] | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.usage = dict(usage or {})
 
 
 class UnavailableError(OpdError):

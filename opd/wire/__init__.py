@@ -2,25 +2,25 @@
 
 Client side, in order (nothing here imports torch):
 
-    from opd.wire import channel, request, stream, status, head, shm
+    from opd.wire import bounds, channel, decoder, head, request, shm, status
     security = channel.ClientSecurity(ca_file="ca.pem", token_file="token")        # or ClientSecurity() in the clear
     async with channel.open_channel("host:9000", security) as ch:                  # keepalive, backoff, no retries
         stub = teacher_pb2_grpc.TeacherServiceStub(ch)
         info = (await stub.Describe(pb.DescribeRequest(teacher="t"), metadata=security.metadata())).teachers[0]
-        bounds = request.RequestBounds.from_info(info)
-        request.check_items(items, spec, temperature, bounds)                      # InvalidRequestError before sending
+        limits = bounds.RequestBounds.from_info(info)
+        bounds.check_items(items, spec, temperature, limits)                      # InvalidRequestError before sending
         message = request.build_score_request(items, spec, teacher="t", request_id="r1", temperature=1.0)
-        decoder = stream.ScoreStreamDecoder(items, spec, bounds, request_id="r1")
+        stream = decoder.ScoreStreamDecoder(items, spec, limits, request_id="r1")
         try:
             async for response in stub.Score(message, timeout=60, metadata=security.metadata()):
-                for index, scores in decoder.feed(response):                       # as soon as a sequence is complete
-                    ...                                                            # CorruptPayloadError on any violation
-            results = decoder.finish()                                             # list[Scores] with timings
+                for index, scores in stream.feed(response):    # as soon as a sequence is complete
+                    ...                                         # CorruptPayloadError on any violation
+            results = stream.finish()                           # list[Scores] with timings
         except grpc.RpcError as error:
             raise status.error_from_rpc(error) from error                          # an opd.errors class
     head.HeadStreamDecoder().feed(response) / .finish() -> Head                    # GetHead
     shm.shared_memory_available(load.shared_memory_token) -> bool                  # then pass it to build_score_request
 
-Server side: `request.parse_score_request`, `stream.encode_scores`, `stream.score_chunks`, `head.encode_head`,
+Server side: `request.parse_score_request`, `encoder.encode_scores`, `encoder.chunk_messages`, `head.encode_head`,
 `status.status_of`, `fingerprint.*`.
 """

@@ -1,12 +1,15 @@
 """CRC32C of tensor bytes, and bounded zstd: the length after decompression is known before it starts."""
 
-from collections.abc import Buffer
+from typing import TypeAlias
 
 import crc32c as _crc32c
 import zstandard
 
 from opd.errors import CorruptPayloadError
 from opd.wire.v1 import teacher_pb2 as pb
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+"""Contiguous bytes."""
 
 ZSTD_LEVEL = 1
 """The fastest level: log-probs and ids compress little more at higher ones."""

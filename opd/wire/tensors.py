@@ -14,13 +14,13 @@ before anything is allocated; a wrong length is a `CorruptPayloadError`.
 """
 
 import sys
-from collections.abc import Buffer
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from opd.errors import CorruptPayloadError
+from opd.wire.checksum import Buffer
 from opd.wire.v1 import teacher_pb2 as pb
 
 U18_LIMIT = 1 << 18

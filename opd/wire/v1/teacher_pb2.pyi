@@ -413,13 +413,19 @@ class GetLoadResponse(_message.Message):
     def __init__(self, teachers: _Optional[_Iterable[_Union[TeacherLoad, _Mapping]]] = ..., token_budget_left: _Optional[int] = ..., instance_id: _Optional[str] = ..., shared_memory_token: _Optional[str] = ...) -> None: ...
 
 class OverloadDetail(_message.Message):
-    __slots__ = ("request_tokens", "used_tokens", "budget_tokens", "retry_after_seconds")
+    __slots__ = ("request_tokens", "used_tokens", "budget_tokens", "retry_after_seconds", "request_bytes", "used_bytes", "budget_bytes")
     REQUEST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     USED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     request_tokens: int
     used_tokens: int
     budget_tokens: int
     retry_after_seconds: float
-    def __init__(self, request_tokens: _Optional[int] = ..., used_tokens: _Optional[int] = ..., budget_tokens: _Optional[int] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
+    request_bytes: int
+    used_bytes: int
+    budget_bytes: int
+    def __init__(self, request_tokens: _Optional[int] = ..., used_tokens: _Optional[int] = ..., budget_tokens: _Optional[int] = ..., retry_after_seconds: _Optional[float] = ..., request_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., budget_bytes: _Optional[int] = ...) -> None: ...

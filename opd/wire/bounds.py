@@ -1,0 +1,205 @@
+"""What one teacher accepts, and the checks of a request that client and server share.
+
+The client runs `check_items` before it sends, the server before it computes: the same bounds, the same sentences.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opd.errors import IncompatibleTeacherError, InvalidRequestError
+from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
+from opd.wire.v1 import teacher_pb2 as pb
+
+MIN_CHUNK_BYTES = 64 * 1024
+MAX_CHUNK_BYTES = 4 * 1024 * 1024
+MIN_TEMPERATURE = 0.01
+MAX_TEMPERATURE = 100.0
+MAX_NAME_CHARS = 128
+
+_KINDS = {
+    PayloadKind.SAMPLED: pb.PAYLOAD_KIND_SAMPLED,
+    PayloadKind.TOPK: pb.PAYLOAD_KIND_TOPK,
+    PayloadKind.GATHER: pb.PAYLOAD_KIND_GATHER,
+    PayloadKind.HIDDEN: pb.PAYLOAD_KIND_HIDDEN,
+    PayloadKind.FULL: pb.PAYLOAD_KIND_FULL,
+}
+_KIND_NAMES: dict[int, PayloadKind] = {code: kind for kind, code in _KINDS.items()}
+
+
+def kind_code(kind: PayloadKind) -> pb.PayloadKind:
+    """The contract's code of a payload kind."""
+    return _KINDS[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestBounds:
+    """What one teacher accepts; `Describe` tells the client, the server knows.
+
+    Attributes:
+        teacher: name, for messages.
+        vocab_size: every token id is below.
+        payloads: kinds it serves.
+        supports_temperature: whether temperatures other than 1 are applied.
+        max_sequence_tokens: prompt plus response.
+        max_k: of topk and gather.
+        max_sequences: of one request.
+        max_request_tokens: over the sequences of one request.
+        max_request_bytes: of one request message.
+        hidden_size: width of hidden states, 0 when they are not served.
+    """
+
+    teacher: str
+    vocab_size: int
+    payloads: frozenset[PayloadKind]
+    supports_temperature: bool
+    max_sequence_tokens: int
+    max_k: int
+    max_sequences: int
+    max_request_tokens: int
+    max_request_bytes: int
+    hidden_size: int = 0
+
+    @classmethod
+    def from_info(cls, info: pb.TeacherInfo) -> "RequestBounds":
+        """The bounds that a server's `Describe` announces; kinds this client does not know are left out."""
+        return cls(
+            teacher=info.name,
+            vocab_size=info.vocab_size,
+            payloads=frozenset(_KIND_NAMES[code] for code in info.payloads if code in _KIND_NAMES),
+            supports_temperature=info.supports_temperature,
+            max_sequence_tokens=info.limits.max_sequence_tokens,
+            max_k=info.limits.max_k,
+            max_sequences=info.limits.max_sequences,
+            max_request_tokens=info.limits.max_request_tokens,
+            max_request_bytes=info.limits.max_request_bytes,
+            hidden_size=info.head.hidden_size if info.HasField("head") else 0,
+        )
+
+
+def check_payload(spec: PayloadSpec, temperature: float, bounds: RequestBounds) -> None:
+    """Check payload and temperature.
+
+    Raises:
+        InvalidRequestError: k or temperature out of range.
+        IncompatibleTeacherError: the teacher does not serve the payload or the temperature.
+    """
+    if spec.kind not in bounds.payloads:
+        served = ", ".join(sorted(bounds.payloads)) or "nothing"
+        raise IncompatibleTeacherError(
+            f"teacher {bounds.teacher!r} does not serve payload {spec.kind.value!r}; it serves {served}."
+        )
+    if spec.k > bounds.max_k:
+        raise InvalidRequestError(f"k is {spec.k}, but teacher {bounds.teacher!r} allows at most {bounds.max_k}.")
+    if not MIN_TEMPERATURE * 0.9999 <= temperature <= MAX_TEMPERATURE * 1.0001:
+        raise InvalidRequestError(
+            f"temperature is {temperature}, but it must lie between {MIN_TEMPERATURE} and {MAX_TEMPERATURE:g}."
+        )
+    if temperature != 1.0 and not bounds.supports_temperature and spec.kind is not PayloadKind.HIDDEN:
+        raise IncompatibleTeacherError(
+            f"teacher {bounds.teacher!r} scores at temperature 1 only, but {temperature:g} was asked; use 1."
+        )
+
+
+def check_items(items: Sequence[ScoreItem], spec: PayloadSpec, temperature: float, bounds: RequestBounds) -> None:
+    """Check a whole request against a teacher's bounds before it is sent.
+
+    Raises:
+        InvalidRequestError: anything that can never succeed; the sentence names sequence, value and limit.
+        IncompatibleTeacherError: the teacher does not serve the payload or the temperature.
+    """
+    check_payload(spec, temperature, bounds)
+    check_count(len(items), bounds)
+    size = 0
+    for index, item in enumerate(items):
+        check_lengths(index, len(item.token_ids), item.prompt_length, bounds)
+        check_ids(index, item, spec, bounds)
+        size += 4 * len(item.token_ids) + (item.gather_ids.nbytes if item.gather_ids is not None else 0)
+    check_totals(sum(len(item.token_ids) for item in items), size, bounds)
+
+
+def check_count(count: int, bounds: RequestBounds) -> None:
+    """Refuse too few or too many sequences with InvalidRequestError."""
+    if not 1 <= count <= bounds.max_sequences:
+        raise InvalidRequestError(
+            f"the request has {count} sequences, but teacher {bounds.teacher!r} takes 1 to {bounds.max_sequences}."
+        )
+
+
+def check_totals(tokens: int, size: int, bounds: RequestBounds) -> None:
+    """Refuse a request with too many tokens or bytes with InvalidRequestError."""
+    if tokens > bounds.max_request_tokens:
+        raise InvalidRequestError(
+            f"the request has {tokens} tokens, but teacher {bounds.teacher!r} takes at most "
+            f"{bounds.max_request_tokens}; send fewer sequences at once."
+        )
+    if size > bounds.max_request_bytes:
+        raise InvalidRequestError(
+            f"the request has {size} bytes, but teacher {bounds.teacher!r} takes at most "
+            f"{bounds.max_request_bytes}; send fewer sequences at once."
+        )
+
+
+def check_lengths(index: int, tokens: int, prompt: int, bounds: RequestBounds) -> None:
+    """Refuse a sequence that is too long, or whose prompt or response is empty, with InvalidRequestError."""
+    if tokens > bounds.max_sequence_tokens:
+        raise InvalidRequestError(
+            f"sequence {index} has {tokens} tokens, but teacher {bounds.teacher!r} takes at most "
+            f"{bounds.max_sequence_tokens}."
+        )
+    if not 1 <= prompt < tokens:
+        raise InvalidRequestError(
+            f"sequence {index}: prompt_length is {prompt} of {tokens} tokens, but prompt and response need at least "
+            "one token each."
+        )
+
+
+def check_ids(index: int, item: ScoreItem, spec: PayloadSpec, bounds: RequestBounds) -> None:
+    """Refuse ids outside the vocabulary, or gather ids of the wrong shape or repeated, with InvalidRequestError."""
+    largest, smallest = int(item.token_ids.max()), int(item.token_ids.min())
+    if largest >= bounds.vocab_size or smallest < 0:
+        wrong = largest if largest >= bounds.vocab_size else smallest
+        raise InvalidRequestError(
+            f"sequence {index} holds token id {wrong}, but teacher {bounds.teacher!r} has ids 0 to "
+            f"{bounds.vocab_size - 1}."
+        )
+    gather = item.gather_ids
+    if (gather is not None) != (spec.kind is PayloadKind.GATHER):
+        raise InvalidRequestError(f"sequence {index}: gather_ids go with payload gather only, which needs them.")
+    if gather is None:
+        return
+    if gather.shape != (item.response_length, spec.k):
+        raise InvalidRequestError(
+            f"sequence {index}: gather_ids has shape {gather.shape}, but response and k ask for "
+            f"({item.response_length}, {spec.k})."
+        )
+    if int(gather.max()) >= bounds.vocab_size or int(gather.min()) < 0:
+        raise InvalidRequestError(f"sequence {index}: gather_ids must be below {bounds.vocab_size}.")
+    if not rows_are_distinct(gather):
+        raise InvalidRequestError(f"sequence {index}: gather_ids of one position must be distinct.")
+
+
+def rows_are_distinct(ids: NDArray[np.integer]) -> bool:
+    """Whether no row of [T, K] ids holds an id twice."""
+    ordered = np.sort(ids, axis=1)
+    return not bool((ordered[:, 1:] == ordered[:, :-1]).any())
+
+
+def reply_bytes(spec: PayloadSpec, rows: int, vocab_size: int, hidden_size: int) -> int:
+    """Bytes that the scores of `rows` response tokens occupy on the server until they are sent, before compression."""
+    if spec.kind is PayloadKind.SAMPLED:
+        return 4 * rows
+    if spec.kind is PayloadKind.HIDDEN:
+        return rows * hidden_size * (4 if spec.value_dtype == "f32" else 2)
+    if spec.kind is PayloadKind.FULL:
+        return 4 * rows * vocab_size
+    width = 4 if spec.value_dtype == "f32" else 2
+    per_id = width + (4 if spec.kind is PayloadKind.TOPK else 0)
+    return rows * (spec.k * per_id + 16)
+
+
+def chunk_size(wanted: int, default: int) -> int:
+    """The chunk size to use: the caller's wish, or the server's default, within the contract's bounds."""
+    return min(max(wanted or default, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)

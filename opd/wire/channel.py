@@ -1,0 +1,161 @@
+"""The channel preset and the client's credentials.
+
+gRPC's defaults notice a frozen server after more than a minute, if ever, and wait up to two minutes before they
+reconnect to a revived one; service-config retry stops at 256 KiB and never covers a stream that has begun. The
+preset below fixes the first two and switches the third off: one attempt per call, the fleet client decides on the
+next.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+from pydantic import PrivateAttr, model_validator
+
+from opd.config.base import Settings
+from opd.errors import AuthError, ConfigError
+
+DEFAULT_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+_LOOPBACK = ("localhost", "127.", "[::1]", "unix:", "ip6-localhost")
+
+
+class ClientSecurity(Settings):
+    """How a client proves who it is and whom it trusts; empty means in the clear and anonymous."""
+
+    tls: bool = Field(
+        default=False, description="Use TLS with the system's certificate authorities unless ca_file is set."
+    )
+    ca_file: Path | None = Field(
+        default=None, description="PEM file of the authorities that sign the servers; implies tls."
+    )
+    cert_file: Path | None = None
+    """PEM file of the client's certificate, for mutual TLS."""
+    key_file: Path | None = None
+    """PEM file of the client's key, for mutual TLS."""
+    server_name: str = Field(
+        default="", description="Name to expect in the server's certificate instead of the host name."
+    )
+    token_file: Path | None = None
+    """File with the bearer token; read again when it changes."""
+    token_env: str = ""
+    """Environment variable with the bearer token; the file wins."""
+    allow_clear_token: bool = Field(
+        default=False, description="Send the token without TLS beyond loopback. Not advised."
+    )
+
+    @model_validator(mode="after")
+    def _together(self) -> "ClientSecurity":
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("cert_file and key_file go together; set both or neither")
+        return self
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether channels are encrypted."""
+        return self.tls or self.ca_file is not None or self.cert_file is not None
+
+    _cache: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    def token(self) -> str:
+        """The bearer token now, "" when none is configured.
+
+        Raises:
+            AuthError: when the token file cannot be read or the variable is not set.
+        """
+        if self.token_file is not None:
+            try:
+                stamp = self.token_file.stat().st_mtime_ns
+                if self._cache.get("stamp") != stamp:
+                    self._cache["token"] = self.token_file.read_text(encoding="utf-8").strip()
+                    self._cache["stamp"] = stamp
+            except OSError as error:
+                raise AuthError(f"token file {self.token_file} cannot be read: {error.strerror}.") from error
+            return str(self._cache["token"])
+        if self.token_env:
+            token = os.environ.get(self.token_env, "").strip()
+            if not token:
+                raise AuthError(f"environment variable {self.token_env} holds no token; export it.")
+            return token
+        return ""
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Metadata to pass with every call."""
+        token = self.token()
+        return (("authorization", f"Bearer {token}"),) if token else ()
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """TLS credentials from the files.
+
+        Raises:
+            AuthError: when a file cannot be read.
+        """
+        return grpc.ssl_channel_credentials(
+            root_certificates=_read(self.ca_file),
+            private_key=_read(self.key_file),
+            certificate_chain=_read(self.cert_file),
+        )
+
+
+def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> list[tuple[str, Any]]:
+    """The preset: keepalive 10 s, ping timeout 5 s, reconnect within 2 s, no retries, bounded messages.
+
+    Args:
+        max_message_bytes: largest message to send and to accept; chunks are far below, requests may be large.
+    """
+    return [
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        # Without this the keepalive timeout is ignored in favour of 60 s.
+        ("grpc.http2.ping_timeout_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.min_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+        ("grpc.enable_retries", 0),
+        # Channels to one address share a connection otherwise, and a stuck one would stop them all.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", max_message_bytes),
+    ]
+
+
+def open_channel(
+    endpoint: str,
+    security: ClientSecurity | None = None,
+    *,
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+) -> grpc.aio.Channel:
+    """An asyncio channel to "host:port" or "unix:path" with the preset; nothing is connected yet.
+
+    Raises:
+        ConfigError: when a token would leave this host in the clear.
+        AuthError: when a certificate cannot be read.
+    """
+    security = security or ClientSecurity()
+    options = channel_options(max_message_bytes)
+    if security.uses_tls:
+        if security.server_name:
+            options.append(("grpc.ssl_target_name_override", security.server_name))
+        return grpc.aio.secure_channel(endpoint, security.channel_credentials(), options=options)
+    has_token = security.token_file is not None or bool(security.token_env)
+    if has_token and not security.allow_clear_token and not is_loopback(endpoint):
+        raise ConfigError(f"the token for {endpoint} would travel in the clear; set ca_file or tls.")
+    return grpc.aio.insecure_channel(endpoint, options=options)
+
+
+def is_loopback(endpoint: str) -> bool:
+    """Whether an endpoint stays on this host, judged by its spelling."""
+    return endpoint.startswith(_LOOPBACK) or endpoint in ("::1", "localhost")
+
+
+def _read(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise AuthError(f"credentials file {path} cannot be read: {error.strerror}.") from error

@@ -1,0 +1,248 @@
+"""The client's half of a score stream: messages in, validated `Scores` out, as soon as each sequence is complete."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opd.errors import CorruptPayloadError
+from opd.wire import checks, shm
+from opd.wire.bounds import RequestBounds
+from opd.wire.checksum import Buffer, crc32c, unpack
+from opd.wire.layout import layout_of
+from opd.wire.request import token_bytes
+from opd.wire.tensors import byte_length, decode_tensor, dtype_name
+from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores, Timings
+from opd.wire.v1 import teacher_pb2 as pb
+
+
+class ScoreStreamDecoder:
+    """Assembles one score stream and refuses whatever breaks the contract.
+
+    Memory is bounded by what was asked for: a tensor whose announced size does not follow from the request is
+    refused before a byte of it is stored.
+
+    Args:
+        items: the request's sequences, all of them, also when `first_sequence` skips some.
+        spec: the request's payload.
+        bounds: the teacher's, from `Describe`.
+        request_id: the stream must echo it; "" skips the check.
+        expected_weights_hash: the header must carry it; "" for any.
+        first_sequence: as in the request.
+        shared_memory: whether the request carried a shared-memory token.
+
+    Attributes:
+        weights_hash: from the header, "" before it.
+        trailer: the last message, None before it.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[ScoreItem],
+        spec: PayloadSpec,
+        bounds: RequestBounds,
+        *,
+        request_id: str = "",
+        expected_weights_hash: str = "",
+        first_sequence: int = 0,
+        shared_memory: bool = False,
+    ) -> None:
+        self.weights_hash = ""
+        self.trailer: pb.ScoreTrailer | None = None
+        self._items = items
+        self._spec = spec
+        self._bounds = bounds
+        self._layouts = layout_of(spec, bounds.vocab_size, bounds.hidden_size)
+        self._request_id = request_id
+        self._expected_hash = expected_weights_hash
+        self._shared_memory = shared_memory
+        self._next = first_sequence
+        self._first = first_sequence
+        self._started = False
+        self._header: pb.SequenceHeader | None = None
+        self._buffer = memoryview(b"")
+        self._filled = 0
+        self._results: dict[int, Scores] = {}
+
+    @property
+    def completed(self) -> int:
+        """Index after the last complete sequence: where a broken stream can be resumed (`first_sequence`)."""
+        return self._next
+
+    def feed(self, message: pb.ScoreResponse) -> list[tuple[int, Scores]]:
+        """Take one message; returns (index, scores) of a sequence it completed, without timings yet.
+
+        Raises:
+            CorruptPayloadError: on any violation; the decoder must not be used again.
+        """
+        kind = message.WhichOneof("message")
+        if self.trailer is not None:
+            raise CorruptPayloadError("a message follows the trailer of the score stream.")
+        if kind == "header":
+            self._on_header(message.header)
+        elif not self._started:
+            raise CorruptPayloadError(f"the score stream starts with {kind or 'an empty message'} instead of a header.")
+        elif kind == "sequence":
+            return self._on_sequence(message.sequence)
+        elif kind == "chunk":
+            return self._on_chunk(message.chunk)
+        elif kind == "trailer":
+            self._on_trailer(message.trailer)
+        else:
+            raise CorruptPayloadError("the score stream holds a message of an unknown kind.")
+        return []
+
+    def finish(self) -> list[Scores]:
+        """All scores from `first_sequence` on, with the server's timings.
+
+        Raises:
+            CorruptPayloadError: when the stream ended before its trailer.
+        """
+        if self.trailer is None:
+            raise CorruptPayloadError("the score stream ended before its trailer; ask again.")
+        timings = timings_of(self.trailer.timings)
+        return [replace(self._results[i], timings=timings) for i in range(self._first, len(self._items))]
+
+    def _on_header(self, header: pb.ScoreHeader) -> None:
+        if self._started:
+            raise CorruptPayloadError("the score stream has two headers.")
+        self._started = True
+        if self._request_id and header.request_id != self._request_id:
+            raise CorruptPayloadError(f"the answer is for request {header.request_id!r}, not {self._request_id!r}.")
+        wanted = len(self._items) - self._first
+        if header.sequence_count != wanted:
+            raise CorruptPayloadError(f"the answer has {header.sequence_count} sequences, but {wanted} were asked.")
+        if self._expected_hash and header.weights_hash != self._expected_hash:
+            raise CorruptPayloadError(
+                f"the numbers come from weights {header.weights_hash!r}, but {self._expected_hash!r} were asked."
+            )
+        self.weights_hash = header.weights_hash
+
+    def _on_sequence(self, header: pb.SequenceHeader) -> list[tuple[int, Scores]]:
+        if self._header is not None:
+            raise CorruptPayloadError(f"sequence {self._next} is cut off by the next one.")
+        if header.sequence != self._next or self._next >= len(self._items):
+            raise CorruptPayloadError(f"sequence {header.sequence} arrived where {self._next} was due.")
+        if header.ids_crc32c != crc32c(token_bytes(self._items[self._next].token_ids)):
+            raise CorruptPayloadError(f"sequence {header.sequence} was scored for other token ids than were sent.")
+        self._check_specs(header)
+        self._header, self._filled = header, 0
+        if header.shared:
+            return self._read_shared(header)
+        self._buffer = np.empty(sum(t.byte_length for t in header.tensors), np.uint8).data
+        return []
+
+    def _check_specs(self, header: pb.SequenceHeader) -> None:
+        rows = self._items[self._next].response_length
+        if len(header.tensors) != len(self._layouts):
+            raise CorruptPayloadError(f"{len(header.tensors)} tensors arrived where {len(self._layouts)} were due.")
+        for tensor, layout in zip(header.tensors, self._layouts, strict=True):
+            name = _role_name(layout.role)
+            if tensor.role != layout.role:
+                raise CorruptPayloadError(f"a tensor of role {tensor.role} arrived where {name} was due.")
+            if tensor.dtype not in layout.accepted:
+                raise CorruptPayloadError(f"{name} came as {dtype_name(tensor.dtype) or tensor.dtype}, not as asked.")
+            if (tensor.rows, tensor.cols) != (rows, layout.cols):
+                raise CorruptPayloadError(
+                    f"{name} has shape [{tensor.rows}, {tensor.cols}] instead of [{rows}, {layout.cols}]."
+                )
+            plain = byte_length(tensor.dtype, rows, layout.cols)
+            fits = tensor.byte_length == plain
+            if tensor.compression == pb.COMPRESSION_ZSTD:
+                fits = 0 < tensor.byte_length < plain
+            if not fits:
+                raise CorruptPayloadError(f"{name} announces {tensor.byte_length} bytes, but its shape has {plain}.")
+
+    def _on_chunk(self, chunk: pb.Chunk) -> list[tuple[int, Scores]]:
+        if self._header is None:
+            raise CorruptPayloadError("a chunk arrived outside a sequence.")
+        data = chunk.data
+        if chunk.offset != self._filled or not data or self._filled + len(data) > len(self._buffer):
+            raise CorruptPayloadError(
+                f"a chunk of {len(data)} bytes at {chunk.offset} does not continue the {self._filled} of "
+                f"{len(self._buffer)} bytes there."
+            )
+        self._buffer[self._filled : self._filled + len(data)] = data
+        self._filled += len(data)
+        if self._filled < len(self._buffer):
+            return []
+        parts: list[Buffer] = []
+        start = 0
+        for tensor in self._header.tensors:
+            parts.append(self._buffer[start : start + tensor.byte_length])
+            start += tensor.byte_length
+        return self._complete(self._header, parts)
+
+    def _read_shared(self, header: pb.SequenceHeader) -> list[tuple[int, Scores]]:
+        if not self._shared_memory:
+            raise CorruptPayloadError("tensors came in shared memory, which was not asked for.")
+        if len(header.shared) != len(header.tensors):
+            raise CorruptPayloadError(f"{len(header.shared)} shared tensors came for {len(header.tensors)} tensors.")
+        places = [(s.name, s.offset, t.byte_length) for s, t in zip(header.shared, header.tensors, strict=True)]
+        return self._complete(header, shm.take(places))
+
+    def _complete(self, header: pb.SequenceHeader, parts: Sequence[Buffer]) -> list[tuple[int, Scores]]:
+        arrays = {}
+        for tensor, data in zip(header.tensors, parts, strict=True):
+            if crc32c(data) != tensor.crc32c:
+                raise CorruptPayloadError(f"the checksum of {_role_name(tensor.role)} does not match; ask again.")
+            plain = unpack(data, tensor.compression, byte_length(tensor.dtype, tensor.rows, tensor.cols))
+            array = decode_tensor(plain, tensor.dtype, tensor.rows, tensor.cols)
+            arrays[int(tensor.role)] = np.require(array, requirements=["A"])
+        scores = self._scores(arrays, sum(len(data) for data in parts))
+        index = self._next
+        self._results[index] = scores
+        self._header, self._buffer = None, memoryview(b"")
+        self._next += 1
+        return [(index, scores)]
+
+    def _scores(self, arrays: dict[int, NDArray[Any]], size: int) -> Scores:
+        made = Scores(weights_hash=self.weights_hash, wire_bytes=size)
+        if self._spec.kind is PayloadKind.HIDDEN:
+            checks.check_hidden(arrays[pb.TENSOR_ROLE_HIDDEN])
+            return replace(made, hidden=arrays[pb.TENSOR_ROLE_HIDDEN])
+        if self._spec.kind is PayloadKind.FULL:
+            checks.check_logits(arrays[pb.TENSOR_ROLE_LOGITS])
+            return replace(made, logits=arrays[pb.TENSOR_ROLE_LOGITS])
+        sampled = arrays[pb.TENSOR_ROLE_SAMPLED][:, 0]
+        checks.check_log_probs("sampled", sampled)
+        if self._spec.kind is PayloadKind.SAMPLED:
+            return replace(made, sampled=sampled)
+        item = self._items[self._next]
+        values, log_tail = arrays[pb.TENSOR_ROLE_VALUES], arrays[pb.TENSOR_ROLE_LOG_TAIL][:, 0]
+        checks.check_log_probs("values", values)
+        checks.check_log_probs("log_tail", log_tail)
+        topk = self._spec.kind is PayloadKind.TOPK
+        ids = arrays[pb.TENSOR_ROLE_IDS] if topk else item.gather_ids
+        if ids is None:
+            raise CorruptPayloadError("gathered values came for a sequence without gather ids.")
+        if topk:
+            checks.check_top_ids(ids, values, self._bounds.vocab_size)
+        wide = values.astype(np.float32, copy=False)
+        checks.check_mass(wide, log_tail, checks.MASS_TOLERANCE[self._spec.value_dtype])
+        checks.check_sampled(sampled, item.response_ids, ids, wide, log_tail, topk=topk)
+        return replace(made, sampled=sampled, values=values, ids=ids, log_tail=log_tail)
+
+    def _on_trailer(self, trailer: pb.ScoreTrailer) -> None:
+        if self._header is not None or self._next != len(self._items):
+            raise CorruptPayloadError(f"the trailer came after {self._next} of {len(self._items)} sequences.")
+        self.trailer = trailer
+
+
+def timings_of(message: pb.Timings) -> Timings:
+    """The Python form of the contract's timings."""
+    return Timings(
+        admission=message.admission_seconds,
+        queue=message.queue_seconds,
+        batch_wait=message.batch_wait_seconds,
+        engine=message.engine_seconds,
+        encode=message.encode_seconds,
+        send=message.send_seconds,
+        total=message.total_seconds,
+    )
+
+
+def _role_name(role: int) -> str:
+    return pb.TensorRole.Name(role).removeprefix("TENSOR_ROLE_").lower()  # type: ignore[arg-type]

@@ -1,0 +1,165 @@
+"""The server's half of a score stream: scores to tensors, tensors to chunk messages."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opd.errors import NonFiniteError
+from opd.wire.checksum import compress, crc32c
+from opd.wire.layout import TensorLayout, layout_of
+from opd.wire.tensors import encode_tensor
+from opd.wire.types import PayloadSpec, Scores, Timings
+from opd.wire.v1 import teacher_pb2 as pb
+
+MAX_AFFINE_SPAN = 64.0
+"""Nats between the largest and smallest value of a row above which 16-bit quantisation gives way to f32."""
+
+MIN_GAIN = 0.95
+"""A compressed tensor is sent only when it has at most this share of the plain bytes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedSequence:
+    """One sequence ready to send: descriptions of its tensors and their bytes, in the same order."""
+
+    tensors: list[pb.TensorSpec]
+    buffers: list[memoryview]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors on the wire."""
+        return sum(len(buffer) for buffer in self.buffers)
+
+    def header(self, index: int, ids_crc32c: int, shared: list[pb.SharedTensor] | None = None) -> pb.ScoreResponse:
+        """The message that announces this sequence."""
+        return pb.ScoreResponse(
+            sequence=pb.SequenceHeader(
+                sequence=index, ids_crc32c=ids_crc32c, tensors=self.tensors, shared=shared if shared else []
+            )
+        )
+
+
+def encode_scores(
+    scores: Scores, spec: PayloadSpec, rows: int, *, vocab_size: int, hidden_size: int = 0, zstd: bool = False
+) -> EncodedSequence:
+    """Encode one sequence's scores.
+
+    Args:
+        scores: what the engine returned; sizes as in `Scores`.
+        spec: the payload that was asked for.
+        rows: T, the response length.
+        vocab_size: V of the teacher.
+        hidden_size: H of the teacher, for hidden payloads.
+        zstd: compress tensors that gain by it.
+
+    Raises:
+        NonFiniteError: for NaN or +inf.
+        ValueError: when the engine returned another shape than was asked.
+    """
+    tensors: list[pb.TensorSpec] = []
+    buffers: list[memoryview] = []
+    for layout in layout_of(spec, vocab_size, hidden_size):
+        array = _array(scores, layout, rows)
+        _refuse_non_finite(array, layout)
+        dtype = _dtype_for(array, layout)
+        data = encode_tensor(array, dtype).data
+        compression = pb.COMPRESSION_NONE
+        if zstd:
+            packed = compress(data)
+            if len(packed) <= MIN_GAIN * len(data):
+                data, compression = memoryview(packed), pb.COMPRESSION_ZSTD
+        tensors.append(
+            pb.TensorSpec(
+                role=layout.role,
+                dtype=dtype,
+                rows=rows,
+                cols=layout.cols,
+                byte_length=len(data),
+                compression=compression,
+                crc32c=crc32c(data),
+            )
+        )
+        buffers.append(data)
+    return EncodedSequence(tensors, buffers)
+
+
+def chunk_messages(buffers: list[memoryview], chunk_bytes: int) -> Iterator[pb.Chunk]:
+    """Cut the concatenation of `buffers` into chunks of at most `chunk_bytes`; one chunk exists at a time."""
+    offset = 0
+    pending: list[memoryview] = []
+    room = chunk_bytes
+    for whole in buffers:
+        buffer = whole
+        while len(buffer):
+            pending.append(buffer[:room])
+            room -= len(pending[-1])
+            buffer = buffer[len(pending[-1]) :]
+            if room == 0:
+                yield pb.Chunk(offset=offset, data=b"".join(pending))
+                offset, pending, room = offset + chunk_bytes, [], chunk_bytes
+    if pending:
+        yield pb.Chunk(offset=offset, data=b"".join(pending))
+
+
+def timings_message(timings: Timings) -> pb.Timings:
+    """The contract's form of `Timings`."""
+    return pb.Timings(
+        admission_seconds=timings.admission,
+        queue_seconds=timings.queue,
+        batch_wait_seconds=timings.batch_wait,
+        engine_seconds=timings.engine,
+        encode_seconds=timings.encode,
+        send_seconds=timings.send,
+        total_seconds=timings.total,
+    )
+
+
+_FIELDS: dict[int, str] = {
+    pb.TENSOR_ROLE_SAMPLED: "sampled",
+    pb.TENSOR_ROLE_VALUES: "values",
+    pb.TENSOR_ROLE_IDS: "ids",
+    pb.TENSOR_ROLE_LOG_TAIL: "log_tail",
+    pb.TENSOR_ROLE_HIDDEN: "hidden",
+    pb.TENSOR_ROLE_LOGITS: "logits",
+}
+
+
+def _array(scores: Scores, layout: TensorLayout, rows: int) -> NDArray[Any]:
+    name = _FIELDS[layout.role]
+    array: NDArray[Any] | None = getattr(scores, name)
+    if array is None:
+        raise ValueError(f"{name} is missing from the engine's scores.")
+    table = array.reshape(-1, 1) if array.ndim == 1 else array
+    if table.shape != (rows, layout.cols):
+        raise ValueError(f"{name} must have shape ({rows}, {layout.cols}), but the engine returned {array.shape}.")
+    return table
+
+
+def _refuse_non_finite(array: NDArray[Any], layout: TensorLayout) -> None:
+    """NaN and +inf never; -inf only for log-probs, where it means probability zero."""
+    if layout.role == pb.TENSOR_ROLE_IDS:
+        return
+    if array.dtype == np.uint16:
+        bad = (array & 0x7F80) == 0x7F80
+    elif layout.role == pb.TENSOR_ROLE_HIDDEN:
+        bad = ~np.isfinite(array)
+    else:
+        bad = np.isnan(array) | (array == np.inf)
+    if bad.any():
+        row = int(np.argmax(bad.any(axis=1)))
+        raise NonFiniteError(
+            f"the model produced NaN or infinity in {_FIELDS[layout.role]} at response token {row}; "
+            "check its weights and compute dtype."
+        )
+
+
+def _dtype_for(array: NDArray[Any], layout: TensorLayout) -> pb.DType:
+    if layout.dtype != pb.DTYPE_U16_AFFINE:
+        return layout.dtype
+    finite = np.isfinite(array)
+    high = np.where(finite, array, -np.inf).max(axis=1)
+    low = np.where(finite, array, np.inf).min(axis=1)
+    return pb.DTYPE_F32 if bool((high - low > MAX_AFFINE_SPAN).any()) else layout.dtype

@@ -1,0 +1,110 @@
+"""Errors across the wire: an `OpdError` becomes a gRPC status with typed details, and comes back as the same class.
+
+The server adds `google.rpc.ErrorInfo` with the class name, and for overload an `OverloadDetail` and the
+`grpc-retry-pushback-ms` trailer that stock gRPC clients obey. Statuses that gRPC itself raises (connection lost,
+deadline, oversize) are mapped too.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import grpc
+from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+from opd.errors import (
+    InvalidRequestError,
+    OpdError,
+    OverloadedError,
+    all_errors,
+    from_status,
+)
+from opd.wire.v1 import teacher_pb2 as pb
+
+ERROR_DOMAIN = "opd"
+DETAILS_KEY = "grpc-status-details-bin"
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
+MAX_MESSAGE_CHARS = 1000
+
+
+class WireStatus(NamedTuple):
+    """What a server sends for an error: status code, sentence, trailing metadata."""
+
+    code: grpc.StatusCode
+    message: str
+    trailers: tuple[tuple[str, str | bytes], ...]
+
+
+def status_of(error: OpdError) -> WireStatus:
+    """The gRPC status of an error; one that never crosses the wire by the table becomes UNKNOWN."""
+    code = grpc.StatusCode[error.status] if error.status else grpc.StatusCode.UNKNOWN
+    message = str(error)[:MAX_MESSAGE_CHARS]
+    details = [error_details_pb2.ErrorInfo(reason=type(error).__name__, domain=ERROR_DOMAIN)]
+    status = status_pb2.Status(code=code.value[0], message=message)
+    trailers: list[tuple[str, str | bytes]] = []
+    if isinstance(error, OverloadedError):
+        details.append(pb.OverloadDetail(retry_after_seconds=error.retry_after, **error.usage))
+        trailers.append((PUSHBACK_KEY, str(max(1, round(error.retry_after * 1000)))))
+    for detail in details:
+        packed = any_pb2.Any()
+        packed.Pack(detail)
+        status.details.append(packed)
+    trailers.append((DETAILS_KEY, status.SerializeToString()))
+    return WireStatus(code, message, tuple(trailers))
+
+
+def error_from_rpc(error: grpc.RpcError) -> OpdError:
+    """The `opd.errors` class of a failed call, synchronous or asyncio.
+
+    RESOURCE_EXHAUSTED without an overload detail is gRPC's own oversize and becomes `InvalidRequestError`; INTERNAL,
+    UNKNOWN and anything not in the table become `UnavailableError`, because another replica may do better.
+    """
+    code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
+    message = (error.details() if hasattr(error, "details") else None) or code.name.lower()
+    trailers = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
+    return error_from_status(code, message, trailers or ())
+
+
+def error_from_status(
+    code: grpc.StatusCode, message: str, trailers: Iterable[tuple[str, str | bytes]] = ()
+) -> OpdError:
+    """The error for a status code, its sentence and the trailing metadata; see `error_from_rpc`."""
+    info, overload = _details(trailers)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        if overload is None and ("larger than max" in message or "too large" in message):
+            return InvalidRequestError(f"a message is larger than the transport allows: {message}")
+        return _overloaded(message, overload)
+    if info is not None and info.domain == ERROR_DOMAIN:
+        for cls in all_errors():
+            if cls.__name__ == info.reason and cls.status == code.name:
+                return cls(message)
+    return from_status(code.name, message)
+
+
+def _overloaded(message: str, detail: pb.OverloadDetail | None) -> OverloadedError:
+    if detail is None:
+        return OverloadedError(message)
+    usage = {field.name: value for field, value in detail.ListFields() if field.name != "retry_after_seconds"}
+    return OverloadedError(message, detail.retry_after_seconds, usage)
+
+
+def _details(
+    trailers: Iterable[tuple[str, str | bytes]],
+) -> tuple[error_details_pb2.ErrorInfo | None, pb.OverloadDetail | None]:
+    """Typed details in the trailers; damaged ones count as absent."""
+    info: error_details_pb2.ErrorInfo | None = None
+    overload: pb.OverloadDetail | None = None
+    for key, value in trailers:
+        if key != DETAILS_KEY:
+            continue
+        try:
+            status = status_pb2.Status.FromString(value if isinstance(value, bytes) else value.encode())
+            for detail in status.details:
+                if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
+                    info = error_details_pb2.ErrorInfo.FromString(detail.value)
+                elif detail.Is(pb.OverloadDetail.DESCRIPTOR):
+                    overload = pb.OverloadDetail.FromString(detail.value)
+        except DecodeError:
+            continue
+    return info, overload
