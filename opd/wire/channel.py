@@ -25,26 +25,22 @@ _LOOPBACK = ("localhost", "127.", "[::1]", "unix:", "ip6-localhost")
 class ClientSecurity(Settings):
     """How a client proves who it is and whom it trusts; empty means in the clear and anonymous."""
 
-    tls: bool = Field(
-        default=False, description="Use TLS with the system's certificate authorities unless ca_file is set."
-    )
-    ca_file: Path | None = Field(
-        default=None, description="PEM file of the authorities that sign the servers; implies tls."
-    )
+    tls: bool = False
+    """Use TLS with the system's certificate authorities unless ca_file is set."""
+    ca_file: Path | None = None
+    """PEM file of the authorities that sign the servers; implies tls."""
     cert_file: Path | None = None
     """PEM file of the client's certificate, for mutual TLS."""
     key_file: Path | None = None
     """PEM file of the client's key, for mutual TLS."""
-    server_name: str = Field(
-        default="", description="Name to expect in the server's certificate instead of the host name."
-    )
+    server_name: str = ""
+    """Name to expect in the server's certificate instead of the host name."""
     token_file: Path | None = None
     """File with the bearer token; read again when it changes."""
     token_env: str = ""
     """Environment variable with the bearer token; the file wins."""
-    allow_clear_token: bool = Field(
-        default=False, description="Send the token without TLS beyond loopback. Not advised."
-    )
+    allow_clear_token: bool = False
+    """Send the token without TLS beyond loopback. Not advised."""
 
     @model_validator(mode="after")
     def _together(self) -> "ClientSecurity":

@@ -1,6 +1,7 @@
 """Score streams: what the encoder sends is what the decoder returns, and every violation is refused."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -89,13 +90,9 @@ def test_a_wide_row_is_sent_as_f32_when_16_bits_would_be_too_coarse(
     case: Callable[..., Any], bounds: RequestBounds
 ) -> None:
     c = case(PayloadSpec.topk(300, "u16"), rows=2)
-    scale = 40.0
-    logits = c.scores.values * scale
-    c.scores.values[:] = (
-        logits
-        - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True))
-        - logits.max(1, keepdims=True)
-    )
+    wide = c.scores.values * 40
+    top = wide.max(axis=1, keepdims=True)
+    c.scores.values[:] = wide - top - np.log(np.exp(wide - top).sum(axis=1, keepdims=True))
     order = c.scores.ids == c.item.response_ids[:, None]
     c.scores.sampled[:] = c.scores.values[order]
     stream = messages([c], bounds)
@@ -236,19 +233,11 @@ def test_bf16_infinity_is_found_by_its_bits(case: Callable[..., Any], bounds: Re
 
 def test_minus_infinity_is_a_probability_of_zero(bounds: RequestBounds) -> None:
     ids = np.array([1, 2, 3], np.uint32)
-    values = np.log(
-        np.array([[0.5, 0.5, 0.0]], np.float32), where=[[True, True, False]], out=np.full((1, 3), -np.inf, np.float32)
-    )
+    values = np.array([[np.log(0.5), np.log(0.5), -np.inf]], np.float32)
     tail = np.array([-np.inf], np.float32)
     for dtype in ("f32", "f16", "u16"):
         scores = Scores(np.array([-np.inf], np.float32), values, np.array([[4, 5, 3]], np.uint32), tail)
-        item = ScoreItem(ids, 2)
-
-        class C:
-            pass
-
-        c = C()
-        c.item, c.spec, c.scores = item, PayloadSpec.topk(3, dtype), scores
+        c = SimpleNamespace(item=ScoreItem(ids, 2), spec=PayloadSpec.topk(3, dtype), scores=scores)
         got = decode([c], bounds, messages([c], bounds))[0]
         assert got.values[0, 2] == -np.inf and got.sampled[0] == -np.inf
 
