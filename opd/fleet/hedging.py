@@ -72,7 +72,7 @@ class Hedger:
             if not ready:
                 continue
             found = self._candidates(scheduler, teacher, outlook, ready, now)
-            for _, number, remaining, call, job in sorted(found, key=lambda entry: (-entry[0], -entry[1])):
+            for _, _number, remaining, call, job in sorted(found, key=lambda entry: (-entry[0], -entry[1])):
                 finish, target = _best(ready, outlook, call, job, now)
                 if target is None or remaining - finish < self._settings.min_seconds:
                     continue

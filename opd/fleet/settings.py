@@ -1,129 +1,139 @@
 """Settings of the fleet client; every key is documented here and nowhere else."""
 
-from pathlib import Path
-
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from opd.config import Settings
+from opd.wire.channel import ClientSecurity
 
 
 class CallSettings(Settings):
     """How rows become calls, and what bounds a call."""
 
     in_flight_tokens: int = Field(
-        32_768,
+        default=32_768,
         ge=1,
         description="Most tokens (prompts and responses) that one server may have in flight from this client. The "
         "window starts at two rows and grows with every answer up to this bound; a server that pushes back halves it.",
     )
-    rows: int = Field(16, ge=1, description="Most rows that travel in one call; rows of one prompt go together.")
-    tokens: int = Field(16_384, ge=1, description="Most tokens of one call; a longer single row travels alone.")
+    rows: int = Field(
+        default=16, ge=1, description="Most rows that travel in one call; rows of one prompt go together."
+    )
+    tokens: int = Field(default=16_384, ge=1, description="Most tokens of one call; a longer single row travels alone.")
     attempts: int = Field(
-        6,
+        default=6,
         ge=1,
         description="Attempts of a row that may fail before its future fails: a cap on what a row that kills its "
         "servers can destroy. Refusals by a busy or draining server do not count.",
     )
     attempt_seconds: float = Field(
-        120.0, gt=0, description="Seconds without any message from the server after which an attempt is given up."
+        default=120.0,
+        gt=0,
+        description="Seconds without any message from the server after which an attempt is given up.",
     )
     row_seconds: float = Field(
-        0.0, ge=0, description="Default deadline of a row in seconds from submission; 0 means only the outage budget."
+        default=0.0,
+        ge=0,
+        description="Default deadline of a row in seconds from submission; 0 means only the outage budget.",
     )
     backoff_seconds: float = Field(
-        0.05, gt=0, description="Pause before the first re-issue of a row in seconds; doubles with every attempt."
+        default=0.05,
+        gt=0,
+        description="Pause before the first re-issue of a row in seconds; doubles with every attempt.",
     )
     retry_ratio: float = Field(
-        0.1, ge=0, le=1, description="Retry budget: re-issues that one first attempt pays for. Beyond it they wait."
+        default=0.1,
+        ge=0,
+        le=1,
+        description="Retry budget: re-issues that one first attempt pays for. Beyond it they wait.",
     )
-    retry_rate: float = Field(10.0, gt=0, description="Retry budget: re-issues per second that are always granted.")
+    retry_rate: float = Field(
+        default=10.0, gt=0, description="Retry budget: re-issues per second that are always granted."
+    )
     chunk_bytes: int = Field(
-        1 << 20, ge=65_536, le=4_194_304, description="Wanted size of a message of the score stream in bytes."
+        default=1 << 20, ge=65_536, le=4_194_304, description="Wanted size of a message of the score stream in bytes."
     )
     zstd: bool = Field(
-        False, description="Ask for zstd-compressed tensors: pays below roughly 10 Gb/s between client and server."
+        default=False,
+        description="Ask for zstd-compressed tensors: pays below roughly 10 Gb/s between client and server.",
     )
     shared_memory: bool = Field(
-        True, description="Take tensors through /dev/shm from a server on the same host that offers it."
+        default=True, description="Take tensors through /dev/shm from a server on the same host that offers it."
     )
 
 
 class HedgeSettings(Settings):
     """When a straggling row is sent to a second replica; the first answer wins, the other call is cancelled."""
 
-    enabled: bool = Field(True, description="Hedge stragglers.")
+    enabled: bool = Field(default=True, description="Hedge stragglers.")
     quantile: float = Field(
-        0.95,
+        default=0.95,
         gt=0,
         lt=1,
         description="A row is overdue when its age exceeds this quantile of the recent ratios of latency to expected "
         "latency, times what is expected of it.",
     )
     cap: float = Field(
-        0.05, ge=0, le=1, description="Most hedged rows as a share of all rows sent; the first hedge is always allowed."
+        default=0.05,
+        ge=0,
+        le=1,
+        description="Most hedged rows as a share of all rows sent; the first hedge is always allowed.",
     )
-    min_seconds: float = Field(0.05, ge=0, description="A hedge must be expected to save at least this many seconds.")
+    min_seconds: float = Field(
+        default=0.05, ge=0, description="A hedge must be expected to save at least this many seconds."
+    )
 
 
 class HealthSettings(Settings):
     """When a replica is doubted, given up and taken back."""
 
-    probe_seconds: float = Field(2.0, gt=0, description="Seconds between two probes of a server in good health.")
-    probe_timeout_seconds: float = Field(2.0, gt=0, description="Seconds after which an unanswered probe has failed.")
-    revive_seconds: float = Field(0.5, gt=0, description="Seconds between two probes of a server that was given up.")
-    probe_failures: int = Field(3, ge=1, description="Failed probes in a row that condemn a replica.")
+    probe_seconds: float = Field(
+        default=2.0, gt=0, description="Seconds between two probes of a server in good health."
+    )
+    probe_timeout_seconds: float = Field(
+        default=2.0, gt=0, description="Seconds after which an unanswered probe has failed."
+    )
+    revive_seconds: float = Field(
+        default=0.5, gt=0, description="Seconds between two probes of a server that was given up."
+    )
+    probe_failures: int = Field(default=3, ge=1, description="Failed probes in a row that condemn a replica.")
     request_failures: int = Field(
-        3,
+        default=3,
         ge=1,
         description="Failed requests in a row that condemn a replica, even while it answers its probes.",
     )
     cool_off_seconds: float = Field(
-        1.0,
+        default=1.0,
         gt=0,
         description="Pause before a replica that was condemned for its requests may prove itself again; doubles up to "
         "sixtyfold when it is condemned again before it has served twenty calls. A new server process starts afresh.",
     )
     agreement_nats: float = Field(
-        0.05,
+        default=0.05,
         ge=0,
         description="Largest difference of log-probs in nats between a replica and its pool on the probe; a replica "
         "beyond it is refused. Keep it below the divergence that the student is to learn from.",
     )
-    probe_tokens: int = Field(32, ge=4, description="Response tokens of the probe that replicas are compared on.")
+    probe_tokens: int = Field(
+        default=32, ge=4, description="Response tokens of the probe that replicas are compared on."
+    )
 
 
 class OutageSettings(Settings):
     """What happens while no replica of a teacher can serve."""
 
     budget_seconds: float = Field(
-        1800.0, gt=0, description="Seconds that rows wait for a teacher without a usable replica before they fail."
+        default=1800.0,
+        gt=0,
+        description="Seconds that rows wait for a teacher without a usable replica before they fail.",
     )
     emergency_after_seconds: float = Field(
-        60.0, gt=0, description="Seconds of outage after which the caller is told to save an emergency checkpoint."
+        default=60.0,
+        gt=0,
+        description="Seconds of outage after which the caller is told to save an emergency checkpoint.",
     )
-    notice_seconds: float = Field(10.0, gt=0, description="Seconds between two notices that a teacher is waited for.")
-
-
-class SecuritySettings(Settings):
-    """TLS and credentials towards the teacher servers."""
-
-    ca_file: Path | None = Field(None, description="PEM file of the authority that signed the servers; turns TLS on.")
-    cert_file: Path | None = Field(None, description="PEM certificate chain of this client, for mutual TLS.")
-    key_file: Path | None = Field(None, description="PEM private key of this client, for mutual TLS.")
-    token_file: Path | None = Field(
-        None, description="File with the bearer token; read again when it changes. Needs TLS beyond loopback."
+    notice_seconds: float = Field(
+        default=10.0, gt=0, description="Seconds between two notices that a teacher is waited for."
     )
-    server_name: str = Field(
-        "", description="Name to expect in the servers' certificates, when it is not the host name."
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> "SecuritySettings":
-        if (self.cert_file is None) != (self.key_file is None):
-            raise ValueError("cert_file and key_file go together; give both or neither")
-        if self.cert_file is not None and self.ca_file is None:
-            raise ValueError("cert_file needs ca_file; name the authority that signed the servers")
-        return self
 
 
 class FleetSettings(Settings):
@@ -133,12 +143,14 @@ class FleetSettings(Settings):
     hedge: HedgeSettings = Field(default_factory=HedgeSettings, description="Second attempts for stragglers.")
     health: HealthSettings = Field(default_factory=HealthSettings, description="Health of replicas.")
     outage: OutageSettings = Field(default_factory=OutageSettings, description="A whole pool gone.")
-    security: SecuritySettings = Field(default_factory=SecuritySettings, description="TLS and credentials.")
+    security: ClientSecurity = Field(default_factory=ClientSecurity, description="TLS and credentials.")
     connect_seconds: float = Field(
-        30.0, gt=0, description="Seconds that connect waits for the first replica of every teacher it was asked for."
+        default=30.0,
+        gt=0,
+        description="Seconds that connect waits for the first replica of every teacher it was asked for.",
     )
     discovery_seconds: float = Field(
-        2.0, gt=0, description="Seconds between two looks at a discovery file or a DNS name."
+        default=2.0, gt=0, description="Seconds between two looks at a discovery file or a DNS name."
     )
     expected_weights: dict[str, str] = Field(
         default_factory=dict,

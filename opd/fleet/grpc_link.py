@@ -1,0 +1,162 @@
+"""The connection to one teacher server over gRPC: one channel, one attempt per call, everything validated."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from opd.errors import AuthError, CorruptPayloadError, DeadlineError, OpdError, UnavailableError
+from opd.fleet.link import Description, ScoreCall
+from opd.fleet.settings import CallSettings
+from opd.wire.bounds import RequestBounds
+from opd.wire.channel import ClientSecurity, open_channel
+from opd.wire.decoder import ScoreStreamDecoder
+from opd.wire.head import HeadStreamDecoder
+from opd.wire.request import build_score_request
+from opd.wire.shm import shared_memory_available
+from opd.wire.status import error_from_rpc
+from opd.wire.types import Head, Scores
+from opd.wire.v1 import teacher_pb2 as pb
+from opd.wire.v1.teacher_pb2_grpc import TeacherServiceStub
+
+_TLS_SIGNS = ("handshake", "ssl", "certificate", "tls", "peer name")
+
+
+class GrpcLink:
+    """A `ReplicaLink` over a gRPC channel with the preset of `opd.wire.channel`.
+
+    Args:
+        address: "host:port" or "unix:path".
+        security: TLS and credentials.
+        calls: chunk size, compression, shared memory.
+        client: name for fair queueing and metrics on the server.
+    """
+
+    def __init__(self, address: str, security: ClientSecurity, calls: CallSettings, client: str) -> None:
+        self.address = address
+        self._security = security
+        self._calls = calls
+        self._client = client
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: Any = None
+
+    def _service(self) -> Any:
+        if self._stub is None:
+            self._channel = open_channel(self.address, self._security)
+            self._stub = TeacherServiceStub(self._channel)
+        return self._stub
+
+    async def describe(self, timeout: float) -> Description:
+        """See `ReplicaLink.describe`."""
+        answer = await self._unary("Describe", pb.DescribeRequest(), timeout)
+        return Description({info.name: info for info in answer.teachers}, answer.instance_id, answer.server_version)
+
+    async def load(self, timeout: float) -> pb.GetLoadResponse:
+        """See `ReplicaLink.load`."""
+        answer = await self._unary("GetLoad", pb.GetLoadRequest(), timeout)
+        return answer  # type: ignore[no-any-return]
+
+    async def score(
+        self, call: ScoreCall, timeout: float | None, idle: float
+    ) -> AsyncGenerator[tuple[int, Scores], None]:
+        """See `ReplicaLink.score`. The last row comes with the server's timings of the whole call."""
+        token = call.shared_memory_token
+        shared = bool(token) and self._calls.shared_memory and shared_memory_available(token)
+        request = build_score_request(
+            call.items,
+            call.spec,
+            teacher=call.info.name,
+            request_id=call.request_id,
+            temperature=call.temperature,
+            expected_weights_hash=call.weights_hash,
+            accept_zstd=self._calls.zstd,
+            chunk_bytes=self._calls.chunk_bytes,
+            client=self._client,
+            shared_memory_token=token if shared else "",
+        )
+        decoder = ScoreStreamDecoder(
+            call.items,
+            call.spec,
+            RequestBounds.from_info(call.info),
+            request_id=call.request_id,
+            expected_weights_hash=call.weights_hash,
+            shared_memory=shared,
+        )
+        last = len(call.items) - 1
+        stream = self._service().Score(request, timeout=timeout, metadata=self._security.metadata())
+        async for message in self._messages(stream, idle):
+            for index, scores in decoder.feed(message):
+                # The last row waits for the trailer: a stream without one is incomplete.
+                if index < last:
+                    yield index, scores
+        yield last, decoder.finish()[last]
+
+    async def head(self, teacher: str, expected_hash: str, timeout: float) -> Head:
+        """See `ReplicaLink.head`."""
+        request = pb.GetHeadRequest(teacher=teacher, expected_hash=expected_hash, chunk_bytes=self._calls.chunk_bytes)
+        decoder = HeadStreamDecoder(expected_hash)
+        stream = self._service().GetHead(request, timeout=timeout, metadata=self._security.metadata())
+        async for message in self._messages(stream, timeout):
+            decoder.feed(message)
+        return decoder.finish()
+
+    async def reconnect(self) -> None:
+        """See `ReplicaLink.reconnect`."""
+        channel, self._channel, self._stub = self._channel, None, None
+        if channel is not None:
+            await channel.close()
+
+    async def close(self) -> None:
+        """See `ReplicaLink.close`."""
+        await self.reconnect()
+
+    async def _unary(self, method: str, request: Any, timeout: float) -> Any:
+        try:
+            call = getattr(self._service(), method)
+            return await call(request, timeout=timeout, metadata=self._security.metadata())
+        except grpc.RpcError as error:
+            raise self._named(error) from error
+
+    async def _messages(self, stream: Any, idle: float) -> AsyncGenerator[Any, None]:
+        """The messages of a stream; cancels it when the reader leaves, early or not."""
+        try:
+            while True:
+                async with asyncio.timeout(idle):
+                    message = await stream.read()
+                if message is grpc.aio.EOF:
+                    return
+                yield message
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"replica {self.address} sent nothing for {idle:.3g} s; it is stuck, or attempt_seconds is too short."
+            ) from error
+        except grpc.RpcError as error:
+            raise self._named(error) from error
+        except asyncio.CancelledError as error:
+            # gRPC cancels the calls of a channel that is closed; only our own cancellation counts as one.
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():
+                raise UnavailableError(f"the connection to replica {self.address} was closed.") from error
+            raise
+        finally:
+            stream.cancel()
+
+    def _named(self, error: grpc.RpcError) -> OpdError:
+        """The error in our classes, with the replica's name and, for the usual mishaps, the fix."""
+        found = error_from_rpc(error)
+        text = str(found).rstrip(".")
+        if isinstance(found, UnavailableError):
+            lower = text.lower()
+            if any(sign in lower for sign in _TLS_SIGNS):
+                return AuthError(
+                    f"replica {self.address} and this client do not agree on TLS: {text}; check ca_file, server_name "
+                    "and whether the server uses TLS at all."
+                )
+            return UnavailableError(f"replica {self.address} cannot be reached or broke off: {text}.")
+        if isinstance(found, AuthError):
+            return AuthError(f"replica {self.address} refuses the credentials: {text}; renew the token or certificate.")
+        if isinstance(found, CorruptPayloadError):
+            return CorruptPayloadError(f"replica {self.address}: {text}.")
+        return found

@@ -1,0 +1,79 @@
+"""What the fleet needs of a connection to one server; gRPC implements it, and so does the simulator."""
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
+from opd.wire.v1 import teacher_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a server is: its teachers by name, the random id of its process, its software version."""
+
+    teachers: Mapping[str, pb.TeacherInfo]
+    instance_id: str
+    server_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreCall:
+    """One call for scores.
+
+    Attributes:
+        request_id: unique per attempt.
+        info: description of the teacher; bounds the answer (vocabulary, hidden size).
+        items: the rows.
+        spec: the payload.
+        temperature: divides the logits.
+        weights_hash: weights that must produce the numbers.
+        shared_memory_token: what the server's GetLoad returned, or "".
+    """
+
+    request_id: str
+    info: pb.TeacherInfo
+    items: Sequence[ScoreItem]
+    spec: PayloadSpec
+    temperature: float
+    weights_hash: str
+    shared_memory_token: str = ""
+
+
+class ReplicaLink(Protocol):
+    """A connection to one server. Every method raises `OpdError`s only, and may be cancelled at any point."""
+
+    address: str
+
+    async def describe(self, timeout: float) -> Description:
+        """What the server is; `timeout` in seconds."""
+        ...
+
+    async def load(self, timeout: float) -> pb.GetLoadResponse:
+        """The server's load; `timeout` in seconds."""
+        ...
+
+    def score(self, call: ScoreCall, timeout: float | None, idle: float) -> AsyncGenerator[tuple[int, Scores], None]:
+        """Yields (index of the row, its validated scores), each row once.
+
+        Args:
+            call: the rows and the payload.
+            timeout: seconds until the whole call must be over, None for no limit.
+            idle: seconds without a message after which the call is given up with `DeadlineError`.
+        """
+        ...
+
+    async def head(self, teacher: str, expected_hash: str, timeout: float) -> Head:
+        """The teacher's output head, checked against its hash."""
+        ...
+
+    async def reconnect(self) -> None:
+        """Forget the connection and its backoff, so that the next call tries at once."""
+        ...
+
+    async def close(self) -> None:
+        """Free everything; calls under way fail."""
+        ...
+
+
+LinkFactory = Callable[[str], ReplicaLink]

@@ -1,0 +1,93 @@
+"""A teacher's pool: what all its replicas must be and compute, and since when nobody can serve it."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opd.errors import IncompatibleTeacherError
+from opd.fleet.agreement import Identity, elect, medoid
+from opd.wire.bounds import RequestBounds
+from opd.wire.types import Head
+from opd.wire.v1 import teacher_pb2 as pb
+
+
+@dataclass(eq=False)
+class Pool:
+    """One teacher over all its replicas.
+
+    Attributes:
+        name: the teacher.
+        info: its description with the strictest limits of all replicas seen, None before the first.
+        bounds: the same for the checks of a row.
+        identity: what every replica must be; None before the election.
+        reference: [T] log-probs of the probe, nats; None before the first replica was admitted.
+        heads: fetched heads by content hash.
+        down_since: time since when no replica is usable, None while one is.
+        rows: rows submitted and not yet done.
+    """
+
+    name: str
+    info: pb.TeacherInfo | None = None
+    bounds: RequestBounds | None = None
+    identity: Identity | None = None
+    reference: NDArray[np.float32] | None = None
+    heads: dict[str, Head] = field(default_factory=dict)
+    down_since: float | None = None
+    rows: int = 0
+
+    def choose(self, seen: dict[str, pb.TeacherInfo], pinned: str = "") -> Identity:
+        """The pool's identity; elects it among the replicas seen (address to description) when there is none yet.
+
+        Raises:
+            IncompatibleTeacherError: when nobody has the pinned weights, or no side has a majority.
+        """
+        if self.identity is not None:
+            return self.identity
+        identities = {address: Identity.of(info) for address, info in seen.items()}
+        self.identity = elect(identities, pinned)
+        if self.identity is None and (pinned or not seen):
+            found = ", ".join(f"{address} has {who.weights_hash[:12]}..." for address, who in identities.items())
+            raise IncompatibleTeacherError(
+                f"teacher {self.name!r} must have weights {pinned[:12]}..., but {found}; "
+                "serve those weights or change expected_weights."
+            )
+        if self.identity is None:
+            (one, first), (other, second) = _opponents(identities)
+            raise IncompatibleTeacherError(
+                f"the replicas of teacher {self.name!r} are not the same: {other} has {second.differences(first)} at "
+                f"{one}; stop one of them or name the right weights in expected_weights."
+            )
+        return self.identity
+
+    def join(self, info: pb.TeacherInfo) -> None:
+        """Take an agreeing replica's limits and capabilities into account: the pool can do what all can do."""
+        merged = pb.TeacherInfo()
+        merged.CopyFrom(info)
+        if self.info is not None:
+            for name in info.limits.DESCRIPTOR.fields_by_name:
+                one, other = getattr(self.info.limits, name), getattr(info.limits, name)
+                setattr(merged.limits, name, min(one, other) or max(one, other))
+            del merged.payloads[:]
+            merged.payloads.extend(kind for kind in info.payloads if kind in self.info.payloads)
+            merged.supports_temperature = info.supports_temperature and self.info.supports_temperature
+            merged.deterministic = info.deterministic and self.info.deterministic
+            merged.state = pb.TEACHER_STATE_READY
+        self.info = merged
+        self.bounds = RequestBounds.from_info(merged)
+
+    def settle_reference(self, vectors: list[NDArray[np.float32]]) -> NDArray[np.float32]:
+        """The reference of the probe; when there is none yet, the answer closest to the others', the first of two."""
+        if self.reference is None:
+            self.reference = vectors[medoid(vectors)]
+        return self.reference
+
+    def adopt(self) -> None:
+        """Forget what the replicas must be: the next election decides anew."""
+        self.info = self.bounds = self.identity = self.reference = None
+
+
+def _opponents(identities: dict[str, Identity]) -> list[tuple[str, Identity]]:
+    """The first replica and the first that differs from it."""
+    first = next(iter(identities.items()))
+    return [first, next(entry for entry in identities.items() if entry[1] != first[1])]
