@@ -63,6 +63,10 @@ class Verifier(Protocol):
         """Judge `completion`, the decoded answer without special tokens; must not raise."""
         ...
 
+    def close(self) -> None:
+        """Release worker processes; the verifier can be used again afterwards."""
+        ...
+
 
 def guarded(check: Callable[[Prompt, str], Verdict], prompt: Prompt, completion: str) -> Verdict:
     """Run a check; an exception becomes an unknown verdict, because a broken verifier says nothing about an answer."""

@@ -1,0 +1,121 @@
+"""Tasks of reasoning-gym, by the name of the dataset, with the dataset's own verifier.
+
+Several of its verifiers evaluate expressions or solve puzzles and may take long, so they run in a worker process,
+which makes the problem again from its number.
+"""
+
+import json
+import warnings
+from collections.abc import Mapping
+from functools import lru_cache
+from random import Random
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from opd.config import Settings
+from opd.errors import ConfigError
+from opd.tasks.prompt import Prompt
+from opd.tasks.verdict import Verdict
+from opd.tasks.worker import CheckFailed, Worker
+
+_SIZE = 2**30
+"""Problems are numbered below this; the number decides the problem."""
+
+
+class ReasoningGymOptions(Settings):
+    """Which dataset, and how hard."""
+
+    dataset: str = Field(description="Name of a reasoning-gym dataset, for example leg_counting.")
+    config: dict[str, Any] = Field(
+        default_factory=dict, description="That dataset's own settings; size and seed aside."
+    )
+    timeout: float = Field(default=10.0, gt=0, description="Seconds after which a check counts as unknown.")
+    system: str | None = Field(default=None, description="System message, which makes prompts chat messages.")
+
+
+class ReasoningGym:
+    """Problems of one dataset; `Prompt.extra["number"]` tells the verifier which one.
+
+    A completion may wrap its answer in `<answer>...</answer>`; otherwise all of it is the answer. Partial scores of
+    the dataset become the verdict's value.
+    """
+
+    Options: ClassVar[type[Settings]] = ReasoningGymOptions
+
+    def __init__(self, options: ReasoningGymOptions) -> None:
+        self.options = options
+        self._data = open_dataset(options.dataset, options.config)
+        self._worker = Worker("opd.tasks.gym:check", options.timeout)
+
+    def draw(self, random: Random) -> Prompt:
+        """One problem."""
+        number = random.randrange(_SIZE)
+        entry = self._data[number]
+        question, answer = str(entry["question"]), entry["answer"]
+        system = self.options.system
+        return Prompt.make(
+            question
+            if system is None
+            else [{"role": "system", "content": system}, {"role": "user", "content": question}],
+            answer=None if answer is None else str(answer),
+            domain=self.options.dataset,
+            extra={"number": number},
+        )
+
+    def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        """Score a completion with the dataset's `score_answer`."""
+        request = {
+            "dataset": self.options.dataset,
+            "config": self.options.config,
+            "number": prompt.extra["number"],
+            "completion": completion,
+        }
+        try:
+            return Verdict.score(self._worker.ask(request)["score"])
+        except CheckFailed as error:
+            return Verdict.unknown(str(error))
+
+    def close(self) -> None:
+        """Stop the worker process."""
+        self._worker.close()
+
+
+def open_dataset(name: str, config: Mapping[str, Any]) -> Any:
+    """A reasoning-gym dataset whose items depend on their number alone.
+
+    Raises:
+        ConfigError: when reasoning-gym is not installed, or knows no such dataset or setting.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # from a dependency, on the first import
+            from reasoning_gym import create_dataset
+    except ImportError as error:
+        raise ConfigError(
+            f"task reasoning_gym needs the package reasoning-gym ({error}); install opd[envs]."
+        ) from error
+    for key in ("size", "seed"):
+        if key in config:
+            raise ConfigError(f"reasoning-gym's {key!r} is set by the run; remove it from config.")
+    try:
+        return create_dataset(name, size=_SIZE, seed=0, **config)
+    except (ValueError, TypeError, AssertionError, KeyError) as error:
+        raise ConfigError(f"reasoning-gym dataset {name!r} with config {dict(config)!r}: {error}.") from error
+
+
+def check(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The worker's side: score request["completion"]."""
+    from reasoning_gym.utils import extract_answer
+
+    data = _cached(request["dataset"], json.dumps(request["config"]))
+    completion = request["completion"]
+    answer = extract_answer(completion)
+    return {
+        "score": float(data.score_answer(completion.strip() if answer is None else answer, data[request["number"]]))
+    }
+
+
+@lru_cache(maxsize=64)
+def _cached(name: str, config: str) -> Any:
+    return open_dataset(name, json.loads(config))

@@ -1,0 +1,64 @@
+"""Verification of free-form mathematical answers by math-verify, in a worker process with a time limit.
+
+math-verify limits its own time by SIGALRM, which works in a main thread only; the worker's limit works everywhere and
+also ends checks that hang inside sympy.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from opd.tasks.prompt import Prompt
+from opd.tasks.verdict import Verdict
+from opd.tasks.worker import CheckFailed, Worker
+
+
+class MathVerifier:
+    r"""Correct when the completion's final answer equals the reference mathematically, for example 1/2 and 0.5.
+
+    The reference may be plain ("42", "\frac{1}{2}") or carry its own `$...$` or `\boxed{...}`. Unknown when there is
+    no reference, it cannot be parsed, or a check fails or outlasts `timeout` seconds. Source: math-verify's
+    `parse` and `verify` with their default extraction.
+    """
+
+    def __init__(self, timeout: float = 10.0) -> None:
+        self._worker = Worker("opd.tasks.maths:check", timeout)
+
+    def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        """See `Verifier.verify`."""
+        if prompt.answer is None:
+            return Verdict.unknown("the prompt has no answer")
+        try:
+            answer = self._worker.ask({"reference": prompt.answer, "completion": completion})
+        except CheckFailed as error:
+            return Verdict.unknown(str(error))
+        return Verdict.of(bool(answer["right"]), str(answer["reason"]))
+
+    def close(self) -> None:
+        """Stop the worker process."""
+        self._worker.close()
+
+
+def check(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The worker's side: compare request["completion"] with request["reference"]."""
+    from math_verify import parse, verify
+
+    found = parse(request["completion"], parsing_timeout=None, raise_on_error=True)
+    reference = _reference(request["reference"])
+    if not found:
+        return {"right": False, "reason": "the completion holds no mathematical answer"}
+    right = verify(reference, found, timeout_seconds=None, raise_on_error=True)
+    return {"right": bool(right), "reason": "" if right else f"expected {request['reference'][:80]}"}
+
+
+@lru_cache(maxsize=4096)
+def _reference(text: str) -> Any:
+    from math_verify import parse
+
+    marked = "$" in text or "\\boxed" in text or "\\(" in text or "\\[" in text
+    # Answers of data sets come without delimiters, and a bare fraction would be read as its digits.
+    for form in [text] if marked else [f"\\boxed{{{text}}}", text]:
+        parsed = parse(form, parsing_timeout=None, raise_on_error=True)
+        if parsed:
+            return parsed
+    raise ValueError(f"the reference answer {text[:80]!r} cannot be parsed")

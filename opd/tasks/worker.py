@@ -1,0 +1,146 @@
+"""A child process that runs checks which may hang or crash, with a time limit on each.
+
+Run as `python -m opd.tasks.worker`, it reads one JSON request per line and answers with one JSON line. A child of its
+own kind, instead of multiprocessing, needs no guard in the caller's main module, works from any thread, and ends by
+itself when the caller goes away, because its standard input closes.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+START_LIMIT = 120.0
+"""Seconds a child may take to import its libraries."""
+
+Answer = Mapping[str, Any]
+
+
+class CheckFailed(Exception):
+    """A check that timed out or broke; says nothing about the answer that was checked."""
+
+
+class Worker:
+    """One child process, started on first use and again after every time-out. Safe to call from several threads.
+
+    Args:
+        check: dotted path "module:function" of `function(request) -> answer`, both JSON objects, run in the child.
+        timeout: seconds per request.
+    """
+
+    def __init__(self, check: str, timeout: float) -> None:
+        self._check, self._timeout = check, timeout
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def ask(self, request: Mapping[str, Any]) -> Answer:
+        """Run one check.
+
+        Raises:
+            CheckFailed: when it raises, takes too long, or takes the child down.
+        """
+        with self._lock:
+            child = self._running()
+            try:
+                answer = self._exchange(child, json.dumps(request), self._timeout)
+            except BaseException:
+                # Also on Ctrl-C: a child that is still busy would answer the next request with this one's result.
+                self._stop()
+                raise
+        if "error" in answer:
+            raise CheckFailed(str(answer["error"]))
+        return answer
+
+    def close(self) -> None:
+        """Stop the child; the next request starts another."""
+        with self._lock:
+            self._stop()
+
+    def _running(self) -> "subprocess.Popen[bytes]":
+        if self._child is None or self._child.poll() is not None:
+            self._stop()
+            self._child = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", "opd.tasks.worker", self._check],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+            )
+            try:
+                answer = self._exchange(self._child, "", START_LIMIT)
+            except BaseException:
+                self._stop()
+                raise
+            if "error" in answer:
+                self._stop()
+                raise CheckFailed(str(answer["error"]))
+        return self._child
+
+    def _exchange(self, child: "subprocess.Popen[bytes]", line: str, limit: float) -> Answer:
+        """Send a line, if there is one, and wait for a line."""
+        assert child.stdin is not None and child.stdout is not None  # both are pipes
+        deadline = time.monotonic() + limit
+        received = b""
+        try:
+            if line:
+                child.stdin.write(line.encode() + b"\n")
+            with selectors.DefaultSelector() as selector:
+                selector.register(child.stdout, selectors.EVENT_READ)
+                while not received.endswith(b"\n"):
+                    if not selector.select(max(0.0, deadline - time.monotonic())):
+                        raise CheckFailed(f"no answer within {limit:g} s")
+                    piece = os.read(child.stdout.fileno(), 65536)
+                    if not piece:
+                        raise CheckFailed("the worker process ended")
+                    received += piece
+        except BrokenPipeError as error:
+            raise CheckFailed("the worker process ended") from error
+        answer: Answer = json.loads(received)
+        return answer
+
+    def _stop(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            child.wait()
+            for pipe in (child.stdin, child.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+    def __del__(self) -> None:
+        self._stop()
+
+
+def serve(path: str) -> None:
+    """The child's side: answer requests with the function at `path` until standard input closes."""
+    # The answers keep the real standard output; whatever a check prints goes to standard error.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def reply(answer: Answer) -> None:
+        print(json.dumps(answer), file=answers, flush=True)
+
+    try:
+        module, _, name = path.partition(":")
+        check: Callable[[Mapping[str, Any]], Answer] = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        reply({"error": f"{type(error).__name__}: {error}"})
+        return
+    reply({})
+    for line in sys.stdin:
+        try:
+            reply(check(json.loads(line)))
+        except Exception as error:
+            reply({"error": f"{type(error).__name__}: {error}"})
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        serve(sys.argv[1])
