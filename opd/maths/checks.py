@@ -1,0 +1,98 @@
+"""Argument checks of the mathematics: every refusal is a `ValueError` naming the argument, its shape and its value.
+
+Shapes, dtypes and Python scalars are checked always. Values inside tensors are checked only where that does not make
+the caller wait for a device: on CPU by default, on an accelerator when asked.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def describe(name: str, tensor: Tensor) -> str:
+    """`name` with dtype and shape, as messages show it."""
+    return f"{name} ({str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)})"
+
+
+def check_logits(name: str, logits: Tensor) -> None:
+    """Refuses logits that are not floating point or have no vocabulary axis."""
+    if not logits.is_floating_point():
+        raise ValueError(f"{describe(name, logits)} must be floating point; cast it with .float().")
+    if logits.ndim < 1 or logits.shape[-1] < 1:
+        raise ValueError(f"{describe(name, logits)} needs a last axis of at least one vocabulary entry.")
+
+
+def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...], like: str) -> None:
+    """Refuses a tensor whose shape is not `expected`, the shape that `like` implies."""
+    if tuple(tensor.shape) != expected:
+        raise ValueError(f"{describe(name, tensor)} must have shape {list(expected)} to match {like}.")
+
+
+def check_ids(
+    name: str, ids: Tensor, vocabulary: int, *, distinct: bool = False, check_values: bool | None = None
+) -> None:
+    """Refuses ids that are not integers, out of [0, vocabulary), or repeated within a row when `distinct`."""
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"{describe(name, ids)} must be int64 or int32; cast it with .long().")
+    if not should_check_values(ids, check_values) or ids.numel() == 0:
+        return
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocabulary:
+        bad = low if low < 0 else high
+        raise ValueError(f"{describe(name, ids)} holds the id {bad}, which is outside the vocabulary of {vocabulary}.")
+    if distinct and ids.shape[-1] > 1:
+        ordered = ids.sort(dim=-1).values
+        repeated = (ordered[..., 1:] == ordered[..., :-1]).flatten(0, -2).any(-1)
+        if bool(repeated.any()):
+            row = int(repeated.nonzero()[0])
+            raise ValueError(f"{describe(name, ids)} repeats an id in row {row}; ids of one position must be distinct.")
+
+
+def check_mask(name: str, mask: Tensor | None, expected: tuple[int, ...], like: str) -> None:
+    """Refuses a mask that is not boolean or not of the shape of the positions."""
+    if mask is None:
+        return
+    if mask.dtype != torch.bool:
+        raise ValueError(f"{describe(name, mask)} must be bool, True where a token counts; cast it with .bool().")
+    check_shape(name, mask, expected, like)
+
+
+def check_temperature(temperature: float) -> None:
+    """Refuses a temperature that is not a positive finite number."""
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise ValueError(f"temperature must be a finite number above 0, but is {temperature!r}.")
+
+
+def check_fraction(name: str, value: float, *, low_open: bool = False, high_open: bool = False, hint: str = "") -> None:
+    """Refuses a number outside the unit interval, its ends included or not."""
+    above = value > 0 if low_open else value >= 0
+    below = value < 1 if high_open else value <= 1
+    if not (above and below):
+        interval = f"{'(' if low_open else '['}0, 1{')' if high_open else ']'}"
+        raise ValueError(f"{name} must lie in {interval}, but is {value!r}{'; ' + hint if hint else ''}.")
+
+
+def should_check_values(tensor: Tensor, asked: bool | None) -> bool:
+    """Whether to look inside a tensor: as asked, by default on CPU only, and never while compiling."""
+    if torch.compiler.is_compiling():
+        return False
+    return tensor.device.type == "cpu" if asked is None else asked
+
+
+def check_rows_finite(name: str, rows: Tensor, log_z: Tensor, mask: Tensor | None) -> None:
+    """Refuses logits with NaN, +inf or nothing but -inf in a row that counts.
+
+    Args:
+        name: the argument.
+        rows: [N, V], the logits, to name the offending value.
+        log_z: [N], their logsumexp: finite exactly when the row is usable.
+        mask: [N] bool, rows that count, or None for all.
+    """
+    bad = ~log_z.isfinite()
+    if mask is not None:
+        bad &= mask
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        value = "NaN" if bool(rows[row].isnan().any()) else "+inf" if bool((rows[row] > 0).any()) else "only -inf"
+        raise ValueError(f"{describe(name, rows)} holds {value} in row {row}; mask the row or repair the model.")

@@ -1,0 +1,230 @@
+"""Exact divergences between two sets of logits, with analytic gradients.
+
+    from opd.maths import forward_kl, reverse_kl, jsd
+    loss = reverse_kl(student_logits, teacher_logits, mask=mask).mean
+
+Direction is in the name: `forward_kl` is KL(teacher || student), `reverse_kl` is KL(student || teacher). All values are
+in nats of the tempered distributions softmax(logits / temperature); no temperature**2 factor is applied. The teacher
+carries no gradient. Forward and backward run over blocks of rows: beyond the inputs they hold one [N, V] gradient.
+Logits that exist only as hidden states times a head belong to `linear_divergence`, which never builds them.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from opd.maths.blocks import accumulator_dtype, flat_rows, row_blocks, select_rows
+from opd.maths.checks import (
+    check_logits,
+    check_mask,
+    check_rows_finite,
+    check_shape,
+    check_temperature,
+    should_check_values,
+)
+from opd.maths.pointwise import Kind, Spec, divergence_spec, term_and_slope
+from opd.maths.result import Divergence, reduced
+
+
+def forward_kl(
+    student_logits: Float[Tensor, "*N V"],
+    teacher_logits: Float[Tensor, "*N V"],
+    *,
+    temperature: float = 1.0,
+    mask: Bool[Tensor, "*N"] | None = None,
+    check_values: bool | None = None,
+) -> Divergence:
+    """KL(teacher || student) per position: mass-covering; gradient p - q on the student's logits.
+
+    Args:
+        student_logits: [..., V], any float dtype, carries the gradient; -inf where both sides mask an entry.
+        teacher_logits: [..., V], same shape; detached.
+        temperature: divides both sides' logits, above 0.
+        mask: [...] bool, True where a position counts; masked rows may hold NaN and get a zero gradient.
+        check_values: whether to refuse non-finite rows; by default on CPU only, as an accelerator would have to wait.
+
+    Returns:
+        Nats per token and reductions, with the entropies of both sides. Infinite where the teacher has mass on an
+        entry that the student excludes with -inf.
+
+    Raises:
+        ValueError: for shapes, dtypes, temperature or logits that cannot work.
+    """
+    return _exact(student_logits, teacher_logits, Spec(Kind.FORWARD_KL), temperature, mask, check_values)
+
+
+def reverse_kl(
+    student_logits: Float[Tensor, "*N V"],
+    teacher_logits: Float[Tensor, "*N V"],
+    *,
+    temperature: float = 1.0,
+    mask: Bool[Tensor, "*N"] | None = None,
+    check_values: bool | None = None,
+) -> Divergence:
+    """KL(student || teacher) per position: mode-seeking; gradient p (log p - log q - KL).
+
+    Arguments, result and errors as for `forward_kl`; infinite where the student has mass on an entry that the
+    teacher excludes with -inf.
+    """
+    return _exact(student_logits, teacher_logits, Spec(Kind.REVERSE_KL), temperature, mask, check_values)
+
+
+def jsd(
+    student_logits: Float[Tensor, "*N V"],
+    teacher_logits: Float[Tensor, "*N V"],
+    *,
+    beta: float = 0.5,
+    normalised: bool = False,
+    temperature: float = 1.0,
+    mask: Bool[Tensor, "*N"] | None = None,
+    check_values: bool | None = None,
+) -> Divergence:
+    """Generalised Jensen-Shannon divergence: beta KL(T || M) + (1 - beta) KL(S || M), M = beta T + (1 - beta) S.
+
+    The convention of GKD (arXiv 2306.13649). It vanishes at both ends, so beta changes the gradient's scale by orders
+    of magnitude; `normalised` divides by beta (1 - beta), which is continuous on [0, 1] with forward_kl at 0 and
+    reverse_kl at 1 (and four times the JSD at 0.5).
+
+    Args:
+        student_logits: as for `forward_kl`.
+        teacher_logits: as for `forward_kl`.
+        beta: the teacher's share of the mixture, in (0, 1), or in [0, 1] when normalised.
+        normalised: divide by beta (1 - beta).
+        temperature: as for `forward_kl`.
+        mask: as for `forward_kl`.
+        check_values: as for `forward_kl`.
+
+    Returns:
+        Nats per token; always finite, at most log 2 at beta 0.5 without normalisation.
+
+    Raises:
+        ValueError: as for `forward_kl`, and for beta out of range.
+    """
+    spec = divergence_spec("jsd", weight=beta, normalised=normalised)
+    return _exact(student_logits, teacher_logits, spec, temperature, mask, check_values)
+
+
+def skew_forward_kl(
+    student_logits: Float[Tensor, "*N V"],
+    teacher_logits: Float[Tensor, "*N V"],
+    *,
+    alpha: float = 0.1,
+    temperature: float = 1.0,
+    mask: Bool[Tensor, "*N"] | None = None,
+    check_values: bool | None = None,
+) -> Divergence:
+    """KL(T || alpha T + (1 - alpha) S), bounded by -log alpha (DistiLLM, arXiv 2402.03898); alpha in [0, 1).
+
+    Arguments, result and errors otherwise as for `forward_kl`, which it is at alpha 0.
+    """
+    spec = divergence_spec("skew_forward_kl", weight=alpha)
+    return _exact(student_logits, teacher_logits, spec, temperature, mask, check_values)
+
+
+def skew_reverse_kl(
+    student_logits: Float[Tensor, "*N V"],
+    teacher_logits: Float[Tensor, "*N V"],
+    *,
+    alpha: float = 0.1,
+    temperature: float = 1.0,
+    mask: Bool[Tensor, "*N"] | None = None,
+    check_values: bool | None = None,
+) -> Divergence:
+    """KL(S || alpha S + (1 - alpha) T), bounded by -log alpha (DistiLLM, arXiv 2402.03898); alpha in [0, 1).
+
+    Arguments, result and errors otherwise as for `forward_kl`; it is `reverse_kl` at alpha 0.
+    """
+    spec = divergence_spec("skew_reverse_kl", weight=alpha)
+    return _exact(student_logits, teacher_logits, spec, temperature, mask, check_values)
+
+
+def total_variation(
+    student_logits: Float[Tensor, "*N V"],
+    teacher_logits: Float[Tensor, "*N V"],
+    *,
+    temperature: float = 1.0,
+    mask: Bool[Tensor, "*N"] | None = None,
+    check_values: bool | None = None,
+) -> Divergence:
+    """Total variation distance, half the L1 distance of the probabilities, in [0, 1] (a probability, not nats).
+
+    Arguments, result and errors as for `forward_kl`. Its gradient is a subgradient where probabilities are equal.
+    """
+    return _exact(student_logits, teacher_logits, Spec(Kind.TOTAL_VARIATION), temperature, mask, check_values)
+
+
+def _exact(
+    student: Tensor, teacher: Tensor, spec: Spec, temperature: float, mask: Tensor | None, check_values: bool | None
+) -> Divergence:
+    check_logits("student_logits", student)
+    check_logits("teacher_logits", teacher)
+    check_shape("teacher_logits", teacher, tuple(student.shape), "student_logits")
+    check_temperature(temperature)
+    leading = tuple(student.shape[:-1])
+    check_mask("mask", mask, leading, "the leading axes of student_logits")
+    flat_mask = None if mask is None else mask.reshape(-1)
+    rows, targets = flat_rows(student), flat_rows(teacher.detach())
+    check = should_check_values(student, check_values)
+    outputs = _LogitDivergence.apply(rows, targets, flat_mask, spec, temperature, check)
+    per_token, student_entropy, teacher_entropy = (out.reshape(leading) for out in outputs)
+    return reduced(per_token, mask, student_entropy=student_entropy, teacher_entropy=teacher_entropy)
+
+
+class _LogitDivergence(torch.autograd.Function):
+    """Value per row, and the gradient recomputed from the logits in the backward pass, block by block."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, student: Tensor, teacher: Tensor, mask: Tensor | None, spec: Spec, temperature: float, check: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dtype = accumulator_dtype(student, teacher)
+        # Columns: log_z student, log_z teacher, value, sum of slopes, entropy student, entropy teacher.
+        stats = torch.empty(6, student.shape[0], dtype=dtype, device=student.device)
+        for block in row_blocks(student):
+            stats[:, block] = _block_statistics(student[block], teacher[block], spec, temperature, dtype)
+        if check:
+            check_rows_finite("student_logits", student, stats[0], mask)
+            check_rows_finite("teacher_logits", teacher, stats[1], mask)
+        if mask is not None:
+            stats = torch.where(mask, stats, torch.zeros_like(stats))
+        ctx.save_for_backward(student, teacher, mask, stats)
+        ctx.spec, ctx.temperature = spec, temperature
+        entropies = stats[4], stats[5]
+        ctx.mark_non_differentiable(*entropies)
+        return stats[2] * spec.scale, *entropies
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        student, teacher, mask, stats = ctx.saved_tensors
+        out = torch.empty_like(student)
+        factor = (grad * (ctx.spec.scale / ctx.temperature)).unsqueeze(-1)
+        for block in row_blocks(student):
+            log_p = log_probs(student[block], stats[0, block], ctx.temperature)
+            log_q = log_probs(teacher[block], stats[1, block], ctx.temperature)
+            slope = term_and_slope(ctx.spec, log_p, log_q)[1]
+            gradient = (slope - log_p.exp() * stats[3, block].unsqueeze(-1)) * factor[block]
+            chosen = select_rows(mask, block)
+            out[block] = gradient if chosen is None else torch.where(chosen, gradient, torch.zeros_like(gradient))
+        return out, None, None, None, None, None
+
+
+def log_probs(logits: Tensor, log_z: Tensor, temperature: float) -> Tensor:
+    """[n, V] log-probs of a block from logits and their logsumexp at this temperature, in the dtype of `log_z`."""
+    scaled = logits.to(log_z.dtype, copy=True)
+    return scaled.div_(temperature).sub_(log_z.unsqueeze(-1))
+
+
+def _block_statistics(student: Tensor, teacher: Tensor, spec: Spec, temperature: float, dtype: torch.dtype) -> Tensor:
+    log_zs = [torch.logsumexp(logits.to(dtype) / temperature, dim=-1) for logits in (student, teacher)]
+    log_p = log_probs(student, log_zs[0], temperature)
+    log_q = log_probs(teacher, log_zs[1], temperature)
+    term, slope = term_and_slope(spec, log_p, log_q)
+    return torch.stack([*log_zs, term.sum(-1), slope.sum(-1), entropy(log_p), entropy(log_q)])
+
+
+def entropy(log_probs: Tensor) -> Tensor:
+    """[n] entropy in nats of rows of log-probs [n, V]; entries of -inf contribute nothing."""
+    return -(log_probs.exp() * log_probs.clamp(min=torch.finfo(log_probs.dtype).min)).sum(-1)

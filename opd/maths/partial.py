@@ -1,0 +1,200 @@
+"""Reverse KL from part of the teacher's distribution: an exact head plus one sampled token for the tail. The default.
+
+    ids = student_logits.topk(64).indices                       # chosen without looking at the sampled token
+    loss = head_tail_reverse_kl(student_logits, y, ids, teacher_log_probs, teacher_sampled, teacher_log_tail).mean
+
+Write S for the candidates, p for the student, q for the teacher, r = log p - log q, y ~ p for the sampled token. The
+gradient of KL(p || q) is sum_i p_i r_i grad log p_i. The head, i in S, is summed exactly with detached weights; the
+tail, i not in S, is estimated by the one token that was drawn anyway:
+
+    sum_S sg(p_i (r_i - b)) log p_i  +  sg(p_tail (c - b)) log p_tail  +  1[y not in S] sg(w (r_y - c)) log p_y
+
+Any b and c that do not depend on y leave the expectation unchanged, for every K from 0 to V, so the choice is variance
+only: `tail_mean` takes c = log p_tail - log q_tail + KL of the head's conditionals, an estimate of the tail's mean r;
+`head_kl` takes b = c = sum_S p r; `none` takes 0. Measured in docs/estimators.md. Differentiating sum_S p r itself
+would add grad p(S), which drains the head (the "+1" bias, arXiv 2605.11182).
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from opd.maths.checks import check_shape
+from opd.maths.result import Divergence, reduced
+from opd.maths.scores import TokenScores, score_tokens
+
+#: Choices of the tail's baseline.
+BASELINES = ("tail_mean", "head_kl", "none")
+
+
+def head_tail_reverse_kl(
+    student: Float[Tensor, "*N V"] | TokenScores,
+    sampled_ids: Int[Tensor, "*N"],
+    candidate_ids: Int[Tensor, "*N K"],
+    teacher_log_probs: Float[Tensor, "*N K"],
+    teacher_sampled: Float[Tensor, "*N"],
+    teacher_log_tail: Float[Tensor, "*N"] | None = None,
+    *,
+    mask: Bool[Tensor, "*N"] | None = None,
+    temperature: float = 1.0,
+    baseline: str | None = None,
+    behaviour_log_probs: Float[Tensor, "*N"] | None = None,
+    importance_cap: float | None = None,
+    check_values: bool | None = None,
+) -> Divergence:
+    """KL(student || teacher) whose gradient is unbiased on policy, from K candidates and the sampled token.
+
+    Args:
+        student: [..., V] logits with gradient, or their scores at these ids.
+        sampled_ids: [...] the token y that was drawn.
+        candidate_ids: [..., K] distinct, chosen without looking at y: the student's top-k (payload gather), the
+            teacher's (payload topk), also of an older policy.
+        teacher_log_probs: [..., K] at the candidates, over the teacher's full vocabulary at `temperature`.
+        teacher_sampled: [...] at y.
+        teacher_log_tail: [...] the teacher's log mass outside the candidates; enables the `tail_mean` baseline.
+        mask: [...] bool, True where a token counts.
+        temperature: of the student's logits; sampling must have used the same.
+        baseline: "tail_mean", "head_kl", "none", or None for the best available: `tail_mean` with a teacher tail,
+            else `head_kl` for K > 1, else `none`.
+        behaviour_log_probs: [...] log-probs of y under the policy that drew it, when that is not the student any more:
+            the tail is weighted with w = p(y) / mu(y). The head needs no weight.
+        importance_cap: upper bound of w; leaves a bias of the tail mass where w exceeds it. None for no cap.
+        check_values: whether to refuse bad values; by default on CPU only.
+
+    Returns:
+        `per_token` is an unbiased estimate of the KL in nats (single tokens may be negative); its gradient is the
+        estimator's. Diagnostics: head_kl, student_head_mass, teacher_head_mass, tail_sampled (1 where y is outside the
+        candidates), importance_weight.
+
+    Raises:
+        ValueError: for shapes, dtypes, ids or settings that cannot work.
+    """
+    if not isinstance(student, TokenScores):
+        student = score_tokens(
+            student,
+            candidate_ids=candidate_ids,
+            sampled_ids=sampled_ids,
+            temperature=temperature,
+            mask=mask,
+            check_values=check_values,
+        )
+    _check_teacher(student, candidate_ids, sampled_ids, teacher_log_probs, teacher_sampled, teacher_log_tail)
+    baseline = _resolve_baseline(baseline, candidate_ids.shape[-1], teacher_log_tail is not None)
+
+    head_log_p, tail_log_p, y_log_p = student.candidates, student.log_tail, student.sampled
+    p = head_log_p.detach().exp()
+    ratio = log_ratio(head_log_p, teacher_log_probs, mask)
+    head_kl = (p * ratio).sum(-1)
+    outside = ~(candidate_ids == sampled_ids.unsqueeze(-1)).any(-1)
+    weight = importance_weight(y_log_p, behaviour_log_probs, importance_cap, mask)
+    tail_ratio = log_ratio(y_log_p, teacher_sampled, mask)
+    tail_mass = tail_log_p.detach().exp()
+
+    centre = torch.zeros_like(head_kl)
+    head_coefficient = p * ratio
+    if baseline == "head_kl":
+        centre = head_kl
+        head_coefficient = p * (ratio - head_kl.unsqueeze(-1))
+    elif teacher_log_tail is not None and baseline == "tail_mean":
+        centre = _tail_mean(head_log_p.detach(), tail_log_p.detach(), teacher_log_probs, teacher_log_tail)
+    tail_coefficient = torch.where(outside, weight * (tail_ratio - centre), torch.zeros_like(weight))
+
+    surrogate = (head_coefficient * head_log_p).sum(-1) + tail_coefficient * y_log_p
+    if baseline == "tail_mean":
+        surrogate = surrogate + tail_mass * centre * torch.where(
+            tail_mass > 0, tail_log_p, torch.zeros_like(tail_log_p)
+        )
+    value = head_kl + torch.where(outside, weight * (tail_ratio - centre), 0.0) + tail_mass * centre
+    diagnostics = {
+        "head_kl": head_kl,
+        "student_head_mass": p.sum(-1),
+        "teacher_head_mass": teacher_log_probs.exp().sum(-1),
+        "tail_sampled": outside.to(p.dtype),
+        "importance_weight": weight,
+    }
+    per_token = with_value(surrogate, value)
+    return reduced(per_token, mask, student_entropy=student.entropy, diagnostics=diagnostics)
+
+
+def _finite(log_probs: Tensor) -> Tensor:
+    """Log-probs with -inf, which carries no mass and no gradient, replaced by 0."""
+    return torch.where(log_probs.isneginf(), torch.zeros_like(log_probs), log_probs)
+
+
+def with_value(surrogate: Tensor, value: Tensor) -> Tensor:
+    """A tensor with the numbers of `value` and the gradient of `surrogate`."""
+    return value.detach() + (surrogate - surrogate.detach())
+
+
+def log_ratio(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+    """The ratio log p - log q, detached; 0 where masked and where neither side has any mass."""
+    student, teacher = student.detach(), teacher.detach().to(student.dtype)
+    unused = student.isneginf()
+    if mask is not None:
+        unused = unused | ~mask.reshape(*mask.shape, *(1,) * (student.ndim - mask.ndim))
+    return torch.where(unused, torch.zeros_like(student), student - teacher)
+
+
+def importance_weight(
+    student: Tensor, behaviour: Tensor | None, cap: float | None, mask: Tensor | None
+) -> Float[Tensor, "..."]:
+    """Detached p(y) / mu(y), at most `cap`; ones without a behaviour policy and where masked.
+
+    Raises:
+        ValueError: for a cap without behaviour log-probs, a cap that is not positive, or a wrong shape.
+    """
+    if cap is not None and not cap > 0:
+        raise ValueError(f"importance_cap must be above 0 or None, but is {cap!r}.")
+    if behaviour is None:
+        if cap is not None:
+            raise ValueError(f"importance_cap is {cap!r} but behaviour_log_probs is None; give both or neither.")
+        return torch.ones_like(student.detach())
+    check_shape("behaviour_log_probs", behaviour, tuple(student.shape), "sampled_ids")
+    weight = log_ratio(student, behaviour, mask).exp()
+    return weight if cap is None else weight.clamp(max=cap)
+
+
+def _tail_mean(
+    student_head: Tensor, student_tail: Tensor, teacher_head: Tensor, teacher_tail: Tensor
+) -> Float[Tensor, "..."]:
+    """Estimate of E[r | tail]: the ratio of the tail masses plus the KL between the head's conditionals.
+
+    The first summand is the tail's mean r up to the KL between the tail's conditionals, which the head's stands in for.
+    Zero where either tail is empty or the head cannot be compared.
+    """
+    teacher_head, teacher_tail = (
+        teacher_head.detach().to(student_head.dtype),
+        teacher_tail.detach().to(student_head.dtype),
+    )
+    mean = student_tail - teacher_tail
+    if student_head.shape[-1] > 1:
+        log_p, log_q = student_head.log_softmax(-1), teacher_head.log_softmax(-1)
+        mean = mean + torch.where(log_p.isneginf(), 0.0, log_p.exp() * (log_p - log_q)).sum(-1)
+    return torch.where(mean.isfinite(), mean, torch.zeros_like(mean))
+
+
+def _resolve_baseline(baseline: str | None, k: int, has_tail: bool) -> str:
+    if baseline is None:
+        return "tail_mean" if has_tail and k else "head_kl" if k > 1 else "none"
+    if baseline not in BASELINES:
+        raise ValueError(f"baseline must be one of {', '.join(BASELINES)} or None, but is {baseline!r}.")
+    if baseline == "tail_mean" and not has_tail:
+        raise ValueError("baseline 'tail_mean' needs teacher_log_tail, which is None; use 'head_kl'.")
+    return baseline
+
+
+def _check_teacher(
+    student: TokenScores,
+    candidate_ids: Tensor,
+    sampled_ids: Tensor,
+    teacher_log_probs: Tensor,
+    teacher_sampled: Tensor,
+    teacher_log_tail: Tensor | None,
+) -> None:
+    leading = tuple(student.sampled.shape)
+    check_shape("candidate_ids", candidate_ids, tuple(student.candidates.shape), "the student's scores")
+    check_shape("sampled_ids", sampled_ids, leading, "the student's scores")
+    check_shape("teacher_log_probs", teacher_log_probs, tuple(candidate_ids.shape), "candidate_ids")
+    check_shape("teacher_sampled", teacher_sampled, leading, "sampled_ids")
+    if teacher_log_tail is not None:
+        check_shape("teacher_log_tail", teacher_log_tail, leading, "sampled_ids")

@@ -1,0 +1,108 @@
+"""KL from the sampled token alone: 4 bytes per token on the wire, an unbiased gradient, the most variance.
+
+With r = log p(y) - log q(y) at the sampled y ~ p (student p, teacher q):
+
+    policy_gradient   loss sg(w (r - b)) log p(y)    gradient unbiased for KL(p || q); b the control variate
+    k2                loss r^2 / 2                   the same gradient per sample as policy_gradient with b = 0
+    k1_loss           loss r, differentiated         expected gradient exactly zero: trains nothing
+    k3_loss           loss q/p - 1 + r               the gradient of KL(q || p), the forward KL
+
+The last two are biased as losses for the reverse KL and refused unless the bias is acknowledged. As *values* k1 = r and
+k3 are both unbiased. Source: http://joschu.net/blog/kl-approx.html; the expected gradients are tested by enumeration.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from opd.maths.checks import check_shape
+from opd.maths.partial import importance_weight, log_ratio, with_value
+from opd.maths.result import Divergence, reduced
+from opd.maths.scores import TokenScores, score_tokens
+
+#: Forms of the estimator; the last two need `acknowledge_bias`.
+FORMS = ("policy_gradient", "k2", "k1_loss", "k3_loss")
+_BIASED = {
+    "k1_loss": "its expected gradient is exactly zero",
+    "k3_loss": "its expected gradient is that of the forward KL",
+}
+
+
+def sampled_reverse_kl(
+    student: Float[Tensor, "*N V"] | TokenScores,
+    sampled_ids: Int[Tensor, "*N"],
+    teacher_sampled: Float[Tensor, "*N"],
+    *,
+    form: str = "policy_gradient",
+    control_variate: Float[Tensor, "*N"] | None = None,
+    mask: Bool[Tensor, "*N"] | None = None,
+    temperature: float = 1.0,
+    behaviour_log_probs: Float[Tensor, "*N"] | None = None,
+    importance_cap: float | None = None,
+    acknowledge_bias: bool = False,
+    check_values: bool | None = None,
+) -> Divergence:
+    """KL(student || teacher) from log-probs of the sampled token.
+
+    Args:
+        student: [..., V] logits with gradient, or their scores at `sampled_ids`.
+        sampled_ids: [...] the token y that was drawn.
+        teacher_sampled: [...] the teacher's log-prob of y at `temperature`.
+        form: "policy_gradient", "k2", or with `acknowledge_bias` "k1_loss" or "k3_loss".
+        control_variate: [...] b, nats, must not depend on y: the KL of the position, exact or over a top-k head
+            (vOPD, arXiv 2605.07865). policy_gradient only.
+        mask: [...] bool, True where a token counts.
+        temperature: of the student's logits; sampling must have used the same.
+        behaviour_log_probs: [...] log mu(y) of the policy that drew y: terms are weighted with w = p(y) / mu(y).
+        importance_cap: upper bound of w; biased where w exceeds it. None for no cap.
+        acknowledge_bias: allows the biased forms.
+        check_values: whether to refuse bad values; by default on CPU only.
+
+    Returns:
+        `per_token` has the numbers of w r (k2: w r^2 / 2, k3_loss: w k3) in nats and the gradient of the form.
+        Diagnostics: log_ratio (r), importance_weight.
+
+    Raises:
+        ValueError: for shapes, dtypes, ids or settings that cannot work, and for unacknowledged biased forms.
+    """
+    _check_form(form, acknowledge_bias, control_variate is not None)
+    if not isinstance(student, TokenScores):
+        student = score_tokens(
+            student, sampled_ids=sampled_ids, temperature=temperature, mask=mask, check_values=check_values
+        )
+    log_p = student.sampled
+    check_shape("sampled_ids", sampled_ids, tuple(log_p.shape), "the student's scores")
+    check_shape("teacher_sampled", teacher_sampled, tuple(log_p.shape), "sampled_ids")
+    ratio = log_ratio(log_p, teacher_sampled, mask)
+    weight = importance_weight(log_p, behaviour_log_probs, importance_cap, mask)
+    live_ratio = with_value(log_p, ratio)
+    if form == "policy_gradient":
+        advantage = ratio
+        if control_variate is not None:
+            check_shape("control_variate", control_variate, tuple(log_p.shape), "sampled_ids")
+            advantage = ratio - control_variate.detach()
+        per_token = with_value(weight * advantage * log_p, weight * ratio)
+    elif form == "k2":
+        per_token = 0.5 * weight * live_ratio.square()
+    elif form == "k1_loss":
+        per_token = weight * live_ratio
+    else:
+        per_token = weight * (torch.expm1(-live_ratio) + live_ratio)
+    return reduced(
+        per_token,
+        mask,
+        student_entropy=student.entropy,
+        diagnostics={"log_ratio": ratio, "importance_weight": weight},
+    )
+
+
+def _check_form(form: str, acknowledge_bias: bool, has_control_variate: bool) -> None:
+    if form not in FORMS:
+        raise ValueError(f"form must be one of {', '.join(FORMS)}, but is {form!r}.")
+    if form in _BIASED and not acknowledge_bias:
+        raise ValueError(
+            f"form {form!r} is biased as a loss for the reverse KL: {_BIASED[form]}; use 'policy_gradient' or 'k2', "
+            "or pass acknowledge_bias=True."
+        )
+    if has_control_variate and form != "policy_gradient":
+        raise ValueError(f"control_variate applies to form 'policy_gradient' only, but form is {form!r}.")
