@@ -1,0 +1,75 @@
+"""`opd plugins list` and `opd plugins show NAME`: what can be chosen by name, and its settings."""
+
+from importlib.metadata import entry_points
+from typing import Annotated, Any
+
+import typer
+from pydantic import BaseModel
+
+from opd.errors import ConfigError
+from opd.registry import Registry
+
+app = typer.Typer(no_args_is_help=True, help="Objectives, methods, tasks and engines that can be chosen by name.")
+
+
+def registries() -> list[Registry]:
+    """All registries of the installed floors, found by entry point; imports no torch."""
+    return [point.load() for point in sorted(entry_points(group="opd.registries"), key=lambda p: p.name)]
+
+
+@app.command("list")
+def list_plugins(
+    kind: Annotated[str | None, typer.Argument(help="objective, method, task or engine; all when left out.")] = None,
+) -> None:
+    """List what can be chosen by name, with where it comes from."""
+    from rich.console import Console
+    from rich.table import Table
+
+    known = registries()
+    if kind is not None and kind not in {registry.kind for registry in known}:
+        raise ConfigError(f"there is no kind {kind!r}; kinds are {', '.join(r.kind for r in known)}.")
+    table = Table(box=None, pad_edge=False)
+    for column in ("kind", "name", "what it is", "from"):
+        table.add_column(column)
+    for registry in known:
+        if kind in (None, registry.kind):
+            for entry in registry:
+                table.add_row(registry.kind, entry.name, entry.summary, entry.origin)
+    Console().print(table)
+
+
+@app.command()
+def show(name: Annotated[str, typer.Argument(help="A registered name or a dotted path module:Class.")]) -> None:
+    """Show a plug-in: its documentation and every setting with default and meaning."""
+    from rich.console import Console
+
+    found = [(r, e) for r in registries() for e in r if e.name == name]
+    if not found:
+        names = sorted({e.name for r in registries() for e in r})
+        raise ConfigError(f"there is no plug-in {name!r}; known: {', '.join(names)}.")
+    console = Console(highlight=False)
+    for registry, entry in found:
+        plugin = registry.load(entry.name)
+        console.print(f"[bold]{registry.kind} {entry.name}[/bold]  ({entry.path})\n", soft_wrap=True)
+        console.print(_documentation(plugin), markup=False)
+        for line in _settings(plugin):
+            console.print(line, markup=False, soft_wrap=True)
+
+
+def _documentation(plugin: Any) -> str:
+    import inspect
+    import sys
+
+    module = sys.modules.get(getattr(plugin, "__module__", ""), None)
+    return (inspect.getdoc(module) if module is not None else None) or inspect.getdoc(plugin) or ""
+
+
+def _settings(plugin: Any) -> list[str]:
+    model = getattr(plugin, "settings_type", None) or getattr(plugin, "Options", None)
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        return []
+    lines = ["", "settings:"]
+    for key, field in model.model_fields.items():
+        default = "required" if field.is_required() else f"default {field.get_default(call_default_factory=True)!r}"
+        lines.append(f"  {key}: {default}. {field.description or ''}")
+    return lines

@@ -1,0 +1,111 @@
+"""Checkpoints that survive a kill at any instant: written aside, fsynced, listed in a manifest, then renamed.
+
+    checkpoints/step-000050/model/     a Hugging Face folder, loads with plain transformers
+    checkpoints/step-000050/trainer/   optimizer, random states, loop and methods: safetensors and JSON
+    checkpoints/step-000050/manifest.json   SHA-256 and size of every file; its presence makes the checkpoint
+
+A checkpoint whose manifest does not hold is passed over in favour of the one before.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from opd.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+MANIFEST = "manifest.json"
+
+
+def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], *, keep: int) -> Path:
+    """Write the checkpoint of `step` and remove all but the newest `keep`.
+
+    Args:
+        root: folder of all checkpoints.
+        step: optimizer updates done.
+        write: fills the folder it is given.
+        keep: checkpoints to keep, at least 1.
+
+    Returns:
+        The checkpoint's folder.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    final = root / f"step-{step:06d}"
+    scratch = root / f".writing-step-{step:06d}-{os.getpid()}"
+    for leftover in root.glob(".writing-*"):
+        shutil.rmtree(leftover)
+    scratch.mkdir()
+    write(scratch)
+    files = sorted(path for path in scratch.rglob("*") if path.is_file())
+    entries = {str(p.relative_to(scratch)): {"sha256": _sha256(p), "bytes": p.stat().st_size} for p in files}
+    manifest = scratch / MANIFEST
+    manifest.write_text(json.dumps({"step": step, "files": entries}, indent=1), encoding="utf-8")
+    for path in [*files, manifest, *sorted(p for p in scratch.rglob("*") if p.is_dir()), scratch]:
+        _fsync(path)
+    if final.exists():
+        # The same step saved twice (an emergency checkpoint, then a regular one): the newer one replaces it.
+        shutil.rmtree(final)
+    scratch.rename(final)
+    _fsync(root)
+    for old in list_checkpoints(root)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def list_checkpoints(root: Path) -> list[Path]:
+    """Folders of complete checkpoints, oldest first; contents are not verified."""
+    return sorted(path.parent for path in root.glob(f"step-*/{MANIFEST}"))
+
+
+def latest_checkpoint(root: Path) -> Path | None:
+    """The newest checkpoint whose files all match its manifest; None when there are no checkpoints.
+
+    Raises:
+        CheckpointError: when there are checkpoints, but every one is damaged.
+    """
+    problems = []
+    for folder in reversed(list_checkpoints(root)):
+        problem = find_damage(folder)
+        if problem is None:
+            return folder
+        log.warning("checkpoint %s is damaged (%s); trying the one before", folder, problem)
+        problems.append(f"{folder.name}: {problem}")
+    if problems:
+        raise CheckpointError(
+            f"all checkpoints in {root} are damaged ({'; '.join(problems)}); restore one from a backup or start anew."
+        )
+    return None
+
+
+def find_damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, or None when every file matches the manifest."""
+    try:
+        entries = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{MANIFEST} cannot be read"
+    for name, entry in entries.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != entry["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes instead of {entry['bytes']}"
+        if _sha256(path) != entry["sha256"]:
+            return f"{name} has another SHA-256 than the manifest"
+    return None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,69 @@
+"""`opd train` and `opd eval`: student jobs from the command line."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="The student job; see docs/recipes.md.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[dotted.key=value ...]", help="Replace keys of the recipe.")
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check everything that can be checked without training: keys, plug-ins, prompts, and, when the "
+            "teachers are reachable, the handshake. Prints the resolved recipe.",
+        ),
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the newest intact checkpoint of the run folder.")
+    ] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="With --dry-run: do not contact teachers nor load prompts.")
+    ] = False,
+) -> None:
+    """Train a student: sample, let teachers score, learn.
+
+    RECIPE.yaml names the student, the teachers' endpoints, the prompts, the objective and the methods. Ctrl-C saves a
+    checkpoint and stops; --resume goes on from there with bit-identical results.
+    """
+    from opd.config import load_settings
+    from student.recipe import Recipe
+
+    job = load_settings(Recipe, recipe, overrides or ())
+    if dry_run:
+        from student.dry_run import check
+
+        typer.echo(check(job, offline=offline))
+        return
+    from student.loop import train as run
+
+    summary = run(job, resume=resume)
+    typer.echo(f"checkpoint: {summary['checkpoint']}")
+    typer.echo(f"run folder: {summary['run']}")
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or hub id of a model.")],
+    recipe: Annotated[Path, typer.Option("--recipe", help="Recipe whose prompts, limits and seed are used.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[dotted.key=value ...]", help="Replace keys of the recipe.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the report as JSON.")] = None,
+) -> None:
+    """Evaluate a model on a recipe's held-out prompts: accuracy and, with reachable teachers, reverse KL."""
+    import json
+
+    from opd.config import load_settings
+    from student.evaluate_model import evaluate_model
+    from student.recipe import Recipe
+
+    report = evaluate_model(load_settings(Recipe, recipe, overrides or ()), model)
+    for name, value in report.items():
+        typer.echo(f"{name}: {value:.4f}" if isinstance(value, float) else f"{name}: {value}")
+    if out is not None:
+        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

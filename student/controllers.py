@@ -1,0 +1,135 @@
+"""Controllers: methods that steer the loop around the update (windows, curricula, weight jumps).
+
+A controller rewrites the plan before the rollout, may filter rows, and acts after the update. It sees the plan,
+the rows, the report of the step and a few narrow services; never the trainer or the transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from opd.config import Settings
+from opd.registry import Registry
+from student.needs import Needs
+from student.plan import StepPlan
+from student.row import Row
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from opd.tasks.prompt import Prompt
+
+CONTROLLERS = Registry("method", "opd.methods")
+
+
+class ControllerSettings(Settings):
+    """Settings that every controller has."""
+
+    name: str
+    """Registered name, or a dotted path "package.module:Class"."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalReport:
+    """An evaluation on prompts with a verifier.
+
+    Attributes:
+        accuracy: mean verdict over prompts whose verdict is known, 0 to 1.
+        per_prompt: mean verdict of each prompt; None where unknown.
+        mean_length: tokens per response.
+        truncated: fraction of responses that hit the length limit.
+        reverse_kl: KL(student || teacher), nats per token, or None when it was not asked for.
+        tokens: response tokens sampled.
+    """
+
+    accuracy: float
+    per_prompt: tuple[float | None, ...]
+    mean_length: float
+    truncated: float
+    reverse_kl: float | None
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What a step did: its metrics by name, and the lengths and origins that controllers learn from.
+
+    Attributes:
+        step: index of the optimizer step.
+        metrics: reduced over micro-batches and ranks.
+        rows: the trained rows.
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+    rows: Sequence[Row]
+
+
+class Services(Protocol):
+    """What a controller may ask of the loop."""
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and trained tensors of the student, on its device; writable under no_grad."""
+
+    def rollout(self, plan: StepPlan) -> list[Row]:
+        """Sample the rows of `plan` with the current weights; no loss is taken on them."""
+
+    def score(self, rows: Sequence[Row]) -> list[Row]:
+        """Score rows with the payloads that the objective needs; blocks."""
+
+    def segment_gradients(self, rows: Sequence[Row], edges: Sequence[int]) -> list[dict[str, Tensor]]:
+        """Gradients of the objective on response positions [edges[i], edges[i+1]); they add up to the whole."""
+
+    def evaluate(
+        self, prompts: Sequence[Prompt], *, seed_names: Sequence[object], samples: int = 1, reverse_kl: bool = False
+    ) -> EvalReport:
+        """Sample, verify and optionally score `prompts` with the current weights.
+
+        Equal `seed_names` draw equal random numbers: common random numbers for paired comparisons.
+        """
+
+    def training_prompts(self, count: int, *, seed_names: Sequence[object]) -> list[Prompt]:
+        """`count` prompts of the training set, chosen by the stream `seed_names`."""
+
+    def optimizer_moments(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Names of parameters and their optimizer state tensors (exp_avg, exp_avg_sq), writable."""
+
+
+class Controller:
+    """Base of controllers; every hook has a default that does nothing."""
+
+    settings_type: ClassVar[type[ControllerSettings]] = ControllerSettings
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+
+    def needs(self) -> Needs:
+        """What the controller needs beyond the objective."""
+        return Needs()
+
+    def start(self, services: Services) -> None:
+        """Called once before the first step, also after a resume."""
+
+    def plan(self, plan: StepPlan) -> StepPlan:
+        """Rewrite the plan of a step."""
+        return plan
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        """Filter, replay, recompose or re-weight the scored rows of a step."""
+        return rows
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Act on the weights after the update of `step`; returns metrics."""
+        return {}
+
+    def observe(self, report: StepReport) -> None:
+        """Learn from the step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State to checkpoint: JSON values, numpy arrays and tensors in nested dicts."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""

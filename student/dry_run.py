@@ -1,0 +1,53 @@
+"""`opd train --dry-run`: everything that can be checked without training."""
+
+import yaml
+
+from opd.tasks.source import build_prompts
+from student.job import build_plugins, connect
+from student.needs import Needs
+from student.recipe import Recipe
+
+
+def check(recipe: Recipe, *, offline: bool) -> str:
+    """Validate a recipe and return its resolved form with what the objective needs.
+
+    Args:
+        recipe: the recipe.
+        offline: leave out what needs teachers, data or the student's tokenizer.
+
+    Raises:
+        OpdError: for the first thing that would stop the run.
+    """
+    plugins = build_plugins(recipe)
+    lines = [yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), _describe(plugins.needs)]
+    if not offline:
+        source = build_prompts(recipe.prompts, seed=recipe.seed)
+        try:
+            source.prompts("train", 1)
+            if recipe.eval.prompts:
+                source.prompts("heldout", recipe.eval.prompts)
+        finally:
+            source.close()
+        lines.append(_shake_hands(recipe, plugins.needs))
+    return "\n".join(lines)
+
+
+def _shake_hands(recipe: Recipe, needs: Needs) -> str:
+    from transformers import AutoTokenizer
+
+    from student.handshake import shake_hands
+
+    fleet = connect(recipe) if needs.signals else None
+    if fleet is None:
+        return "no teachers needed"
+    with fleet:
+        infos = shake_hands(fleet, recipe, needs, AutoTokenizer.from_pretrained(recipe.model.path))
+    return "\n".join(f"teacher {name}: {info.engine}, {info.model}, fits" for name, info in infos.items())
+
+
+def _describe(needs: Needs) -> str:
+    wanted = [
+        f"{need.spec.kind}" + (f"({need.spec.k})" if need.spec.k else "") + f" from the {need.role}"
+        for need in needs.signals
+    ]
+    return "needs: " + (", ".join(wanted) or "no teacher") + ("; rewards" if needs.reward else "")

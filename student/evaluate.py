@@ -1,0 +1,75 @@
+"""Evaluation: sample held-out prompts, verify the answers, measure reverse KL against the teacher."""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from opd.tasks.prompt import Prompt
+from opd.tasks.source import PromptSource
+from student.batch import collate, split
+from student.controllers import EvalReport
+from student.learner import Learner
+from student.needs import Needs
+from student.plan import plan_step
+from student.rollout.transformers import RolloutSpec, rollout
+from student.row import Row
+from student.score import Scorer
+from student.terms import Term
+
+
+def sample_answers(
+    learner: Learner,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    spec: RolloutSpec,
+    *,
+    samples: int,
+    temperature: float,
+    max_new_tokens: int,
+    names: Sequence[object],
+    scorer: Scorer | None = None,
+) -> list[Row]:
+    """Sample `samples` answers per prompt from the current weights, in the random streams named by `names`."""
+    plan = plan_step(0, prompts, samples=samples, max_new_tokens=max_new_tokens, temperature=temperature)
+    return rollout(
+        learner.student.lm,
+        tokenizer,
+        plan.rows,
+        spec,
+        purpose=("eval", *names),
+        on_row=scorer.submit if scorer is not None else lambda row: None,
+    )
+
+
+def report(rows: Sequence[Row], source: PromptSource, samples: int, reverse_kl: float | None) -> EvalReport:
+    """Verify rows (grouped by prompt, `samples` each) and sum up."""
+    for row in rows:
+        row.verdict = source.verify(row.prompt, row.text)
+    per_prompt: list[float | None] = []
+    for start in range(0, len(rows), samples):
+        known = [row.verdict.value for row in rows[start : start + samples] if row.verdict and row.verdict.known]
+        per_prompt.append(sum(known) / len(known) if known else None)
+    judged = [value for value in per_prompt if value is not None]
+    tokens = sum(row.length for row in rows)
+    return EvalReport(
+        accuracy=sum(judged) / len(judged) if judged else float("nan"),
+        per_prompt=tuple(per_prompt),
+        mean_length=tokens / max(1, len(rows)),
+        truncated=sum(row.truncated for row in rows) / max(1, len(rows)),
+        reverse_kl=reverse_kl,
+        tokens=tokens,
+    )
+
+
+@torch.no_grad()
+def mean_divergence(learner: Learner, rows: Sequence[Row], term: Term, needs: Needs) -> float:
+    """Mean of the term's `reverse_kl` metric over scored rows, nats per token."""
+    learner.student.eval()
+    top = bottom = 0.0
+    for part in split(rows, learner.settings.micro_batch_tokens, by_teacher=True):
+        micro = collate(rows, part, learner.accelerator.device)
+        numerator, denominator = term.token_losses(learner.token_batch(micro, needs=needs)).metrics["reverse_kl"]
+        top, bottom = top + float(numerator), bottom + float(denominator)
+    learner.student.train()
+    return top / max(1.0, bottom)

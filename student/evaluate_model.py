@@ -1,0 +1,46 @@
+"""`opd eval`: a model on a recipe's held-out prompts, with the same rollouts and measures as in training."""
+
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from opd.errors import OpdError
+from student.job import build_job
+from student.recipe import Recipe
+
+
+def evaluate_model(recipe: Recipe, model: str) -> dict[str, Any]:
+    """Accuracy, response length, truncation and, when the recipe has teachers, reverse KL of `model`.
+
+    Args:
+        recipe: gives prompts, limits, seed and the `eval` group; its objective decides which teachers are asked.
+        model: folder or hub id.
+
+    Returns:
+        JSON-able report.
+
+    Raises:
+        OpdError: as `train` would.
+    """
+    if recipe.eval.prompts == 0:
+        raise OpdError("eval.prompts is 0; set it to the number of held-out prompts.")
+    begin = time.monotonic()
+    with ExitStack() as stack:
+        job = build_job(recipe, stack, model_path=model, poll=lambda: None)
+        result = job.services.evaluate(
+            job.source.prompts("heldout", recipe.eval.prompts),
+            seed_names=("heldout",),
+            samples=recipe.eval.samples,
+            reverse_kl=recipe.eval.reverse_kl,
+            temperature=recipe.eval.temperature,
+        )
+    return {
+        "model": model,
+        "accuracy": result.accuracy,
+        "reverse_kl": result.reverse_kl,
+        "mean_length": result.mean_length,
+        "truncated": result.truncated,
+        "prompts": len(result.per_prompt),
+        "tokens": result.tokens,
+        "seconds": time.monotonic() - begin,
+    }

@@ -1,0 +1,133 @@
+"""The handshake: before the first step, student and every served model must fit, or the run is refused.
+
+Checks tokenizer, vocabulary, payloads, temperature and limits, and scores one probe twice per served model.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from opd.fleet.client import TeacherFleet
+from transformers import PreTrainedTokenizerBase
+
+from opd.errors import ConfigError, IncompatibleTeacherError, TeacherNotFoundError
+from opd.wire.fingerprint import tokenizer_fingerprint
+from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
+from opd.wire.v1 import teacher_pb2 as pb
+from student.needs import REFERENCE, TEACHER, Needs
+from student.recipe import Recipe, TeacherSettings
+
+_KINDS = {
+    PayloadKind.SAMPLED: pb.PAYLOAD_KIND_SAMPLED,
+    PayloadKind.TOPK: pb.PAYLOAD_KIND_TOPK,
+    PayloadKind.GATHER: pb.PAYLOAD_KIND_GATHER,
+    PayloadKind.HIDDEN: pb.PAYLOAD_KIND_HIDDEN,
+    PayloadKind.FULL: pb.PAYLOAD_KIND_FULL,
+}
+
+
+def named_teachers(settings: TeacherSettings, served: Sequence[str], needs: Needs) -> dict[str, set[str]]:
+    """Roles of every served model that the run will use, by name.
+
+    Raises:
+        TeacherNotFoundError: when the recipe names a model that the fleet does not serve.
+        ConfigError: when an objective needs a reference and the recipe names none.
+    """
+    roles: dict[str, set[str]] = {}
+    wanted = {need.role for need in needs.signals}
+    if TEACHER in wanted:
+        named = set(settings.routes.values()) | ({settings.default} if settings.default else set())
+        if not named:
+            named = set(served) - {settings.reference}
+        for name in named:
+            roles.setdefault(str(name), set()).add(TEACHER)
+    if REFERENCE in wanted:
+        if settings.reference is None:
+            raise ConfigError("the objective needs a reference; set teachers.reference to a served model.")
+        roles.setdefault(settings.reference, set()).add(REFERENCE)
+    for name in roles:
+        if name not in served:
+            raise TeacherNotFoundError(
+                f"the recipe names teacher {name!r}, but the fleet serves {', '.join(served) or 'nothing'}."
+            )
+    return roles
+
+
+def shake_hands(
+    fleet: TeacherFleet, recipe: Recipe, needs: Needs, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, pb.TeacherInfo]:
+    """Check every served model that the run will use.
+
+    Returns:
+        Their descriptions by name, for the run folder.
+
+    Raises:
+        IncompatibleTeacherError: with both sides named.
+    """
+    settings = recipe.teachers
+    if settings is None:
+        raise ConfigError("the objective needs a teacher; set teachers.endpoints.")
+    roles = named_teachers(settings, sorted(fleet.teachers()), needs)
+    fingerprint = tokenizer_fingerprint(tokenizer)
+    infos = {}
+    for name, wanted in roles.items():
+        info = fleet.describe(name)
+        _check_tokenizer(info, recipe.model.path, tokenizer, fingerprint)
+        _check_needs(info, recipe, needs, wanted)
+        _check_probe(fleet, info, settings.fleet.health.agreement_nats)
+        infos[name] = info
+    return infos
+
+
+def _check_tokenizer(info: pb.TeacherInfo, student: str, tokenizer: PreTrainedTokenizerBase, fingerprint: str) -> None:
+    if info.tokenizer.fingerprint != fingerprint:
+        raise IncompatibleTeacherError(
+            f"student {student!r} (tokenizer of {len(tokenizer)} ids, fingerprint {fingerprint[:12]}) and teacher "
+            f"{info.name!r} (tokenizer of {info.tokenizer.size} ids, fingerprint {info.tokenizer.fingerprint[:12]}) "
+            "have different tokenizers; token-level distillation needs the same one."
+        )
+    if info.vocab_size < len(tokenizer):
+        raise IncompatibleTeacherError(
+            f"teacher {info.name!r} has {info.vocab_size} vocabulary rows, fewer than the {len(tokenizer)} ids of the "
+            f"tokenizer of student {student!r}."
+        )
+
+
+def _check_needs(info: pb.TeacherInfo, recipe: Recipe, needs: Needs, roles: set[str]) -> None:
+    longest = recipe.rollout.max_prompt_tokens + recipe.rollout.max_new_tokens
+    if longest > info.limits.max_sequence_tokens:
+        raise IncompatibleTeacherError(
+            f"rollouts may have {longest} tokens (rollout.max_prompt_tokens + rollout.max_new_tokens), but teacher "
+            f"{info.name!r} takes {info.limits.max_sequence_tokens}; lower them or serve with a longer limit."
+        )
+    for need in needs.signals:
+        if need.role not in roles:
+            continue
+        kind = need.spec.kind
+        if _KINDS[kind] not in info.payloads:
+            served = ", ".join(pb.PayloadKind.Name(p).removeprefix("PAYLOAD_KIND_").lower() for p in info.payloads)
+            raise IncompatibleTeacherError(
+                f"the objective needs payload {kind}, but teacher {info.name!r} ({info.engine}) serves {served}."
+            )
+        if need.spec.k > info.limits.max_k:
+            raise IncompatibleTeacherError(
+                f"the objective needs k = {need.spec.k}, but teacher {info.name!r} allows at most {info.limits.max_k}."
+            )
+        if need.temperature != 1.0 and not info.supports_temperature and kind is not PayloadKind.HIDDEN:
+            raise IncompatibleTeacherError(
+                f"the objective needs temperature {need.temperature}, but teacher {info.name!r} ({info.engine}) scores "
+                "at temperature 1 only; use payload hidden or another engine."
+            )
+
+
+def _check_probe(fleet: TeacherFleet, info: pb.TeacherInfo, tolerance: float) -> None:
+    """Score one probe twice: a teacher that disagrees with itself beyond the tolerance cannot teach."""
+    ids = np.arange(8, dtype=np.uint32) % max(1, info.tokenizer.size)
+    first, second = (fleet.score(info.name, [ScoreItem(ids, 4)], PayloadSpec.sampled())[0].sampled for _ in range(2))
+    if first is None or second is None:
+        raise IncompatibleTeacherError(f"teacher {info.name!r} answered the probe without log-probs.")
+    gap = float(np.abs(first - second).max())
+    if not gap <= tolerance:
+        raise IncompatibleTeacherError(
+            f"teacher {info.name!r} scored the same probe {gap:.3g} nats apart, over the tolerance of {tolerance:g}; "
+            "look for mixed weights or precision among its replicas."
+        )

@@ -1,0 +1,160 @@
+"""A job: everything a run needs, built and checked from a recipe before the first step."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from google.protobuf.json_format import MessageToDict
+from opd.fleet.client import TeacherFleet
+
+from opd.config import parse_settings
+from opd.errors import ConfigError
+from opd.tasks.source import PromptSource, build_prompts
+from opd.wire.v1 import teacher_pb2 as pb
+from student.controllers import CONTROLLERS, Controller
+from student.handshake import shake_hands
+from student.learner import Learner
+from student.methods.opd import OnPolicyDistillation, OpdSettings
+from student.model import load_student
+from student.needs import TEACHER, Needs, merge
+from student.objective import Objective, build_terms
+from student.recipe import Recipe
+from student.rollout.transformers import RolloutSpec
+from student.score import Scorer
+from student.services import LoopServices
+
+
+@dataclass(slots=True)
+class Job:
+    """The parts of a run; see the classes for what each does."""
+
+    recipe: Recipe
+    accelerator: Accelerator
+    fleet: TeacherFleet | None
+    infos: dict[str, pb.TeacherInfo]
+    source: PromptSource
+    tokenizer: Any
+    learner: Learner
+    scorer: Scorer
+    controllers: list[Controller]
+    services: LoopServices
+
+
+@dataclass(frozen=True, slots=True)
+class Plugins:
+    """The plug-ins a recipe names, with validated settings."""
+
+    objective: Objective
+    controllers: list[Controller]
+    needs: Needs
+
+
+def build_plugins(recipe: Recipe) -> Plugins:
+    """Instantiate terms and controllers; needs neither models nor the network.
+
+    Raises:
+        ConfigError: for unknown names or settings, or a combination that cannot work.
+    """
+    objective = Objective(build_terms(recipe.objective), recipe.rollout.max_new_tokens)
+    controllers = []
+    for index, entry in enumerate(recipe.methods):
+        if "name" not in entry:
+            raise ConfigError(f"methods.{index} has no name; see `opd plugins list`.")
+        cls: type[Controller] = CONTROLLERS.load(str(entry["name"]))
+        controllers.append(cls(parse_settings(cls.settings_type, entry, source=f"methods.{index}")))
+    needs = merge([objective.needs(), *(controller.needs() for controller in controllers)])
+    if needs.signals and recipe.teachers is None:
+        raise ConfigError(
+            "the objective needs a teacher; set teachers.endpoints, or use an objective of rewards alone."
+        )
+    return Plugins(objective, controllers, needs)
+
+
+def connect(recipe: Recipe) -> TeacherFleet | None:
+    """The fleet of the recipe; None when it names none.
+
+    Raises:
+        UnavailableError: when no server answers within teachers.fleet.connect_seconds.
+    """
+    if recipe.teachers is None:
+        return None
+    return TeacherFleet.connect(recipe.teachers.endpoints, settings=recipe.teachers.fleet)
+
+
+def kl_term_for(infos: dict[str, pb.TeacherInfo], needs: Needs) -> OnPolicyDistillation | None:
+    """The term that measures reverse KL in evaluations: exact where every teacher serves hidden states."""
+    if not any(need.role == TEACHER for need in needs.signals):
+        return None
+    kinds = [set(info.payloads) for info in infos.values()]
+    payload = "sampled"
+    if all(pb.PAYLOAD_KIND_HIDDEN in served for served in kinds):
+        payload = "hidden"
+    elif all(pb.PAYLOAD_KIND_GATHER in served for served in kinds):
+        payload = "gather"
+    return OnPolicyDistillation(OpdSettings(name="opd", payload=payload))
+
+
+def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None, poll: Callable[[], None]) -> Job:
+    """Build the job in the order that fails fastest: plug-ins, prompts, fleet, handshake, model.
+
+    Args:
+        recipe: the recipe.
+        stack: closes what the job opened.
+        model_path: weights to load instead of the recipe's, for a resumed run.
+        poll: called while waiting for the fleet.
+    """
+    from transformers import AutoTokenizer
+
+    if recipe.train.threads:
+        torch.set_num_threads(recipe.train.threads)
+    plugins = build_plugins(recipe)
+    source = build_prompts(recipe.prompts, seed=recipe.seed)
+    stack.callback(source.close)
+    source.prompts("train", 1)
+    fleet = connect(recipe) if plugins.needs.signals else None
+    infos: dict[str, pb.TeacherInfo] = {}
+    path = model_path or recipe.model.path
+    if fleet is not None:
+        stack.callback(fleet.close)
+        infos = shake_hands(fleet, recipe, plugins.needs, AutoTokenizer.from_pretrained(path))
+    mixed = recipe.train.mixed_precision
+    if mixed == "auto":
+        mixed = "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
+    accelerator = Accelerator(mixed_precision=mixed)
+    student, tokenizer = load_student(
+        path,
+        dtype=recipe.model.dtype,
+        attention=recipe.model.attention,
+        gradient_checkpointing=recipe.model.gradient_checkpointing,
+    )
+    scorer = Scorer(fleet, recipe.teachers, plugins.needs, source, accelerator.device)
+    learner = Learner(
+        student,
+        plugins.objective,
+        plugins.needs,
+        recipe.train,
+        accelerator,
+        valid_vocab=len(tokenizer),
+        temperature=recipe.rollout.temperature,
+        head_of=scorer.head_of,
+    )
+    kl_term = kl_term_for(infos, plugins.needs)
+    kl_needs = kl_term.needs() if kl_term is not None else Needs()
+    kl_scorer = Scorer(fleet, recipe.teachers, kl_needs, source, accelerator.device) if kl_term is not None else None
+    spec = RolloutSpec(
+        seed=recipe.seed,
+        batch_rows=recipe.rollout.batch_rows,
+        candidates=min(max(plugins.needs.candidates, kl_needs.candidates), len(tokenizer)),
+        valid_vocab=len(tokenizer),
+        max_prompt_tokens=recipe.rollout.max_prompt_tokens,
+    )
+    services = LoopServices(recipe, learner, tokenizer, source, scorer, spec, kl_scorer, kl_term, poll)
+    return Job(recipe, accelerator, fleet, infos, source, tokenizer, learner, scorer, plugins.controllers, services)
+
+
+def fleet_fingerprints(infos: dict[str, pb.TeacherInfo]) -> dict[str, Any]:
+    """What identifies the served models, for the run folder."""
+    return {name: MessageToDict(info, preserving_proto_field_name=True) for name, info in infos.items()}

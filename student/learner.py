@@ -1,0 +1,212 @@
+"""The learner: micro-batches, forward, loss, backward, clip, update; its state for checkpoints."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from opd.errors import CheckpointError, NonFiniteError
+from opd.wire.types import PayloadKind
+from student.batch import HeadLookup, MicroBatch, collate, signal_tokens, split
+from student.model import ProjectionSpec, Student, project
+from student.needs import HIDDEN, TEACHER, Needs
+from student.objective import Metrics, Objective
+from student.recipe import TrainSettings
+from student.row import Row
+from student.schedule import learning_rate
+from student.terms import TokenBatch
+
+
+class Learner:
+    """Owns the trained weights and the optimizer.
+
+    Args:
+        student: the model.
+        objective: what to minimise.
+        needs: everything the terms need, merged.
+        settings: the recipe's `train` group.
+        accelerator: device, precision and ranks.
+        valid_vocab: ids the tokenizer can produce.
+        temperature: of rollouts; divides the student's logits.
+        head_of: heads of served models, for hidden payloads.
+    """
+
+    def __init__(
+        self,
+        student: Student,
+        objective: Objective,
+        needs: Needs,
+        settings: TrainSettings,
+        accelerator: Accelerator,
+        *,
+        valid_vocab: int,
+        temperature: float,
+        head_of: HeadLookup,
+    ) -> None:
+        self.objective = objective
+        self.needs = needs
+        self.settings = settings
+        self.accelerator = accelerator
+        self.head_of = head_of
+        self.projection = ProjectionSpec(needs.student, valid_vocab, temperature, settings.head_chunk)
+        self.student = student
+        matrices = [p for p in student.parameters() if p.requires_grad and p.ndim >= 2]
+        others = [p for p in student.parameters() if p.requires_grad and p.ndim < 2]
+        optimizer = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}],
+            lr=settings.learning_rate,
+            betas=settings.betas,
+        )
+        self.wrapped, self.optimizer = accelerator.prepare(student, optimizer)
+        self.updates = 0
+
+    def step(self, rows: Sequence[Row], step: int) -> dict[str, float]:
+        """One optimizer update on the rows of a step.
+
+        Returns:
+            Metrics reduced over micro-batches and ranks.
+
+        Raises:
+            NonFiniteError: when loss or gradient is not finite; the weights are left as they were.
+        """
+        rate = learning_rate(
+            step,
+            peak=self.settings.learning_rate,
+            warmup=self.settings.warmup_steps,
+            total=self.settings.steps,
+            schedule=self.settings.schedule,
+            floor=self.settings.final_fraction,
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.student.train()
+        sums = self.accumulate(rows)
+        norm = float(self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.settings.max_grad_norm))
+        if not math.isfinite(norm):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise NonFiniteError(
+                f"the gradient of step {step} is not finite (norm {norm}); lower train.learning_rate or look at the "
+                "teacher's numbers of this step."
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.updates += 1
+        metrics = {name: top / bottom if bottom else 0.0 for name, (top, bottom) in sums.items()}
+        clipped = float(norm > self.settings.max_grad_norm)
+        return metrics | {"grad_norm": norm, "grad_clipped": clipped, "learning_rate": rate}
+
+    def accumulate(self, rows: Sequence[Row], select: Callable[[MicroBatch], Tensor] | None = None) -> Metrics:
+        """Add the gradient of the objective on `rows` to the parameters' `.grad`.
+
+        Args:
+            rows: this rank's rows.
+            select: narrows the trained positions of a micro-batch to a bool mask [N]; denominators stay those of
+                all rows, so gradients of disjoint selections add up to the whole.
+        """
+        self.objective.prepare(rows)
+        denominators = self.objective.denominators(rows, self._sum_over_ranks)
+        parts = split(rows, self.settings.micro_batch_tokens, by_teacher=HIDDEN in self.needs.student)
+        rounds = int(self._max_over_ranks(len(parts)))
+        sums: Metrics = {}
+        for index in range(rounds):
+            part = parts[min(index, len(parts) - 1)]
+            micro = collate(rows, part, self.accelerator.device)
+            filler = index >= len(parts)
+            last = index == rounds - 1
+            with self.accelerator.autocast(), self.accelerator.no_sync(self.wrapped) if not last else nullcontext():
+                loss, metrics = self._micro_loss(micro, denominators, select)
+                # Data-parallel wrappers average gradients over ranks; the denominators already span all ranks.
+                scale = 0.0 if filler else float(self.accelerator.num_processes)
+                self.accelerator.backward(loss * scale)
+            if not filler:
+                for name, (top, bottom) in metrics.items():
+                    old = sums.get(name, (0.0, 0.0))
+                    # Losses are shares of a sum; every other metric is a ratio of sums.
+                    sums[name] = (old[0] + top, 1.0 if name.startswith("loss/") else old[1] + bottom)
+        return self._reduce_metrics(sums)
+
+    def token_batch(self, micro: MicroBatch, *, needs: Needs | None = None) -> TokenBatch:
+        """Run the student on a micro-batch and lay out everything that terms see."""
+        needs = needs or self.needs
+        hidden = self.wrapped(micro.input_ids, micro.attention_mask, micro.row, micro.source)
+        spec = ProjectionSpec(
+            needs.student, self.projection.valid_vocab, self.projection.temperature, self.projection.chunk
+        )
+        device = self.accelerator.device
+        signals = {
+            (need.role, need.spec.kind): signal_tokens(micro.rows, need.role, need.spec.kind, self.head_of, device)
+            for need in needs.signals
+        }
+        topk = signals.get((TEACHER, PayloadKind.TOPK))
+        return TokenBatch(
+            token_ids=micro.token_ids,
+            mask=micro.mask,
+            row=micro.row,
+            position=micro.position,
+            behaviour_logp=micro.behaviour_logp,
+            candidates=micro.candidates,
+            student=project(hidden, self.student.head(), micro, None if topk is None else topk.ids, spec),
+            signals=signals,
+            rows=micro.rows,
+            valid_vocab=spec.valid_vocab,
+            temperature=spec.temperature,
+        )
+
+    def _micro_loss(
+        self, micro: MicroBatch, denominators: Sequence[float], select: Callable[[MicroBatch], Tensor] | None
+    ) -> tuple[Tensor, Metrics]:
+        batch = self.token_batch(micro)
+        if select is not None:
+            batch = dataclasses.replace(batch, mask=batch.mask & select(micro))
+        return self.objective.loss(batch, denominators)
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Trained parameters by the name they have in the saved model."""
+        for name, parameter in self.student.lm.named_parameters():
+            if parameter.requires_grad:
+                yield name, parameter
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimizer moments by parameter name, update count and torch's random state."""
+        moments = {name: dict(self.optimizer.state.get(p, {})) for name, p in self.named_parameters()}
+        return {"updates": self.updates, "moments": moments, "torch_rng": torch.get_rng_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave; the weights are loaded with the model."""
+        for name, parameter in self.named_parameters():
+            if name not in state["moments"]:
+                raise CheckpointError(f"the checkpoint has no optimizer state for {name}; it is from another model.")
+            moments = state["moments"][name]
+            if moments:
+                self.optimizer.state[parameter] = {
+                    key: value if key == "step" else value.to(parameter.device) for key, value in moments.items()
+                }
+        self.updates = int(state["updates"])
+        torch.set_rng_state(state["torch_rng"])
+
+    def _sum_over_ranks(self, tensor: Tensor) -> Tensor:
+        if self.accelerator.num_processes == 1:
+            return tensor
+        return self.accelerator.reduce(tensor.to(self.accelerator.device), "sum").cpu()  # type: ignore[no-any-return]
+
+    def _max_over_ranks(self, value: int) -> int:
+        if self.accelerator.num_processes == 1:
+            return value
+        return int(self.accelerator.gather(torch.tensor([value], device=self.accelerator.device)).max())
+
+    def _reduce_metrics(self, sums: Metrics) -> Metrics:
+        if self.accelerator.num_processes == 1:
+            return sums
+        from accelerate.utils import gather_object
+
+        total: Metrics = {}
+        for part in gather_object([sums]):
+            for name, (top, bottom) in part.items():
+                old = total.get(name, (0.0, 0.0))
+                total[name] = (old[0] + top, 1.0 if name.startswith("loss/") else old[1] + bottom)
+        return total

@@ -1,0 +1,309 @@
+"""The one loop: plan, rollout, score, compose, learn, act on the weights, observe. RL and distillation alike.
+
+plan   = plan_step(step)         which prompts, how many samples, how long
+rows   = rollout(plan)           each row leaves as soon as it is finished ...
+signal = score(row)              ... and is scored at once
+batch  = compose(rows)           filter, replay, re-weight
+update = learner.step(batch)     objective, backward, clip, optimizer
+after_update()                   jumps, refreshes
+observe(report)                  controllers learn
+"""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from opd.errors import CancelledError, CheckpointError
+from student.checkpoint import latest_checkpoint, save_checkpoint
+from student.controllers import EvalReport, StepReport
+from student.job import Job, build_job, fleet_fingerprints
+from student.plan import plan_step
+from student.recipe import Recipe
+from student.rollout.transformers import rollout
+from student.row import Row
+from student.run_folder import RunFolder
+from student.state_io import load_state, save_state
+from student.telemetry import StageClock, Telemetry
+
+
+class Interrupts:
+    """Turns the first Ctrl-C or SIGTERM into a request to stop after saving; a second one kills at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> "Interrupts":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.requested = True
+
+    def poll(self) -> None:
+        """Raise when a stop was requested.
+
+        Raises:
+            CancelledError: to leave the current stage; weights are those of the last update.
+        """
+        if self.requested:
+            raise CancelledError("stopped by a signal")
+
+
+def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None = None) -> dict[str, Any]:
+    """Run a student job to its end.
+
+    Args:
+        recipe: the job.
+        resume: continue from the newest intact checkpoint of the run folder.
+        telemetry: sinks for metrics; made from the recipe when None.
+
+    Returns:
+        The summary that is also written to summary.json.
+
+    Raises:
+        CancelledError: after Ctrl-C or SIGTERM, when the state has been saved.
+        OpdError: anything else that stops a run, with its own exit code.
+    """
+    with ExitStack() as stack:
+        interrupts = stack.enter_context(Interrupts())
+        folder, checkpoint = _open(recipe, resume)
+        model_path = str(checkpoint / "model") if checkpoint is not None else None
+        job = build_job(recipe, stack, model_path=model_path, poll=interrupts.poll)
+        if job.accelerator.is_main_process and folder is None:
+            folder = RunFolder.create(recipe)
+            folder.write_provenance(fleet_fingerprints(job.infos))
+        if folder is None:
+            folder = RunFolder(recipe.run)
+        sinks = telemetry or Telemetry(folder, recipe.train.steps, recipe.metrics_port)
+        stack.callback(sinks.close)
+        return _Run(job, folder, sinks, interrupts, checkpoint).run()
+
+
+def _open(recipe: Recipe, resume: bool) -> tuple[RunFolder | None, Path | None]:
+    if not resume:
+        # Refused before any model loads; made only once everything else has been checked.
+        if recipe.run.exists() and (not recipe.run.is_dir() or any(recipe.run.iterdir())):
+            RunFolder.create(recipe)
+        return None, None
+    folder = RunFolder.reopen(recipe)
+    return folder, latest_checkpoint(folder.checkpoints)
+
+
+class _Run:
+    """State of a running job."""
+
+    def __init__(
+        self, job: Job, folder: RunFolder, sinks: Telemetry, interrupts: Interrupts, checkpoint: Path | None
+    ) -> None:
+        self.job, self.folder, self.sinks, self.interrupts = job, folder, sinks, interrupts
+        self.recipe = job.recipe
+        self.updates = 0
+        self.begin = time.monotonic()
+        self.before: EvalReport | None = None
+        self.tokens = 0
+        self.saved = -1
+        if checkpoint is not None:
+            self._restore(checkpoint)
+
+    def run(self) -> dict[str, Any]:
+        """All remaining steps, then the summary."""
+        for controller in self.job.controllers:
+            controller.start(self.job.services)
+        if self.updates == 0:
+            self.before = self._evaluate("before")
+        self.sinks.start(self.updates)
+        try:
+            while self.updates < self.recipe.train.steps:
+                self.interrupts.poll()
+                self._step(self.updates)
+        except CancelledError as stop:
+            path = self._save()
+            raise CancelledError(
+                f"stopped after {self.updates} of {self.recipe.train.steps} steps and saved {path}; continue with --resume."
+            ) from stop
+        after = self._evaluate("after")
+        return self._finish(after)
+
+    def _step(self, step: int) -> None:
+        job, clock = self.job, StageClock()
+        count = self.recipe.rollout.prompts_per_step
+        plan = plan_step(
+            step,
+            job.source.prompts("train", count, step * count),
+            samples=self.recipe.rollout.samples_per_prompt,
+            max_new_tokens=self.recipe.rollout.max_new_tokens,
+            temperature=self.recipe.rollout.temperature,
+        )
+        for controller in job.controllers:
+            plan = controller.plan(plan)
+        with clock.stage("rollout"):
+            rows = rollout(
+                job.learner.student.lm,
+                job.tokenizer,
+                plan.rows[job.accelerator.process_index :: job.accelerator.num_processes],
+                job.services.rollout_spec,
+                policy_version=self.updates,
+                on_row=job.scorer.submit,
+            )
+        with clock.stage("wait_teacher"):
+            job.scorer.collect(rows, poll=self.interrupts.poll)
+        sampled = sum(row.length for row in rows)
+        for controller in job.controllers:
+            rows = controller.compose(rows)
+        with clock.stage("learn"):
+            metrics = job.learner.step(rows, step)
+        self.updates = step + 1
+        self.tokens += sampled
+        with clock.stage("after_update"):
+            for controller in job.controllers:
+                metrics |= controller.after_update(step, job.services)
+        metrics |= _row_metrics(rows, sampled)
+        report = StepReport(step, metrics, rows)
+        for controller in job.controllers:
+            controller.observe(report)
+        self._periodic(metrics, clock)
+        seconds = sum(clock.seconds.values())
+        metrics["tokens_per_second"] = sampled / seconds if seconds else 0.0
+        if job.accelerator.is_main_process:
+            self.sinks.step(self.updates, metrics, clock.seconds)
+
+    def _periodic(self, metrics: dict[str, float], clock: StageClock) -> None:
+        last = self.updates == self.recipe.train.steps
+        if self.recipe.eval.every and self.updates % self.recipe.eval.every == 0 and not last:
+            with clock.stage("evaluate"):
+                result = self._evaluate(f"step {self.updates}")
+            if result is not None:
+                metrics |= {"eval/accuracy": result.accuracy, "eval/response_length": result.mean_length}
+                if result.reverse_kl is not None:
+                    metrics["eval/reverse_kl"] = result.reverse_kl
+        every = self.recipe.train.checkpoint_every
+        if last or (every and self.updates % every == 0):
+            with clock.stage("checkpoint"):
+                self._save()
+
+    def _evaluate(self, label: str) -> EvalReport | None:
+        settings = self.recipe.eval
+        if settings.prompts == 0:
+            return None
+        result = self.job.services.evaluate(
+            self.job.source.prompts("heldout", settings.prompts),
+            seed_names=("heldout",),
+            samples=settings.samples,
+            reverse_kl=settings.reverse_kl,
+            temperature=settings.temperature,
+        )
+        divergence = "" if result.reverse_kl is None else f", reverse KL {result.reverse_kl:.4f} nats per token"
+        self.sinks.say(f"evaluation ({label}): accuracy {result.accuracy:.3f}{divergence}")
+        return result
+
+    def _save(self) -> Path:
+        root = self.folder.checkpoints
+        final = root / f"step-{self.updates:06d}"
+        if self.saved == self.updates:
+            return final
+        job = self.job
+        job.accelerator.wait_for_everyone()
+        if job.accelerator.is_main_process:
+            final = save_checkpoint(root, self.updates, self._write, keep=self.recipe.train.keep_checkpoints)
+        job.accelerator.wait_for_everyone()
+        self.saved = self.updates
+        return final
+
+    def _write(self, folder: Path) -> None:
+        job = self.job
+        job.learner.student.lm.save_pretrained(folder / "model")
+        job.tokenizer.save_pretrained(folder / "model")
+        trainer = folder / "trainer"
+        trainer.mkdir()
+        save_state(trainer, "learner", job.learner.state_dict())
+        save_state(
+            trainer,
+            "loop",
+            {
+                "updates": self.updates,
+                "tokens": self.tokens,
+                "seconds": time.monotonic() - self.begin,
+                "seed": self.recipe.seed,
+                "before": None if self.before is None else _brief(self.before),
+                "objective": job.learner.objective.state_dict(),
+                "controllers": {str(i): c.state_dict() for i, c in enumerate(job.controllers)},
+            },
+        )
+
+    def _restore(self, checkpoint: Path) -> None:
+        trainer = checkpoint / "trainer"
+        state = load_state(trainer, "loop")
+        if state["seed"] != self.recipe.seed:
+            raise CheckpointError(
+                f"checkpoint {checkpoint} is from a run with seed {state['seed']}, but the recipe has seed "
+                f"{self.recipe.seed}; use the same recipe to resume."
+            )
+        self.job.learner.load_state_dict(load_state(trainer, "learner"))
+        self.job.learner.objective.load_state_dict(state["objective"])
+        for i, controller in enumerate(self.job.controllers):
+            controller.load_state_dict(state["controllers"].get(str(i), {}))
+        self.updates = self.saved = int(state["updates"])
+        self.tokens = int(state["tokens"])
+        self.begin -= float(state["seconds"])
+        if state["before"] is not None:
+            self.before = EvalReport(**state["before"], per_prompt=())
+        self.folder.cut_metrics(self.updates)
+
+    def _finish(self, after: EvalReport | None) -> dict[str, Any]:
+        summary = {
+            "run": str(self.folder.path),
+            "checkpoint": str(self._save()),
+            "steps": self.updates,
+            "response_tokens": self.tokens,
+            "seconds": time.monotonic() - self.begin,
+            "before": None if self.before is None else _brief(self.before),
+            "after": None if after is None else _brief(after),
+        }
+        if self.job.accelerator.is_main_process:
+            self.folder.write_json("summary.json", summary)
+        return summary
+
+
+def _brief(report: EvalReport) -> dict[str, Any]:
+    return {
+        "accuracy": None if math.isnan(report.accuracy) else report.accuracy,
+        "mean_length": report.mean_length,
+        "truncated": report.truncated,
+        "reverse_kl": report.reverse_kl,
+        "tokens": report.tokens,
+    }
+
+
+def _row_metrics(rows: Sequence[Row], sampled: int) -> dict[str, float]:
+    """Metrics of the trained rows that need no model."""
+    count = max(1, len(rows))
+    payload = sum(score.wire_bytes for row in rows for score in row.signals.values())
+    scored = sum(row.length for row in rows if row.signals)
+    metrics = {
+        "response_tokens": float(sampled),
+        "response_length": sum(row.length for row in rows) / count,
+        "truncation_rate": sum(row.truncated for row in rows) / count,
+        "payload_bytes": float(payload),
+    }
+    if scored:
+        metrics["payload_bytes_per_token"] = payload / scored
+    judged = [row.verdict.value for row in rows if row.verdict is not None and row.verdict.known]
+    if judged:
+        metrics["reward"] = sum(judged) / len(judged)
+    return metrics

@@ -1,0 +1,147 @@
+"""On-policy distillation: a divergence between student and teacher on the student's own samples.
+
+With y ~ S = pi_theta and prefixes s_t = (x, y_<t) held fixed ("discount 0"):
+
+    L = sum_t D( S(.|s_t), T(.|s_t) ),      D = KL(S || T) by default
+
+The payload decides what of T is known, and so how D is computed; for reverse KL all have its gradient in expectation:
+
+    sampled   policy gradient on log S(y_t) - log T(y_t)              4 bytes per token, the most variance
+    gather    exact on the student's top k, sampled on the tail       default: about a tenth of that variance
+    topk      the same on the teacher's top k; other divergences with a tail bucket
+    hidden    exact over the vocabulary, from hidden states and the teacher's head
+
+Sources: MiniLLM (arXiv 2306.08543), GKD (2306.13649), Qwen3 report (2505.09388).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, model_validator
+
+from opd import maths
+from opd.wire.types import PayloadKind, PayloadSpec
+from student.needs import HIDDEN, SCORES, SCORES_AT_TEACHER, TEACHER, Needs, SignalNeed
+from student.terms import Term, TermOutput, TermSettings, TokenBatch
+
+if TYPE_CHECKING:
+    from opd.maths import Divergence
+
+DivergenceName = Literal["reverse_kl", "forward_kl", "jsd", "skew_forward_kl", "skew_reverse_kl"]
+
+
+class OpdSettings(TermSettings):
+    """Settings of on-policy distillation."""
+
+    payload: Literal["sampled", "gather", "topk", "hidden"] = Field(
+        "gather", description="What the teacher sends; see the table in docs/estimators.md."
+    )
+    k: int = Field(64, ge=1, le=4096, description="Ids per position for gather and topk.")
+    divergence: DivergenceName = Field(
+        "reverse_kl", description="reverse_kl is KL(student || teacher), forward_kl is KL(teacher || student)."
+    )
+    mixture: float | None = Field(
+        None, gt=0, lt=1, description="Weight beta of jsd or alpha of the skewed divergences; refused for the KLs."
+    )
+    teacher_temperature: float = Field(1.0, ge=0.01, le=100, description="Divides the teacher's logits.")
+    importance_cap: float | None = Field(
+        None, gt=0, description="Weight sampled parts with min(p / behaviour, cap); needed only for stale rows."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> OpdSettings:
+        if self.payload == "sampled" and self.divergence != "reverse_kl":
+            raise ValueError(
+                f"payload sampled can only estimate reverse_kl, not {self.divergence}; use payload topk, gather or hidden"
+            )
+        mixed = self.divergence in ("jsd", "skew_forward_kl", "skew_reverse_kl")
+        if mixed != (self.mixture is not None):
+            raise ValueError(
+                f"divergence {self.divergence} {'needs mixture' if mixed else 'takes no mixture'}, which is {self.mixture}"
+            )
+        return self
+
+
+class OnPolicyDistillation(Term):
+    """The term; see the module for the formula."""
+
+    settings_type = OpdSettings
+    settings: OpdSettings
+
+    def needs(self) -> Needs:
+        """One payload from the teacher, and the student's matching view."""
+        s = self.settings
+        spec = {
+            "sampled": PayloadSpec.sampled(),
+            "gather": PayloadSpec.gather(s.k),
+            "topk": PayloadSpec.topk(s.k),
+            "hidden": PayloadSpec.hidden(),
+        }[s.payload]
+        view = {"topk": SCORES_AT_TEACHER, "hidden": HIDDEN}.get(s.payload, SCORES)
+        # Hidden states know no temperature: it is applied to the logits on this side.
+        temperature = 1.0 if s.payload == "hidden" else s.teacher_temperature
+        return Needs(signals=(SignalNeed(TEACHER, spec, temperature),), student=frozenset({view}))
+
+    def token_losses(self, batch: TokenBatch) -> TermOutput:
+        """Divergence per position, nats; its metrics carry the name of the divergence."""
+        result = {"sampled": self._sampled, "gather": self._partial, "topk": self._partial, "hidden": self._exact}[
+            self.settings.payload
+        ](batch)
+        count = result.count
+        metrics = {self.settings.divergence: (result.total.detach(), count)}
+        for name, values in (("student_entropy", result.student_entropy), ("teacher_entropy", result.teacher_entropy)):
+            if values is not None:
+                metrics[name] = (values.sum(), count)
+        metrics |= {name: (values.sum(), count) for name, values in result.diagnostics.items()}
+        return TermOutput(result.per_token, metrics)
+
+    def _behaviour(self, batch: TokenBatch) -> dict[str, object]:
+        cap = self.settings.importance_cap
+        return {} if cap is None else {"behaviour_log_probs": batch.behaviour_logp, "importance_cap": cap}
+
+    def _sampled(self, batch: TokenBatch) -> Divergence:
+        signal = batch.signal(PayloadKind.SAMPLED)
+        return maths.sampled_reverse_kl(
+            batch.student.scores, batch.token_ids, signal.sampled, mask=batch.mask, **self._behaviour(batch)
+        )
+
+    def _partial(self, batch: TokenBatch) -> Divergence:
+        kind = PayloadKind(self.settings.payload)
+        signal = batch.signal(kind)
+        gather = kind is PayloadKind.GATHER
+        ids = batch.candidates if gather else signal.ids
+        scores = batch.student.scores if gather else batch.student.scores_at_teacher
+        if self.settings.divergence == "reverse_kl":
+            return maths.head_tail_reverse_kl(
+                scores,
+                batch.token_ids,
+                ids,
+                signal.values,
+                signal.sampled,
+                signal.log_tail,
+                mask=batch.mask,
+                **self._behaviour(batch),
+            )
+        return maths.topk_divergence(
+            scores,
+            ids,
+            signal.values,
+            signal.log_tail,
+            kind=self.settings.divergence,
+            weight=self.settings.mixture,
+            mask=batch.mask,
+        )
+
+    def _exact(self, batch: TokenBatch) -> Divergence:
+        signal = batch.signal(PayloadKind.HIDDEN)
+        student, teacher = batch.student.head, signal.head
+        return maths.linear_divergence(
+            batch.student.hidden,
+            student.weight,
+            signal.hidden,
+            teacher.weight,
+            kind=self.settings.divergence,
+            weight=self.settings.mixture,
+            mask=batch.mask,
+        )

@@ -1,0 +1,139 @@
+"""The student model: load, run to the hidden states of response positions, project to what the terms asked for."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from opd.errors import ConfigError
+from opd.heads import scale_and_cap
+from opd.maths import TokenScores, score_tokens
+from student.batch import MicroBatch
+from student.needs import HIDDEN, SCORES, SCORES_AT_TEACHER
+from student.terms import HeadWeights, StudentTokens
+
+
+def load_student(
+    path: str, *, dtype: str, attention: str | None, gradient_checkpointing: bool, revision: str | None = None
+) -> tuple["Student", PreTrainedTokenizerBase]:
+    """Load a causal LM with its tokenizer from a folder or the hub.
+
+    Raises:
+        ConfigError: when there is no such model or it has no output head.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
+        extra: dict[str, Any] = {"attn_implementation": attention} if attention else {}
+        model = AutoModelForCausalLM.from_pretrained(path, revision=revision, dtype=getattr(torch, dtype), **extra)
+    except (OSError, ValueError) as error:
+        kind = "folder" if Path(path).exists() else "model"
+        raise ConfigError(f"student {kind} {path!r} cannot be loaded: {str(error).splitlines()[0]}") from error
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return Student(model), tokenizer
+
+
+class Student(nn.Module):
+    """A causal LM whose forward stops at the final hidden states, so that the head is applied only where needed."""
+
+    def __init__(self, lm: PreTrainedModel) -> None:
+        super().__init__()
+        if lm.get_output_embeddings() is None:
+            raise ConfigError(f"model {lm.name_or_path!r} ({type(lm).__name__}) has no output head; give a causal LM.")
+        self.lm = lm
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "b l"],
+        attention_mask: Int[Tensor, "b l"],
+        row: Int[Tensor, " n"],
+        source: Int[Tensor, " n"],
+    ) -> Float[Tensor, "n h"]:
+        """Final hidden states (after the final norm) at (row, source), the inputs of the head."""
+        base = self.lm.base_model
+        states = base(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
+        return states[row, source]
+
+    def head(self) -> HeadWeights:
+        """The output head with gradient; gathered whole when it is sharded."""
+        output = self.lm.get_output_embeddings()
+        scale, cap = scale_and_cap(self.lm.config.get_text_config())
+        bias = getattr(output, "bias", None)
+        return HeadWeights(_whole(output.weight), None if bias is None else _whole(bias), scale, cap)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectionSpec:
+    """How hidden states are projected.
+
+    Attributes:
+        want: what terms ask for, of {"scores", "scores_at_teacher", "hidden"}.
+        valid_vocab: ids the tokenizer can produce; further rows of the head are padding and get no probability.
+        temperature: divides the logits.
+        chunk: positions projected at a time under activation checkpointing, so that logits of size N x V are
+            never held; 0 projects all at once.
+    """
+
+    want: frozenset[str]
+    valid_vocab: int
+    temperature: float
+    chunk: int
+
+
+def logits_of(hidden: Float[Tensor, "n h"], head: HeadWeights, spec: ProjectionSpec) -> Float[Tensor, "n v"]:
+    """Float32 logits over the valid vocabulary, with scale and soft-cap, divided by the temperature."""
+    weight = head.weight[: spec.valid_vocab]
+    logits = (hidden.to(weight.dtype) @ weight.T).float()
+    if head.bias is not None:
+        logits = logits + head.bias[: spec.valid_vocab].float()
+    if head.logit_scale != 1.0:
+        logits = logits * head.logit_scale
+    if head.soft_cap:
+        logits = head.soft_cap * torch.tanh(logits / head.soft_cap)
+    return logits if spec.temperature == 1.0 else logits / spec.temperature
+
+
+def project(
+    hidden: Float[Tensor, "n h"],
+    head: HeadWeights,
+    batch: MicroBatch,
+    teacher_ids: Int[Tensor, "n k"] | None,
+    spec: ProjectionSpec,
+) -> StudentTokens:
+    """What `spec.want` asks of the student's distribution at every response position of the micro-batch."""
+    scores = _chunked(hidden, head, batch.token_ids, batch.candidates, spec) if SCORES in spec.want else None
+    at_teacher = None
+    if SCORES_AT_TEACHER in spec.want and teacher_ids is not None:
+        at_teacher = _chunked(hidden, head, batch.token_ids, teacher_ids, spec)
+    wants_hidden = HIDDEN in spec.want
+    return StudentTokens(scores, at_teacher, hidden if wants_hidden else None, head if wants_hidden else None)
+
+
+def _chunked(
+    hidden: Tensor, head: HeadWeights, token_ids: Tensor, ids: Tensor | None, spec: ProjectionSpec
+) -> TokenScores:
+    """Log-probs at the response token and at `ids`, `spec.chunk` positions at a time."""
+
+    def scores(part: Tensor, tokens: Tensor, chosen: Tensor | None) -> tuple[Tensor, ...]:
+        out = score_tokens(logits_of(part, head, spec), candidate_ids=chosen, sampled_ids=tokens)
+        return out.candidates, out.sampled, out.log_tail, out.log_z, out.entropy
+
+    step = spec.chunk or len(hidden)
+    if len(hidden) <= step:
+        return TokenScores(*scores(hidden, token_ids, ids))
+    parts = []
+    for start in range(0, len(hidden), step):
+        piece = slice(start, start + step)
+        arguments = (hidden[piece], token_ids[piece], None if ids is None else ids[piece])
+        parts.append(checkpoint(scores, *arguments, use_reentrant=False))
+    return TokenScores(*(torch.cat(column) for column in zip(*parts, strict=True)))

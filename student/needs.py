@@ -1,0 +1,91 @@
+"""What the active terms need: the loop derives rollouts, teacher requests and student statistics from it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from opd.errors import ConfigError
+from opd.wire.types import PayloadKind, PayloadSpec
+
+TEACHER = "teacher"
+REFERENCE = "reference"
+
+# What a term may ask of the student's distribution at the trained positions: log-probs of the response token and at
+# the student's candidates, log-probs at the teacher's top-k ids, or hidden states with the head.
+SCORES = "scores"
+SCORES_AT_TEACHER = "scores_at_teacher"
+HIDDEN = "hidden"
+
+
+@dataclass(frozen=True, slots=True)
+class SignalNeed:
+    """A payload wanted from a role.
+
+    Attributes:
+        role: "teacher" (routed per prompt) or "reference" (one model for all rows).
+        spec: the payload; gather asks at the student's candidates.
+        temperature: divides the served model's logits.
+    """
+
+    role: str
+    spec: PayloadSpec
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a term needs to compute its loss.
+
+    Attributes:
+        signals: payloads from served models.
+        candidates: K, the student's K most likely ids per position, kept at rollout; 0 for none.
+        reward: whether each row must be verified.
+        student: what of the student's distribution, of {"scores", "scores_at_teacher", "hidden"}.
+    """
+
+    signals: tuple[SignalNeed, ...] = ()
+    candidates: int = 0
+    reward: bool = False
+    student: frozenset[str] = field(default_factory=frozenset)
+
+
+def merge(needs: Iterable[Needs]) -> Needs:
+    """The least that satisfies all of `needs`.
+
+    Per role the widest k of a kind wins, and `sampled` is dropped where top-k or gather already carry it.
+
+    Raises:
+        ConfigError: when two terms want different temperatures from one role.
+    """
+    every = list(needs)
+    widest: dict[tuple[str, PayloadKind], PayloadSpec] = {}
+    temperatures: dict[str, float] = {}
+    for signal in (signal for need in every for signal in need.signals):
+        if signal.spec.kind is not PayloadKind.HIDDEN:
+            known = temperatures.setdefault(signal.role, signal.temperature)
+            if known != signal.temperature:
+                raise ConfigError(
+                    f"two terms ask the {signal.role} for temperatures {known} and {signal.temperature}; use one."
+                )
+        key = (signal.role, signal.spec.kind)
+        if key not in widest or signal.spec.k > widest[key].k:
+            widest[key] = signal.spec
+    for role, kind in list(widest):
+        carried = any((role, rich) in widest for rich in (PayloadKind.TOPK, PayloadKind.GATHER))
+        if kind is PayloadKind.SAMPLED and carried:
+            del widest[role, kind]
+    gathered = [spec.k for (_, kind), spec in widest.items() if kind is PayloadKind.GATHER]
+    candidates = max([need.candidates for need in every] + gathered, default=0)
+    signals = tuple(
+        SignalNeed(
+            role,
+            PayloadSpec.gather(candidates, spec.value_dtype) if kind is PayloadKind.GATHER else spec,
+            1.0 if kind is PayloadKind.HIDDEN else temperatures[role],
+        )
+        for (role, kind), spec in sorted(widest.items(), key=lambda entry: entry[0])
+    )
+    return Needs(
+        signals=signals,
+        candidates=candidates,
+        reward=any(need.reward for need in every),
+        student=frozenset().union(*(need.student for need in every)),
+    )

@@ -1,0 +1,111 @@
+"""The recipe: everything `opd train` can be told, in groups. Each key is documented here and nowhere else."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from opd.config import Settings
+from opd.fleet.settings import FleetSettings
+from opd.tasks.settings import PromptSettings
+
+
+class ModelSettings(Settings):
+    """The student."""
+
+    path: str = Field(description="Folder or hub id of the student's initial weights and tokenizer.")
+    revision: str | None = Field(None, description="Branch, tag or commit, for a hub id.")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Element type of the trained weights.")
+    attention: str | None = Field(None, description="Attention implementation, for example sdpa or flash_attention_2.")
+    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
+
+
+class TeacherSettings(Settings):
+    """The served models."""
+
+    endpoints: list[str] | dict[str, list[str]] = Field(
+        description="Addresses host:port of teacher servers, or teacher name to its replicas; also file:PATH (re-read "
+        "when it changes) and dns:NAME:PORT."
+    )
+    default: str | None = Field(
+        None, description="Teacher of prompts that name none; may be left out when the fleet serves a single teacher."
+    )
+    routes: dict[str, str] = Field(default_factory=dict, description="Domain of a prompt to the teacher it goes to.")
+    reference: str | None = Field(
+        None, description="Served model that objectives use as their reference (G-OPD, KL to reference)."
+    )
+    fleet: FleetSettings = Field(default_factory=FleetSettings, description="How the fleet is used.")
+
+
+class RolloutSettings(Settings):
+    """What the student samples."""
+
+    prompts_per_step: int = Field(64, ge=1, description="Prompts of an optimizer step.")
+    samples_per_prompt: int = Field(1, ge=1, description="Responses to each prompt: the group size.")
+    max_new_tokens: int = Field(512, ge=1, description="Longest response, tokens.")
+    max_prompt_tokens: int = Field(2048, ge=1, description="A longer prompt is an error.")
+    temperature: float = Field(1.0, gt=0, le=10, description="Sampling temperature; the loss uses it too.")
+    batch_rows: int = Field(64, ge=1, description="Responses decoded together.")
+
+
+class TrainSettings(Settings):
+    """The optimizer and its schedule."""
+
+    steps: int = Field(100, ge=1, description="Optimizer steps of the run.")
+    learning_rate: float = Field(1e-5, gt=0, description="Peak learning rate of AdamW.")
+    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Decay after the warm-up.")
+    final_fraction: float = Field(0.0, ge=0, le=1, description="Fraction of the peak where the decay ends.")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's decay rates.")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Gradients are scaled down to this norm.")
+    micro_batch_tokens: int = Field(16_384, ge=1, description="Rows times padded length of one forward and backward.")
+    head_chunk: int = Field(
+        4096, ge=0, description="Positions projected to logits at a time, recomputed in the backward pass; 0: all."
+    )
+    mixed_precision: Literal["auto", "no", "bf16"] = Field(
+        "auto", description="Autocast: auto means bf16 on a GPU that has it, else no."
+    )
+    threads: int = Field(0, ge=0, description="Torch threads of the student; 0 leaves it to torch and OMP_NUM_THREADS.")
+    checkpoint_every: int = Field(0, ge=0, description="Steps between checkpoints; 0 keeps only the last one.")
+    keep_checkpoints: int = Field(2, ge=1, description="Checkpoints kept; older ones are removed.")
+
+
+class EvalSettings(Settings):
+    """Evaluation on held-out prompts."""
+
+    every: int = Field(0, ge=0, description="Steps between evaluations; 0: only before the first and after the last.")
+    prompts: int = Field(256, ge=0, description="Held-out prompts; 0 switches evaluation off.")
+    temperature: float = Field(0.0, ge=0, description="Sampling temperature; 0 is greedy.")
+    samples: int = Field(1, ge=1, description="Responses per prompt.")
+    reverse_kl: bool = Field(True, description="Also measure KL(student || teacher) on sampled responses.")
+
+
+class Recipe(Settings):
+    """A student job."""
+
+    run: Path = Field(description="Run folder; must not exist unless the run is resumed.")
+    seed: int = Field(0, ge=0, description="Decides everything random: prompts, rollouts, evaluation.")
+    model: ModelSettings = Field(description="The student.")
+    teachers: TeacherSettings | None = Field(None, description="The served models; may be absent for plain RL.")
+    prompts: PromptSettings = Field(description="Training and held-out prompts.")
+    rollout: RolloutSettings = Field(default_factory=RolloutSettings, description="What the student samples.")
+    objective: list[dict[str, Any]] = Field(
+        default_factory=lambda: [{"name": "opd"}],
+        min_length=1,
+        description="Terms of the objective, each with its name and settings; see `opd plugins list`.",
+    )
+    methods: list[dict[str, Any]] = Field(
+        default_factory=list, description="Controllers of the loop (windows, curricula, jumps), each with its name."
+    )
+    train: TrainSettings = Field(default_factory=TrainSettings, description="The optimizer and its schedule.")
+    eval: EvalSettings = Field(default_factory=EvalSettings, description="Evaluation on held-out prompts.")
+    metrics_port: int = Field(0, ge=0, le=65535, description="Port of the student's Prometheus metrics; 0: off.")
+
+    @model_validator(mode="after")
+    def _check(self) -> "Recipe":
+        if self.train.warmup_steps > self.train.steps:
+            raise ValueError(
+                f"train.warmup_steps ({self.train.warmup_steps}) is over train.steps ({self.train.steps}); lower it"
+            )
+        return self

@@ -1,0 +1,1 @@
+"""RL plug-ins: reward-driven terms of the objective, a file each."""

@@ -1,0 +1,1 @@
+"""Rollouts: engines that sample the student's responses."""

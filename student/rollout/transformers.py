@@ -1,0 +1,217 @@
+"""Sample responses with a transformers model and a KV cache: left-padded prompts, a random stream per row.
+
+A row leaves as soon as it has finished, through a callback, so that it can be scored while others still run. When
+half of a batch has finished, the cache is cut down to the rows that go on.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+
+from opd.errors import DataError
+from opd.tasks.encode import encode_prompt
+from student.plan import PlannedRow
+from student.rollout.sampling import draw
+from student.row import Row
+from student.streams import stream, uniforms
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSpec:
+    """What every rollout of a run shares.
+
+    Attributes:
+        seed: the run's seed; with a row's key it names the row's random stream.
+        batch_rows: rows decoded together.
+        candidates: K most likely ids to keep per position, 0 for none.
+        valid_vocab: ids the tokenizer can produce.
+        max_prompt_tokens: longer prompts are an error.
+    """
+
+    seed: int
+    batch_rows: int
+    candidates: int
+    valid_vocab: int
+    max_prompt_tokens: int
+
+
+class _Active:
+    """A row that is being decoded."""
+
+    def __init__(self, planned: PlannedRow, prompt_ids: np.ndarray, seed: int, purpose: tuple[object, ...]) -> None:
+        key = planned.key
+        self.planned = planned
+        self.prompt_ids = prompt_ids
+        generator = stream(seed, *purpose, key.step, key.uid, key.sample, key.turn, key.agent)
+        self.uniforms = uniforms(generator, planned.max_new_tokens)
+        self.ids: list[int] = []
+        self.logp: list[float] = []
+        self.candidates: list[np.ndarray] = []
+
+
+def rollout(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    planned: Sequence[PlannedRow],
+    spec: RolloutSpec,
+    *,
+    policy_version: int = 0,
+    purpose: tuple[object, ...] = ("rollout",),
+    on_row: Callable[[Row], None] = lambda row: None,
+) -> list[Row]:
+    """Sample one response for each planned row.
+
+    Args:
+        model: causal LM in the state to sample from; put into eval mode for the duration.
+        tokenizer: its tokenizer; its EOS ends a response and is kept as its last token.
+        planned: what to sample.
+        spec: shared settings.
+        policy_version: updates the weights have seen, recorded per token.
+        purpose: first names of the random streams; evaluations use others than training.
+        on_row: called with each row as soon as it is finished, in order of finishing.
+
+    Returns:
+        The rows in the order of `planned`.
+    """
+    eos = -1 if tokenizer.eos_token_id is None else int(tokenizer.eos_token_id)
+    was_training = model.training
+    model.eval()
+    rows: dict[int, Row] = {}
+    try:
+        actives = [_Active(p, _encode(p, tokenizer, spec.max_prompt_tokens), spec.seed, purpose) for p in planned]
+        # Rows of similar prompt length share a batch; the order is a function of the plan, so it resumes.
+        order = sorted(range(len(actives)), key=lambda i: (len(actives[i].prompt_ids), i))
+        for start in range(0, len(order), spec.batch_rows):
+            indices = order[start : start + spec.batch_rows]
+
+            def finish(position: int, truncated: bool, indices: list[int] = indices) -> None:
+                row = _to_row(actives[indices[position]], tokenizer, truncated, policy_version)
+                rows[indices[position]] = row
+                on_row(row)
+
+            _Decoder(model, [actives[i] for i in indices], spec, eos).run(finish)
+    finally:
+        model.train(was_training)
+    return [rows[i] for i in range(len(planned))]
+
+
+class _Decoder:
+    """Decodes a batch of rows token by token.
+
+    Finished rows stay in the batch as ballast until they are half of it, because cutting a KV cache is a copy.
+    """
+
+    def __init__(self, model: PreTrainedModel, batch: Sequence[_Active], spec: RolloutSpec, eos: int) -> None:
+        self.model, self.batch, self.spec, self.eos = model, batch, spec, eos
+        self.slots = list(range(len(batch)))
+        self.running = set(self.slots)
+        self.input_ids, self.mask = _left_pad([a.prompt_ids for a in batch], model.device)
+        self.positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
+        self.temperature = torch.tensor([a.planned.temperature for a in batch], device=model.device)
+        self.cache = DynamicCache(config=model.config)
+
+    @torch.no_grad()
+    def run(self, finish: Callable[[int, bool], None]) -> None:
+        """Decode until every row has finished; calls finish(index in the batch, truncated)."""
+        step = 0
+        while self.running:
+            logits = self.model(
+                input_ids=self.input_ids,
+                attention_mask=self.mask,
+                position_ids=self.positions,
+                past_key_values=self.cache,
+                use_cache=True,
+                logits_to_keep=1,
+            ).logits[:, -1]
+            ids = self._sample(logits, step, finish)
+            step += 1
+            self._extend(ids)
+
+    def _sample(self, logits: Tensor, step: int, finish: Callable[[int, bool], None]) -> Tensor:
+        device, vocab = logits.device, self.spec.valid_vocab
+        drawn = [self.batch[i].uniforms[step] if i in self.running else 0.5 for i in self.slots]
+        ids, logp = _draw_mixed(
+            logits, torch.tensor(drawn, dtype=torch.float64, device=device), self.temperature, vocab
+        )
+        top = None
+        if self.spec.candidates:
+            top = logits[:, :vocab].topk(self.spec.candidates, dim=-1).indices.cpu().numpy().astype(np.uint32)
+        for slot, (token, log_prob) in enumerate(zip(ids.tolist(), logp.tolist(), strict=True)):
+            index = self.slots[slot]
+            if index not in self.running:
+                continue
+            active = self.batch[index]
+            active.ids.append(token)
+            active.logp.append(log_prob)
+            if top is not None:
+                active.candidates.append(top[slot])
+            if token == self.eos or len(active.ids) >= active.planned.max_new_tokens:
+                self.running.discard(index)
+                finish(index, token != self.eos)
+        return ids
+
+    def _extend(self, ids: Tensor) -> None:
+        if 2 * len(self.running) <= len(self.slots) and self.running:
+            keep = [slot for slot, index in enumerate(self.slots) if index in self.running]
+            index = torch.tensor(keep, device=ids.device)
+            self.cache.batch_select_indices(index)
+            self.mask, self.positions = self.mask[index], self.positions[index]
+            self.temperature, ids = self.temperature[index], ids[index]
+            self.slots = [self.slots[slot] for slot in keep]
+        self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.slots), 1)], dim=1)
+        self.positions = self.positions[:, -1:] + 1
+        self.input_ids = ids.unsqueeze(-1)
+
+
+def _draw_mixed(logits: Tensor, uniform: Tensor, temperature: Tensor, valid_vocab: int) -> tuple[Tensor, Tensor]:
+    """`draw` for rows that may have different temperatures."""
+    levels = temperature.unique().tolist()
+    if len(levels) == 1:
+        return draw(logits, uniform, levels[0], valid_vocab)
+    ids = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
+    logp = torch.zeros(len(logits), device=logits.device)
+    for level in levels:
+        chosen = temperature == level
+        ids[chosen], logp[chosen] = draw(logits[chosen], uniform[chosen], level, valid_vocab)
+    return ids, logp
+
+
+def _encode(planned: PlannedRow, tokenizer: PreTrainedTokenizerBase, limit: int) -> np.ndarray:
+    ids = encode_prompt(planned.prompt, tokenizer)
+    if len(ids) > limit:
+        raise DataError(
+            f"prompt {planned.prompt.uid} has {len(ids)} tokens, over the limit of {limit}; raise "
+            "rollout.max_prompt_tokens or drop the prompt."
+        )
+    return np.array(ids, dtype=np.uint32)
+
+
+def _left_pad(prompts: Sequence[np.ndarray], device: torch.device) -> tuple[Tensor, Tensor]:
+    width = max(len(p) for p in prompts)
+    ids = np.zeros((len(prompts), width), dtype=np.int64)
+    mask = np.zeros((len(prompts), width), dtype=np.int64)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = prompt
+        mask[row, width - len(prompt) :] = 1
+    return torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device)
+
+
+def _to_row(active: _Active, tokenizer: PreTrainedTokenizerBase, truncated: bool, policy_version: int) -> Row:
+    length = len(active.ids)
+    return Row(
+        key=active.planned.key,
+        prompt=active.planned.prompt,
+        prompt_ids=active.prompt_ids,
+        response_ids=np.array(active.ids, dtype=np.uint32),
+        behaviour_logp=np.array(active.logp, dtype=np.float32),
+        policy_version=np.full(length, policy_version, dtype=np.int32),
+        loss_mask=np.ones(length, dtype=np.bool_),
+        truncated=truncated,
+        text=str(tokenizer.decode(active.ids, skip_special_tokens=True)),
+        candidates=np.stack(active.candidates) if active.candidates else None,
+        turns=((0, length),),
+    )

@@ -1,0 +1,99 @@
+"""The record that flows through the loop: one sampled response with everything known about it.
+
+Shapes: P prompt tokens, T response tokens, K candidate ids per position. Arrays live on the host in numpy.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opd.tasks.prompt import Prompt
+from opd.tasks.verdict import Verdict
+from opd.wire.types import PayloadKind, ScoreItem, Scores
+
+Origin = Literal["policy", "hinted", "expert", "branch", "replay"]
+SignalKey = tuple[str, PayloadKind]
+
+
+@dataclass(frozen=True, slots=True)
+class RowKey:
+    """Identity of a row within a run, and the parts of its group key.
+
+    Attributes:
+        step: optimizer step that asked for the row.
+        uid: the prompt's uid; rows of one prompt and step form a group.
+        sample: index within the group.
+        turn, agent: position in a multi-turn or multi-agent episode; 0 and "" for single turns.
+        parent: sample index of the row this one branched from, or -1.
+    """
+
+    step: int
+    uid: str
+    sample: int
+    turn: int = 0
+    agent: str = ""
+    parent: int = -1
+
+    @property
+    def group(self) -> str:
+        """Key of the group, shared by the samples of one prompt; also the prefix-affinity key of the fleet."""
+        return f"{self.step}/{self.uid}/{self.turn}/{self.agent}"
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One response.
+
+    Attributes:
+        key: identity.
+        prompt: the prompt it answers.
+        prompt_ids: [P] uint32, the prompt the student is trained under.
+        response_ids: [T] uint32, sampled ids, the end-of-sequence id included when it was sampled.
+        behaviour_logp: [T] float32 nats, log-probs under the sampler at the rollout temperature.
+        policy_version: [T] int32, number of optimizer updates the sampling weights had seen.
+        loss_mask: [T] bool, True where the token is trained on.
+        truncated: True when the length limit, not the end-of-sequence id, ended the response.
+        text: the response decoded without special tokens.
+        candidates: [T, K] uint32, the student's K most likely ids, descending; None unless asked for.
+        origin: who wrote the response.
+        behaviour_prompt_ids: [P'] uint32, the prompt it was sampled under when that is another (a hint), else None.
+        tool_mask: [T] bool, True where the environment wrote the token, else None.
+        turns: (start, end) of each turn in the response, in tokens; one turn for single-turn rows.
+        teacher: name of the teacher that the route gave.
+        signals: scores by (role, payload kind).
+        verdict: the verifier's; None when it was not asked.
+        reward_parts: named parts of the reward; a part that is unknown is absent, never 0.
+        weight: multiplies the row's loss.
+    """
+
+    key: RowKey
+    prompt: Prompt
+    prompt_ids: NDArray[np.uint32]
+    response_ids: NDArray[np.uint32]
+    behaviour_logp: NDArray[np.float32]
+    policy_version: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+    truncated: bool
+    text: str
+    candidates: NDArray[np.uint32] | None = None
+    origin: Origin = "policy"
+    behaviour_prompt_ids: NDArray[np.uint32] | None = None
+    tool_mask: NDArray[np.bool_] | None = None
+    turns: tuple[tuple[int, int], ...] = ()
+    teacher: str = ""
+    signals: dict[SignalKey, Scores] = field(default_factory=dict)
+    verdict: Verdict | None = None
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    weight: float = 1.0
+
+    @property
+    def length(self) -> int:
+        """T, tokens of the response."""
+        return len(self.response_ids)
+
+    def score_item(self, *, gather: bool) -> ScoreItem:
+        """The row as a request to a served model; with `gather`, at the student's candidates."""
+        ids = np.concatenate([self.prompt_ids, self.response_ids])
+        return ScoreItem(ids, len(self.prompt_ids), self.candidates if gather else None)

@@ -1,0 +1,132 @@
+"""The run folder: resolved recipe, provenance, metrics, checkpoints, summary."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from opd.errors import CheckpointError, RunFolderError
+from student.recipe import Recipe
+
+_PACKAGES = ("opd", "torch", "transformers", "accelerate", "grpcio", "protobuf", "numpy", "safetensors")
+
+
+class RunFolder:
+    """Paths and files of one run.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self._metrics = path / "metrics.jsonl"
+
+    @classmethod
+    def create(cls, recipe: Recipe) -> "RunFolder":
+        """Make the folder of a new run and write its resolved recipe.
+
+        Raises:
+            RunFolderError: when the folder exists and is not empty, or cannot be made.
+        """
+        path = recipe.run
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunFolderError(
+                f"run folder {path} exists already; resume it with --resume or give the run another folder (run=...)."
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunFolderError(f"run folder {path} cannot be made: {error.strerror}; choose another.") from error
+        folder = cls(path)
+        text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+        _write_atomically(path / "recipe.yaml", text)
+        return folder
+
+    @classmethod
+    def reopen(cls, recipe: Recipe) -> "RunFolder":
+        """Open the folder of a run that is resumed.
+
+        Raises:
+            CheckpointError: when there is no such run.
+        """
+        if not (recipe.run / "recipe.yaml").is_file():
+            raise CheckpointError(f"there is no run in {recipe.run} to resume; start it without --resume.")
+        return cls(recipe.run)
+
+    def write_provenance(self, fleet: Mapping[str, Any]) -> None:
+        """Save versions, git revision, command line and fleet fingerprints."""
+        provenance = {
+            "command": sys.argv,
+            "python": sys.version.split()[0],
+            "packages": {name: _version(name) for name in _PACKAGES},
+            "git_revision": _git_revision(),
+            "fleet": dict(fleet),
+        }
+        self.write_json("provenance.json", provenance)
+
+    def write_json(self, name: str, data: Any) -> None:
+        """Write a JSON file atomically."""
+        _write_atomically(self.path / name, json.dumps(data, indent=1, default=str) + "\n")
+
+    def append_metrics(self, record: Mapping[str, Any]) -> None:
+        """Append one line to metrics.jsonl."""
+        with self._metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def cut_metrics(self, updates: int) -> None:
+        """Drop lines of steps beyond `updates` updates: a resumed run takes those steps again."""
+        if not self._metrics.exists():
+            return
+        kept = []
+        for line in self._metrics.read_text(encoding="utf-8").splitlines():
+            try:
+                if int(json.loads(line)["step"]) <= updates:
+                    kept.append(line)
+            except (ValueError, KeyError):
+                # A line cut short by a kill.
+                continue
+        _write_atomically(self._metrics, "".join(line + "\n" for line in kept))
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All records of metrics.jsonl."""
+        if not self._metrics.exists():
+            return []
+        return [json.loads(line) for line in self._metrics.read_text(encoding="utf-8").splitlines()]
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    with scratch.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_revision() -> str | None:
+    """Revision of the checkout the code runs from, with "+changes" when it has any; None outside a checkout."""
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        result = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, check=True)
+        return result.stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

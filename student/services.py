@@ -1,0 +1,146 @@
+"""The services that controllers may use, on top of the loop's stages."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opd.tasks.prompt import Prompt
+from opd.tasks.source import PromptSource
+from student.controllers import EvalReport
+from student.evaluate import mean_divergence, report, sample_answers
+from student.learner import Learner
+from student.methods.opd import OnPolicyDistillation
+from student.plan import StepPlan
+from student.recipe import Recipe
+from student.rollout.transformers import RolloutSpec, rollout
+from student.row import Row
+from student.score import Scorer
+from student.streams import stream
+
+
+class LoopServices:
+    """Implements `student.controllers.Services`.
+
+    Args:
+        recipe: the run's recipe.
+        learner: weights and optimizer.
+        tokenizer: the student's.
+        source: prompts and verifier.
+        scorer: signals for the objective.
+        kl_scorer: signals for the measurement of reverse KL, or None when no teacher serves one.
+        kl_term: measures reverse KL on what `kl_scorer` gives.
+        poll: called while waiting for the fleet.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        learner: Learner,
+        tokenizer: Any,
+        source: PromptSource,
+        scorer: Scorer,
+        rollout_spec: RolloutSpec,
+        kl_scorer: Scorer | None,
+        kl_term: OnPolicyDistillation | None,
+        poll: Callable[[], None],
+    ) -> None:
+        self._recipe = recipe
+        self._learner = learner
+        self._tokenizer = tokenizer
+        self._source = source
+        self._scorer = scorer
+        self.rollout_spec = rollout_spec
+        self._kl_scorer = kl_scorer
+        self._kl_term = kl_term
+        self._poll = poll
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Services.parameters`."""
+        return self._learner.named_parameters()
+
+    def rollout(self, plan: StepPlan) -> list[Row]:
+        """See `Services.rollout`."""
+        return rollout(
+            self._learner.student.lm,
+            self._tokenizer,
+            plan.rows,
+            self.rollout_spec,
+            policy_version=self._learner.updates,
+            purpose=("probe",),
+        )
+
+    def score(self, rows: Sequence[Row]) -> list[Row]:
+        """See `Services.score`."""
+        for row in rows:
+            self._scorer.submit(row)
+        self._scorer.collect(rows, poll=self._poll)
+        return list(rows)
+
+    def segment_gradients(self, rows: Sequence[Row], edges: Sequence[int]) -> list[dict[str, Tensor]]:
+        """See `Services.segment_gradients`."""
+        gradients = []
+        kept = {name: p.grad for name, p in self._learner.named_parameters()}
+        for start, end in zip(edges[:-1], edges[1:], strict=True):
+            self._learner.optimizer.zero_grad(set_to_none=True)
+
+            def inside(micro: Any, start: int = start, end: int = end) -> Tensor:
+                return (micro.position >= start) & (micro.position < end)
+
+            self._learner.accumulate(rows, inside)
+            gradients.append(
+                {
+                    name: torch.zeros_like(p) if p.grad is None else p.grad.detach().clone()
+                    for name, p in self._learner.named_parameters()
+                }
+            )
+        for name, parameter in self._learner.named_parameters():
+            parameter.grad = kept[name]
+        return gradients
+
+    def evaluate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        seed_names: Sequence[object],
+        samples: int = 1,
+        reverse_kl: bool = False,
+        temperature: float | None = None,
+    ) -> EvalReport:
+        """See `Services.evaluate`; `temperature` defaults to the rollout's."""
+        level = self._recipe.rollout.temperature if temperature is None else temperature
+        limit = self._recipe.rollout.max_new_tokens
+        measure = reverse_kl and self._kl_scorer is not None and self._kl_term is not None
+        on_policy = level == self._recipe.rollout.temperature
+
+        def sample(temp: float, count: int, scorer: Scorer | None) -> list[Row]:
+            return sample_answers(
+                self._learner,
+                self._tokenizer,
+                prompts,
+                self.rollout_spec,
+                samples=count,
+                temperature=temp,
+                max_new_tokens=limit,
+                names=seed_names,
+                scorer=scorer,
+            )
+
+        rows = sample(level, samples, self._kl_scorer if measure and on_policy else None)
+        value = None
+        if measure and self._kl_scorer is not None and self._kl_term is not None:
+            scored = rows if on_policy else sample(self._recipe.rollout.temperature, 1, self._kl_scorer)
+            self._kl_scorer.collect(scored, poll=self._poll)
+            value = mean_divergence(self._learner, scored, self._kl_term, self._kl_term.needs())
+        return report(rows, self._source, samples, value)
+
+    def training_prompts(self, count: int, *, seed_names: Sequence[object]) -> list[Prompt]:
+        """See `Services.training_prompts`."""
+        start = int(stream(self._recipe.seed, "prompts", *seed_names).integers(0, 2**31))
+        return self._source.prompts("train", count, start)
+
+    def optimizer_moments(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """See `Services.optimizer_moments`."""
+        for name, parameter in self._learner.named_parameters():
+            yield name, self._learner.optimizer.state.get(parameter, {})
