@@ -1,13 +1,13 @@
 """Find and load a transformers model and its tokenizer: safetensors only, no code from the hub unless allowed."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from opd.errors import ConfigError, IncompatibleTeacherError
+from opd.errors import ConfigError, IncompatibleTeacherError, NonFiniteError
 from opd.wire.fingerprint import chat_template_hash, tokenizer_fingerprint
 from teacher_server.engines.base import TokenizerIdentity
 from teacher_server.engines.head import DTYPE_NAMES
@@ -140,6 +140,17 @@ def check_same_architecture(old: Any, new: Any, folder: Path) -> None:
                 f"weights in {folder} are of another architecture: {key} is {theirs.get(key)!r} there and "
                 f"{ours.get(key)!r} here; load them as a new teacher."
             )
+
+
+def check_finite(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Refuse weights with NaN or infinity.
+
+    Raises:
+        NonFiniteError: naming the first such tensor.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise NonFiniteError(f"weights in {folder} hold NaN or infinity in {name}; save a healthy checkpoint.")
 
 
 def _plain(config: Any) -> dict[str, Any]:

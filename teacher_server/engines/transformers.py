@@ -9,21 +9,19 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
 
-from opd.errors import ConfigError, NonFiniteError, UnavailableError
+from opd.errors import ConfigError, UnavailableError
 from opd.wire.fingerprint import head_hash, weights_hash
-from opd.wire.types import Head, PayloadKind, PayloadSpec, ScoreItem, Scores
+from opd.wire.types import Head, PayloadKind, ScoreItem, Scores
 from teacher_server.engines.backbone import Backbone
 from teacher_server.engines.base import EngineInfo, EngineItem, HeadIdentity
 from teacher_server.engines.checks import check_batch
-from teacher_server.engines.collect import HostCopy
 from teacher_server.engines.head import DTYPE_NAMES, OutputHead, scale_and_cap
 from teacher_server.engines.loading import (
+    check_finite,
     check_same_architecture,
     load_config,
     load_model,
@@ -32,9 +30,9 @@ from teacher_server.engines.loading import (
     pick_dtype,
     resolve_folder,
 )
-from teacher_server.engines.payload import Rows, reduce_rows
 from teacher_server.engines.plan import Pass, plan_passes
 from teacher_server.engines.probe import check_head, find_abilities
+from teacher_server.engines.project import Launched, land, launch
 
 
 class TransformersEngine:
@@ -120,15 +118,15 @@ class TransformersEngine:
             self._require_awake()
             head = self._head()
             # One pass behind: while a pass is copied to the host, the next one computes.
-            waiting: list[tuple[list[int], HostCopy]] = []
+            waiting: list[Launched] = []
             for one in self._plan([entry.item for entry in batch]):
                 rows = [row for row in one.rows if not batch[row].cancelled()]
                 if not rows:
                     continue
                 started = self._start(replace(one, rows=tuple(rows)), batch, head)
-                self._finish(waiting, batch, out)
+                land(waiting, batch, out, self._info)
                 waiting = started
-            self._finish(waiting, batch, out)
+            land(waiting, batch, out, self._info)
             self._backbone.forget()
         return out
 
@@ -147,6 +145,7 @@ class TransformersEngine:
         Raises:
             ConfigError: when the folder cannot be read or lacks tensors.
             IncompatibleTeacherError: when its config.json describes another architecture.
+            NonFiniteError: when a tensor holds NaN or infinity.
         """
         folder = Path(folder)
         if (folder / "config.json").is_file():
@@ -155,6 +154,7 @@ class TransformersEngine:
         fresh = load_model(
             folder, self._config, self._dtype, torch.device("cpu"), trust_remote_code=self._trust
         ).state_dict()
+        check_finite(fresh, folder)
         with self._lock, torch.no_grad():
             if self._closed:
                 raise UnavailableError(f"teacher {self._info.model} is closed; load it again.")
@@ -197,8 +197,8 @@ class TransformersEngine:
             packed=self._abilities.packing,
         )
 
-    def _start(self, one: Pass, batch: Sequence[EngineItem], head: OutputHead) -> list[tuple[list[int], HostCopy]]:
-        """Launch one forward and the copies of its payloads; rows of one payload are reduced together."""
+    def _start(self, one: Pass, batch: Sequence[EngineItem], head: OutputHead) -> list[Launched]:
+        """Launch one forward and the copies of its payloads."""
         items = [batch[row].item for row in one.rows]
         if len(items) == 1:
             states = self._backbone.alone(items[0])
@@ -208,48 +208,7 @@ class TransformersEngine:
             states = self._backbone.packed(items)
         else:
             states = self._backbone.padded(items)
-        parts = states.split([item.response_length for item in items])
-        by_spec: dict[PayloadSpec, list[int]] = {}
-        for index, row in enumerate(one.rows):
-            by_spec.setdefault(batch[row].spec, []).append(index)
-        started = []
-        for spec, members in by_spec.items():
-            hidden = states if len(members) == len(items) else torch.cat([parts[index] for index in members])
-            entries = [batch[one.rows[index]] for index in members]
-            blocks = reduce_rows(self._rows(hidden, entries, spec), spec, head, self._logit_bytes)
-            started.append(([one.rows[index] for index in members], HostCopy(blocks, len(hidden))))
-        return started
-
-    def _rows(self, hidden: Tensor, entries: Sequence[EngineItem], spec: PayloadSpec) -> Rows:
-        lengths = torch.tensor([entry.item.response_length for entry in entries])
-        temperature = torch.tensor([entry.temperature for entry in entries]).repeat_interleave(lengths)
-        gather = None
-        if spec.kind is PayloadKind.GATHER:
-            gather = self._ids([entry.item.gather_ids for entry in entries])
-        return Rows(
-            hidden=hidden,
-            targets=self._ids([entry.item.response_ids for entry in entries]),
-            temperature=temperature.to(self._device, non_blocking=True),
-            gather_ids=gather,
-        )
-
-    def _ids(self, arrays: Sequence[Any]) -> Tensor:
-        joined = torch.cat([torch.from_numpy(array.astype("int64")) for array in arrays])
-        return joined.to(self._device, non_blocking=True)
-
-    def _finish(
-        self, waiting: Sequence[tuple[list[int], HostCopy]], batch: Sequence[EngineItem], out: list[Scores | None]
-    ) -> None:
-        for rows, copy in waiting:
-            lengths = [batch[row].item.response_length for row in rows]
-            for row, scores in zip(rows, copy.split(lengths, self._info.weights_hash), strict=True):
-                item = batch[row].item
-                if scores is None:
-                    raise NonFiniteError(
-                        f"teacher {self._info.model} produced NaN or infinity for a sequence of {len(item.token_ids)} "
-                        f"tokens in {self._info.compute_dtype}; check its weights, or serve it in bf16 or f32."
-                    )
-                out[row] = replace(scores, ids=item.gather_ids) if item.gather_ids is not None else scores
+        return launch(states, one.rows, batch, head, self._logit_bytes)
 
     def _head(self) -> OutputHead:
         projection = self._model.get_output_embeddings()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from opd.wire.types import PayloadSpec, ScoreItem
-from teacher_server.engines.base import EngineItem
+from teacher_server.engines.base import Engine, EngineItem
 
 VOCABULARY = 512
 _COMMON = {
@@ -16,9 +16,9 @@ _COMMON = {
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
     "max_position_embeddings": 512,
     # Large enough that attention and logits matter; the usual 0.02 gives an almost uniform distribution.
     "initializer_range": 0.3,
@@ -145,3 +145,33 @@ def entry() -> Callable[..., EngineItem]:
         return EngineItem(item, spec, temperature, *([] if cancelled is None else [cancelled]))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def model_folder(make_model: Callable[..., Path]) -> Path:
+    """The model that the conformance suite runs."""
+    return make_model("qwen3")
+
+
+# The engines of the conformance suite, each computing at most 64 tokens at a time.
+_ENGINES = [
+    pytest.param("transformers", id="transformers"),
+    pytest.param("transformers-deterministic", id="transformers-deterministic"),
+]
+
+
+def _open(name: str, folder: Path) -> Engine:
+    from teacher_server.engines import ENGINES
+
+    if name.startswith("transformers"):
+        cls = ENGINES.load("transformers")
+        return cls(str(folder), max_batch_tokens=64, logit_bytes=1 << 16, deterministic=name.endswith("deterministic"))
+    raise ValueError(name)
+
+
+@pytest.fixture(scope="session", params=_ENGINES)
+def engine(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Engine]:
+    """Each engine in turn, on `model_folder`."""
+    opened = _open(request.param, model_folder)
+    yield opened
+    opened.close()

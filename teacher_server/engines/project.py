@@ -1,0 +1,89 @@
+"""From hidden states of a batch to its results: group rows by payload, run the head, copy to the host, cut apart.
+
+Shared by the engines that hold hidden states in this process.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from opd.errors import NonFiniteError
+from opd.wire.types import U32, PayloadKind, PayloadSpec, Scores
+from teacher_server.engines.base import EngineInfo, EngineItem
+from teacher_server.engines.collect import HostCopy
+from teacher_server.engines.head import OutputHead
+from teacher_server.engines.payload import Rows, reduce_rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launched:
+    """Payloads on their way to the host, and the batch rows that they belong to."""
+
+    rows: tuple[int, ...]
+    copy: HostCopy
+
+
+def launch(
+    states: Float[Tensor, "N H"], rows: Sequence[int], batch: Sequence[EngineItem], head: OutputHead, logit_bytes: int
+) -> list[Launched]:
+    """Reduce hidden states to payloads and start their copies; rows of one payload are reduced together.
+
+    Args:
+        states: states of the response positions of `rows`, one sequence after the other, on the head's device.
+        rows: indices into `batch`.
+        batch: the batch.
+        head: the output head.
+        logit_bytes: bytes of logits that may exist at once.
+    """
+    parts = states.split([batch[row].item.response_length for row in rows])
+    by_spec: dict[PayloadSpec, list[int]] = {}
+    for index, row in enumerate(rows):
+        by_spec.setdefault(batch[row].spec, []).append(index)
+    launched = []
+    for spec, members in by_spec.items():
+        hidden = states if len(members) == len(rows) else torch.cat([parts[index] for index in members])
+        chosen = [rows[index] for index in members]
+        payload_rows = _rows(hidden, [batch[row] for row in chosen], spec)
+        blocks = reduce_rows(payload_rows, spec, head, logit_bytes)
+        launched.append(Launched(tuple(chosen), HostCopy(blocks, len(hidden))))
+    return launched
+
+
+def land(launched: Sequence[Launched], batch: Sequence[EngineItem], out: list[Scores | None], info: EngineInfo) -> None:
+    """Wait for copies and put one `Scores` per row into `out`.
+
+    Raises:
+        NonFiniteError: when the model produced NaN or infinity for a row.
+    """
+    for group in launched:
+        lengths = [batch[row].item.response_length for row in group.rows]
+        for row, scores in zip(group.rows, group.copy.split(lengths, info.weights_hash), strict=True):
+            item = batch[row].item
+            if scores is None:
+                raise NonFiniteError(
+                    f"teacher {info.model} produced NaN or infinity for a sequence of {len(item.token_ids)} tokens in "
+                    f"{info.compute_dtype}; check its weights, or serve it in bf16 or f32."
+                )
+            gathered = batch[row].spec.kind is PayloadKind.GATHER
+            out[row] = replace(scores, ids=item.gather_ids) if gathered else scores
+
+
+def _rows(hidden: Tensor, entries: Sequence[EngineItem], spec: PayloadSpec) -> Rows:
+    lengths = torch.tensor([entry.item.response_length for entry in entries])
+    temperature = torch.tensor([entry.temperature for entry in entries], dtype=torch.float32)
+    gather = None
+    if spec.kind is PayloadKind.GATHER:
+        gather = _ids([entry.item.gather_ids for entry in entries if entry.item.gather_ids is not None], hidden.device)
+    return Rows(
+        hidden=hidden,
+        targets=_ids([entry.item.response_ids for entry in entries], hidden.device),
+        temperature=temperature.repeat_interleave(lengths).to(hidden.device, non_blocking=True),
+        gather_ids=gather,
+    )
+
+
+def _ids(arrays: Sequence[U32], device: torch.device) -> Int[Tensor, "N ..."]:
+    return torch.cat([torch.from_numpy(array.astype("int64")) for array in arrays]).to(device, non_blocking=True)
