@@ -96,3 +96,25 @@ def check_rows_finite(name: str, rows: Tensor, log_z: Tensor, mask: Tensor | Non
         row = int(bad.nonzero()[0])
         value = "NaN" if bool(rows[row].isnan().any()) else "+inf" if bool((rows[row] > 0).any()) else "only -inf"
         raise ValueError(f"{describe(name, rows)} holds {value} in row {row}; mask the row or repair the model.")
+
+
+def check_log_probs(name: str, values: Tensor, mask: Tensor | None, check_values: bool | None = None) -> None:
+    """Refuses teacher log-probs that are NaN or clearly above 0 at a position that counts; -inf is allowed.
+
+    Args:
+        name: the argument.
+        values: [...] or [..., K].
+        mask: [...] bool, or None for all.
+        check_values: whether to look; by default on CPU only.
+    """
+    if not values.is_floating_point():
+        raise ValueError(f"{describe(name, values)} must be floating point.")
+    if not should_check_values(values, check_values):
+        return
+    bad = ~(values <= 1e-2)  # half precision rounds a log-prob of nearly 0 upwards at most to 0
+    if mask is not None:
+        bad &= mask.reshape(*mask.shape, *(1,) * (values.ndim - mask.ndim))
+    if bool(bad.any()):
+        where = bad.nonzero()[0].tolist()
+        found = float(values[tuple(where)])
+        raise ValueError(f"{describe(name, values)} holds {found} at {where}, which is not a log-probability.")

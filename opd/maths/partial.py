@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from opd.maths.checks import check_shape
+from opd.maths.checks import check_log_probs, check_shape
 from opd.maths.result import Divergence, reduced
 from opd.maths.scores import TokenScores, score_tokens
 
@@ -79,41 +79,53 @@ def head_tail_reverse_kl(
             check_values=check_values,
         )
     _check_teacher(student, candidate_ids, sampled_ids, teacher_log_probs, teacher_sampled, teacher_log_tail)
+    for name, values in (("teacher_log_probs", teacher_log_probs), ("teacher_sampled", teacher_sampled)):
+        check_log_probs(name, values, mask, check_values)
     baseline = _resolve_baseline(baseline, candidate_ids.shape[-1], teacher_log_tail is not None)
-
-    head_log_p, tail_log_p, y_log_p = student.candidates, student.log_tail, student.sampled
-    p = head_log_p.detach().exp()
-    ratio = log_ratio(head_log_p, teacher_log_probs, mask)
-    head_kl = (p * ratio).sum(-1)
+    weight = importance_weight(student.sampled, behaviour_log_probs, importance_cap, mask)
     outside = ~(candidate_ids == sampled_ids.unsqueeze(-1)).any(-1)
-    weight = importance_weight(y_log_p, behaviour_log_probs, importance_cap, mask)
-    tail_ratio = log_ratio(y_log_p, teacher_sampled, mask)
-    tail_mass = tail_log_p.detach().exp()
-
-    centre = torch.zeros_like(head_kl)
-    head_coefficient = p * ratio
-    if baseline == "head_kl":
-        centre = head_kl
-        head_coefficient = p * (ratio - head_kl.unsqueeze(-1))
-    elif teacher_log_tail is not None and baseline == "tail_mean":
-        centre = _tail_mean(head_log_p.detach(), tail_log_p.detach(), teacher_log_probs, teacher_log_tail)
-    tail_coefficient = torch.where(outside, weight * (tail_ratio - centre), torch.zeros_like(weight))
-
-    surrogate = (head_coefficient * head_log_p).sum(-1) + tail_coefficient * y_log_p
-    if baseline == "tail_mean":
-        surrogate = surrogate + tail_mass * centre * torch.where(
-            tail_mass > 0, tail_log_p, torch.zeros_like(tail_log_p)
-        )
-    value = head_kl + torch.where(outside, weight * (tail_ratio - centre), 0.0) + tail_mass * centre
+    ratios = log_ratio(student.candidates, teacher_log_probs, mask), log_ratio(student.sampled, teacher_sampled, mask)
+    tail_mean = torch.zeros_like(weight)
+    if baseline == "tail_mean" and teacher_log_tail is not None:
+        tail_mean = _tail_mean(student, teacher_log_probs, teacher_log_tail)
+    per_token, head_kl = _head_and_tail(student, *ratios, torch.where(outside, weight, 0.0), tail_mean, baseline)
     diagnostics = {
         "head_kl": head_kl,
-        "student_head_mass": p.sum(-1),
+        "student_head_mass": student.candidates.exp().sum(-1),
         "teacher_head_mass": teacher_log_probs.exp().sum(-1),
-        "tail_sampled": outside.to(p.dtype),
+        "tail_sampled": outside.to(weight.dtype),
         "importance_weight": weight,
     }
-    per_token = with_value(surrogate, value)
     return reduced(per_token, mask, student_entropy=student.entropy, diagnostics=diagnostics)
+
+
+def _head_and_tail(
+    student: TokenScores,
+    head_ratio: Float[Tensor, "*N K"],
+    tail_ratio: Float[Tensor, "*N"],
+    tail_weight: Float[Tensor, "*N"],
+    tail_mean: Float[Tensor, "*N"],
+    baseline: str,
+) -> tuple[Float[Tensor, "*N"], Float[Tensor, "*N"]]:
+    """The per-token loss of the module's formula, and the head's share of the KL.
+
+    Args:
+        student: scores with gradient.
+        head_ratio: log p - log q at the candidates, detached.
+        tail_ratio: the same at y.
+        tail_weight: importance weight of y where it is outside the candidates, else 0.
+        tail_mean: c of the `tail_mean` baseline, else zeros.
+        baseline: one of `BASELINES`.
+    """
+    p, tail_mass = student.candidates.detach().exp(), student.log_tail.detach().exp()
+    head_kl = (p * head_ratio).sum(-1)
+    shift = head_kl if baseline == "head_kl" else torch.zeros_like(head_kl)
+    centre = shift + tail_mean
+    tail_coefficient = tail_weight * (tail_ratio - centre)
+    surrogate = (p * (head_ratio - shift.unsqueeze(-1)) * _finite(student.candidates)).sum(-1)
+    surrogate = surrogate + tail_mass * tail_mean * _finite(student.log_tail)
+    surrogate = surrogate + tail_coefficient * _finite(student.sampled)
+    return with_value(surrogate, head_kl + tail_coefficient + tail_mass * centre), head_kl
 
 
 def _finite(log_probs: Tensor) -> Tensor:
@@ -155,20 +167,18 @@ def importance_weight(
 
 
 def _tail_mean(
-    student_head: Tensor, student_tail: Tensor, teacher_head: Tensor, teacher_tail: Tensor
-) -> Float[Tensor, "..."]:
+    student: TokenScores, teacher_log_probs: Float[Tensor, "*N K"], teacher_log_tail: Float[Tensor, "*N"]
+) -> Float[Tensor, "*N"]:
     """Estimate of E[r | tail]: the ratio of the tail masses plus the KL between the head's conditionals.
 
     The first summand is the tail's mean r up to the KL between the tail's conditionals, which the head's stands in for.
     Zero where either tail is empty or the head cannot be compared.
     """
-    teacher_head, teacher_tail = (
-        teacher_head.detach().to(student_head.dtype),
-        teacher_tail.detach().to(student_head.dtype),
-    )
-    mean = student_tail - teacher_tail
-    if student_head.shape[-1] > 1:
-        log_p, log_q = student_head.log_softmax(-1), teacher_head.log_softmax(-1)
+    dtype = student.log_tail.dtype
+    mean = student.log_tail.detach() - teacher_log_tail.detach().to(dtype)
+    if teacher_log_probs.shape[-1] > 1:
+        log_p = student.candidates.detach().log_softmax(-1)
+        log_q = teacher_log_probs.detach().to(dtype).log_softmax(-1)
         mean = mean + torch.where(log_p.isneginf(), 0.0, log_p.exp() * (log_p - log_q)).sum(-1)
     return torch.where(mean.isfinite(), mean, torch.zeros_like(mean))
 

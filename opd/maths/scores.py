@@ -7,6 +7,7 @@ candidates, exact also when it holds 1e-12 of the mass) and the entropy; one pas
 Every partial-support estimator takes either the logits or a ready `TokenScores`.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,7 +101,7 @@ def _flat_ids(ids: Tensor, mask: Tensor | None, leading: tuple[int, ...]) -> Ten
     if mask is not None:
         shaped = mask.reshape(*leading, *(1 for _ in ids.shape[len(leading) :]))
         ids = torch.where(shaped, ids, torch.zeros_like(ids))
-    return ids.reshape(-1, *ids.shape[len(leading) :]).long()
+    return ids.reshape(math.prod(leading), *ids.shape[len(leading) :]).long()
 
 
 class _TokenScores(torch.autograd.Function):

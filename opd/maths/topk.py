@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from opd.maths.checks import check_shape
+from opd.maths.checks import check_log_probs, check_shape
 from opd.maths.pointwise import Kind, Spec, divergence_spec, term_and_slope
 from opd.maths.result import Divergence, reduced
 from opd.maths.scores import TokenScores, score_tokens
@@ -75,6 +75,7 @@ def topk_divergence(
     head = student.candidates
     check_shape("candidate_ids", candidate_ids, tuple(head.shape), "the student's scores")
     check_shape("teacher_log_probs", teacher_log_probs, tuple(head.shape), "candidate_ids")
+    check_log_probs("teacher_log_probs", teacher_log_probs, mask, check_values)
     teacher = teacher_log_probs.detach().to(head.dtype)
     buckets = head
     if tail == "bucket" and teacher_log_tail is not None:

@@ -1,0 +1,112 @@
+import pytest
+import torch
+from torch.testing import assert_close
+
+from opd.maths.exact import forward_kl, reverse_kl
+from opd.maths.sampled import sampled_reverse_kl
+
+N, V = 5, 8
+
+
+@pytest.fixture
+def student(make_logits):
+    return make_logits(N, V, seed=1)
+
+
+@pytest.fixture
+def teacher(make_logits):
+    return make_logits(N, V, seed=2)
+
+
+def gradient_of(divergence, student, teacher):
+    leaf = student.clone().requires_grad_()
+    return torch.autograd.grad(divergence(leaf, teacher).total, leaf)[0]
+
+
+def expectation(expected_gradient, student, teacher, **settings):
+    log_q = teacher.log_softmax(-1)
+
+    def estimate(logits, y):
+        return sampled_reverse_kl(logits, y, log_q.gather(1, y[:, None]).squeeze(1), **settings).per_token
+
+    return expected_gradient(estimate, student)
+
+
+@pytest.mark.parametrize("form", ["policy_gradient", "k2"])
+def test_policy_gradient_and_k2_have_the_gradient_of_the_reverse_kl(form, student, teacher, expected_gradient):
+    got = expectation(expected_gradient, student, teacher, form=form)
+    assert_close(got, gradient_of(reverse_kl, student, teacher), rtol=1e-9, atol=1e-12)
+
+
+def test_a_control_variate_leaves_the_expectation_and_lowers_the_variance(teacher, student, expected_gradient):
+    kl = reverse_kl(student, teacher).per_token
+    got = expectation(expected_gradient, student, teacher, control_variate=kl)
+    assert_close(got, gradient_of(reverse_kl, student, teacher), rtol=1e-9, atol=1e-12)
+    p, r = student.softmax(-1), student.log_softmax(-1) - teacher.log_softmax(-1)
+    # |e_y - p|^2, the squared length of the score at y.
+    length = 1 - 2 * p + p.square().sum(-1, keepdim=True)
+    assert (p * (r - kl[:, None]).square() * length).sum() < (p * r.square() * length).sum()
+
+
+def test_k1_backpropagated_has_zero_expected_gradient(student, teacher, expected_gradient):
+    got = expectation(expected_gradient, student, teacher, form="k1_loss", acknowledge_bias=True)
+    assert got.abs().max() < 1e-12
+    assert gradient_of(reverse_kl, student, teacher).abs().max() > 1e-2
+
+
+def test_k3_backpropagated_has_the_gradient_of_the_forward_kl(student, teacher, expected_gradient):
+    got = expectation(expected_gradient, student, teacher, form="k3_loss", acknowledge_bias=True)
+    assert_close(got, gradient_of(forward_kl, student, teacher), rtol=1e-9, atol=1e-12)
+    assert (got - gradient_of(reverse_kl, student, teacher)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("form", ["policy_gradient", "k3_loss"])
+def test_k1_and_k3_values_are_unbiased(form, student, teacher):
+    p, log_q, mean = student.softmax(-1), teacher.log_softmax(-1), 0
+    for token in range(V):
+        y = torch.full((N,), token)
+        result = sampled_reverse_kl(student, y, log_q[:, token], form=form, acknowledge_bias=True)
+        mean = mean + p[:, token] * result.per_token
+    assert_close(mean, reverse_kl(student, teacher).per_token)
+
+
+@pytest.mark.parametrize("form", ["policy_gradient", "k2"])
+def test_importance_weights_repair_stale_samples(form, student, teacher, make_logits, expected_gradient):
+    behaviour = (student + 0.5 * make_logits(N, V, seed=3)).log_softmax(-1)
+    log_q = teacher.log_softmax(-1)
+
+    def estimate(logits, y):
+        at = y[:, None]
+        return sampled_reverse_kl(
+            logits,
+            y,
+            log_q.gather(1, at).squeeze(1),
+            form=form,
+            behaviour_log_probs=behaviour.gather(1, at).squeeze(1),
+        ).per_token
+
+    got = expected_gradient(estimate, student, behaviour.exp())
+    assert_close(got, gradient_of(reverse_kl, student, teacher), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", ["k1_loss", "k3_loss"])
+def test_biased_forms_must_be_acknowledged(form, student):
+    with pytest.raises(ValueError, match=f"{form}.*biased.*acknowledge_bias=True"):
+        sampled_reverse_kl(student, torch.zeros(N, dtype=torch.int64), torch.zeros(N), form=form)
+
+
+def test_an_unknown_form_and_a_misplaced_control_variate_are_refused(student):
+    y, teacher_y = torch.zeros(N, dtype=torch.int64), torch.zeros(N)
+    with pytest.raises(ValueError, match=r"form must be one of .* 'k4'"):
+        sampled_reverse_kl(student, y, teacher_y, form="k4")
+    with pytest.raises(ValueError, match="control_variate applies to form 'policy_gradient'"):
+        sampled_reverse_kl(student, y, teacher_y, form="k2", control_variate=torch.zeros(N))
+
+
+def test_an_empty_mask_gives_zero_and_not_nan(student):
+    leaf = student.requires_grad_()
+    y, mask = torch.full((N,), -100), torch.zeros(N, dtype=torch.bool)
+    result = sampled_reverse_kl(leaf, y, torch.full((N,), torch.nan), mask=mask)
+    result.mean.backward()
+    assert (result.mean.item(), result.count.item()) == (0.0, 0)
+    assert (leaf.grad == 0).all()
