@@ -1,0 +1,249 @@
+"""The reference engine: families, determinism, shortcuts, weights, sleep, refusals."""
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from opd.errors import ConfigError, IncompatibleTeacherError, InvalidRequestError, NonFiniteError, UnavailableError
+from opd.wire.fingerprint import head_hash, weights_hash
+from opd.wire.types import PayloadSpec, ScoreItem, Scores
+from teacher_server.engines.transformers import TransformersEngine
+
+
+def _bits(scores: Scores | None) -> str:
+    assert scores is not None
+    digest = hashlib.sha256()
+    for name in ("sampled", "values", "ids", "log_tail", "hidden", "logits"):
+        array = getattr(scores, name)
+        digest.update(b"-" if array is None else np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _close(scores: Scores | None, logits: torch.Tensor, item: ScoreItem, atol: float = 2e-4) -> None:
+    assert scores is not None and scores.sampled is not None
+    targets = torch.from_numpy(item.response_ids.astype(np.int64))[:, None]
+    expected = torch.log_softmax(logits, -1).gather(-1, targets).squeeze(-1)
+    np.testing.assert_allclose(scores.sampled, expected.numpy(), atol=atol)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "granite", "cohere", "phi", "falcon_h1"])
+def test_families_are_exact_alone_padded_and_shared(
+    family: str, make_model, make_item, entry, reference_logits
+) -> None:
+    folder = make_model(family)
+    engine = TransformersEngine(str(folder))
+    assert engine._abilities.padding
+    assert engine._abilities.sharing == (family != "falcon_h1")  # recurrent state is not shared
+    groups = [make_item(60, 3 + 4 * i, seed=i, prompt_seed=i % 2) for i in range(8)]  # two prompts, four samples each
+    others = [make_item(5 + i, 9, seed=50 + i) for i in range(3)]
+    batch = [entry(item, PayloadSpec.sampled()) for item in groups + others]
+    plan = engine._plan([one.item for one in batch])
+    assert any(one.shared for one in plan) == (family != "falcon_h1")
+    for one, scores in zip(batch, engine.score(batch), strict=True):
+        _close(scores, reference_logits(folder, one.item), one.item)
+
+
+def test_packed_rows_equal_rows_alone(make_model, make_item, reference_logits) -> None:
+    engine = TransformersEngine(str(make_model("gemma2")))
+    items = [make_item(4 + i, 5 * i + 1, seed=i) for i in range(5)]
+    with torch.inference_mode():
+        packed = engine._backbone.packed(items)
+        alone = torch.cat([engine._backbone.alone(item) for item in items])
+    torch.testing.assert_close(packed, alone, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["topk", "gather", "hidden", "full"])
+def test_deterministic_numbers_are_bit_equal_alone_in_a_batch_and_shuffled(
+    kind: str, make_model, make_item, entry
+) -> None:
+    engine = TransformersEngine(str(make_model("llama")), deterministic=True, logit_bytes=1 << 15)
+    assert engine.info.deterministic
+    spec = {"topk": PayloadSpec.topk(9), "gather": PayloadSpec.gather(4)}.get(kind) or getattr(PayloadSpec, kind)()
+    items = [make_item(30, 11 + 13 * i, seed=i, k=4, prompt_seed=0) for i in range(7)]
+    batch = [entry(item, spec) for item in items]
+    alone = [_bits(engine.score([one])[0]) for one in batch]
+    assert [_bits(scores) for scores in engine.score(batch)] == alone
+    order = np.random.default_rng(0).permutation(7)
+    assert [_bits(scores) for scores in engine.score([batch[i] for i in order])] == [alone[i] for i in order]
+    mixed = [batch[0], entry(items[1], PayloadSpec.sampled(), 2.0), batch[2]]
+    assert [_bits(scores) for scores in engine.score(mixed)][::2] == [alone[0], alone[2]]
+
+
+def test_samples_of_one_prompt_send_it_through_the_model_once(make_model, make_item, entry) -> None:
+    def tokens(share: bool) -> int:
+        engine = TransformersEngine(str(make_model("llama")), share_prompts=share)
+        seen: list[int] = []
+        engine._backbone.model.register_forward_pre_hook(
+            lambda module, args, kwargs: seen.append(kwargs["input_ids"].numel()), with_kwargs=True
+        )
+        engine.score([entry(make_item(200, 11, seed=i, prompt_seed=0), PayloadSpec.sampled()) for i in range(8)])
+        return sum(seen)
+
+    assert tokens(share=True) == 200 + 8 * 10
+    assert tokens(share=False) == 8 * 210
+
+
+def test_a_shared_prompt_is_reused_by_the_passes_of_its_group(make_model, make_item, entry, reference_logits) -> None:
+    folder = make_model("gemma2")
+    engine = TransformersEngine(str(folder), max_batch_tokens=150)
+    widths: list[tuple[int, int]] = []
+    engine._backbone.model.register_forward_pre_hook(
+        lambda module, args, kwargs: widths.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    items = [make_item(140, 40, seed=i, prompt_seed=0) for i in range(6)]
+    found = engine.score([entry(item, PayloadSpec.sampled()) for item in items])
+    assert widths == [(1, 140), (3, 39), (3, 39)]
+    for item, scores in zip(items, found, strict=True):
+        _close(scores, reference_logits(folder, item), item)
+
+
+def test_the_models_memory_of_a_prompt_does_not_outlive_the_batch(make_model, make_item, entry) -> None:
+    engine = TransformersEngine(str(make_model("llama")))
+    engine.score([entry(make_item(200, 11, seed=i, prompt_seed=0), PayloadSpec.sampled()) for i in range(8)])
+    assert engine._backbone._prefix is None
+
+
+def test_cancellation_is_polled_before_each_forward(make_model, make_item, entry) -> None:
+    engine = TransformersEngine(str(make_model("llama")), max_batch_tokens=20)
+    forwards: list[int] = []
+    engine._backbone.model.register_forward_pre_hook(lambda module, args: forwards.append(1))
+    batch = [
+        entry(make_item(10, 10, seed=i), PayloadSpec.sampled(), cancelled=lambda: len(forwards) >= 2) for i in range(5)
+    ]
+    found = engine.score(batch)
+    assert len(forwards) == 2 and sum(scores is not None for scores in found) == 2
+
+
+def test_nan_in_the_model_is_an_error_that_names_the_teacher(make_model, make_item, entry) -> None:
+    folder = make_model("llama")
+    engine = TransformersEngine(str(folder))
+    with torch.no_grad():
+        engine._model.get_output_embeddings().weight[3, 0] = torch.nan
+    with pytest.raises(NonFiniteError, match=str(folder)):
+        engine.score([entry(make_item(5, 5), PayloadSpec.sampled())])
+
+
+def test_new_weights_give_the_new_models_numbers_and_hash(make_model, make_item, entry, reference_logits) -> None:
+    old, new = make_model("llama"), make_model("llama", seed=1)
+    engine = TransformersEngine(str(old))
+    before, item = engine.info, make_item(5, 9)
+    _close(engine.score([entry(item, PayloadSpec.sampled())])[0], reference_logits(old, item), item)
+    engine.update_weights(new)
+    (scores,) = engine.score([entry(item, PayloadSpec.sampled())])
+    _close(scores, reference_logits(new, item), item)
+    assert scores.weights_hash == engine.info.weights_hash == weights_hash(new) != before.weights_hash
+    assert engine.info.head.hash == head_hash(engine.head()) != before.head.hash
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "other_shape", "nan", "absent"])
+def test_weights_that_do_not_fit_change_nothing(
+    damage: str, make_model: Callable[..., Path], make_item, entry, tmp_path: Path
+) -> None:
+    old = make_model("llama")
+    engine = TransformersEngine(str(old))
+    before = _bits(engine.score([entry(make_item(5, 9), PayloadSpec.full())])[0])
+    folder = tmp_path / "new"
+    shutil.copytree(make_model("llama", seed=1), folder)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.mlp.up_proj.weight"
+    if damage == "missing":
+        del tensors[name]
+        save_file(tensors, file, {"format": "pt"})
+    elif damage == "truncated":
+        file.write_bytes(file.read_bytes()[:-1000])
+    elif damage == "other_shape":
+        shutil.rmtree(folder)
+        shutil.copytree(make_model("llama", seed=1, intermediate_size=96), folder)
+    elif damage == "nan":
+        tensors[name][3, 3] = torch.nan
+        save_file(tensors, file, {"format": "pt"})
+    else:
+        file.unlink()
+    with pytest.raises((ConfigError, IncompatibleTeacherError, NonFiniteError)):
+        engine.update_weights(folder)
+    assert engine.info.weights_hash == weights_hash(old)
+    assert _bits(engine.score([entry(make_item(5, 9), PayloadSpec.full())])[0]) == before
+
+
+def test_a_sleeping_or_closed_engine_refuses_and_a_woken_one_scores_as_before(make_model, make_item, entry) -> None:
+    engine = TransformersEngine(str(make_model("llama")))
+    batch = [entry(make_item(5, 9), PayloadSpec.topk(3))]
+    before = _bits(engine.score(batch)[0])
+    engine.sleep()
+    with pytest.raises(UnavailableError, match="asleep"):
+        engine.score(batch)
+    engine.wake()
+    assert _bits(engine.score(batch)[0]) == before
+    engine.close()
+    with pytest.raises(UnavailableError, match="closed"):
+        engine.score(batch)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_half_precision_follows_f32_within_its_rounding(
+    dtype: str, make_model, make_item, entry, reference_logits
+) -> None:
+    folder = make_model("llama")
+    engine = TransformersEngine(str(folder), dtype=dtype)
+    item = make_item(5, 12)
+    assert engine.info.compute_dtype == engine.info.head.dtype == dtype
+    _close(engine.score([entry(item, PayloadSpec.sampled())])[0], reference_logits(folder, item), item, atol=0.5)
+    assert engine.head().weight.dtype == (np.uint16 if dtype == "bf16" else np.float16)
+
+
+def test_a_family_whose_logits_cannot_be_reproduced_is_refused(make_model, monkeypatch) -> None:
+    monkeypatch.setattr("teacher_server.engines.transformers.scale_and_cap", lambda config: (1.0, 0.0))
+    with pytest.raises(ConfigError, match="granite"):
+        TransformersEngine(str(make_model("granite")))
+
+
+def test_a_shortcut_that_changes_numbers_is_switched_off(make_model, monkeypatch) -> None:
+    from teacher_server.engines.backbone import Backbone
+
+    shared = Backbone.shared
+    monkeypatch.setattr(Backbone, "shared", lambda self, items: shared(self, items) * 1.01)
+    engine = TransformersEngine(str(make_model("llama")))
+    assert engine._abilities.padding and not engine._abilities.sharing
+
+
+def test_a_model_without_tokenizer_files_has_an_empty_fingerprint(make_model, tmp_path: Path) -> None:
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(make_model("llama") / name, folder)
+    assert TransformersEngine(str(folder)).info.tokenizer.fingerprint == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "abacus"}, "abacus"),
+        ({"dtype": "f8"}, "f8"),
+        ({"max_batch_tokens": 0}, "max_batch_tokens"),
+        ({"logit_bytes": 0}, "logit_bytes"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, object], message: str, make_model) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TransformersEngine(str(make_model("llama")), **options)
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ConfigError, match="nowhere"):
+        TransformersEngine(str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        TransformersEngine(str(tmp_path))
+
+
+def test_a_sequence_longer_than_the_model_is_refused(make_model, make_item, entry) -> None:
+    engine = TransformersEngine(str(make_model("llama")))
+    with pytest.raises(InvalidRequestError, match="takes 512"):
+        engine.score([entry(make_item(500, 13), PayloadSpec.sampled())])
