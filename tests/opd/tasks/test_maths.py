@@ -1,0 +1,47 @@
+import threading
+
+import pytest
+
+from opd.tasks import Prompt, VerdictStatus
+from opd.tasks.maths import MathVerifier
+
+CASES = [
+    ("42", "So the answer is 42.", "correct"),
+    ("42", "So the answer is 41.", "wrong"),
+    ("1/2", r"thus \boxed{0.5}", "correct"),
+    (r"\frac{1}{2}", "$0.5$", "correct"),
+    (r"$x^2-1$", r"\boxed{(x-1)(x+1)}", "correct"),
+    ("1,000", r"\boxed{1000}", "correct"),
+    ("3", "no number here", "wrong"),
+    ("3", r"\frac{", "wrong"),
+    (None, "3", "unknown"),
+]
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    verifier = MathVerifier(timeout=60.0)
+    yield verifier
+    verifier.close()
+
+
+@pytest.mark.parametrize(("answer", "completion", "status"), CASES)
+def test_answers_are_compared_mathematically(verifier, answer, completion, status):
+    assert verifier.verify(Prompt.make("q", answer=answer), completion).status == status
+
+
+def test_it_works_in_threads_other_than_the_main_one(verifier):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(verifier.verify(Prompt.make("q", answer="2"), "2")))
+    thread.start()
+    thread.join()
+    assert found[0].status is VerdictStatus.CORRECT
+
+
+def test_a_check_that_takes_too_long_is_unknown():
+    verifier = MathVerifier(timeout=60.0)
+    assert verifier.verify(Prompt.make("q", answer="2"), "2").known
+    verifier._worker._timeout = 0.0
+    verdict = verifier.verify(Prompt.make("q", answer="2"), "2")
+    verifier.close()
+    assert verdict.status is VerdictStatus.UNKNOWN and "no answer within" in verdict.reason

@@ -1,0 +1,36 @@
+from collections import Counter
+
+from opd.tasks import MixSettings, TaskSettings, VerdictStatus, build_prompts
+
+MIX = MixSettings(
+    mix=[
+        TaskSettings(task="addition", teacher="a", weight=3),
+        TaskSettings(task="subtraction", teacher="b"),
+    ]
+)
+
+
+def test_weights_are_exact_in_every_block_and_evenly_spread():
+    prompts = build_prompts(MIX, seed=0).prompts("train", 8)
+    assert Counter(prompt.domain for prompt in prompts[:4]) == {"addition": 3, "subtraction": 1}
+    assert [prompt.domain for prompt in prompts[:4]] == [prompt.domain for prompt in prompts[4:]]
+    assert {prompt.domain: prompt.teacher for prompt in prompts} == {"addition": "a", "subtraction": "b"}
+
+
+def test_each_source_gives_its_own_stream_without_gaps():
+    mixed = build_prompts(MIX, seed=0).prompts("train", 40)
+    alone = build_prompts(MIX.mix[0], seed=0).prompts("train", 30)
+    assert [prompt.uid for prompt in mixed if prompt.domain == "addition"] == [prompt.uid for prompt in alone]
+
+
+def test_completions_go_to_the_verifier_of_their_source():
+    source = build_prompts(MIX, seed=0)
+    for prompt in source.prompts("heldout", 8):
+        assert source.verify(prompt, prompt.extra["solution"]).status is VerdictStatus.CORRECT
+    stranger = build_prompts(MIX.mix[0], seed=0).prompts("train", 1)[0]
+    assert source.verify(stranger, "1").status is VerdictStatus.UNKNOWN
+
+
+def test_positions_in_the_mix_are_random_access():
+    whole = build_prompts(MIX, seed=0).prompts("train", 30)
+    assert build_prompts(MIX, seed=0).prompts("train", 7, start=13) == whole[13:20]

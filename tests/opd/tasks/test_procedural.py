@@ -1,0 +1,56 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opd.errors import ConfigError, DataError
+from opd.tasks import PromptSource, TaskSettings, VerdictStatus, build_prompts
+
+
+def source_of(seed=0, **options):
+    return build_prompts(TaskSettings(task="addition", options=options), seed=seed)
+
+
+@settings(max_examples=10, deadline=None)
+@given(first=st.integers(0, 1000), second=st.integers(0, 1000))
+def test_no_seed_brings_a_heldout_prompt_into_training(first, second):
+    training = {prompt.content_hash for prompt in source_of(first).prompts("train", 300)}
+    heldout = {prompt.content_hash for prompt in source_of(second).prompts("heldout", 300)}
+    assert len(heldout) == 300 and not training & heldout
+
+
+def test_the_stream_is_indexable_and_the_same_in_every_source():
+    whole = source_of().prompts("train", 20)
+    assert source_of().prompts("train", 5, start=15) == whole[15:]
+    assert source_of(seed=1).prompts("train", 20) != whole
+    heldout = source_of().prompts("heldout", 20)
+    assert source_of().prompts("heldout", 5, start=15) == heldout[15:]
+
+
+def test_a_task_that_is_too_small_says_how_many_heldout_prompts_there_are():
+    with pytest.raises(DataError, match=r"about \d+ distinct held-out prompts.*500 are wanted"):
+        source_of(digits=1).prompts("heldout", 500)
+
+
+def test_labels_of_the_settings_reach_the_prompts():
+    settings_ = TaskSettings(task="addition", teacher="sums", domain="maths", chat=True)
+    prompt = build_prompts(settings_, seed=0).prompts("train", 1)[0]
+    assert (prompt.teacher, prompt.domain, prompt.is_chat) == ("sums", "maths", True)
+    plain = source_of().prompts("train", 1)[0]
+    assert prompt.messages[0]["content"] == plain.text and plain.domain == "addition"
+
+
+def test_a_verifier_that_crashes_is_unknown_and_not_wrong(monkeypatch):
+    source = source_of()
+
+    def crash(prompt, completion):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(source.task, "verify", crash)
+    verdict = source.verify(source.prompts("train", 1)[0], "x")
+    assert verdict.status is VerdictStatus.UNKNOWN and "broken" in verdict.reason
+
+
+def test_sources_satisfy_the_protocol_and_unknown_tasks_are_named():
+    assert isinstance(source_of(), PromptSource)
+    with pytest.raises(ConfigError, match=r"no task 'additon'; did you mean 'addition'"):
+        build_prompts(TaskSettings(task="additon"), seed=0)

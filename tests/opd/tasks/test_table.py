@@ -1,0 +1,143 @@
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from opd.config import Settings, parse_settings
+from opd.errors import ConfigError, DataError
+from opd.tasks import FileSettings, PromptSettings, VerdictStatus, build_prompts
+
+
+class Recipe(Settings):
+    prompts: PromptSettings
+
+
+@pytest.fixture
+def rows():
+    texts = [{"prompt": f"question {i}", "answer": i, "teacher": "a" if i % 2 else None} for i in range(40)]
+    return [*texts, {"prompt": [{"role": "user", "content": "chat"}], "answer": "7"}]
+
+
+def write_jsonl(path, rows):
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
+    return path
+
+
+def test_jsonl_rows_become_prompts_and_each_is_seen_once_per_epoch(tmp_path, rows):
+    path = write_jsonl(tmp_path / "p.jsonl", rows)
+    source = build_prompts(FileSettings(file=path, heldout=0.1, teacher="b", verifier="exact"), seed=3)
+    heldout = source.prompts("heldout", 5)
+    first, second = source.prompts("train", 36), source.prompts("train", 36, start=36)
+    assert {prompt.uid for prompt in first} == {prompt.uid for prompt in second} and first != second
+    assert len({prompt.uid for prompt in first + heldout}) == 41
+    assert {prompt.teacher for prompt in first} == {"a", "b"}
+    assert sum(prompt.is_chat for prompt in first + heldout) == 1
+    assert source.prompts("train", 4, start=34) == (first + second)[34:38]
+
+
+def test_parquet_gives_the_same_prompts_as_jsonl(tmp_path, rows):
+    rows = [{**row, "answer": str(row["answer"])} for row in rows[:-1]]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "p.parquet")
+    lines = build_prompts(FileSettings(file=write_jsonl(tmp_path / "p.jsonl", rows)), seed=0)
+    table = build_prompts(FileSettings(file=tmp_path / "p.parquet"), seed=0)
+    assert table.prompts("train", 20) == lines.prompts("train", 20)
+
+
+def test_chat_messages_in_parquet_are_read(tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": f"q{i}"}]} for i in range(3)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "p.parquet")
+    source = build_prompts(FileSettings(file=tmp_path / "p.parquet", heldout=0), seed=0)
+    assert {prompt.messages[0]["content"] for prompt in source.prompts("train", 3)} == {"q0", "q1", "q2"}
+
+
+def test_a_local_dataset_folder_is_read(tmp_path, rows, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    from opd.tasks import DatasetSettings
+
+    (tmp_path / "data").mkdir()
+    write_jsonl(tmp_path / "data" / "train.jsonl", [{"q": f"question {i}", "answer": str(i)} for i in range(20)])
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    source = build_prompts(DatasetSettings(dataset=str(tmp_path / "data"), prompt_column="q"), seed=0)
+    assert {prompt.text for prompt in source.prompts("train", 19)} < {f"question {i}" for i in range(20)}
+
+
+def test_repeated_content_never_crosses_the_split(tmp_path):
+    rows = [{"prompt": f"question {i % 10}", "answer": str(i)} for i in range(100)]
+    source = build_prompts(FileSettings(file=write_jsonl(tmp_path / "p.jsonl", rows), heldout=0.3), seed=0)
+    heldout = {prompt.text for prompt in source.prompts("heldout", 3)}
+    assert len(heldout) == 3 and not heldout & {prompt.text for prompt in source.prompts("train", 200)}
+
+
+def test_prompts_of_the_heldout_file_leave_training(tmp_path):
+    train = write_jsonl(tmp_path / "p.jsonl", [{"prompt": f"question {i}"} for i in range(10)])
+    heldout = write_jsonl(tmp_path / "h.jsonl", [{"prompt": f"question {i}"} for i in range(7, 12)])
+    source = build_prompts(FileSettings(file=train, heldout_file=heldout), seed=0)
+    assert {prompt.text for prompt in source.prompts("train", 30)} == {f"question {i}" for i in range(7)}
+    assert len(source.prompts("heldout", 5)) == 5
+
+
+def test_prompts_without_an_answer_are_unknown(tmp_path):
+    path = write_jsonl(tmp_path / "p.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
+    source = build_prompts(FileSettings(file=path, verifier="exact"), seed=0)
+    assert source.verify(source.prompts("train", 1)[0], "x").status is VerdictStatus.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"prompt": "a"}\n{broken\n', r"line 2 is not valid JSON"),
+        ('{"prompt": "a"}\n[1]\n', r"line 2 is a list"),
+        ('{"question": "a"}\n', r"line 1 has no 'prompt', but 'question'; set prompt_column"),
+        ('{"prompt": ""}\n', r"line 1: a prompt is an empty string"),
+        ('{"prompt": 3}\n', r"line 1"),
+        ("", r"leaves no prompt to train on"),
+    ],
+)
+def test_damaged_files_are_refused_with_the_line(tmp_path, text, message):
+    path = tmp_path / "p.jsonl"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        build_prompts(FileSettings(file=path), seed=0)
+
+
+def test_missing_and_foreign_files_are_refused(tmp_path):
+    with pytest.raises(DataError, match="does not exist"):
+        build_prompts(FileSettings(file=tmp_path / "none.jsonl"), seed=0)
+    with pytest.raises(DataError, match=r"neither \.jsonl nor \.parquet"):
+        build_prompts(FileSettings(file=tmp_path / "p.csv"), seed=0)
+    (tmp_path / "p.parquet").write_bytes(b"not parquet")
+    with pytest.raises(DataError, match="cannot be read as parquet"):
+        build_prompts(FileSettings(file=tmp_path / "p.parquet"), seed=0)
+
+
+def test_wanting_more_heldout_prompts_than_there_are_says_so(tmp_path, rows):
+    source = build_prompts(FileSettings(file=write_jsonl(tmp_path / "p.jsonl", rows)), seed=0)
+    with pytest.raises(DataError, match=r"has 3 held-out prompts, but 10 are wanted"):
+        source.prompts("heldout", 10)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "kind"),
+    [
+        ({"file": "p.jsonl"}, "FileSettings"),
+        ({"dataset": "org/name"}, "DatasetSettings"),
+        ({"task": "addition", "options": {"digits": 3}}, "TaskSettings"),
+        ({"mix": [{"task": "addition"}, {"file": "p.jsonl", "weight": 3}]}, "MixSettings"),
+    ],
+)
+def test_the_first_key_tells_the_kind_of_source(prompts, kind):
+    parsed = parse_settings(Recipe, {"prompts": prompts})
+    assert type(parsed.prompts).__name__ == kind
+    assert parse_settings(Recipe, parsed.model_dump(mode="json")) == parsed
+
+
+def test_bad_prompt_settings_are_one_sentence():
+    with pytest.raises(ConfigError, match="exactly one of the keys dataset, file, task or mix"):
+        parse_settings(Recipe, {"prompts": {"tusk": "addition"}})
+    with pytest.raises(ConfigError, match=r"verifer.*did you mean 'verifier'"):
+        parse_settings(Recipe, {"prompts": {"file": "p.jsonl", "verifer": "math"}})
+    with pytest.raises(ConfigError, match="verifier 'maths'; did you mean 'math'"):
+        build_prompts(FileSettings(file="p.jsonl", verifier="maths"), seed=0)

@@ -1,0 +1,49 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opd.errors import ConfigError
+from opd.tasks import TaskSettings, VerdictStatus, build_prompts
+
+
+@pytest.mark.parametrize("name", ["restate", "running_sum", "parts"])
+@given(seed=st.integers(0, 2**32))
+def test_worked_solutions_verify_and_shortened_ones_do_not(name, seed):
+    source = build_prompts(TaskSettings(task=name), seed=seed)
+    prompt = source.prompts("train", 1)[0]
+    solution = prompt.extra["solution"]
+    assert source.verify(prompt, solution).status is VerdictStatus.CORRECT
+    assert source.verify(prompt, solution[:-1]).status is VerdictStatus.WRONG
+
+
+@given(seed=st.integers(0, 2**32), terms=st.integers(2, 40))
+def test_running_totals_are_true_and_stay_below_100(seed, terms):
+    source = build_prompts(TaskSettings(task="running_sum", options={"terms": terms}), seed=seed)
+    prompt = source.prompts("train", 1)[0]
+    expression = prompt.text.rstrip("=")
+    assert eval(expression) == int(prompt.answer)
+    totals = [int(total) for total in prompt.extra["solution"].partition(":")[0].split()]
+    assert len(totals) == terms - 1 and all(0 <= total <= 99 for total in totals)
+
+
+def test_restate_wants_every_repetition():
+    source = build_prompts(TaskSettings(task="restate", options={"times": 2}), seed=0)
+    prompt = source.prompts("train", 1)[0]
+    assert prompt.extra["solution"].endswith(f":{prompt.answer}" * 3)
+    assert source.verify(prompt, f"x:{prompt.answer}:{prompt.answer}").value == 0.0
+    assert source.verify(prompt, f"x:{prompt.answer}:0:{prompt.answer}").value == 0.0
+    assert source.verify(prompt, f"x:{prompt.answer}:{prompt.answer}:{prompt.answer}").value == 1.0
+
+
+def test_parts_give_credit_for_each_right_part():
+    source = build_prompts(TaskSettings(task="parts"), seed=0)
+    prompt = source.prompts("train", 1)[0]
+    first, second, third = prompt.answer.split(";")
+    assert source.verify(prompt, f"x:{first};y:{second};z:0").value == pytest.approx(2 / 3)
+    assert source.verify(prompt, f"x:{first};y:{second};z:{third};w:1").value == pytest.approx(3 / 4)
+    assert source.verify(prompt, f"x:{first};y:{second};z:{third}").status is VerdictStatus.CORRECT
+
+
+def test_a_wrong_option_names_the_task_and_the_nearest_key():
+    with pytest.raises(ConfigError, match=r"task running_sum.*'term'.*'terms'"):
+        build_prompts(TaskSettings(task="running_sum", options={"term": 3}), seed=0)

@@ -1,0 +1,73 @@
+import os
+import threading
+
+import pytest
+
+from opd.tasks.worker import CheckFailed, Worker
+
+
+@pytest.fixture
+def worker(bad_checks):
+    worker = Worker(bad_checks, timeout=2.0)
+    yield worker
+    worker.close()
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_one_child_answers_all_requests_until_it_is_closed(worker):
+    first, second = worker.ask({"do": "a"}), worker.ask({"do": "b"})
+    assert (first["echo"], second["echo"]) == ("a", "b") and first["pid"] == second["pid"]
+    worker.close()
+    assert not alive(first["pid"])
+
+
+def test_a_check_that_hangs_is_ended_and_the_next_request_is_answered(worker):
+    pid = worker.ask({"do": "a"})["pid"]
+    with pytest.raises(CheckFailed, match="no answer within 2 s"):
+        worker.ask({"do": "hang"})
+    assert not alive(pid)
+    assert worker.ask({"do": "b"})["echo"] == "b"
+
+
+def test_a_check_that_raises_keeps_the_child(worker):
+    pid = worker.ask({"do": "a"})["pid"]
+    with pytest.raises(CheckFailed, match="ZeroDivisionError: oops"):
+        worker.ask({"do": "raise"})
+    assert worker.ask({"do": "b"})["pid"] == pid
+
+
+def test_a_check_that_kills_the_child_is_a_failed_check(worker):
+    with pytest.raises(CheckFailed, match="ended"):
+        worker.ask({"do": "die"})
+    assert worker.ask({"do": "b"})["echo"] == "b"
+
+
+def test_what_a_check_prints_does_not_disturb_the_answers(worker):
+    assert worker.ask({"do": "print"})["echo"] == "print"
+
+
+def test_threads_get_their_own_answers(worker):
+    found = {}
+
+    def ask(index):
+        found[index] = worker.ask({"do": f"t{index}"})["echo"]
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {index: f"t{index}" for index in range(8)}
+
+
+def test_a_check_that_does_not_import_says_so():
+    worker = Worker("opd.tasks.nowhere:check", timeout=1.0)
+    with pytest.raises(CheckFailed, match="ModuleNotFoundError"):
+        worker.ask({})
