@@ -6,10 +6,10 @@ Checks tokenizer, vocabulary, payloads, temperature and limits, and scores one p
 from collections.abc import Sequence
 
 import numpy as np
-from opd.fleet.client import TeacherFleet
 from transformers import PreTrainedTokenizerBase
 
 from opd.errors import ConfigError, IncompatibleTeacherError, TeacherNotFoundError
+from opd.fleet.client import TeacherFleet
 from opd.wire.fingerprint import tokenizer_fingerprint
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from google.protobuf.json_format import MessageToDict
-from opd.fleet.client import TeacherFleet
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
+from opd.fleet.client import TeacherFleet
 from opd.tasks.source import PromptSource, build_prompts
 from opd.wire.v1 import teacher_pb2 as pb
 from student.controllers import CONTROLLERS, Controller
@@ -107,9 +107,12 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         poll: called while waiting for the fleet.
     """
     from transformers import AutoTokenizer
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()
     if recipe.train.threads:
         torch.set_num_threads(recipe.train.threads)
+    torch.manual_seed(recipe.seed)
     plugins = build_plugins(recipe)
     source = build_prompts(recipe.prompts, seed=recipe.seed)
     stack.callback(source.close)

@@ -135,7 +135,8 @@ class _Run:
         except CancelledError as stop:
             path = self._save()
             raise CancelledError(
-                f"stopped after {self.updates} of {self.recipe.train.steps} steps and saved {path}; continue with --resume."
+                f"stopped after {self.updates} of {self.recipe.train.steps} steps and saved {path}; "
+                "continue with --resume."
             ) from stop
         after = self._evaluate("after")
         return self._finish(after)
@@ -156,7 +157,7 @@ class _Run:
             rows = rollout(
                 job.learner.student.lm,
                 job.tokenizer,
-                plan.rows[job.accelerator.process_index :: job.accelerator.num_processes],
+                plan.shard(job.accelerator.process_index, job.accelerator.num_processes).rows,
                 job.services.rollout_spec,
                 policy_version=self.updates,
                 on_row=job.scorer.submit,

@@ -31,6 +31,12 @@ class StepPlan:
     step: int
     rows: tuple[PlannedRow, ...]
 
+    def shard(self, rank: int, ranks: int) -> "StepPlan":
+        """The share of one rank: whole groups, so that group statistics need no other rank."""
+        groups = list(dict.fromkeys(row.key.group for row in self.rows))
+        mine = set(groups[rank::ranks])
+        return replace(self, rows=tuple(row for row in self.rows if row.key.group in mine))
+
     def limit_length(self, tokens: int) -> "StepPlan":
         """The same plan with no response longer than `tokens`."""
         return replace(self, rows=tuple(replace(r, max_new_tokens=min(r.max_new_tokens, tokens)) for r in self.rows))

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from opd.fleet.client import TeacherFleet
 
 from opd.errors import ConfigError
+from opd.fleet.client import TeacherFleet
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
 from opd.wire.types import Head, PayloadKind, Scores

@@ -1,6 +1,7 @@
 """The services that controllers may use, on top of the loop's stages."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -82,7 +83,7 @@ class LoopServices:
         """See `Services.segment_gradients`."""
         gradients = []
         kept = {name: p.grad for name, p in self._learner.named_parameters()}
-        for start, end in zip(edges[:-1], edges[1:], strict=True):
+        for start, end in pairwise(edges):
             self._learner.optimizer.zero_grad(set_to_none=True)
 
             def inside(micro: Any, start: int = start, end: int = end) -> Tensor:

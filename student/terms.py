@@ -99,7 +99,6 @@ class TokenBatch:
         candidates: [N, K] int64, the student's candidates at rollout, or None.
         student: the student's distribution now.
         signals: served models by (role, payload kind).
-        advantage: [N] float32, from the advantage estimator of an RL term, or None.
         rows: the rows, for row-level facts.
         temperature: divides the student's logits.
         valid_vocab: number of vocabulary rows that carry real tokens; divergences mask the rest.
@@ -116,7 +115,6 @@ class TokenBatch:
     rows: Sequence[Row]
     valid_vocab: int
     temperature: float = 1.0
-    advantage: Float[Tensor, " n"] | None = None
 
     def signal(self, kind: PayloadKind, role: str = TEACHER) -> SignalTokens:
         """The signal of `role` with payload `kind`; sampled log-probs also come with top-k and gather."""

@@ -53,13 +53,12 @@ class OpdSettings(TermSettings):
     def _check(self) -> OpdSettings:
         if self.payload == "sampled" and self.divergence != "reverse_kl":
             raise ValueError(
-                f"payload sampled can only estimate reverse_kl, not {self.divergence}; use payload topk, gather or hidden"
+                f"payload sampled estimates reverse_kl only, not {self.divergence}; use payload topk, gather or hidden"
             )
         mixed = self.divergence in ("jsd", "skew_forward_kl", "skew_reverse_kl")
         if mixed != (self.mixture is not None):
-            raise ValueError(
-                f"divergence {self.divergence} {'needs mixture' if mixed else 'takes no mixture'}, which is {self.mixture}"
-            )
+            rule = "needs a mixture" if mixed else "takes no mixture"
+            raise ValueError(f"divergence {self.divergence} {rule}, but mixture is {self.mixture}")
         return self
 
 
