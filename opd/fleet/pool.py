@@ -1,5 +1,6 @@
 """A teacher's pool: what all its replicas must be and compute, and since when nobody can serve it."""
 
+import asyncio
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +23,8 @@ class Pool:
         bounds: the same for the checks of a row.
         identity: what every replica must be; None before the election.
         reference: [T] log-probs of the probe, nats; None before the first replica was admitted.
-        heads: fetched heads by content hash.
+        heads: the fetched head by content hash.
+        head_lock: held while it is fetched.
         down_since: time since when no replica is usable, None while one is.
         rows: rows submitted and not yet done.
     """
@@ -33,6 +35,7 @@ class Pool:
     identity: Identity | None = None
     reference: NDArray[np.float32] | None = None
     heads: dict[str, Head] = field(default_factory=dict)
+    head_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     down_since: float | None = None
     rows: int = 0
 

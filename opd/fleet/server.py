@@ -107,6 +107,11 @@ class Server:
         """Probe now: something about it looks wrong."""
         self._wake.set()
 
+    def recheck(self, teacher: str) -> None:
+        """Check a refused replica again now: what it is compared with has changed."""
+        self._refused.pop(teacher, None)
+        self.wake()
+
     def tell(self, teacher: str, change: Transition | None) -> None:
         """Announce what an event did to a replica's life cycle, if it did anything."""
         if change is None:

@@ -1,0 +1,325 @@
+"""`TeacherFleet`: the whole fleet as one object, for synchronous and asynchronous Python, from any thread.
+
+with TeacherFleet.connect("10.0.0.1:7070,10.0.0.2:7070") as fleet:
+    scores = fleet.score("math", items, PayloadSpec.topk(64))
+"""
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from opd.errors import OpdError, UnavailableError
+from opd.fleet.agreement import AgreementReport
+from opd.fleet.core import FleetCore
+from opd.fleet.discovery import parse_endpoints
+from opd.fleet.grpc_link import GrpcLink
+from opd.fleet.job import Job
+from opd.fleet.link import LinkFactory, ReplicaLink
+from opd.fleet.outage import Outage, OutageHooks, OutageWatch
+from opd.fleet.settings import FleetSettings
+from opd.fleet.status import FleetStatus
+from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
+from opd.wire.v1 import teacher_pb2 as pb
+
+T = TypeVar("T")
+ScoreFuture = concurrent.futures.Future[Scores]
+
+_WAIT_SECONDS = 0.5
+
+
+class TeacherFleet:
+    """The client of all teachers. Thread-safe; use `connect` to make one, and close it or use it in a `with`."""
+
+    def __init__(self, core: FleetCore, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+        self._core = core
+        self._loop = loop
+        self._thread = thread
+        self._closed = False
+
+    @classmethod
+    def connect(
+        cls,
+        endpoints: str | Sequence[str] | Mapping[str, Sequence[str]],
+        *,
+        settings: FleetSettings | None = None,
+        client: str = "student",
+        link: LinkFactory | None = None,
+    ) -> "TeacherFleet":
+        """Find the servers, learn their teachers, and check that replicas of one teacher are the same.
+
+        Args:
+            endpoints: "host:port", several of them (a list, or one string with commas), "file:PATH" (read again when
+                it changes), "dns:NAME:PORT"; or a mapping from teacher name to the endpoints it may be used at.
+            settings: everything that can be set; the defaults when None.
+            client: name for fair queueing and logs on the servers, at most 64 characters of [A-Za-z0-9._-].
+            link: makes the connection to an address; gRPC when None.
+
+        Raises:
+            ConfigError: an endpoint that is none.
+            UnavailableError, AuthError: no server answers, or one asked for by name is not usable.
+            TeacherNotFoundError: a teacher asked for by name is served nowhere.
+            IncompatibleTeacherError: replicas of one teacher differ and no side has a majority.
+        """
+        settings = settings or FleetSettings()
+        sources = parse_endpoints(endpoints)
+
+        def over_grpc(address: str) -> ReplicaLink:
+            return GrpcLink(address, settings.security, settings.calls, client)
+
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=_run_loop, args=(loop,), name="opd-fleet", daemon=True)
+        thread.start()
+
+        async def make() -> FleetCore:
+            core = FleetCore(sources, link or over_grpc, settings, client)
+            try:
+                await core.connect()
+            except BaseException:
+                await core.close()
+                raise
+            return core
+
+        try:
+            core = asyncio.run_coroutine_threadsafe(make(), loop).result()
+        except BaseException:
+            _end_loop(loop, thread)
+            raise
+        return cls(core, loop, thread)
+
+    def teachers(self) -> dict[str, pb.TeacherInfo]:
+        """The teachers by name, each with the strictest limits of its replicas."""
+        return dict(self._on_loop(self._core.infos))
+
+    def describe(self, teacher: str) -> pb.TeacherInfo:
+        """One teacher.
+
+        Raises:
+            TeacherNotFoundError: the fleet has no such teacher.
+            UnavailableError: no replica of it was ever usable.
+        """
+        info = self._on_loop(lambda: self._core.known(teacher).info)
+        if info is None:
+            raise UnavailableError(f"teacher {teacher!r} has no replica that was ever admitted.")
+        return info
+
+    def submit(
+        self,
+        teacher: str,
+        item: ScoreItem,
+        spec: PayloadSpec,
+        *,
+        temperature: float = 1.0,
+        group: str = "",
+        deadline: float | None = None,
+    ) -> ScoreFuture:
+        """Score one row; returns at once.
+
+        The future gets the scores exactly once, whichever replica, attempt or hedge they came from. Cancelling it
+        withdraws the row.
+
+        Args:
+            teacher: its name.
+            item: ids, prompt length, and the ids to gather for that payload.
+            spec: the payload.
+            temperature: divides the logits before normalisation; not applied to hidden states.
+            group: rows of one prompt share a group, so that a server can share the prompt's computation.
+            deadline: seconds from now after which the row fails with `DeadlineError`; None for the settings' default.
+
+        Raises:
+            TeacherNotFoundError, InvalidRequestError, IncompatibleTeacherError: a row that can never be scored.
+        """
+        return self.submit_many(teacher, [item], spec, temperature=temperature, groups=[group], deadline=deadline)[0]
+
+    def submit_many(
+        self,
+        teacher: str,
+        items: Sequence[ScoreItem],
+        spec: PayloadSpec,
+        *,
+        temperature: float = 1.0,
+        groups: Sequence[str] | None = None,
+        deadline: float | None = None,
+    ) -> list[ScoreFuture]:
+        """Score many rows; one future each, in order. As `submit`, but the scheduler sees all rows at once."""
+        if groups is not None and len(groups) != len(items):
+            raise ValueError(f"groups: expected one per item, {len(items)}, but got {len(groups)}")
+        self._core.check(teacher, items, spec, temperature)
+        futures: list[ScoreFuture] = [concurrent.futures.Future() for _ in items]
+
+        def enter() -> None:
+            jobs = []
+            for index, (item, future) in enumerate(zip(items, futures, strict=True)):
+                group = groups[index] if groups is not None else ""
+                job = self._core.make_job(teacher, item, spec, temperature, group, deadline, _deliver_to(future))
+                jobs.append(job)
+                future.add_done_callback(lambda done, job=job: self._withdraw(done, job))  # type: ignore[misc]
+            self._core.dispatcher.submit(jobs)
+
+        self._call_soon(enter)
+        return futures
+
+    def score(
+        self,
+        teacher: str,
+        items: Sequence[ScoreItem],
+        spec: PayloadSpec,
+        *,
+        temperature: float = 1.0,
+        groups: Sequence[str] | None = None,
+        deadline: float | None = None,
+        hooks: OutageHooks | None = None,
+    ) -> list[Scores]:
+        """Score rows and wait for all of them; as `submit_many` and `wait`.
+
+        Returns:
+            One `Scores` per item, in order.
+        """
+        futures = self.submit_many(teacher, items, spec, temperature=temperature, groups=groups, deadline=deadline)
+        return self.wait(futures, hooks)
+
+    async def ascore(
+        self,
+        teacher: str,
+        items: Sequence[ScoreItem],
+        spec: PayloadSpec,
+        *,
+        temperature: float = 1.0,
+        groups: Sequence[str] | None = None,
+        deadline: float | None = None,
+    ) -> list[Scores]:
+        """As `score`, from a coroutine of any loop; cancelling it withdraws the rows."""
+        futures = self.submit_many(teacher, items, spec, temperature=temperature, groups=groups, deadline=deadline)
+        try:
+            return list(await asyncio.gather(*(asyncio.wrap_future(future) for future in futures)))
+        finally:
+            _cancel_all(futures)
+
+    def wait(self, futures: Sequence[ScoreFuture], hooks: OutageHooks | None = None) -> list[Scores]:
+        """Wait for rows, telling the caller about outages in the caller's own thread.
+
+        Args:
+            futures: from `submit` or `submit_many`.
+            hooks: what to call when a teacher that is waited for cannot serve; see `OutageHooks`.
+
+        Returns:
+            The scores in the order of `futures`.
+
+        Raises:
+            OpdError: of the first row that failed; the rows that still wait are withdrawn.
+        """
+        watch = OutageWatch(self._core.settings.outage, hooks or OutageHooks())
+        waiting: set[ScoreFuture] = set(futures)
+        try:
+            while waiting:
+                done, waiting = concurrent.futures.wait(
+                    waiting, timeout=_WAIT_SECONDS, return_when=concurrent.futures.FIRST_EXCEPTION
+                )
+                for future in done:
+                    future.result()
+                watch.see(self.outages() if waiting else [])
+            return [future.result() for future in futures]
+        finally:
+            _cancel_all(futures)
+
+    def head(self, teacher: str) -> Head:
+        """The teacher's output head, for hidden payloads; fetched once and kept until its content hash changes.
+
+        Raises:
+            TeacherNotFoundError: no such teacher, or it hands out no head.
+            OpdError: of the last replica that was asked.
+        """
+        return self._run(self._core.head(teacher))
+
+    def verify(self, teacher: str) -> AgreementReport:
+        """Score one fixed probe on every replica now, and report max |dlogp| to the pool in nats."""
+        return self._run(self._core.verify(teacher))
+
+    def adopt(self, teacher: str) -> None:
+        """Take the teacher's present weights, whatever they are: after a deliberate swap on its servers.
+
+        Until a replica has passed the check against nothing but itself, rows wait as in an outage.
+        """
+        self._on_loop(lambda: self._core.adopt(teacher))
+
+    def outages(self) -> list[Outage]:
+        """Teachers that rows wait for and nobody can serve now."""
+        return self._on_loop(self._core.dispatcher.outages)
+
+    def status(self) -> FleetStatus:
+        """The fleet now: teachers, replicas, queues, speeds, counters."""
+        return self._on_loop(self._core.status)
+
+    def close(self) -> None:
+        """Cancel what runs, fail what waits, close every connection. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            asyncio.run_coroutine_threadsafe(self._core.close(), self._loop).result(timeout=30)
+        finally:
+            _end_loop(self._loop, self._thread)
+
+    def __enter__(self) -> "TeacherFleet":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _withdraw(self, future: ScoreFuture, job: Job) -> None:
+        if future.cancelled() and not self._closed:
+            self._call_soon(lambda: self._core.dispatcher.cancel(job))
+
+    def _call_soon(self, function: Callable[[], None]) -> None:
+        self._check_open()
+        self._loop.call_soon_threadsafe(function)
+
+    def _on_loop(self, function: Callable[[], T]) -> T:
+        async def call() -> T:
+            return function()
+
+        return self._run(call())
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self._closed:
+            coroutine.close()
+        self._check_open()
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UnavailableError("the fleet is closed; connect again.")
+
+
+def _deliver_to(future: ScoreFuture) -> Callable[[Scores | OpdError], None]:
+    def deliver(outcome: Scores | OpdError) -> None:
+        if future.set_running_or_notify_cancel():
+            if isinstance(outcome, OpdError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+    return deliver
+
+
+def _cancel_all(futures: Iterable[ScoreFuture]) -> None:
+    for future in futures:
+        future.cancel()
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+def _end_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(timeout=10)

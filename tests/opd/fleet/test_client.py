@@ -1,0 +1,177 @@
+import asyncio
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from opd.errors import (
+    ConfigError,
+    DeadlineError,
+    InvalidRequestError,
+    TeacherNotFoundError,
+    UnavailableError,
+)
+from opd.fleet.client import TeacherFleet
+from opd.wire.types import PayloadSpec, ScoreItem, Scores
+
+
+def same(one: Scores, other: Scores) -> bool:
+    for name in ("sampled", "values", "ids", "log_tail", "hidden"):
+        a, b = getattr(one, name), getattr(other, name)
+        if (a is None) != (b is None) or (a is not None and a.tobytes() != b.tobytes()):
+            return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [PayloadSpec.sampled(), PayloadSpec.topk(4, "f32"), PayloadSpec.gather(3, "f32"), PayloadSpec.hidden("f32")],
+    ids=lambda spec: spec.kind.value,
+)
+def test_scores_are_the_models_own_numbers(tiny: SimpleNamespace, spec: PayloadSpec) -> None:
+    server = tiny.serve()
+    items = tiny.items(12, gather=3 if spec.kind.value == "gather" else 0)
+    with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
+        scores = fleet.score("math", items, spec)
+    model = server.models["math"]
+    for item, got in zip(items, scores, strict=True):
+        want = model.score(item, spec, 1.0)
+        assert same(got, want)
+        assert got.weights_hash == model.weights_hash
+
+
+def test_numbers_do_not_depend_on_how_many_replicas_serve(tiny: SimpleNamespace) -> None:
+    items = tiny.items(60)
+    spec = PayloadSpec.topk(4)
+    servers = [tiny.serve() for _ in range(3)]
+    with TeacherFleet.connect([servers[0].address], settings=tiny.settings) as fleet:
+        alone = fleet.score("math", items, spec)
+    with TeacherFleet.connect([s.address for s in servers], settings=tiny.settings) as fleet:
+        together = fleet.score("math", items, spec)
+        assert fleet.status().counters.rows_answered == 60
+    assert all(same(a, b) for a, b in zip(alone, together, strict=True))
+    assert sum(bool(s.requests) for s in servers) > 1
+
+
+def test_submit_returns_a_future_and_temperature_is_applied(tiny: SimpleNamespace) -> None:
+    server = tiny.serve()
+    item = tiny.items(1)[0]
+    with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
+        future = fleet.submit("math", item, PayloadSpec.sampled(), temperature=2.0)
+        got = future.result(timeout=30)
+    assert same(got, server.models["math"].score(item, PayloadSpec.sampled(), 2.0))
+    assert got.timings.total == 0.5
+
+
+async def test_ascore_works_from_a_foreign_loop(tiny: SimpleNamespace) -> None:
+    server = tiny.serve()
+    items = tiny.items(5)
+    with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
+        one, two = await asyncio.gather(
+            fleet.ascore("math", items, PayloadSpec.sampled()), fleet.ascore("math", items, PayloadSpec.sampled())
+        )
+    assert all(same(a, b) for a, b in zip(one, two, strict=True))
+
+
+def test_rows_of_one_group_travel_together(tiny: SimpleNamespace) -> None:
+    server = tiny.serve()
+    items = [ScoreItem(np.arange(10, dtype=np.uint32), 4) for _ in range(64)]
+    groups = [f"prompt-{i % 8}" for i in range(64)]
+    with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
+        fleet.score("math", items, PayloadSpec.sampled(), groups=groups)
+    assert server.scored_rows() == 64
+    assert len(server.requests) < 40
+
+
+def test_describe_and_teachers_list_what_is_served(tiny: SimpleNamespace) -> None:
+    server = tiny.serve(names=("math", "code"))
+    with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
+        assert sorted(fleet.teachers()) == ["code", "math"]
+        assert fleet.describe("code").vocab_size == 64
+        with pytest.raises(TeacherNotFoundError, match="there is no teacher 'poetry'.*code, math"):
+            fleet.describe("poetry")
+
+
+def test_a_mapping_limits_a_teacher_to_its_replicas(tiny: SimpleNamespace) -> None:
+    one, two = tiny.serve(names=("math", "code")), tiny.serve(names=("math", "code"))
+    with TeacherFleet.connect({"math": [one.address], "code": [two.address]}, settings=tiny.settings) as fleet:
+        fleet.score("math", tiny.items(10), PayloadSpec.sampled())
+        fleet.score("code", tiny.items(10), PayloadSpec.sampled())
+    assert {request.teacher for request in one.requests} == {"math"}
+    assert {request.teacher for request in two.requests} == {"code"}
+
+
+def test_the_head_is_fetched_once_and_is_the_models(tiny: SimpleNamespace) -> None:
+    server = tiny.serve()
+    with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
+        head = fleet.head("math")
+        assert fleet.head("math") is head
+    assert server.heads == 1
+    assert np.array_equal(head.weight, server.models["math"].head)
+
+
+def test_rows_that_can_never_be_scored_are_refused_before_they_are_sent(tiny: SimpleNamespace) -> None:
+    server = tiny.serve()
+    bad = ScoreItem(np.array([1, 2, 64], dtype=np.uint32), 1)
+    long = ScoreItem(np.zeros(513, dtype=np.uint32), 1)
+    with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
+        with pytest.raises(InvalidRequestError, match="64"):
+            fleet.submit("math", bad, PayloadSpec.sampled())
+        with pytest.raises(InvalidRequestError, match="513"):
+            fleet.submit("math", long, PayloadSpec.sampled())
+        with pytest.raises(TeacherNotFoundError):
+            fleet.submit("poetry", tiny.items(1)[0], PayloadSpec.sampled())
+    assert server.requests == []
+
+
+def test_a_row_that_misses_its_deadline_fails_and_its_call_is_cancelled(tiny: SimpleNamespace) -> None:
+    server = tiny.serve()
+    server.wedged = True
+    with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
+        with pytest.raises(DeadlineError):
+            fleet.submit("math", tiny.items(1)[0], PayloadSpec.sampled(), deadline=0.2).result(timeout=30)
+        server.wedged = False
+        assert len(fleet.score("math", tiny.items(3), PayloadSpec.sampled())) == 3
+
+
+def test_cancelling_a_future_withdraws_the_row(tiny: SimpleNamespace) -> None:
+    server = tiny.serve()
+    server.delay = 5.0
+    with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
+        future = fleet.submit("math", tiny.items(1)[0], PayloadSpec.sampled())
+        tiny.wait_until(lambda: len(server.requests) == 1)
+        assert future.cancel()
+        tiny.wait_until(lambda: server.cancelled == 1)
+        assert fleet.status().counters.rows_cancelled == 1
+
+
+def test_a_closed_fleet_says_so_and_fails_what_waits(tiny: SimpleNamespace) -> None:
+    server = tiny.serve()
+    server.delay = 5.0
+    fleet = TeacherFleet.connect(server.address, settings=tiny.settings)
+    future = fleet.submit("math", tiny.items(1)[0], PayloadSpec.sampled())
+    fleet.close()
+    fleet.close()
+    with pytest.raises(UnavailableError, match="closed"):
+        future.result(timeout=30)
+    with pytest.raises(UnavailableError, match="closed"):
+        fleet.submit("math", tiny.items(1)[0], PayloadSpec.sampled())
+
+
+def test_an_unreachable_address_is_one_sentence_with_the_address(tiny: SimpleNamespace) -> None:
+    settings = tiny.settings.model_copy(update={"connect_seconds": 0.5})
+    with pytest.raises(UnavailableError, match="no teacher server answers.*127.0.0.1:1 "):
+        TeacherFleet.connect("127.0.0.1:1", settings=settings)
+
+
+def test_an_unknown_teacher_in_the_mapping_is_named(tiny: SimpleNamespace) -> None:
+    server = tiny.serve()
+    settings = tiny.settings.model_copy(update={"connect_seconds": 0.5})
+    with pytest.raises(TeacherNotFoundError, match="'poetry' is served nowhere"):
+        TeacherFleet.connect({"poetry": [server.address]}, settings=settings)
+
+
+@pytest.mark.parametrize("endpoint", ["", "nonsense", "host:99999", "file:"])
+def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
+    with pytest.raises(ConfigError):
+        TeacherFleet.connect(endpoint)
