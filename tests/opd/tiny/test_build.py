@@ -1,0 +1,102 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from opd.errors import ConfigError, DataError
+from opd.tasks import TaskSettings, build_prompts
+from opd.tiny import build_world
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return build_world(tmp_path_factory.mktemp("world") / "deep" / "test", "test", seed=5)
+
+
+def weights(path):
+    return AutoModelForCausalLM.from_pretrained(path).state_dict()
+
+
+def test_every_model_loads_with_plain_transformers_and_generates(world):
+    assert set(world.models) == {"student", "teacher", "padded", "stranger"} and world.complete and not world.cached
+    for summary in world.models.values():
+        model = AutoModelForCausalLM.from_pretrained(summary.path)
+        tokenizer = AutoTokenizer.from_pretrained(summary.path)
+        inputs = tokenizer("12+34=", return_tensors="pt", return_token_type_ids=False)
+        out = model.generate(**inputs, max_new_tokens=3, do_sample=False)
+        assert out.shape[1] <= 9
+        assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+        assert model.config.vocab_size == summary.vocabulary
+        assert model.num_parameters() == summary.parameters
+
+
+def test_the_padded_teacher_has_more_rows_than_the_tokenizer_and_the_stranger_other_ids(world):
+    tokenizer, stranger = (AutoTokenizer.from_pretrained(world.models[name].path) for name in ("padded", "stranger"))
+    assert world.models["padded"].vocabulary > len(tokenizer)
+    assert tokenizer("1")["input_ids"] != stranger("1")["input_ids"]
+
+
+def test_the_file_names_tasks_that_a_recipe_can_use(world):
+    data = json.loads((world.folder / "world.json").read_text())
+    source = build_prompts(TaskSettings(**data["tasks"]["addition"]), seed=0)
+    assert len(source.prompts("heldout", 3)) == 3
+
+
+def test_building_again_does_nothing_and_needs_no_torch(world):
+    before = {path: path.stat().st_mtime_ns for path in world.folder.rglob("*") if path.name != ".lock"}
+    code = (
+        "import sys; from opd.tiny import build_world; "
+        f"world = build_world({str(world.folder)!r}, 'test', seed=5); "
+        "print(world.cached, sorted(world.models), 'torch' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "True ['padded', 'stranger', 'student', 'teacher'] False"
+    assert before == {path: path.stat().st_mtime_ns for path in world.folder.rglob("*") if path.name != ".lock"}
+
+
+def test_an_interrupted_build_goes_on_and_gives_the_same_weights(world, tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(model, done, total):
+        if model == "padded" and done == 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        build_world(tmp_path, "test", seed=5, progress=stop)
+    assert not (tmp_path / "padded").exists() and (tmp_path / "teacher").exists()
+    steps = []
+    again = build_world(tmp_path, "test", seed=5, progress=lambda model, done, total: steps.append(model))
+    assert set(steps) == {"padded"} and again.complete
+    for name in ("student", "padded"):
+        old, new = weights(world.models[name].path), weights(again.models[name].path)
+        assert all(torch.equal(old[key], new[key]) for key in old)
+
+
+def test_a_model_that_went_missing_is_built_again(tmp_path):
+    world = build_world(tmp_path, "test", seed=0)
+    (tmp_path / "stranger" / "model.safetensors").unlink()
+    again = build_world(tmp_path, "test", seed=0)
+    assert not again.cached and again.models["stranger"].path == world.models["stranger"].path
+    assert (tmp_path / "stranger" / "model.safetensors").exists()
+
+
+def test_folders_with_other_things_are_left_alone(world, tmp_path):
+    (tmp_path / "precious.txt").write_text("x")
+    with pytest.raises(DataError, match=r"not empty \(precious.txt"):
+        build_world(tmp_path, "test")
+    with pytest.raises(DataError, match="is a file"):
+        build_world(tmp_path / "precious.txt", "test")
+    with pytest.raises(DataError, match="holds the world 'test' with seed 5, not 'test' with seed 6"):
+        build_world(world.folder, "test", seed=6)
+    with pytest.raises(ConfigError, match="no preset 'tset'"):
+        build_world(tmp_path / "new", "tset")
+
+
+def test_a_damaged_world_file_says_so(tmp_path):
+    (tmp_path / "world.json").write_text("{")
+    with pytest.raises(DataError, match="damaged"):
+        build_world(tmp_path, "test")
