@@ -1,0 +1,79 @@
+"""Fixtures that several rooms share: the test world, built once per run, and real server processes."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the `test` world: student, teacher, padded, stranger; shared by all workers of the run."""
+    from opd.tiny.build import build_world
+
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    build_world(shared / "world", "test", seed=0)
+    return shared / "world"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A teacher server in a process of its own."""
+
+    address: str
+    metrics_port: int
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+Serve = Callable[..., Server]
+
+
+@pytest.fixture(scope="session")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """Start `opd serve` with the given flags; every server is stopped when the session ends."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*flags: str) -> Server:
+        folder = tmp_path_factory.mktemp("server")
+        port_file, log = folder / "ports", folder / "log"
+        command = [sys.executable, "-m", "teacher_server", *flags, "--device", "cpu", "--port", "0"]
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [*command, "--metrics-port", "0", "--threads", "1", "--port-file", str(port_file)],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        started.append(process)
+        deadline = time.monotonic() + 120
+        while not port_file.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the server did not start:\n{log.read_text(errors='replace')}")
+            time.sleep(0.05)
+        address, metrics_port, _ = port_file.read_text().split()
+        return Server(address, int(metrics_port), process, log)
+
+    yield start
+    for process in started:
+        process.kill()
+    for process in started:
+        process.wait(timeout=30)
+
+
+@pytest.fixture(scope="session")
+def teacher(world: Path, serve: Serve) -> Server:
+    """A server with the test world's teacher, and its student as a second model for references."""
+    return serve(
+        "--model", f"teacher={world / 'teacher'}", "--model", f"student={world / 'student'}", "--deterministic"
+    )

@@ -1,0 +1,72 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import Field
+
+from opd.config import Settings, load_settings, parse_settings
+from opd.errors import ConfigError
+
+
+class Engine(Settings):
+    cylinders: int = Field(4, ge=1)
+    fuel: str = "petrol"
+
+
+class Car(Settings):
+    name: str
+    engine: Engine = Engine()
+    wheels: list[Engine] = Field(default_factory=list)
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "car.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_overrides_replace_nested_keys_with_yaml_values(tmp_path: Path) -> None:
+    car = load_settings(Car, write(tmp_path, "name: a\nengine: {fuel: diesel}"), ["engine.cylinders=6", "name=b"])
+    assert (car.name, car.engine.cylinders, car.engine.fuel) == ("b", 6, "diesel")
+
+
+def test_overrides_reach_into_lists_and_missing_groups(tmp_path: Path) -> None:
+    path = write(tmp_path, "name: a\nwheels: [{cylinders: 1}, {cylinders: 2}]")
+    car = load_settings(Car, path, ["wheels.1.cylinders=9", "engine.cylinders=3"])
+    assert [w.cylinders for w in car.wheels] == [1, 9] and car.engine.cylinders == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"name": "a", "engin": {}}, ["'engin'", "'engine'"]),
+        ({"name": "a", "engine": {"cilinders": 3}}, ["'engine.cilinders'", "'cylinders'"]),
+        ({"name": "a", "wheels": [{"feul": "x"}]}, ["'wheels.0.feul'", "'fuel'"]),
+        ({"name": "a", "engine": {"cylinders": 0}}, ["engine.cylinders = 0", "greater than or equal to 1"]),
+        ({}, ["'name'", "missing"]),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_the_key_and_the_nearest_valid_one(data: Any, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_settings(Car, data, source="car.yaml")
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "word"),
+    [
+        ("name: [", [], "not valid YAML"),
+        ("- 1", [], "mapping"),
+        ("name: a", ["engine"], "dotted.key=value"),
+        ("name: a", ["name.b=1"], "'name'"),
+        ("name: a\nwheels: [{}]", ["wheels.7={}"], "'7'"),
+    ],
+)
+def test_unusable_files_and_overrides_are_refused(tmp_path: Path, text: str, overrides: list[str], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        load_settings(Car, write(tmp_path, text), overrides)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
+        load_settings(Car, tmp_path / "nowhere.yaml")

@@ -1,0 +1,44 @@
+"""The layers of ARCHITECTURE.md, checked on the source: teacher_server -> opd <- student."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FORBIDDEN = {"opd": {"teacher_server", "student"}, "teacher_server": {"student"}, "student": {"teacher_server"}}
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found.add((node.module or "").split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("room", FORBIDDEN)
+def test_no_room_imports_a_room_above_or_beside_it(room: str) -> None:
+    broken = {str(p.relative_to(ROOT)) for p in (ROOT / room).rglob("*.py") if imports(p) & FORBIDDEN[room]}
+    assert not broken
+
+
+def test_importing_opd_needs_neither_torch_nor_grpc() -> None:
+    code = (
+        "import sys, opd, opd.maths, opd.registry; print(sorted({'torch', 'grpc', 'transformers'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_listing_verbs_and_plugins_needs_no_torch() -> None:
+    code = (
+        "import sys, opd.cli, opd.plugins_cli\nopd.cli._add_verbs()\n"
+        "[list(r) for r in opd.plugins_cli.registries()]\nprint('torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"

@@ -1,0 +1,38 @@
+import pytest
+
+from opd.errors import ConfigError
+from opd.registry import Registry
+
+
+def make() -> Registry:
+    registry = Registry("number", "opd.test_numbers")
+    registry.add("pi", "math:pi")
+    registry.add("tau", "math:tau")
+    return registry
+
+
+def test_a_name_and_a_dotted_path_load_the_object() -> None:
+    assert make().load("pi") == pytest.approx(3.14159, abs=1e-5)
+    assert make().load("math:e") == pytest.approx(2.71828, abs=1e-5)
+
+
+def test_listing_imports_nothing() -> None:
+    registry = Registry("number", "opd.test_numbers")
+    registry.add("broken", "no_such_module:thing")
+    assert [entry.name for entry in registry] == ["broken"]
+
+
+def test_an_unknown_name_prints_near_matches() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'tau'"):
+        make().load("taw")
+
+
+def test_a_duplicate_name_is_an_error_that_names_both_places() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make().add("pi", "cmath:pi", origin="another-package")
+    assert all(word in str(caught.value) for word in ("math:pi", "cmath:pi", "another-package"))
+
+
+def test_a_path_that_does_not_import_is_an_error_with_its_reason() -> None:
+    with pytest.raises(ConfigError, match="no_such_module"):
+        make().load("no_such_module:thing")

@@ -1,0 +1,110 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from opd.errors import DataError
+from opd.tasks.prompt import Prompt
+from student.plan import plan_step
+from student.rollout.sampling import draw
+from student.rollout.transformers import RolloutSpec, rollout
+from student.row import Row
+
+
+@pytest.fixture(scope="module")
+def student(world: Path) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(1)
+    folder = world / "student"
+    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+def sample(student: tuple[Any, Any], prompts: list[str], *, batch_rows: int = 64, **changes: Any) -> dict[Any, Row]:
+    model, tokenizer = student
+    spec = RolloutSpec(seed=7, batch_rows=batch_rows, candidates=4, valid_vocab=len(tokenizer), max_prompt_tokens=40)
+    made = [Prompt.make(text) for text in prompts]
+    plan = plan_step(2, made, samples=3, max_new_tokens=12, temperature=changes.get("temperature", 1.0))
+    return {(r.key.uid, r.key.sample): r for r in rollout(model, tokenizer, plan.rows, spec)}
+
+
+PROMPTS = ["1+1=", "12+34=", "7+7=", "99+1="]
+
+
+def test_a_rollout_does_not_depend_on_batching_or_order(student: tuple[Any, Any]) -> None:
+    together = sample(student, PROMPTS)
+    alone = sample(student, PROMPTS, batch_rows=1)
+    shuffled = sample(student, PROMPTS[::-1], batch_rows=5)
+    for key, row in together.items():
+        for other in (alone[key], shuffled[key]):
+            assert row.response_ids.tolist() == other.response_ids.tolist()
+            np.testing.assert_allclose(row.behaviour_logp, other.behaviour_logp, atol=1e-4)
+
+
+def test_behaviour_log_probs_equal_those_of_a_forward_over_the_whole_row(student: tuple[Any, Any]) -> None:
+    model, _ = student
+    for row in sample(student, PROMPTS).values():
+        ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.response_ids]).astype(np.int64))[None]
+        with torch.no_grad():
+            logp = torch.log_softmax(model(ids).logits[0].float(), -1)
+        start = len(row.prompt_ids) - 1
+        expected = logp[start : start + row.length].gather(-1, ids[0, start + 1 :, None]).squeeze(-1)
+        np.testing.assert_allclose(row.behaviour_logp, expected.numpy(), atol=1e-4)
+
+
+def test_candidates_are_the_most_likely_ids_in_order(student: tuple[Any, Any]) -> None:
+    model, _ = student
+    row = next(iter(sample(student, PROMPTS).values()))
+    ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.response_ids]).astype(np.int64))[None]
+    with torch.no_grad():
+        logits = model(ids).logits[0, len(row.prompt_ids) - 1 : -1]
+    assert row.candidates is not None
+    np.testing.assert_array_equal(row.candidates, logits.topk(4, -1).indices.numpy())
+
+
+def test_the_end_of_sequence_id_ends_a_response_and_stays_in_it(student: tuple[Any, Any]) -> None:
+    _, tokenizer = student
+    for row in sample(student, PROMPTS).values():
+        inner, last = row.response_ids[:-1].tolist(), int(row.response_ids[-1])
+        assert tokenizer.eos_token_id not in inner
+        assert row.truncated == (last != tokenizer.eos_token_id)
+        assert row.length <= 12 and (row.length == 12 or not row.truncated)
+
+
+def test_rows_are_handed_over_the_moment_they_finish(student: tuple[Any, Any]) -> None:
+    model, tokenizer = student
+    spec = RolloutSpec(seed=7, batch_rows=64, candidates=0, valid_vocab=len(tokenizer), max_prompt_tokens=40)
+    plan = plan_step(2, [Prompt.make(p) for p in PROMPTS], samples=8, max_new_tokens=12, temperature=1.0)
+    lengths: list[int] = []
+    rows = rollout(model, tokenizer, plan.rows, spec, on_row=lambda row: lengths.append(row.length))
+    assert lengths == sorted(lengths) and len(set(lengths)) > 1
+    assert len(rows) == len(lengths)
+
+
+def test_a_prompt_over_the_limit_is_named(student: tuple[Any, Any]) -> None:
+    with pytest.raises(DataError, match="over the limit of 40"):
+        sample(student, ["1" * 60])
+
+
+def test_inverse_cdf_sampling_draws_the_softmax_distribution() -> None:
+    logits = torch.tensor([[1.0, 0.0, -1.0, 2.0, 5.0]]).expand(200_000, -1)
+    uniform = torch.rand(200_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    ids, logp = draw(logits, uniform, 1.5, valid_vocab=4)
+    expected = torch.softmax(logits[0, :4] / 1.5, -1)
+    counts = torch.bincount(ids, minlength=4) / len(ids)
+    torch.testing.assert_close(counts, expected, atol=5e-3, rtol=0)
+    torch.testing.assert_close(logp, expected.log()[ids])
+
+
+@pytest.mark.parametrize("uniform", [1e-300, 0.5, 1 - 1e-16])
+def test_extreme_uniforms_stay_inside_the_vocabulary(uniform: float) -> None:
+    logits = torch.tensor([[0.0, -1e9, -1e9, -1e9]])
+    ids, _ = draw(logits, torch.tensor([uniform], dtype=torch.float64), 1.0, valid_vocab=4)
+    assert ids.item() == 0
+
+
+def test_temperature_zero_is_greedy() -> None:
+    ids, _ = draw(torch.tensor([[0.0, 3.0, 1.0]]), torch.tensor([0.01], dtype=torch.float64), 0.0, 3)
+    assert ids.item() == 1
