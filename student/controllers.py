@@ -113,7 +113,10 @@ class Controller:
         """Called once before the first step, also after a resume."""
 
     def plan(self, plan: StepPlan) -> StepPlan:
-        """Rewrite the plan of a step."""
+        """Rewrite the plan of a step.
+
+        Must not change what `state_dict` saves: a step that was interrupted is planned again after a resume.
+        """
         return plan
 
     def compose(self, rows: list[Row]) -> list[Row]:

@@ -19,7 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from opd.errors import CancelledError, CheckpointError
+from opd.errors import CancelledError, CheckpointError, OutageError
+from opd.fleet.outage import Outage, OutageHooks
 from student.checkpoint import latest_checkpoint, save_checkpoint
 from student.controllers import EvalReport, StepReport
 from student.job import Job, build_job, fleet_fingerprints
@@ -123,6 +124,8 @@ class _Run:
 
     def run(self) -> dict[str, Any]:
         """All remaining steps, then the summary."""
+        hooks = OutageHooks(waiting=self._waiting, emergency=self._emergency, recovered=self._recovered)
+        self.job.services.hook_outages(hooks)
         for controller in self.job.controllers:
             controller.start(self.job.services)
         if self.updates == 0:
@@ -138,8 +141,19 @@ class _Run:
                 f"stopped after {self.updates} of {self.recipe.train.steps} steps and saved {path}; "
                 "continue with --resume."
             ) from stop
+        except OutageError as outage:
+            raise OutageError(f"{outage} The state is saved in {self._save()}; continue with --resume.") from outage
         after = self._evaluate("after")
         return self._finish(after)
+
+    def _waiting(self, outage: Outage) -> None:
+        self.sinks.say(outage.sentence())
+
+    def _emergency(self, outage: Outage) -> None:
+        self.sinks.say(f"teacher {outage.teacher!r} is away for {outage.seconds:.0f} s; saved {self._save()}")
+
+    def _recovered(self, outage: Outage) -> None:
+        self.sinks.say(f"teacher {outage.teacher!r} is back after {outage.seconds:.0f} s")
 
     def _step(self, step: int) -> None:
         job, clock = self.job, StageClock()

@@ -5,8 +5,7 @@ A row is submitted the moment its rollout finishes, so the fleet works while the
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 
 from opd.errors import ConfigError
 from opd.fleet.client import TeacherFleet
+from opd.fleet.outage import OutageHooks, OutageWatch
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
 from opd.wire.types import Head, PayloadKind, Scores
@@ -55,6 +55,9 @@ class Scorer:
         needs: what the terms need.
         source: verifies answers when a term needs rewards.
         device: where heads of hidden payloads go.
+
+    Attributes:
+        hooks: what to call, in the waiting thread, while a teacher is away.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Scorer:
         self._served = sorted(fleet.teachers()) if fleet is not None else []
         self._heads: dict[str, HeadWeights] = {}
         self._pending: dict[int, list[tuple[SignalKey, Future[Scores]]]] = {}
+        self.hooks = OutageHooks()
 
     def submit(self, row: Row) -> None:
         """Start scoring a row; returns at once."""
@@ -103,15 +107,30 @@ class Scorer:
             for row in rows:
                 row.verdict = self._source.verify(row.prompt, row.text)
         begin = time.monotonic()
+        calls = [(row, key, future) for row in rows for key, future in self._pending.pop(id(row), [])]
         try:
-            for row in rows:
-                for key, future in self._pending.get(id(row), []):
-                    row.signals[key] = _wait(future, poll)
+            self._wait([future for _, _, future in calls], poll)
         finally:
-            for row in rows:
-                for _, future in self._pending.pop(id(row), []):
-                    future.cancel()
+            for _, _, future in calls:
+                future.cancel()
+        for row, key, future in calls:
+            row.signals[key] = future.result()
         return time.monotonic() - begin
+
+    def _wait(self, futures: Sequence[Future[Scores]], poll: Callable[[], None]) -> None:
+        """Wait for all futures, telling the hooks about outages and polling in between."""
+        if self._fleet is None or self._settings is None:
+            return
+        watch = OutageWatch(self._settings.fleet.outage, self.hooks)
+        waiting = set(futures)
+        while waiting:
+            done, waiting = wait(waiting, timeout=_POLL_SECONDS, return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+            if waiting:
+                poll()
+                watch.see(self._fleet.outages())
+        watch.see([])
 
     def head_of(self, role: str, row: Row) -> HeadWeights:
         """The head of the model that `role` means for `row`, float32 on the device, fetched once."""
@@ -124,16 +143,6 @@ class Scorer:
             self._heads = {k: v for k, v in self._heads.items() if not k.startswith(f"{name}/")}
             self._heads[key] = _to_device(head, self._device)
         return self._heads[key]
-
-
-def _wait(future: "Future[Scores]", poll: Callable[[], None]) -> Scores:
-    while True:
-        try:
-            return future.result(timeout=_POLL_SECONDS)
-        except FutureTimeout:
-            if future.done():
-                raise
-            poll()
 
 
 def _to_device(head: Head, device: torch.device) -> HeadWeights:

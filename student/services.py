@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opd.fleet.outage import OutageHooks
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
 from student.controllers import EvalReport
@@ -56,6 +57,12 @@ class LoopServices:
         self._kl_scorer = kl_scorer
         self._kl_term = kl_term
         self._poll = poll
+
+    def hook_outages(self, hooks: OutageHooks) -> None:
+        """Have `hooks` called while any scorer of the run waits for a teacher that is away."""
+        for scorer in (self._scorer, self._kl_scorer):
+            if scorer is not None:
+                scorer.hooks = hooks
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """See `Services.parameters`."""
