@@ -1,0 +1,140 @@
+"""make demo: a student distils from a teacher over gRPC, end to end, on a CPU, from nothing.
+
+    python examples/demo.py [--run runs/demo] [--seed 0]
+
+Builds the tiny world (two Qwen3-architecture models trained on the spot), starts a teacher server in a process of its
+own, trains the student by on-policy distillation against it, evaluates, and ends with a table and RUN/summary.json.
+Running it again keeps the world and repeats the rest.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from opd.config import load_settings
+from opd.errors import OpdError, UnavailableError
+from opd.tiny.build import build_world
+from opd.tiny.summary import WorldSummary
+from student.evaluate_model import evaluate_model
+from student.loop import train
+from student.recipe import Recipe
+
+RECIPE = Path(__file__).parent / "recipes" / "demo.yaml"
+START_SECONDS = 180
+
+
+def build(folder: Path, seed: int, console: Console) -> WorldSummary:
+    """Build the world, with a bar per model."""
+    columns = (TextColumn("{task.description:>20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def advance(model: str, done: int, total: int) -> None:
+            if model not in tasks:
+                tasks[model] = bars.add_task(f"making the {model}", total=total)
+            bars.update(tasks[model], completed=done)
+
+        return build_world(folder, "demo", seed=seed, progress=advance)
+
+
+@contextmanager
+def served(model: Path, folder: Path) -> Iterator[str]:
+    """A teacher server on loopback for the duration of the block; gives its address."""
+    ports, log = folder / "server.ports", folder / "server.log"
+    ports.unlink(missing_ok=True)
+    flags = ["--model", f"teacher={model}", "--port", "0", "--metrics-port", "0", "--threads", "1", "--device", "cpu"]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "teacher_server", *flags, "--port-file", str(ports), "--deterministic"],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not ports.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise UnavailableError(f"the teacher server did not start; see {log}.")
+            time.sleep(0.1)
+        yield ports.read_text().split()[0]
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def table(summary: dict[str, Any]) -> Table:
+    """The result, for people."""
+    out = Table(title="on-policy distillation over gRPC, held-out prompts")
+    out.add_column("")
+    for name in ("accuracy", "reverse KL (nats/token)", "tokens", "seconds"):
+        out.add_column(name, justify="right")
+    rows = (
+        ("student before", summary["student_before"], summary["reverse_kl_before"], None),
+        ("student after", summary["student_after"], summary["reverse_kl_after"], summary["train_tokens"]),
+        ("teacher", summary["teacher"], 0.0, None),
+    )
+    for name, report, divergence, tokens in rows:
+        seconds = f"{summary['train_seconds']:.0f}" if tokens else ""
+        out.add_row(name, f"{report['accuracy']:.3f}", f"{divergence:.4f}", f"{tokens:,}" if tokens else "", seconds)
+    return out
+
+
+def demo(
+    run: Annotated[Path, typer.Option(help="Folder of the demo.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(min=0, help="Decides world, prompts and rollouts.")] = 0,
+) -> None:
+    """Run the demo."""
+    console = Console()
+    begin = time.monotonic()
+    run.mkdir(parents=True, exist_ok=True)
+    world = build(run / f"world-{seed}", seed, console)
+    shutil.rmtree(run / "student", ignore_errors=True)
+    with served(run / f"world-{seed}" / world.models["teacher"].path, run) as address:
+        overrides = [
+            f"run={run / 'student'}",
+            f"seed={seed}",
+            f"model.path={run / f'world-{seed}' / world.models['student'].path}",
+            f"teachers.endpoints=[{address}]",
+        ]
+        recipe = load_settings(Recipe, RECIPE, overrides)
+        started = time.monotonic()
+        result = train(recipe)
+        train_seconds = time.monotonic() - started
+        teacher = evaluate_model(
+            load_settings(Recipe, RECIPE, [*overrides, "eval.reverse_kl=false"]),
+            str(run / f"world-{seed}" / world.models["teacher"].path),
+        )
+    summary = {
+        "student_before": result["before"],
+        "student_after": result["after"],
+        "teacher": teacher,
+        "reverse_kl_before": result["before"]["reverse_kl"],
+        "reverse_kl_after": result["after"]["reverse_kl"],
+        "train_tokens": result["response_tokens"],
+        "train_seconds": train_seconds,
+        "seconds": time.monotonic() - begin,
+        "checkpoint": result["checkpoint"],
+    }
+    (run / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    console.print(table(summary))
+    console.print(f"checkpoint: {result['checkpoint']}\nrun folder: {run}  ({summary['seconds']:.0f} seconds in all)")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    try:
+        typer.run(demo)
+    except OpdError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
