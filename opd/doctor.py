@@ -1,0 +1,137 @@
+"""`opd doctor`: is this machine, this installation and, when given, this fleet fit for work?"""
+
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution, version
+from typing import Annotated, Literal
+
+import typer
+
+from opd.errors import OpdError
+
+Level = Literal["ok", "note", "fail"]
+_COLOURS = {"ok": "green", "note": "yellow", "fail": "red"}
+_PROBE_ROWS, _PROBE_TOKENS = 16, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report: what was looked at, how it is, and what to do about it when it is not well."""
+
+    level: Level
+    subject: str
+    text: str
+
+
+def doctor(
+    fleet: Annotated[
+        list[str] | None,
+        typer.Option("--fleet", help="Teacher servers host:port to examine: identity, agreement, speed. Repeatable."),
+    ] = None,
+) -> None:
+    """Examine the installation, the machine and optionally a fleet of teachers.
+
+    Exits with 1 when something is broken; notes are not failures.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    failed = False
+    for finding in [*examine_machine(), *examine_installation(), *(examine_fleet(fleet) if fleet else ())]:
+        colour = _COLOURS[finding.level]
+        table.add_row(f"[{colour}]{finding.level}[/{colour}]", finding.subject, finding.text)
+        failed |= finding.level == "fail"
+    Console().print(table)
+    if failed:
+        raise typer.Exit(1)
+
+
+def examine_machine() -> Iterator[Finding]:
+    """Python, processor, device, disk and shared memory."""
+    good = sys.version_info >= (3, 11)
+    text = platform.python_version() + ("" if good else "; opd needs 3.11 or newer")
+    yield Finding("ok" if good else "fail", "python", text)
+    yield from _devices()
+    free = shutil.disk_usage(".").free / 2**30
+    yield Finding("ok" if free > 10 else "note", "disk", f"{free:.0f} GiB free here; checkpoints need room")
+    try:
+        shared = shutil.disk_usage("/dev/shm").free / 2**20
+        yield Finding("ok" if shared > 256 else "note", "shared memory", f"{shared:.0f} MiB free in /dev/shm")
+    except OSError:
+        yield Finding("note", "shared memory", "no /dev/shm: servers on this host answer over the socket")
+
+
+def _devices() -> Iterator[Finding]:
+    try:
+        import torch
+    except ImportError as error:
+        yield Finding("fail", "torch", f"cannot be imported: {error}; reinstall it")
+        return
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            device = torch.cuda.get_device_properties(index)
+            yield Finding("ok", f"cuda:{index}", f"{device.name}, {device.total_memory / 2**30:.0f} GiB")
+    else:
+        yield Finding("note", "device", f"no GPU; torch {torch.__version__} with {torch.get_num_threads()} CPU threads")
+
+
+def examine_installation() -> Iterator[Finding]:
+    """Required packages and their ranges; optional engines."""
+    from packaging.requirements import Requirement
+
+    try:
+        requires = distribution("opd").requires or []
+    except PackageNotFoundError:
+        yield Finding("fail", "opd", "is not installed; run `pip install -e .` in the checkout")
+        return
+    for requirement in map(Requirement, requires):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            have = version(requirement.name)
+        except PackageNotFoundError:
+            yield Finding("fail", requirement.name, f"is missing; install {requirement}")
+            continue
+        if not requirement.specifier.contains(have, prereleases=True):
+            yield Finding("fail", requirement.name, f"{have} does not fit {requirement.specifier}; reinstall it")
+    yield Finding("ok", "opd", f"{version('opd')} with its required packages")
+    for engine in ("vllm", "sglang", "triton"):
+        try:
+            yield Finding("ok", engine, version(engine))
+        except PackageNotFoundError:
+            yield Finding("note", engine, "is not installed (optional)")
+
+
+def examine_fleet(endpoints: list[str]) -> Iterator[Finding]:
+    """Reachability, identity, agreement of replicas and speed of every teacher."""
+    import numpy as np
+
+    from opd.fleet.client import TeacherFleet
+    from opd.wire.types import PayloadSpec, ScoreItem
+
+    try:
+        fleet = TeacherFleet.connect(endpoints)
+    except OpdError as error:
+        yield Finding("fail", "fleet", str(error))
+        return
+    with fleet:
+        for name, info in fleet.teachers().items():
+            yield Finding("ok", name, f"{info.engine}, {info.model}, weights {info.weights_hash[:12]}")
+            if not info.tokenizer.fingerprint:
+                yield Finding("note", name, "has no tokenizer: students cannot check that theirs is the same")
+            try:
+                report = fleet.verify(name)
+                length = min(_PROBE_TOKENS, info.limits.max_sequence_tokens)
+                ids = np.arange(length, dtype=np.uint32) % max(1, info.tokenizer.size or info.vocab_size)
+                begin = time.monotonic()
+                fleet.score(name, [ScoreItem(ids, 1)] * _PROBE_ROWS, PayloadSpec.sampled())
+                speed = _PROBE_ROWS * length / (time.monotonic() - begin)
+            except OpdError as error:
+                yield Finding("fail", name, str(error))
+                continue
+            yield Finding("ok", name, f"{report}; probe of {_PROBE_ROWS} rows at {speed:,.0f} tokens/s")
