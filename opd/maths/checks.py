@@ -98,20 +98,23 @@ def check_rows_finite(name: str, rows: Tensor, log_z: Tensor, mask: Tensor | Non
         raise ValueError(f"{describe(name, rows)} holds {value} in row {row}; mask the row or repair the model.")
 
 
-def check_log_probs(name: str, values: Tensor, mask: Tensor | None, check_values: bool | None = None) -> None:
-    """Refuses teacher log-probs that are NaN or clearly above 0 at a position that counts; -inf is allowed.
+def check_log_probs(
+    name: str, values: Tensor, mask: Tensor | None, check_values: bool | None = None, *, normalised: bool = True
+) -> None:
+    """Refuses teacher log-probs that are NaN, +inf or clearly above 0 at a position that counts; -inf is allowed.
 
     Args:
         name: the argument.
         values: [...] or [..., K].
         mask: [...] bool, or None for all.
         check_values: whether to look; by default on CPU only.
+        normalised: False for log-weights that need not sum to one and may exceed 0.
     """
     if not values.is_floating_point():
-        raise ValueError(f"{describe(name, values)} must be floating point.")
+        raise ValueError(f"{describe(name, values)} must be floating point; cast it with .float().")
     if not should_check_values(values, check_values):
         return
-    bad = ~(values <= 1e-2)  # half precision rounds a log-prob of nearly 0 upwards at most to 0
+    bad = ~(values <= (1e-2 if normalised else torch.finfo(values.dtype).max))
     if mask is not None:
         bad &= mask.reshape(*mask.shape, *(1,) * (values.ndim - mask.ndim))
     if bool(bad.any()):

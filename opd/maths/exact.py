@@ -24,8 +24,9 @@ from opd.maths.checks import (
     check_temperature,
     should_check_values,
 )
-from opd.maths.pointwise import Kind, Spec, divergence_spec, term_and_slope
+from opd.maths.pointwise import Kind, Spec, divergence_spec
 from opd.maths.result import Divergence, reduced
+from opd.maths.rows import Row, row_gradient, row_statistics
 
 
 def forward_kl(
@@ -180,20 +181,19 @@ class _LogitDivergence(torch.autograd.Function):
         ctx: Any, student: Tensor, teacher: Tensor, mask: Tensor | None, spec: Spec, temperature: float, check: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         dtype = accumulator_dtype(student, teacher)
-        # Columns: log_z student, log_z teacher, value, sum of slopes, entropy student, entropy teacher.
-        stats = torch.empty(6, student.shape[0], dtype=dtype, device=student.device)
+        stats = torch.empty(len(Row), student.shape[0], dtype=dtype, device=student.device)
         for block in row_blocks(student):
-            stats[:, block] = _block_statistics(student[block], teacher[block], spec, temperature, dtype)
+            stats[:, block] = row_statistics(student[block], teacher[block], spec, temperature, dtype)
         if check:
-            check_rows_finite("student_logits", student, stats[0], mask)
-            check_rows_finite("teacher_logits", teacher, stats[1], mask)
+            check_rows_finite("student_logits", student, stats[Row.STUDENT_LOG_Z], mask)
+            check_rows_finite("teacher_logits", teacher, stats[Row.TEACHER_LOG_Z], mask)
         if mask is not None:
             stats = torch.where(mask, stats, torch.zeros_like(stats))
         ctx.save_for_backward(student, teacher, mask, stats)
         ctx.spec, ctx.temperature = spec, temperature
-        entropies = stats[4], stats[5]
+        entropies = stats[Row.STUDENT_ENTROPY], stats[Row.TEACHER_ENTROPY]
         ctx.mark_non_differentiable(*entropies)
-        return stats[2] * spec.scale, *entropies
+        return stats[Row.VALUE] * spec.scale, *entropies
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -202,29 +202,8 @@ class _LogitDivergence(torch.autograd.Function):
         out = torch.empty_like(student)
         factor = (grad * (ctx.spec.scale / ctx.temperature)).unsqueeze(-1)
         for block in row_blocks(student):
-            log_p = log_probs(student[block], stats[0, block], ctx.temperature)
-            log_q = log_probs(teacher[block], stats[1, block], ctx.temperature)
-            slope = term_and_slope(ctx.spec, log_p, log_q)[1]
-            gradient = (slope - log_p.exp() * stats[3, block].unsqueeze(-1)) * factor[block]
+            gradient = row_gradient(student[block], teacher[block], stats[:, block], ctx.spec, ctx.temperature)
+            gradient *= factor[block]
             chosen = select_rows(mask, block)
             out[block] = gradient if chosen is None else torch.where(chosen, gradient, torch.zeros_like(gradient))
         return out, None, None, None, None, None
-
-
-def log_probs(logits: Tensor, log_z: Tensor, temperature: float) -> Tensor:
-    """[n, V] log-probs of a block from logits and their logsumexp at this temperature, in the dtype of `log_z`."""
-    scaled = logits.to(log_z.dtype, copy=True)
-    return scaled.div_(temperature).sub_(log_z.unsqueeze(-1))
-
-
-def _block_statistics(student: Tensor, teacher: Tensor, spec: Spec, temperature: float, dtype: torch.dtype) -> Tensor:
-    log_zs = [torch.logsumexp(logits.to(dtype) / temperature, dim=-1) for logits in (student, teacher)]
-    log_p = log_probs(student, log_zs[0], temperature)
-    log_q = log_probs(teacher, log_zs[1], temperature)
-    term, slope = term_and_slope(spec, log_p, log_q)
-    return torch.stack([*log_zs, term.sum(-1), slope.sum(-1), entropy(log_p), entropy(log_q)])
-
-
-def entropy(log_probs: Tensor) -> Tensor:
-    """[n] entropy in nats of rows of log-probs [n, V]; entries of -inf contribute nothing."""
-    return -(log_probs.exp() * log_probs.clamp(min=torch.finfo(log_probs.dtype).min)).sum(-1)

@@ -80,7 +80,7 @@ def head_tail_reverse_kl(
         )
     _check_teacher(student, candidate_ids, sampled_ids, teacher_log_probs, teacher_sampled, teacher_log_tail)
     for name, values in (("teacher_log_probs", teacher_log_probs), ("teacher_sampled", teacher_sampled)):
-        check_log_probs(name, values, mask, check_values)
+        check_log_probs(name, values, mask, check_values, normalised=False)
     baseline = _resolve_baseline(baseline, candidate_ids.shape[-1], teacher_log_tail is not None)
     weight = importance_weight(student.sampled, behaviour_log_probs, importance_cap, mask)
     outside = ~(candidate_ids == sampled_ids.unsqueeze(-1)).any(-1)

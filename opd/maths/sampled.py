@@ -73,7 +73,7 @@ def sampled_reverse_kl(
     log_p = student.sampled
     check_shape("sampled_ids", sampled_ids, tuple(log_p.shape), "the student's scores")
     check_shape("teacher_sampled", teacher_sampled, tuple(log_p.shape), "sampled_ids")
-    check_log_probs("teacher_sampled", teacher_sampled, mask, check_values)
+    check_log_probs("teacher_sampled", teacher_sampled, mask, check_values, normalised=False)
     ratio = log_ratio(log_p, teacher_sampled, mask)
     weight = importance_weight(log_p, behaviour_log_probs, importance_cap, mask)
     live_ratio = with_value(log_p, ratio)

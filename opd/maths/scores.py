@@ -25,7 +25,7 @@ from opd.maths.checks import (
     check_temperature,
     should_check_values,
 )
-from opd.maths.exact import entropy, log_probs
+from opd.maths.rows import entropy, log_probs
 
 
 @dataclass(frozen=True, slots=True, eq=False)

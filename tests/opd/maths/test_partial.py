@@ -211,7 +211,7 @@ def test_ready_scores_and_logits_give_the_same_loss(make_logits):
         ({"sampled_ids": torch.tensor([0, -1])}, "holds the id -1"),
         ({"sampled_ids": torch.tensor([0.0, 1.0])}, "sampled_ids .* must be int64"),
         ({"teacher_sampled": torch.tensor([-1.0, torch.nan])}, r"teacher_sampled .* nan at \[1\]"),
-        ({"teacher_log_probs": torch.tensor([[-1.0, 0.5], [-1.0, -1.0]])}, r"teacher_log_probs .* 0.5 at \[0, 1\]"),
+        ({"teacher_log_probs": torch.tensor([[-1.0, torch.inf], [-1, -1]])}, r"teacher_log_probs .* inf at \[0, 1\]"),
         ({"baseline": "mean"}, "baseline must be one of .* 'mean'"),
         ({"baseline": "tail_mean"}, "needs teacher_log_tail"),
         ({"importance_cap": 2.0}, "importance_cap is 2.0 but behaviour_log_probs is None"),
