@@ -134,4 +134,5 @@ def examine_fleet(endpoints: list[str]) -> Iterator[Finding]:
             except OpdError as error:
                 yield Finding("fail", name, str(error))
                 continue
-            yield Finding("ok", name, f"{report}; probe of {_PROBE_ROWS} rows at {speed:,.0f} tokens/s")
+            level: Level = "ok" if report.agrees else "fail"
+            yield Finding(level, name, f"{report.sentence()} Probe of {_PROBE_ROWS} rows: {speed:,.0f} tokens/s")
