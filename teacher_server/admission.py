@@ -1,0 +1,159 @@
+"""Admission: what a request costs, whether there is room, and when to come back if there is none.
+
+Tokens bound the wait for the engine, reply bytes bound the memory: a request holds its share of both from before
+anything is allocated until its last sequence is handed to the transport. Used from the event loop only.
+"""
+
+import math
+from dataclasses import dataclass
+
+from opd.errors import InvalidRequestError, OverloadedError
+
+MIN_RETRY_SECONDS = 0.05
+MAX_RETRY_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Cost of a request or a part of it: tokens through the model, bytes of scores until they are sent."""
+
+    tokens: int
+    reply_bytes: int
+
+
+class Reservation:
+    """A share of the budget; released in parts or at once, never twice."""
+
+    def __init__(self, budget: "Budget", client: str, price: Price) -> None:
+        self._budget = budget
+        self._client = client
+        self._left = price
+
+    def release(self, part: Price) -> None:
+        """Give back a part, at most what is left."""
+        part = Price(min(part.tokens, self._left.tokens), min(part.reply_bytes, self._left.reply_bytes))
+        self._left = Price(self._left.tokens - part.tokens, self._left.reply_bytes - part.reply_bytes)
+        self._budget._give_back(self._client, part)
+
+    def close(self) -> None:
+        """Give back all that is left.
+
+        Raises:
+            RuntimeError: when it was closed before; a double release would let in too much.
+        """
+        if self._client == "":
+            raise RuntimeError("a reservation was closed twice.")
+        self.release(self._left)
+        self._budget._close(self._client)
+        self._client = ""
+
+
+class Budget:
+    """Tokens and reply bytes of everything in flight on one server.
+
+    Args:
+        tokens: that may wait and run at once.
+        reply_bytes: that may be promised or held at once.
+        client_share: share of both for one client that already holds some.
+
+    Attributes:
+        used: what is reserved now.
+        opened, closed: reservations made and closed since the start.
+    """
+
+    def __init__(self, tokens: int, reply_bytes: int, client_share: float = 1.0) -> None:
+        self.tokens = tokens
+        self.reply_bytes = reply_bytes
+        self.used = Price(0, 0)
+        self.opened = 0
+        self.closed = 0
+        self._share = client_share
+        self._held: dict[str, tuple[int, Price]] = {}
+
+    def reserve(self, client: str, price: Price, *, tokens_per_second: float) -> Reservation:
+        """Reserve a request's price.
+
+        Args:
+            client: key for the per-client share; not empty.
+            price: of the whole request.
+            tokens_per_second: of the engine lately, 0.0 when unknown; decides when to come back.
+
+        Raises:
+            InvalidRequestError: when the request would not fit into an idle server.
+            OverloadedError: when there is no room now.
+        """
+        if price.tokens > self.tokens or price.reply_bytes > self.reply_bytes:
+            raise InvalidRequestError(
+                f"the request costs {price.tokens} tokens and {price.reply_bytes} bytes of scores, but this server "
+                f"holds at most {self.tokens} and {self.reply_bytes}; send fewer sequences at once."
+            )
+        streams, held = self._held.get(client, (0, Price(0, 0)))
+        over = max(self.used.tokens + price.tokens - self.tokens, 0)
+        full = bool(over) or self.used.reply_bytes + price.reply_bytes > self.reply_bytes
+        if streams and not full:
+            own = max(held.tokens + price.tokens - int(self._share * self.tokens), 0)
+            full = own > 0 or held.reply_bytes + price.reply_bytes > self._share * self.reply_bytes
+            over = own
+        if full:
+            raise self._overloaded(price, over, tokens_per_second)
+        self._held[client] = (streams + 1, _plus(held, price))
+        self.used = _plus(self.used, price)
+        self.opened += 1
+        return Reservation(self, client, price)
+
+    def _overloaded(self, price: Price, over: int, tokens_per_second: float) -> OverloadedError:
+        wait = (over or price.tokens) / tokens_per_second if tokens_per_second > 0 else 0.2
+        wait = min(max(wait, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)
+        usage = {
+            "request_tokens": price.tokens,
+            "used_tokens": self.used.tokens,
+            "budget_tokens": self.tokens,
+            "request_bytes": price.reply_bytes,
+            "used_bytes": self.used.reply_bytes,
+            "budget_bytes": self.reply_bytes,
+        }
+        return OverloadedError(
+            f"the server holds {self.used.tokens} of {self.tokens} tokens and {self.used.reply_bytes} of "
+            f"{self.reply_bytes} bytes, no room for {price.tokens} tokens; retry in {wait:.2f} s.",
+            wait,
+            usage,
+        )
+
+    def _give_back(self, client: str, part: Price) -> None:
+        streams, held = self._held[client]
+        self._held[client] = (streams, _minus(held, part))
+        self.used = _minus(self.used, part)
+
+    def _close(self, client: str) -> None:
+        streams, held = self._held[client]
+        if streams == 1:
+            del self._held[client]
+        else:
+            self._held[client] = (streams - 1, held)
+        self.closed += 1
+
+
+def check_deadline(deadline: float, now: float, queued_tokens: int, tokens: int, tokens_per_second: float) -> None:
+    """Refuse a request that the queue ahead of it would make late, rather than compute what nobody will read.
+
+    Raises:
+        OverloadedError: when the estimate exceeds the deadline twice over; estimates are coarse.
+    """
+    if tokens_per_second <= 0 or not math.isfinite(deadline):
+        return
+    wait = (queued_tokens + tokens) / tokens_per_second
+    if wait > 2 * (deadline - now):
+        raise OverloadedError(
+            f"{queued_tokens} tokens are queued, about {wait:.1f} s, but the deadline is in {deadline - now:.1f} s; "
+            "retry later or elsewhere.",
+            min(max(wait - (deadline - now), MIN_RETRY_SECONDS), MAX_RETRY_SECONDS),
+            {"request_tokens": tokens},
+        )
+
+
+def _plus(a: Price, b: Price) -> Price:
+    return Price(a.tokens + b.tokens, a.reply_bytes + b.reply_bytes)
+
+
+def _minus(a: Price, b: Price) -> Price:
+    return Price(a.tokens - b.tokens, a.reply_bytes - b.reply_bytes)

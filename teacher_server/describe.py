@@ -1,0 +1,72 @@
+"""From what an engine says of itself and what the server allows to what `Describe` announces."""
+
+from opd.wire.bounds import RequestBounds, kind_code
+from opd.wire.tensors import dtype_code
+from opd.wire.types import PayloadKind
+from opd.wire.v1 import teacher_pb2 as pb
+from teacher_server.engines.base import EngineInfo
+from teacher_server.settings import LimitSettings
+
+
+def request_bounds(name: str, info: EngineInfo, limits: LimitSettings) -> RequestBounds:
+    """What a teacher accepts: the engine's abilities within the server's limits."""
+    payloads = info.payloads if limits.allow_full else info.payloads - {PayloadKind.FULL}
+    longest = info.max_sequence_tokens
+    if limits.max_sequence_tokens:
+        longest = min(longest, limits.max_sequence_tokens)
+    request_tokens = min(limits.max_request_tokens, limits.max_tokens_in_flight)
+    return RequestBounds(
+        teacher=name,
+        vocab_size=info.vocab_size,
+        payloads=payloads,
+        supports_temperature=info.supports_temperature,
+        max_sequence_tokens=min(longest, request_tokens),
+        max_k=min(info.max_k, limits.max_k, info.vocab_size),
+        max_sequences=limits.max_sequences,
+        max_request_tokens=request_tokens,
+        max_request_bytes=limits.max_request_bytes,
+        hidden_size=info.head.hidden_size if info.head else 0,
+    )
+
+
+def teacher_info(info: EngineInfo, bounds: RequestBounds, state: int) -> pb.TeacherInfo:
+    """The contract's description of one teacher."""
+    message = pb.TeacherInfo(
+        name=bounds.teacher,
+        engine=info.engine,
+        model=info.model,
+        weights_hash=info.weights_hash,
+        compute_dtype=dtype_code(info.compute_dtype),
+        vocab_size=info.vocab_size,
+        tokenizer=pb.TokenizerInfo(
+            fingerprint=info.tokenizer.fingerprint,
+            chat_template_hash=info.tokenizer.chat_template_hash,
+            size=info.tokenizer.size,
+            eos_id=info.tokenizer.eos_id,
+            bos_id=info.tokenizer.bos_id,
+            pad_id=info.tokenizer.pad_id,
+        ),
+        payloads=[kind_code(kind) for kind in PayloadKind if kind in bounds.payloads],
+        supports_temperature=info.supports_temperature,
+        limits=pb.Limits(
+            max_sequence_tokens=bounds.max_sequence_tokens,
+            max_k=bounds.max_k,
+            max_sequences=bounds.max_sequences,
+            max_request_tokens=bounds.max_request_tokens,
+            max_request_bytes=bounds.max_request_bytes,
+        ),
+        deterministic=info.deterministic,
+    )
+    message.state = state  # type: ignore[assignment]
+    if info.head is not None:
+        message.head.CopyFrom(
+            pb.HeadInfo(
+                hash=info.head.hash,
+                hidden_size=info.head.hidden_size,
+                logit_scale=info.head.logit_scale,
+                soft_cap=info.head.soft_cap,
+                dtype=dtype_code(info.head.dtype),
+                has_bias=info.head.has_bias,
+            )
+        )
+    return message

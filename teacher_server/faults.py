@@ -1,0 +1,196 @@
+"""Faults on purpose: named points where tests can stop the server, and random failures for chaos runs.
+
+`opd serve --fault "unavailable=0.05,corrupt=0.01,latency=0.5s,seed=1"` makes a server fail as asked, from a seeded
+generator. Keys, each a probability per Score call unless a unit is given:
+
+| key         | effect                                                                       |
+|-------------|------------------------------------------------------------------------------|
+| unavailable | the call ends with UNAVAILABLE before any work                               |
+| cut         | the stream ends with UNAVAILABLE after its first sequence                    |
+| corrupt     | one bit of one chunk is flipped after its checksum was taken                 |
+| lie         | one probability is made too large under a correct checksum                   |
+| hang        | the call is never answered                                                   |
+| kill        | the process dies at once, as by SIGKILL                                      |
+| latency     | a duration such as 0.5s: every call waits so long before it is admitted      |
+| seed        | of the generator, default 0                                                  |
+"""
+
+import asyncio
+import os
+import random
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from opd.errors import ConfigError, UnavailableError
+from opd.wire.types import Scores
+from opd.wire.v1 import teacher_pb2 as pb
+
+POINTS = (
+    "parsed",
+    "admitted",
+    "queued",
+    "engine_start",
+    "engine_end",
+    "result_ready",
+    "header_sent",
+    "encoded",
+    "sequence_sent",
+    "chunk_sent",
+    "before_trailer",
+    "after_trailer",
+)
+"""Where a Score call can be stopped; engine_start and engine_end are on the engine's thread."""
+
+
+class FaultPoints:
+    """Hooks at named points; without hooks reaching a point costs one dictionary look-up."""
+
+    def __init__(self) -> None:
+        self._hooks: dict[str, Callable[[], Awaitable[None]]] = {}
+        self._sync_hooks: dict[str, Callable[[], None]] = {}
+        self._lock = threading.Lock()
+
+    def set(self, point: str, hook: Callable[[], Awaitable[None]]) -> None:
+        """Await `hook()` whenever the event loop reaches `point`."""
+        _known(point)
+        self._hooks[point] = hook
+
+    def set_sync(self, point: str, hook: Callable[[], None]) -> None:
+        """Call `hook()` whenever the engine's thread reaches `point`."""
+        _known(point)
+        with self._lock:
+            self._sync_hooks[point] = hook
+
+    def clear(self) -> None:
+        """Forget all hooks."""
+        self._hooks.clear()
+        with self._lock:
+            self._sync_hooks.clear()
+
+    async def reach(self, point: str) -> None:
+        """Run the hook of `point`, if any."""
+        hook = self._hooks.get(point)
+        if hook is not None:
+            await hook()
+
+    def reach_sync(self, point: str) -> None:
+        """Run the hook of `point` on this thread, if any."""
+        hook = self._sync_hooks.get(point)
+        if hook is not None:
+            hook()
+
+
+def _known(point: str) -> None:
+    if point not in POINTS:
+        raise ValueError(f"point must be one of {', '.join(POINTS)}, but it is {point!r}.")
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPlan:
+    """Probabilities and durations of a chaos run; all zero by default."""
+
+    unavailable: float = 0.0
+    cut: float = 0.0
+    corrupt: float = 0.0
+    lie: float = 0.0
+    hang: float = 0.0
+    kill: float = 0.0
+    latency: float = 0.0
+    seed: int = 0
+
+    @classmethod
+    def parse(cls, spec: str) -> "FaultPlan":
+        """Read "key=value,key=value"; "" is no fault.
+
+        Raises:
+            ConfigError: for an unknown key or a value out of range.
+        """
+        values: dict[str, Any] = {}
+        for part in filter(None, (p.strip() for p in spec.split(","))):
+            key, _, text = part.partition("=")
+            if key not in cls.__dataclass_fields__:
+                raise ConfigError(f"fault {key!r} is unknown; known: {', '.join(cls.__dataclass_fields__)}.")
+            try:
+                value = int(text) if key == "seed" else float(text.removesuffix("s") if key == "latency" else text)
+            except ValueError:
+                raise ConfigError(f"fault {part!r} needs a number, for example {key}=0.1.") from None
+            if value < 0 or (key not in ("seed", "latency") and value > 1):
+                raise ConfigError(f"fault {part!r} must be a probability between 0 and 1.")
+            values[key] = value
+        return cls(**values)
+
+
+class FaultInjector:
+    """Draws the faults of each Score call."""
+
+    def __init__(self, plan: FaultPlan) -> None:
+        self._plan = plan
+        self._random = random.Random(plan.seed)
+        self.active = plan != FaultPlan(seed=plan.seed)
+
+    def draw(self) -> "CallFaults":
+        """The faults of the next call; a fixed number of draws, so that one key does not shift another's."""
+        plan, draw = self._plan, self._random.random
+        return CallFaults(
+            unavailable=draw() < plan.unavailable,
+            cut=draw() < plan.cut,
+            corrupt=draw() < plan.corrupt,
+            lie=draw() < plan.lie,
+            hang=draw() < plan.hang,
+            kill=draw() < plan.kill,
+            latency=plan.latency,
+        )
+
+
+@dataclass(slots=True)
+class CallFaults:
+    """The faults of one call."""
+
+    unavailable: bool = False
+    cut: bool = False
+    corrupt: bool = False
+    lie: bool = False
+    hang: bool = False
+    kill: bool = False
+    latency: float = 0.0
+
+    async def at_start(self) -> None:
+        """What happens before the call is admitted."""
+        if self.kill:
+            os._exit(137)
+        if self.latency:
+            await asyncio.sleep(self.latency)
+        if self.hang:
+            await asyncio.Event().wait()
+        if self.unavailable:
+            raise UnavailableError("injected fault: unavailable.")
+
+    def on_scores(self, scores: Scores) -> Scores:
+        """Make one number impossible, once."""
+        if not self.lie:
+            return scores
+        self.lie = False
+        if scores.log_tail is not None:
+            tail = scores.log_tail.copy()
+            tail[0] = 0.0
+            return replace(scores, log_tail=tail)
+        if scores.sampled is not None:
+            sampled = scores.sampled.copy()
+            sampled[0] = 1.0
+            return replace(scores, sampled=sampled)
+        return scores
+
+    def on_chunk(self, chunk: pb.Chunk) -> pb.Chunk:
+        """Flip a bit, once."""
+        if self.corrupt and chunk.data:
+            self.corrupt = False
+            return pb.Chunk(offset=chunk.offset, data=chunk.data[:-1] + bytes([chunk.data[-1] ^ 0x40]))
+        return chunk
+
+    def after_sequence(self) -> None:
+        """Cut the stream, once."""
+        if self.cut:
+            self.cut = False
+            raise UnavailableError("injected fault: cut.")

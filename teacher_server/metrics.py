@@ -1,0 +1,78 @@
+"""Prometheus series of a teacher server: prefix opd_teacher_, base units, bounded labels.
+
+Label values are names of teachers that are served, payload kinds, status codes and stages; never a client, a request
+or an address.
+"""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.process_collector import ProcessCollector
+
+from opd.wire.types import Timings
+
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
+POWERS_OF_TWO = tuple(2.0**n for n in range(19))
+STAGES = ("admission", "queue", "batch_wait", "engine", "encode", "send")
+
+
+class ServerMetrics:
+    """All series of one server, in a registry of its own so that several servers fit into one process."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        t = ("teacher",)
+
+        def counter(name: str, text: str, labels: Iterable[str] = t) -> Counter:
+            return Counter(f"opd_teacher_{name}", text, tuple(labels), registry=registry)
+
+        def gauge(name: str, text: str, labels: Iterable[str] = t) -> Gauge:
+            return Gauge(f"opd_teacher_{name}", text, tuple(labels), registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], labels: Iterable[str] = t) -> Histogram:
+            return Histogram(f"opd_teacher_{name}", text, tuple(labels), buckets=buckets, registry=registry)
+
+        self.requests = counter("requests", "Score calls that ended, by status.", ("teacher", "payload", "code"))
+        self.rejections = counter("rejections", "Score calls refused before the engine.", ("teacher", "reason"))
+        self.duration = histogram("request_duration_seconds", "Arrival to trailer.", SECONDS, ("teacher", "payload"))
+        self.stage = histogram("stage_duration_seconds", "Part of a call's time.", SECONDS, ("teacher", "stage"))
+        self.model_tokens = counter("model_tokens", "Prompt and response tokens through the engine.")
+        self.scored_tokens = counter("scored_tokens", "Response positions sent.", ("teacher", "payload"))
+        self.sent_bytes = counter("sent_bytes", "Bytes of tensors handed over.", ("teacher", "path"))
+        self.batches = counter("batches", "Engine batches.")
+        self.engine_seconds = counter("engine_busy_seconds", "Time in the engine.")
+        self.batch_sequences = histogram("batch_sequences", "Sequences of a batch.", POWERS_OF_TWO[:11])
+        self.batch_tokens = histogram("batch_tokens", "Tokens of a batch.", POWERS_OF_TWO)
+        self.queued_sequences = gauge("queued_sequences", "Sequences waiting for the engine.")
+        self.queued_tokens = gauge("queued_tokens", "Tokens waiting for the engine.")
+        self.running_tokens = gauge("running_tokens", "Tokens in the engine now.")
+        self.token_rate = gauge("tokens_per_second", "Moving average of the engine's rate.")
+        self.state = gauge("state", "1 for the state a teacher is in.", ("teacher", "state"))
+        self.restarts = counter("restarts", "Engine restarts after a failure.")
+        self.weight_updates = counter("weight_updates", "Weights replaced in place.")
+        self.weights_info = gauge("weights_info", "1 for the weights in use.", ("teacher", "weights_hash", "engine"))
+        self.calls = gauge("calls", "Score calls in flight.", ())
+        self.used_tokens = gauge("used_tokens", "Tokens reserved by calls in flight.", ())
+        self.budget_tokens = gauge("budget_tokens", "Tokens that may be reserved at once.", ())
+        self.used_reply_bytes = gauge("used_reply_bytes", "Bytes of scores reserved by calls in flight.", ())
+        self.budget_reply_bytes = gauge("budget_reply_bytes", "Bytes of scores that may be reserved at once.", ())
+        self.shared_memory_bytes = gauge("shared_memory_bytes", "Bytes in /dev/shm not taken by a client yet.", ())
+        self.auth_failures = counter("auth_failures", "Calls without valid credentials or scope.", ("reason",))
+        self.unexpected_errors = counter("unexpected_errors", "Calls that ended by a bug; look into the log.", ())
+        self.loop_lag = gauge("event_loop_lag_seconds", "How late the event loop woke up last.", ())
+        self.draining = gauge("draining", "1 after SIGTERM.", ())
+
+    def observe_timings(self, teacher: str, payload: str, timings: Timings) -> None:
+        """Record where a finished call's time went."""
+        self.duration.labels(teacher, payload).observe(timings.total)
+        for stage in STAGES:
+            self.stage.labels(teacher, stage).observe(getattr(timings, stage))
+
+    def observe_batch(self, teacher: str, sequences: int, tokens: int, seconds: float) -> None:
+        """Record an engine batch."""
+        self.batches.labels(teacher).inc()
+        self.model_tokens.labels(teacher).inc(tokens)
+        self.engine_seconds.labels(teacher).inc(seconds)
+        self.batch_sequences.labels(teacher).observe(sequences)
+        self.batch_tokens.labels(teacher).observe(tokens)

@@ -1,0 +1,286 @@
+"""The teachers of a server: loading, unloading, sleeping under a memory budget, replacing weights, restarting.
+
+All methods run on the event loop; what takes time runs on a worker's thread or a loader thread. One lock orders
+everything that changes who is resident; requests to an awake teacher never take it.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+from opd.errors import ConfigError, InvalidRequestError, OverloadedError, TeacherNotFoundError, UnavailableError
+from opd.wire.v1 import teacher_pb2 as pb
+from teacher_server.engines.base import Engine
+from teacher_server.faults import FaultPoints
+from teacher_server.logs import log
+from teacher_server.settings import EngineSettings, LimitSettings
+from teacher_server.teacher import Teacher, self_test, weight_bytes
+from teacher_server.worker import DeviceTurn, EngineWorker
+
+EngineFactory = Callable[[str], Engine]
+"""Builds an engine for a model path or hub id; slow, called on a thread."""
+
+
+class Roster:
+    """The teachers of one server.
+
+    Args:
+        factory: builds engines.
+        limits: of requests.
+        engine: residency settings.
+        faults: named fault points.
+        on_state: awaited whenever a teacher's state changed; its state is 0 after it was unloaded.
+        on_fatal: called with a sentence when the process should end.
+        on_batch: called on a worker's thread after each batch: teacher, sequences, tokens, seconds.
+    """
+
+    def __init__(
+        self,
+        factory: EngineFactory,
+        *,
+        limits: LimitSettings,
+        engine: EngineSettings,
+        faults: FaultPoints,
+        on_state: Callable[[Teacher], Awaitable[None]],
+        on_fatal: Callable[[str], None],
+        on_batch: Callable[[str, int, int, float], None],
+    ) -> None:
+        self._factory = factory
+        self._limits = limits
+        self._settings = engine
+        self._faults = faults
+        self._on_state = on_state
+        self._on_fatal = on_fatal
+        self._on_batch = on_batch
+        self._teachers: dict[str, Teacher] = {}
+        self._lock = asyncio.Lock()
+        self._turn = DeviceTurn()
+        self._restarts: set[asyncio.Task[None]] = set()
+        self.closing = False
+
+    def __iter__(self) -> Iterator[Teacher]:
+        return iter(list(self._teachers.values()))
+
+    def __len__(self) -> int:
+        return len(self._teachers)
+
+    def get(self, name: str) -> Teacher:
+        """The teacher called `name`.
+
+        Raises:
+            TeacherNotFoundError: when there is none; the sentence names those there are.
+        """
+        teacher = self._teachers.get(name)
+        if teacher is None:
+            known = ", ".join(sorted(self._teachers)) or "none"
+            raise TeacherNotFoundError(f"teacher {name[:128]!r} is not served here; served: {known}.")
+        return teacher
+
+    async def load(self, name: str, model: str) -> Teacher:
+        """Load a teacher and test it; other teachers go on serving.
+
+        Raises:
+            InvalidRequestError: when the name is taken.
+            ConfigError: when the model cannot be loaded.
+            UnavailableError: when it fails its self-test.
+        """
+        if name in self._teachers:
+            raise InvalidRequestError(f"teacher {name!r} is served already; unload it first or take another name.")
+        teacher = self._teachers[name] = Teacher(name, model, self._limits)
+        teacher.idle.set()
+        await self._set_state(teacher, pb.TEACHER_STATE_LOADING)
+        try:
+            async with self._lock:
+                await self._make_room(teacher, weight_bytes(model))
+                await self._start(teacher)
+        except BaseException:
+            del self._teachers[name]
+            await self._set_state(teacher, pb.TEACHER_STATE_UNSPECIFIED)
+            raise
+        return teacher
+
+    async def unload(self, name: str, grace: float) -> None:
+        """Refuse new calls, wait for those in flight up to `grace` seconds, then free the teacher.
+
+        Raises:
+            TeacherNotFoundError: when there is none of that name.
+        """
+        teacher = self.get(name)
+        await self._set_state(teacher, pb.TEACHER_STATE_DRAINING)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(teacher.idle.wait(), grace)
+        async with self._lock:
+            worker, teacher.worker = teacher.worker, None
+            if worker is not None:
+                await asyncio.to_thread(worker.close)
+            self._teachers.pop(name, None)
+        await self._set_state(teacher, pb.TEACHER_STATE_UNSPECIFIED)
+
+    @contextlib.asynccontextmanager
+    async def use(self, name: str) -> AsyncIterator[Teacher]:
+        """Hold a teacher awake during a call, waking it first if it sleeps.
+
+        Raises:
+            TeacherNotFoundError: when there is none of that name.
+            UnavailableError: when it loads, drains or failed.
+            OverloadedError: when it sleeps and busy teachers hold the memory.
+        """
+        teacher = self.get(name)
+        teacher.enter()
+        try:
+            if teacher.state == pb.TEACHER_STATE_ASLEEP:
+                async with self._lock:
+                    if teacher.state == pb.TEACHER_STATE_ASLEEP:
+                        await self._make_room(teacher, teacher.weight_bytes)
+                        await asyncio.wrap_future(teacher.running().call(lambda engine: engine.wake()))
+                        await self._set_state(teacher, pb.TEACHER_STATE_READY)
+            if teacher.state != pb.TEACHER_STATE_READY:
+                teacher.running()
+                raise UnavailableError(f"teacher {name!r} is not ready: it drains or failed.")
+            yield teacher
+        finally:
+            teacher.leave()
+
+    async def sleep(self, name: str) -> None:
+        """Move a teacher's weights off the device; the next request wakes it.
+
+        Raises:
+            TeacherNotFoundError: when there is none of that name.
+            OverloadedError: when calls are in flight.
+        """
+        teacher = self.get(name)
+        async with self._lock:
+            if teacher.state == pb.TEACHER_STATE_ASLEEP:
+                return
+            if teacher.in_flight:
+                raise OverloadedError(f"teacher {name!r} has {teacher.in_flight} calls in flight; retry later.", 1.0)
+            await self._put_to_sleep(teacher)
+
+    async def wake(self, name: str) -> None:
+        """Bring a sleeping teacher back now rather than at its next request."""
+        async with self.use(name):
+            pass
+
+    async def update_weights(self, name: str, folder: Path) -> str:
+        """Replace a teacher's weights between two batches; returns the new weights hash. All or nothing.
+
+        Raises:
+            ConfigError, IncompatibleTeacherError: when the folder does not fit; the old weights stay.
+            UnavailableError: when the new weights fail the self-test; the teacher is then failed.
+        """
+        async with self.use(name) as teacher:
+            worker = teacher.running()
+            await asyncio.wrap_future(worker.call(lambda engine: engine.update_weights(folder)))
+            try:
+                await asyncio.wrap_future(worker.call(lambda engine: self._test(engine, name)))
+            except Exception as error:
+                teacher.reason = str(error)
+                await self._set_state(teacher, pb.TEACHER_STATE_FAILED)
+                raise
+            log("info", "weights replaced", teacher=name, weights_hash=teacher.info.weights_hash)
+            return teacher.info.weights_hash
+
+    async def close(self) -> None:
+        """Free all teachers."""
+        self.closing = True
+        for task in list(self._restarts):
+            task.cancel()
+        for teacher in self:
+            if teacher.worker is not None:
+                await asyncio.to_thread(teacher.worker.close)
+        self._teachers.clear()
+
+    def watch(self) -> None:
+        """Look for engines that hang; call it every second or so."""
+        for teacher in self:
+            worker = teacher.worker
+            if worker is not None and not worker.dead and worker.stalled(self._settings.stall_seconds):
+                # A thread that hangs cannot be ended: only another process helps.
+                self._on_fatal(f"teacher {teacher.name!r} hangs for more than {self._settings.stall_seconds:.0f} s")
+
+    async def _start(self, teacher: Teacher) -> None:
+        loop = asyncio.get_running_loop()
+        engine = await asyncio.to_thread(self._build, teacher)
+        teacher.worker = EngineWorker(
+            teacher.name,
+            engine,
+            self._turn,
+            max_batch_tokens=self._limits.max_batch_tokens,
+            max_batch_sequences=self._limits.max_batch_sequences,
+            faults=self._faults,
+            on_dead=lambda reason: _call_if_open(loop, lambda: self._dead(teacher, reason)),
+            on_batch=lambda n, tokens, seconds: self._on_batch(teacher.name, n, tokens, seconds),
+        )
+        teacher.weight_bytes = weight_bytes(teacher.model)
+        teacher.last_used = time.monotonic()
+        await self._set_state(teacher, pb.TEACHER_STATE_READY)
+        log("info", "teacher ready", teacher=teacher.name, weights_hash=engine.info.weights_hash)
+
+    def _build(self, teacher: Teacher) -> Engine:
+        engine = self._factory(teacher.model)
+        try:
+            with self._turn:
+                self._test(engine, teacher.name)
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    def _test(self, engine: Engine, name: str) -> None:
+        if self._settings.self_test:
+            self_test(engine, name)
+
+    async def _make_room(self, newcomer: Teacher, needed: int) -> None:
+        """Put least recently used idle teachers to sleep until `needed` bytes fit into the budget."""
+        budget = self._settings.memory_budget_bytes
+        if not budget:
+            return
+        if needed > budget:
+            raise ConfigError(f"teacher {newcomer.name!r} needs {needed} bytes, but the memory budget is {budget}.")
+        while self._awake_bytes(newcomer) + needed > budget:
+            idle = [t for t in self if t is not newcomer and t.state == pb.TEACHER_STATE_READY and not t.in_flight]
+            if not idle:
+                raise OverloadedError(f"no memory for teacher {newcomer.name!r}: the others are all in use.", 1.0)
+            await self._put_to_sleep(min(idle, key=lambda t: t.last_used))
+
+    def _awake_bytes(self, newcomer: Teacher) -> int:
+        return sum(t.weight_bytes for t in self if t is not newcomer and t.state == pb.TEACHER_STATE_READY)
+
+    async def _put_to_sleep(self, teacher: Teacher) -> None:
+        # The state changes first: a request that arrives meanwhile waits for the lock and wakes it again.
+        await self._set_state(teacher, pb.TEACHER_STATE_ASLEEP)
+        await asyncio.wrap_future(teacher.running().call(lambda engine: engine.sleep()))
+
+    def _dead(self, teacher: Teacher, reason: str) -> None:
+        if self.closing or teacher.worker is None:
+            return
+        teacher.reason, teacher.worker = reason, None
+        task = asyncio.get_running_loop().create_task(self._after_death(teacher))
+        self._restarts.add(task)
+        task.add_done_callback(self._restarts.discard)
+
+    async def _after_death(self, teacher: Teacher) -> None:
+        await self._set_state(teacher, pb.TEACHER_STATE_FAILED)
+        log("error", "engine is dead", teacher=teacher.name, reason=teacher.reason)
+        if self._settings.on_failure == "exit" or teacher.restarts >= self._settings.max_restarts:
+            self._on_fatal(f"the engine of teacher {teacher.name!r} is dead: {teacher.reason}")
+            return
+        teacher.restarts += 1
+        await self._set_state(teacher, pb.TEACHER_STATE_LOADING)
+        try:
+            async with self._lock:
+                await self._start(teacher)
+            teacher.reason = ""
+        except Exception as error:
+            self._on_fatal(f"teacher {teacher.name!r} could not be restarted: {error}")
+
+    async def _set_state(self, teacher: Teacher, state: int) -> None:
+        teacher.state = state
+        await self._on_state(teacher)
+
+
+def _call_if_open(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function)

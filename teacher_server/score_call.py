@@ -1,0 +1,300 @@
+"""One Score call from request to trailer: parse, admit, queue, then send each sequence as soon as it is scored.
+
+Nothing is computed before it is paid for, and whatever was reserved is given back exactly once, however the call
+ends: answered, refused, cancelled by the client, past its deadline, or cut by a shutdown.
+"""
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from opd.errors import DeadlineError, IncompatibleTeacherError, OpdError, UnavailableError
+from opd.wire.bounds import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, RequestBounds, reply_bytes
+from opd.wire.encoder import EncodedSequence, chunk_messages, encode_scores, timings_message
+from opd.wire.request import ParsedRequest, parse_score_request
+from opd.wire.types import Scores, Timings
+from opd.wire.v1 import teacher_pb2 as pb
+from teacher_server.admission import Budget, Price, Reservation, check_deadline
+from teacher_server.engines.base import EngineItem
+from teacher_server.faults import CallFaults, FaultInjector, FaultPoints
+from teacher_server.metrics import ServerMetrics
+from teacher_server.queue import Job
+from teacher_server.residency import Roster
+from teacher_server.settings import ServerSettings
+from teacher_server.shared_memory import SharedMemory
+from teacher_server.teacher import Teacher
+from teacher_server.worker import EngineWorker
+
+INLINE_BYTES = 32 * 1024
+"""Up to this size work is done on the event loop; a thread costs more than it saves."""
+
+
+@dataclass(slots=True, eq=False)
+class Shared:
+    """What all calls of a server share."""
+
+    settings: ServerSettings
+    roster: Roster
+    budget: Budget
+    metrics: ServerMetrics
+    faults: FaultPoints
+    injector: FaultInjector
+    memory: SharedMemory
+    threads: ThreadPoolExecutor
+    instance_id: str
+    running_calls: set[Any] = field(default_factory=set)
+
+
+class Stopwatch:
+    """Divides the time since a call's arrival among its stages, without gap or overlap."""
+
+    def __init__(self, start: float) -> None:
+        self.start = self.last = start
+        self.parts = dict.fromkeys(("admission", "queue", "batch_wait", "engine", "encode", "send"), 0.0)
+
+    def until(self, stage: str, moment: float) -> None:
+        """Count the time from the last mark to `moment` as `stage`; a moment already passed counts nothing."""
+        if moment > self.last:
+            self.parts[stage] += moment - self.last
+            self.last = moment
+
+    def timings(self) -> Timings:
+        """The parts and their sum."""
+        return Timings(**self.parts, total=self.last - self.start)
+
+
+class ScoreCall:
+    """One call.
+
+    Args:
+        shared: of the server.
+        message: the request, not yet validated.
+        write: sends a message and waits for flow control.
+        principal: who calls, from the credentials; "" without authentication.
+        seconds_left: until the client's deadline, None when it set none.
+        arrived: when the call came in, seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        message: pb.ScoreRequest,
+        write: Callable[[pb.ScoreResponse], Any],
+        *,
+        principal: str,
+        seconds_left: float | None,
+        arrived: float,
+    ) -> None:
+        self._shared = shared
+        self._message = message
+        self._write = write
+        self._principal = principal
+        limit = shared.settings.limits.max_request_seconds
+        self._deadline = arrived + min(seconds_left if seconds_left is not None else limit, limit)
+        self._watch = Stopwatch(arrived)
+        self._call_faults = shared.injector.draw() if shared.injector.active else CallFaults()
+        self._header_hash = ""
+        self._segments: list[str] = []
+        self.payload = message.WhichOneof("payload") or "none"
+        self.model_tokens = 0
+        self.scored_tokens = 0
+
+    async def run(self) -> Timings:
+        """Answer the call; returns where its time went.
+
+        Raises:
+            OpdError: the refusal or failure, for the status.
+        """
+        await self._call_faults.at_start()
+        async with self._shared.roster.use(self._message.teacher) as teacher:
+            worker = teacher.running()
+            bounds = teacher.bounds
+            request = await self._parse(bounds)
+            await self._shared.faults.reach("parsed")
+            if request.expected_weights_hash not in ("", teacher.info.weights_hash):
+                raise IncompatibleTeacherError(
+                    f"teacher {teacher.name!r} has weights {teacher.info.weights_hash}, not "
+                    f"{request.expected_weights_hash}; load those or ask for these."
+                )
+            reservation = self._admit(request, bounds, worker)
+            tickets: deque[_Ticket] = deque()
+            try:
+                await self._shared.faults.reach("admitted")
+                tickets = self._tickets(request)
+                self._watch.until("admission", time.monotonic())
+                worker.submit([ticket.job for ticket in tickets])
+                await self._shared.faults.reach("queued")
+                return await self._stream(teacher, request, bounds, tickets, reservation)
+            finally:
+                worker.cancel([ticket.job for ticket in tickets if not ticket.job.ended_at])
+                reservation.close()
+                for name in self._segments:
+                    self._shared.memory.discard(name)
+
+    async def _parse(self, bounds: RequestBounds) -> ParsedRequest:
+        if self._message.ByteSize() <= INLINE_BYTES:
+            return parse_score_request(self._message, bounds)
+        return await self._on_thread(parse_score_request, self._message, bounds)
+
+    def _admit(self, request: ParsedRequest, bounds: RequestBounds, worker: EngineWorker) -> Reservation:
+        _, queued, running = worker.load()
+        now = time.monotonic()
+        check_deadline(self._deadline, now, queued + running, request.tokens, worker.tokens_per_second)
+        price = Price(request.tokens, sum(self._price(request, bounds, i).reply_bytes for i in _wanted(request)))
+        return self._shared.budget.reserve(self._client(request), price, tokens_per_second=worker.tokens_per_second)
+
+    def _price(self, request: ParsedRequest, bounds: RequestBounds, index: int) -> Price:
+        item = request.items[index]
+        size = reply_bytes(request.spec, item.response_length, bounds.vocab_size, bounds.hidden_size)
+        return Price(len(item.token_ids), size)
+
+    def _client(self, request: ParsedRequest) -> str:
+        return f"{self._principal}/{request.client}"
+
+    def _tickets(self, request: ParsedRequest) -> deque["_Ticket"]:
+        client = self._client(request)
+        return deque(_Ticket(request, index, client, self._deadline) for index in _wanted(request))
+
+    async def _stream(
+        self,
+        teacher: Teacher,
+        request: ParsedRequest,
+        bounds: RequestBounds,
+        tickets: deque["_Ticket"],
+        reservation: Reservation,
+    ) -> Timings:
+        wanted = _wanted(request)
+        for index in wanted:
+            scores, weights_hash = await self._result(tickets[0])
+            await self._check_hash(request, weights_hash, len(wanted))
+            # Dropped as soon as it is read: a ticket holds its scores, and a slow reader must not pile them up twice.
+            self.model_tokens += tickets.popleft().job.tokens
+            encoded = await self._encode(scores, request, bounds, index)
+            await self._shared.faults.reach("encoded")
+            self._watch.until("encode", time.monotonic())
+            await self._send_sequence(teacher.name, request, index, encoded)
+            self.scored_tokens += request.items[index].response_length
+            reservation.release(self._price(request, bounds, index))
+            await self._shared.faults.reach("sequence_sent")
+            self._call_faults.after_sequence()
+        await self._shared.faults.reach("before_trailer")
+        self._watch.until("send", time.monotonic())
+        timings = self._watch.timings()
+        trailer = pb.ScoreTrailer(
+            timings=timings_message(timings), model_tokens=self.model_tokens, scored_tokens=self.scored_tokens
+        )
+        await self._send(pb.ScoreResponse(trailer=trailer))
+        # The reader has everything: what is left in /dev/shm is his to take.
+        self._segments.clear()
+        await self._shared.faults.reach("after_trailer")
+        return timings
+
+    async def _result(self, ticket: "_Ticket") -> tuple[Scores, str]:
+        try:
+            scores, weights_hash = await ticket.future
+        finally:
+            job, now = ticket.job, time.monotonic()
+            self._watch.until("queue", min(job.picked_at or now, now))
+            self._watch.until("batch_wait", min(job.started_at or now, now))
+            self._watch.until("engine", min(job.ended_at or now, now))
+        await self._shared.faults.reach("result_ready")
+        return scores, weights_hash
+
+    async def _check_hash(self, request: ParsedRequest, weights_hash: str, count: int) -> None:
+        """Send the header before the first sequence; all sequences of a call come from the same weights."""
+        if self._header_hash == "":
+            if request.expected_weights_hash not in ("", weights_hash):
+                raise IncompatibleTeacherError("the weights were replaced while the request waited; describe again.")
+            self._header_hash = weights_hash
+            header = pb.ScoreHeader(request_id=request.request_id, weights_hash=weights_hash, sequence_count=count)
+            self._watch.until("encode", time.monotonic())
+            await self._send(pb.ScoreResponse(header=header))
+            self._watch.until("send", time.monotonic())
+            await self._shared.faults.reach("header_sent")
+        elif weights_hash != self._header_hash:
+            raise UnavailableError("the weights were replaced during the request; ask again.")
+
+    async def _encode(
+        self, scores: Scores, request: ParsedRequest, bounds: RequestBounds, index: int
+    ) -> EncodedSequence:
+        scores = self._call_faults.on_scores(scores)
+        rows = request.items[index].response_length
+        encode = functools.partial(
+            encode_scores,
+            scores,
+            request.spec,
+            rows,
+            vocab_size=bounds.vocab_size,
+            hidden_size=bounds.hidden_size,
+            zstd=request.accept_zstd and self._shared.settings.transport.zstd,
+        )
+        if self._price(request, bounds, index).reply_bytes <= INLINE_BYTES:
+            return encode()
+        return await self._on_thread(encode)
+
+    async def _send_sequence(self, teacher: str, request: ParsedRequest, index: int, encoded: EncodedSequence) -> None:
+        shared = self._shared
+        places = None
+        if shared.memory.token and request.shared_memory_token == shared.memory.token:
+            places = shared.memory.put(encoded.buffers)
+        if places is not None:
+            self._segments.append(places[0].name)
+        await self._send(encoded.header(index, request.ids_crc32c[index], places))
+        path = "chunks" if places is None else "shared_memory"
+        shared.metrics.sent_bytes.labels(teacher, path).inc(encoded.nbytes)
+        if places is None:
+            wanted = request.chunk_bytes or shared.settings.transport.chunk_bytes
+            size = min(max(wanted, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
+            for chunk in chunk_messages(encoded.buffers, size):
+                await self._send(pb.ScoreResponse(chunk=self._call_faults.on_chunk(chunk)))
+                await shared.faults.reach("chunk_sent")
+        self._watch.until("send", time.monotonic())
+
+    async def _send(self, message: pb.ScoreResponse) -> None:
+        limit = self._shared.settings.limits.send_timeout_seconds
+        try:
+            async with asyncio.timeout(limit):
+                await self._write(message)
+        except TimeoutError:
+            raise DeadlineError(f"the reader took no message for {limit:g} s; read faster or ask for less.") from None
+
+    async def _on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._shared.threads, function, *args)
+
+
+class _Ticket:
+    """Ties a job on the worker's thread to a future on the event loop."""
+
+    def __init__(self, request: ParsedRequest, index: int, client: str, deadline: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[tuple[Scores, str]] = self._loop.create_future()
+        # A call that fails on an earlier sequence never looks at the later ones.
+        self.future.add_done_callback(lambda future: future.cancelled() or future.exception())
+        item = request.items[index]
+        engine_item = EngineItem(item, request.spec, request.temperature, lambda: self.job.cancelled)
+        self.job = Job(engine_item, len(item.token_ids), deadline, client, self._deliver)
+
+    def _deliver(self, _: Job, result: Scores | Exception, weights_hash: str) -> None:
+        """Called on the worker's thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._resolve, result, weights_hash)
+
+    def _resolve(self, result: Scores | Exception, weights_hash: str) -> None:
+        if self.future.done():
+            return
+        if isinstance(result, OpdError):
+            self.future.set_exception(result)
+        elif isinstance(result, Exception):
+            self.future.set_exception(UnavailableError(f"the engine failed: {type(result).__name__}."))
+        else:
+            self.future.set_result((result, weights_hash))
+
+
+def _wanted(request: ParsedRequest) -> range:
+    return range(request.first_sequence, len(request.items))

@@ -1,0 +1,233 @@
+"""Who may listen where, who may call what: TLS that reloads, bearer tokens with scopes.
+
+Token file, YAML: a list of `{name, token | sha256, scopes: [score, admin]}`. Files are read again when they change;
+a file that became unreadable keeps what was valid before, so that a bad deployment does not lock everybody out.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import yaml
+
+from opd.errors import AuthError, ConfigError, ScopeError
+from teacher_server.logs import log
+from teacher_server.settings import SecuritySettings
+
+SCOPES = ("score", "admin")
+RELOAD_SECONDS = 1.0
+MAX_TOKEN_CHARS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who calls: a name for fairness and logs, and what it may do."""
+
+    name: str
+    scopes: frozenset[str]
+
+
+ANONYMOUS = Principal("", frozenset({"score"}))
+"""The caller of a server without tokens: may score, never administer."""
+
+
+def check_listen(host: str, security: SecuritySettings) -> None:
+    """Refuse to listen in the clear beyond loopback.
+
+    Raises:
+        ConfigError: unless TLS is on, the address is loopback, or `allow_insecure` says that it is meant.
+    """
+    if security.tls_cert is not None or security.allow_insecure or is_loopback(host):
+        return
+    raise ConfigError(
+        f"host {host} is reachable from other machines, but TLS is off; set --tls-cert and --tls-key, listen on "
+        "127.0.0.1, or pass --allow-insecure if the network is private."
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on is loopback."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class Tokens:
+    """The bearer tokens of a server.
+
+    Args:
+        path: the token file; None means no authentication.
+
+    Raises:
+        ConfigError: when the file is missing or malformed at the start.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._entries: list[tuple[bytes, Principal]] = []
+        self._stamp: tuple[int, int] = (0, 0)
+        self._checked = 0.0
+        if path is not None:
+            self._entries = _read_tokens(path)
+            self._stamp = _stamp(path)
+
+    def authenticate(self, metadata: Any, scope: str) -> Principal:
+        """The caller of a call that needs `scope`.
+
+        Args:
+            metadata: (key, value) pairs of the call.
+            scope: "score" or "admin".
+
+        Raises:
+            AuthError: no token, or one that is not known.
+            ScopeError: a known token without the scope, or an admin call on a server without tokens.
+        """
+        if self._path is None:
+            if scope not in ANONYMOUS.scopes:
+                raise ScopeError(
+                    f"this call needs scope {scope!r}, and the server has no tokens; start it with --tokens."
+                )
+            return ANONYMOUS
+        self._reload()
+        principal = self._find(_bearer(metadata))
+        if scope not in principal.scopes:
+            raise ScopeError(f"token {principal.name!r} lacks scope {scope!r}.")
+        return principal
+
+    def _find(self, token: str) -> Principal:
+        digest = hashlib.sha256(token.encode()).digest()
+        found: Principal | None = None
+        # Every entry is compared, in constant time each: timing tells nothing about which one matched.
+        for known, principal in self._entries:
+            if hmac.compare_digest(digest, known):
+                found = principal
+        if found is None:
+            raise AuthError("the bearer token is not known here; check the token file of client and server.")
+        return found
+
+    def _reload(self) -> None:
+        if self._path is None or time.monotonic() - self._checked < RELOAD_SECONDS:
+            return
+        self._checked = time.monotonic()
+        try:
+            stamp = _stamp(self._path)
+            if stamp != self._stamp:
+                self._entries, self._stamp = _read_tokens(self._path), stamp
+                log("info", "tokens reloaded", count=len(self._entries))
+        except ConfigError as error:
+            log("error", "tokens kept as they were", reason=error)
+
+
+def _bearer(metadata: Any) -> str:
+    for key, value in metadata or ():
+        if key == "authorization":
+            kind, _, token = str(value).partition(" ")
+            if kind.lower() == "bearer" and 0 < len(token) <= MAX_TOKEN_CHARS:
+                return token
+            raise AuthError("the authorization metadata must be 'Bearer TOKEN'.")
+    raise AuthError("this server needs a bearer token in the authorization metadata.")
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        info = path.stat()
+    except OSError as error:
+        raise ConfigError(f"token file {path} cannot be read: {error.strerror}.") from error
+    return info.st_mtime_ns, info.st_ino
+
+
+def _read_tokens(path: Path) -> list[tuple[bytes, Principal]]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        # The text of a YAML error quotes the file, and with it a secret.
+        raise ConfigError(f"token file {path} cannot be read: {type(error).__name__}.") from None
+    if not isinstance(data, list) or not data:
+        raise ConfigError(f"token file {path} must be a YAML list of name, token or sha256, and scopes.")
+    return [_read_entry(path, index, entry) for index, entry in enumerate(data)]
+
+
+def _read_entry(path: Path, index: int, entry: Any) -> tuple[bytes, Principal]:
+    where = f"token file {path}, entry {index}"
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        raise ConfigError(f"{where} must be a mapping with a name.")
+    unknown = set(entry) - {"name", "token", "sha256", "scopes"}
+    if unknown:
+        raise ConfigError(f"{where} has unknown keys {sorted(map(str, unknown))}.")
+    scopes = entry.get("scopes", ["score"])
+    if not isinstance(scopes, list) or not set(scopes) <= set(SCOPES):
+        raise ConfigError(f"{where} has scopes that are not among {', '.join(SCOPES)}.")
+    if ("token" in entry) == ("sha256" in entry):
+        raise ConfigError(f"{where} needs either token or sha256.")
+    if "token" in entry:
+        if not isinstance(entry["token"], str) or len(entry["token"]) < 16:
+            raise ConfigError(f"{where}: the token must be a string of at least 16 characters.")
+        digest = hashlib.sha256(entry["token"].encode()).digest()
+    else:
+        try:
+            digest = bytes.fromhex(str(entry["sha256"]))
+        except ValueError:
+            digest = b""
+        if len(digest) != 32:
+            raise ConfigError(f"{where}: sha256 must be 64 hex digits.")
+    return digest, Principal(entry["name"], frozenset(scopes))
+
+
+class Certificates:
+    """Server credentials that follow their files: certificate, key and client authorities.
+
+    Raises:
+        ConfigError: when a file cannot be read at the start.
+    """
+
+    def __init__(self, security: SecuritySettings) -> None:
+        self._security = security
+        self._files = [f for f in (security.tls_cert, security.tls_key, security.client_ca) if f is not None]
+        self._stamps = self._now()
+        self._checked = time.monotonic()
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Credentials that gRPC asks again at every handshake; open connections live on."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._read(), self._fetch, require_client_authentication=self._security.client_ca is not None
+        )
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        """The new configuration, or None to keep the present one."""
+        if time.monotonic() - self._checked < RELOAD_SECONDS:
+            return None
+        self._checked = time.monotonic()
+        try:
+            stamps = self._now()
+            if stamps == self._stamps:
+                return None
+            fresh = self._read()
+        except (ConfigError, ValueError) as error:
+            log("error", "certificates kept as they were", reason=error)
+            return None
+        self._stamps = stamps
+        log("info", "certificates reloaded")
+        return fresh
+
+    def _now(self) -> list[tuple[int, int]]:
+        try:
+            return [(info.st_mtime_ns, info.st_ino) for info in (file.stat() for file in self._files)]
+        except OSError as error:
+            raise ConfigError(f"{error.filename} cannot be read: {error.strerror}.") from error
+
+    def _read(self) -> grpc.ServerCertificateConfiguration:
+        security = self._security
+        try:
+            pair = [((security.tls_key or Path()).read_bytes(), (security.tls_cert or Path()).read_bytes())]
+            roots = security.client_ca.read_bytes() if security.client_ca else None
+        except OSError as error:
+            raise ConfigError(f"{error.filename} cannot be read: {error.strerror}.") from error
+        return grpc.ssl_server_certificate_configuration(pair, root_certificates=roots)

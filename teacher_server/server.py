@@ -1,0 +1,253 @@
+"""A teacher server as an object: start, serve, drain. The command line is in `teacher_server.cli`.
+
+server = TeacherServer(settings, factory)
+await server.start({"math": "models/math"})     # binds, loads, tests; serving when it returns
+await server.wait()                             # until a signal or a fatal error, drained; returns the exit code
+"""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2_grpc
+from prometheus_client import start_http_server
+
+from opd.errors import PortInUseError
+from opd.wire.v1 import teacher_pb2 as pb
+from opd.wire.v1 import teacher_pb2_grpc
+from teacher_server.admission import Budget
+from teacher_server.faults import FaultInjector, FaultPlan, FaultPoints
+from teacher_server.guard import Guard
+from teacher_server.health import Health
+from teacher_server.logs import log
+from teacher_server.metrics import ServerMetrics
+from teacher_server.residency import EngineFactory, Roster
+from teacher_server.score_call import Shared
+from teacher_server.security import Certificates, Tokens, check_listen
+from teacher_server.service import TeacherService
+from teacher_server.settings import ServerSettings
+from teacher_server.shared_memory import SharedMemory
+from teacher_server.teacher import SERVING_STATES, Teacher
+
+EXIT_FATAL = 20
+"""Exit code of a server that ended because an engine died or hung."""
+
+_WATCH_SECONDS = 1.0
+
+
+class TeacherServer:
+    """One server process's service.
+
+    Args:
+        settings: all of them.
+        factory: builds an engine for a model.
+
+    Attributes:
+        port: of the service, once started.
+        metrics_port: of /metrics, 0 when off.
+        shared: budget, roster, metrics and the rest, for tests and the admin service.
+    """
+
+    def __init__(self, settings: ServerSettings, factory: EngineFactory) -> None:
+        check_listen(settings.host, settings.security)
+        self.settings = settings
+        self.port = 0
+        self.metrics_port = 0
+        self.health = Health()
+        self._tokens = Tokens(settings.security.tokens)
+        self._stop = asyncio.Event()
+        self._exit_code = 0
+        self._server: Any = None
+        self._metrics_server: Any = None
+        self._watcher: asyncio.Task[None] | None = None
+        limits, metrics, faults = settings.limits, ServerMetrics(), FaultPoints()
+        roster = Roster(
+            factory,
+            limits=limits,
+            engine=settings.engine,
+            faults=faults,
+            on_state=self._on_state,
+            on_fatal=self.fail,
+            on_batch=metrics.observe_batch,
+        )
+        self.shared = Shared(
+            settings=settings,
+            roster=roster,
+            budget=Budget(limits.max_tokens_in_flight, limits.max_reply_bytes_in_flight, limits.max_client_share),
+            metrics=metrics,
+            faults=faults,
+            injector=FaultInjector(FaultPlan.parse(settings.fault)),
+            memory=SharedMemory(settings.transport.shared_memory_bytes if settings.transport.shared_memory else 0),
+            threads=ThreadPoolExecutor(2, thread_name_prefix="codec"),
+            instance_id=secrets.token_hex(8),
+        )
+        metrics.budget_tokens.set(limits.max_tokens_in_flight)
+        metrics.budget_reply_bytes.set(limits.max_reply_bytes_in_flight)
+
+    async def start(self, teachers: Mapping[str, str]) -> None:
+        """Bind, then load the teachers one after the other; health says SERVING as they pass their self-tests.
+
+        Raises:
+            PortInUseError: when an address is taken.
+            ConfigError, UnavailableError: when a teacher cannot be loaded or fails its self-test.
+        """
+        try:
+            await self._bind()
+            self._watcher = asyncio.create_task(self._watch())
+            for name, model in teachers.items():
+                await self.shared.roster.load(name, model)
+        except BaseException:
+            await self.close()
+            raise
+
+    def fail(self, reason: str) -> None:
+        """End the process with a non-zero exit code."""
+        log("error", "fatal", reason=reason)
+        self._exit_code = EXIT_FATAL
+        self._stop.set()
+
+    def stop(self) -> None:
+        """Begin to drain, as on SIGTERM; a second call ends the grace at once."""
+        if self._stop.is_set():
+            asyncio.get_running_loop().create_task(self._server.stop(0))
+        self._stop.set()
+
+    async def wait(self) -> int:
+        """Serve until `stop` or `fail`, drain, free everything; returns the exit code."""
+        await self._stop.wait()
+        started = time.monotonic()
+        self.shared.metrics.draining.set(1)
+        await self.health.drain()
+        for teacher in self.shared.roster:
+            if teacher.state in SERVING_STATES:
+                self._show_state(teacher, pb.TEACHER_STATE_DRAINING)
+        log("info", "draining", settle_seconds=self.settings.settle_seconds, grace_seconds=self.settings.grace_seconds)
+        if self._exit_code == 0:
+            await asyncio.sleep(self.settings.settle_seconds)
+            await self._server.stop(self.settings.grace_seconds)
+        await self.close()
+        log("info", "stopped", exit_code=self._exit_code, seconds=round(time.monotonic() - started, 3))
+        return self._exit_code
+
+    async def close(self) -> None:
+        """Cut what is in flight and free everything; nothing is left behind."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watcher
+        if self._server is not None:
+            await self._server.stop(0)
+        await self.shared.roster.close()
+        self.shared.threads.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self.shared.memory.close)
+        if self._metrics_server is not None:
+            await asyncio.to_thread(self._metrics_server.shutdown)
+            self._metrics_server.server_close()
+            self._metrics_server = None
+
+    def add_services(self, server: Any) -> None:
+        """Register the services of this server; subclasses and the admin module add theirs."""
+        teacher_pb2_grpc.add_TeacherServiceServicer_to_server(TeacherService(self.shared), server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
+
+    async def _bind(self) -> None:
+        settings = self.settings
+        guard = Guard(self._tokens, self.shared.metrics, settings.limits.max_request_bytes)
+        self._server = grpc.aio.server(
+            interceptors=[guard],
+            options=_options(settings),
+            maximum_concurrent_rpcs=settings.max_streams,
+        )
+        self.add_services(self._server)
+        address = f"{settings.host}:{settings.port}"
+        try:
+            if settings.security.tls_cert is not None:
+                self.port = self._server.add_secure_port(address, Certificates(settings.security).credentials())
+            else:
+                self.port = self._server.add_insecure_port(address)
+        except RuntimeError:
+            self.port = 0
+        if self.port == 0:
+            raise PortInUseError(f"cannot listen on {address}; choose another --port, or 0 for a free one.")
+        if settings.metrics_port >= 0:
+            self._start_metrics()
+        await self._server.start()
+        log("info", "listening", host=settings.host, port=self.port, metrics_port=self.metrics_port)
+
+    def _start_metrics(self) -> None:
+        host, port = self.settings.host.strip("[]"), self.settings.metrics_port
+        try:
+            self._metrics_server, _ = start_http_server(port, addr=host, registry=self.shared.metrics.registry)
+        except OSError as error:
+            raise PortInUseError(
+                f"cannot serve metrics on {host}:{port}: {error.strerror}; choose another --metrics-port, or -1."
+            ) from error
+        self.metrics_port = self._metrics_server.server_port
+
+    async def _on_state(self, teacher: Teacher) -> None:
+        """A teacher's state changed: tell health and metrics."""
+        if teacher.state == pb.TEACHER_STATE_UNSPECIFIED:
+            await self.health.forget(teacher.name)
+        else:
+            await self.health.set(teacher.name, serving=teacher.serving)
+        self._show_state(teacher, teacher.state)
+        if teacher.state == pb.TEACHER_STATE_READY:
+            self.show_weights(teacher)
+        await self.health.set("", serving=any(t.serving for t in self.shared.roster))
+
+    def show_weights(self, teacher: Teacher) -> None:
+        """Put a teacher's weights hash into the metrics, in place of an older one."""
+        gauge, info = self.shared.metrics.weights_info, teacher.info
+        for labels in [key for key in gauge._metrics if key[0] == teacher.name]:
+            gauge.remove(*labels)
+        gauge.labels(teacher.name, info.weights_hash, info.engine).set(1)
+
+    def _show_state(self, teacher: Teacher, state: int) -> None:
+        for name, value in pb.TeacherState.items():
+            if value:
+                label = name.removeprefix("TEACHER_STATE_").lower()
+                self.shared.metrics.state.labels(teacher.name, label).set(int(value == state))
+
+    async def _watch(self) -> None:
+        """Refresh gauges, sweep shared memory, look for engines that hang, measure the loop's lag."""
+        metrics, shared = self.shared.metrics, self.shared
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(_WATCH_SECONDS)
+            metrics.loop_lag.set(max(0.0, time.monotonic() - before - _WATCH_SECONDS))
+            metrics.used_tokens.set(shared.budget.used.tokens)
+            metrics.used_reply_bytes.set(shared.budget.used.reply_bytes)
+            shared.memory.sweep()
+            metrics.shared_memory_bytes.set(shared.memory.used_bytes)
+            for teacher in shared.roster:
+                if teacher.worker is not None:
+                    sequences, tokens, running = teacher.worker.load()
+                    metrics.queued_sequences.labels(teacher.name).set(sequences)
+                    metrics.queued_tokens.labels(teacher.name).set(tokens)
+                    metrics.running_tokens.labels(teacher.name).set(running)
+                    metrics.token_rate.labels(teacher.name).set(teacher.worker.tokens_per_second)
+            shared.roster.watch()
+
+
+def _options(settings: ServerSettings) -> list[tuple[str, Any]]:
+    return [
+        # Two servers on one port would each get half of the calls, in silence.
+        ("grpc.so_reuseport", 0),
+        # Above what is allowed, so that an oversize request reaches the gate and gets a sentence; see `guard`.
+        ("grpc.max_receive_message_length", settings.limits.max_request_bytes * 2 + 65_536),
+        ("grpc.max_send_message_length", 8 * 1024 * 1024),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.ping_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # Clients ping every 10 s; the default would call that abuse and hang up.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.max_metadata_size", 16 * 1024),
+    ]

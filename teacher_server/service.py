@@ -1,0 +1,143 @@
+"""The handlers of `TeacherService`; what a Score call does is in `teacher_server.score_call`."""
+
+import asyncio
+import time
+from typing import Any, TypeAlias
+
+import grpc.aio
+
+from opd import __version__
+from opd.errors import DeadlineError, IncompatibleTeacherError, InvalidRequestError, OpdError, OverloadedError
+from opd.wire.bounds import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
+from opd.wire.head import encode_head
+from opd.wire.v1 import teacher_pb2 as pb
+from opd.wire.v1 import teacher_pb2_grpc
+from teacher_server.describe import teacher_info
+from teacher_server.guard import PRINCIPAL
+from teacher_server.logs import log
+from teacher_server.score_call import ScoreCall, Shared
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
+    """Answers Describe, Score, GetHead and GetLoad."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
+        """One teacher, or all that are loaded."""
+        roster = self._shared.roster
+        teachers = [roster.get(request.teacher)] if request.teacher else list(roster)
+        if request.teacher:
+            teachers[0].running()
+        return pb.DescribeResponse(
+            teachers=[teacher_info(t.info, t.bounds, t.state) for t in teachers if t.worker is not None],
+            server_version=__version__,
+            instance_id=self._shared.instance_id,
+        )
+
+    async def Score(self, request: pb.ScoreRequest, context: Context) -> None:
+        """The score stream."""
+        arrived = time.monotonic()
+        metrics = self._shared.metrics
+        call = ScoreCall(
+            self._shared,
+            request,
+            context.write,
+            principal=PRINCIPAL.get().name,
+            seconds_left=context.time_remaining(),
+            arrived=arrived,
+        )
+        known = any(request.teacher == teacher.name for teacher in self._shared.roster)
+        teacher = request.teacher if known else ""
+        code = "OK"
+        metrics.calls.inc()
+        try:
+            timings = await call.run()
+            metrics.observe_timings(teacher, call.payload, timings)
+        except OpdError as error:
+            code = error.status or "UNKNOWN"
+            if call.model_tokens == 0:
+                metrics.rejections.labels(teacher, type(error).__name__).inc()
+            self._log_failure(request, error)
+            raise
+        except asyncio.CancelledError:
+            code = "CANCELLED"
+            raise
+        except BaseException:
+            code = "UNKNOWN"
+            raise
+        finally:
+            metrics.calls.dec()
+            metrics.requests.labels(teacher, call.payload, code).inc()
+            metrics.scored_tokens.labels(teacher, call.payload).inc(call.scored_tokens)
+            if self._shared.settings.log.requests:
+                self._log_request(request, code, time.monotonic() - arrived, call)
+
+    async def GetHead(self, request: pb.GetHeadRequest, context: Context) -> None:
+        """The head's tensors."""
+        chunk = request.chunk_bytes or self._shared.settings.transport.chunk_bytes
+        if not MIN_CHUNK_BYTES <= chunk <= MAX_CHUNK_BYTES:
+            raise InvalidRequestError(
+                f"chunk_bytes is {chunk}, but it must be 0 or {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}."
+            )
+        async with self._shared.roster.use(request.teacher) as teacher:
+            identity = teacher.info.head
+            if identity is None:
+                raise IncompatibleTeacherError(f"teacher {teacher.name!r} does not give its head.")
+            if request.expected_hash not in ("", identity.hash):
+                raise IncompatibleTeacherError(
+                    f"teacher {teacher.name!r} has head {identity.hash}, not {request.expected_hash[:128]!r}."
+                )
+            head = await asyncio.wrap_future(teacher.running().call(lambda engine: engine.head()))
+            messages = encode_head(head, chunk)
+            limit = self._shared.settings.limits.send_timeout_seconds
+            while (message := await asyncio.to_thread(next, messages, None)) is not None:
+                try:
+                    async with asyncio.timeout(limit):
+                        await context.write(message)
+                except TimeoutError:
+                    raise DeadlineError(f"the reader took no message for {limit:g} s; read faster.") from None
+
+    async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
+        """Queue, rate and budget now."""
+        shared = self._shared
+        return pb.GetLoadResponse(
+            teachers=[_load(teacher) for teacher in shared.roster],
+            token_budget_left=max(0, shared.budget.tokens - shared.budget.used.tokens),
+            instance_id=shared.instance_id,
+            shared_memory_token=shared.memory.token,
+        )
+
+    def _log_failure(self, request: pb.ScoreRequest, error: OpdError) -> None:
+        fields: dict[str, Any] = {"request_id": request.request_id[:128], "teacher": request.teacher[:128]}
+        if self._shared.settings.log.prompts:
+            fields["token_ids"] = [s.token_ids[:4096].hex() for s in request.sequences[:4]]
+        level = "info" if isinstance(error, OverloadedError) else "warning"
+        log(level, "request failed", error=type(error).__name__, text=str(error), **fields)
+
+    def _log_request(self, request: pb.ScoreRequest, code: str, seconds: float, call: ScoreCall) -> None:
+        log(
+            "info",
+            "request",
+            request_id=request.request_id[:128],
+            teacher=request.teacher[:128],
+            payload=call.payload,
+            code=code,
+            seconds=round(seconds, 6),
+            sequences=len(request.sequences),
+            scored_tokens=call.scored_tokens,
+        )
+
+
+def _load(teacher: Any) -> pb.TeacherLoad:
+    message = pb.TeacherLoad(teacher=teacher.name, state=teacher.state)
+    if teacher.worker is not None:
+        sequences, tokens, running = teacher.worker.load()
+        rate = teacher.worker.tokens_per_second
+        message.queued_sequences, message.queued_tokens, message.running_tokens = sequences, tokens, running
+        message.tokens_per_second = rate
+        message.drain_seconds = (tokens + running) / rate if rate > 0 else 0.0
+    return message

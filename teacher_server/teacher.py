@@ -1,0 +1,155 @@
+"""One teacher on a server: its engine's worker, its state, its bounds, and the self-test that gates readiness."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from opd.errors import OpdError, UnavailableError
+from opd.wire.bounds import RequestBounds
+from opd.wire.checksum import crc32c
+from opd.wire.decoder import ScoreStreamDecoder
+from opd.wire.encoder import chunk_messages, encode_scores
+from opd.wire.request import token_bytes
+from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
+from opd.wire.v1 import teacher_pb2 as pb
+from teacher_server.describe import request_bounds
+from teacher_server.engines.base import Engine, EngineInfo, EngineItem
+from teacher_server.settings import LimitSettings
+from teacher_server.worker import EngineWorker
+
+SELF_TEST_TOKENS = 8
+
+SERVING_STATES = (pb.TEACHER_STATE_READY, pb.TEACHER_STATE_ASLEEP)
+
+
+@dataclass(slots=True, eq=False)
+class Teacher:
+    """A teacher and its state; the event loop owns it.
+
+    Attributes:
+        name: as clients know it.
+        model: path or hub id.
+        limits: of the server.
+        state: of the contract.
+        reason: why it failed, "" otherwise.
+        worker: runs the engine; None while it is loaded.
+        in_flight: Score and GetHead calls that hold it awake.
+        last_used: seconds, monotonic.
+        weight_bytes: of its weights, 0 when unknown.
+        restarts: since the start of the server.
+    """
+
+    name: str
+    model: str
+    limits: LimitSettings
+    state: int = pb.TEACHER_STATE_LOADING
+    reason: str = ""
+    worker: EngineWorker | None = None
+    in_flight: int = 0
+    last_used: float = 0.0
+    weight_bytes: int = 0
+    restarts: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def serving(self) -> bool:
+        """Whether requests are welcome, also those that wake it."""
+        return self.state in SERVING_STATES
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine says now.
+
+        Raises:
+            UnavailableError: while it is loaded, or when it failed.
+        """
+        return self.running().engine.info
+
+    @property
+    def bounds(self) -> RequestBounds:
+        """What a request may ask now."""
+        return request_bounds(self.name, self.info, self.limits)
+
+    def running(self) -> EngineWorker:
+        """The worker.
+
+        Raises:
+            UnavailableError: while the teacher is loaded, or when it failed.
+        """
+        if self.worker is None:
+            state = pb.TeacherState.Name(self.state).removeprefix("TEACHER_STATE_").lower()  # type: ignore[arg-type]
+            raise UnavailableError(f"teacher {self.name!r} is {state}{': ' + self.reason if self.reason else ''}.")
+        return self.worker
+
+    def enter(self) -> None:
+        """Count a call that needs the teacher awake."""
+        self.in_flight += 1
+        self.idle.clear()
+        self.last_used = time.monotonic()
+
+    def leave(self) -> None:
+        """Uncount it."""
+        self.in_flight -= 1
+        self.last_used = time.monotonic()
+        if self.in_flight == 0:
+            self.idle.set()
+
+
+def weight_bytes(model: str) -> int:
+    """Bytes of the safetensors files of a model folder, 0 when it is no folder."""
+    folder = Path(model)
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
+
+
+def self_test(engine: Engine, name: str) -> None:
+    """Score a short sequence through the whole codec, twice; warms the engine up.
+
+    The answers must be a teacher's: finite, probabilities adding up to 1, agreeing with each other, bit for bit when
+    the engine claims to be deterministic.
+
+    Raises:
+        UnavailableError: when they are not.
+    """
+    info = engine.info
+    bounds = request_bounds(name, info, LimitSettings(allow_full=True))
+    length = min(SELF_TEST_TOKENS, bounds.max_sequence_tokens)
+    ids = (np.arange(length, dtype=np.uint32) * 7 + 3) % np.uint32(info.vocab_size)
+    specs = [PayloadSpec.sampled()] if PayloadKind.SAMPLED in info.payloads else []
+    if PayloadKind.TOPK in info.payloads:
+        specs.append(PayloadSpec.topk(min(4, bounds.max_k), "f32"))
+    if PayloadKind.HIDDEN in info.payloads:
+        specs.append(PayloadSpec.hidden("f32"))
+    item = ScoreItem(ids, 1)
+    for spec in specs:
+        try:
+            first, second = (_through_the_codec(engine, item, spec, bounds) for _ in range(2))
+        except (OpdError, ValueError) as error:
+            raise UnavailableError(
+                f"teacher {name!r} failed its self-test with payload {spec.kind}: {error}"
+            ) from error
+        for field_name in ("sampled", "values", "hidden"):
+            a, b = getattr(first, field_name), getattr(second, field_name)
+            if a is None:
+                continue
+            same = np.array_equal(a, b) if info.deterministic else np.allclose(a, b, rtol=2e-2, atol=5e-2)
+            if not same:
+                raise UnavailableError(f"teacher {name!r} failed its self-test: {field_name} differs when repeated.")
+
+
+def _through_the_codec(engine: Engine, item: ScoreItem, spec: PayloadSpec, bounds: RequestBounds) -> Scores:
+    scores = engine.score([EngineItem(item, spec)])[0]
+    if scores is None:
+        raise UnavailableError("the engine skipped the sequence.")
+    encoded = encode_scores(
+        scores, spec, item.response_length, vocab_size=bounds.vocab_size, hidden_size=bounds.hidden_size
+    )
+    decoder = ScoreStreamDecoder([item], spec, bounds)
+    decoder.feed(pb.ScoreResponse(header=pb.ScoreHeader(sequence_count=1)))
+    decoder.feed(encoded.header(0, crc32c(token_bytes(item.token_ids))))
+    for chunk in chunk_messages(encoded.buffers, 1 << 20):
+        decoder.feed(pb.ScoreResponse(chunk=chunk))
+    decoder.feed(pb.ScoreResponse(trailer=pb.ScoreTrailer()))
+    return decoder.finish()[0]

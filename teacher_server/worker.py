@@ -1,0 +1,245 @@
+"""The thread that owns one engine: it takes batches from the queue, runs them, and does what must not overlap them.
+
+Only this thread calls the engine, so weights change between batches and never during one. A batch that fails is
+repeated item by item, so that one request's garbage fails one request. Failures that are no error of a request are
+counted; after a few in a row, or when the thread itself dies, the engine is reported dead.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from opd.errors import CancelledError, DeadlineError, OpdError, UnavailableError
+from opd.wire.types import Scores
+from teacher_server.engines.base import Engine
+from teacher_server.faults import FaultPoints
+from teacher_server.logs import log
+from teacher_server.queue import FairQueue, Job
+
+MAX_CONSECUTIVE_FAILURES = 3
+RATE_DECAY = 0.8
+R = TypeVar("R")
+
+
+class DeviceTurn:
+    """A first-come-first-served lock: teachers on one device take turns, and none is passed over."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._waiting: deque[object] = deque()
+
+    def __enter__(self) -> None:
+        ticket = object()
+        with self._condition:
+            self._waiting.append(ticket)
+            self._condition.wait_for(lambda: self._waiting[0] is ticket)
+
+    def __exit__(self, *_: object) -> None:
+        with self._condition:
+            self._waiting.popleft()
+            self._condition.notify_all()
+
+
+class EngineWorker:
+    """Runs one engine on a thread of its own.
+
+    Args:
+        name: of the teacher, for messages and the thread's name.
+        engine: used by this thread alone from now on.
+        turn: shared by the workers of one device.
+        max_batch_tokens: tokens of a batch.
+        max_batch_sequences: sequences of a batch.
+        faults: named fault points of tests.
+        on_dead: called once, on this thread, with the sentence that says why.
+        on_batch: called after each batch with sequences, tokens and seconds in the engine.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        turn: DeviceTurn,
+        *,
+        max_batch_tokens: int,
+        max_batch_sequences: int,
+        faults: FaultPoints,
+        on_dead: Callable[[str], None],
+        on_batch: Callable[[int, int, float], None],
+    ) -> None:
+        self.name = name
+        self.engine = engine
+        self.tokens_per_second = 0.0
+        self.running_tokens = 0
+        self.busy_since = 0.0
+        self.dead = ""
+        self._turn = turn
+        self._max_tokens = max_batch_tokens
+        self._max_sequences = max_batch_sequences
+        self._faults = faults
+        self._on_dead = on_dead
+        self._on_batch = on_batch
+        self._queue = FairQueue(time.monotonic)
+        self._tasks: deque[tuple[Callable[[Engine], Any], Future[Any]]] = deque()
+        self._condition = threading.Condition()
+        self._closing = False
+        self._failures = 0
+        self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Queue jobs.
+
+        Raises:
+            UnavailableError: when the engine is dead or closing.
+        """
+        with self._condition:
+            if self.dead or self._closing:
+                raise UnavailableError(f"teacher {self.name!r} is not running: {self.dead or 'it is unloaded'}.")
+            for job in jobs:
+                self._queue.add(job)
+            self._condition.notify()
+
+    def cancel(self, jobs: Sequence[Job]) -> None:
+        """Drop jobs that wait; one that runs is skipped by the engine at its next chance."""
+        with self._condition:
+            for job in jobs:
+                job.cancelled = True
+            self._queue.purge()
+
+    def call(self, function: Callable[[Engine], R]) -> "Future[R]":
+        """Run `function(engine)` between batches, before any that waits."""
+        future: Future[R] = Future()
+        with self._condition:
+            if self.dead or self._closing:
+                future.set_exception(UnavailableError(f"teacher {self.name!r} is not running."))
+            else:
+                self._tasks.append((function, future))
+                self._condition.notify()
+        return future
+
+    def load(self) -> tuple[int, int, int]:
+        """Sequences waiting, tokens waiting, tokens in the engine."""
+        with self._condition:
+            return self._queue.sequences, self._queue.tokens, self.running_tokens
+
+    def stalled(self, limit: float) -> bool:
+        """Whether a batch or task has run longer than `limit` seconds."""
+        since = self.busy_since
+        return since > 0 and time.monotonic() - since > limit
+
+    def close(self, timeout: float = 10.0) -> bool:
+        """Stop after the current batch; what waits is cancelled. Returns whether the thread ended in time."""
+        with self._condition:
+            self._closing = True
+            waiting = self._queue.drain()
+            self._condition.notify()
+        for job in waiting:
+            job.deliver(job, CancelledError(f"teacher {self.name!r} was unloaded."), "")
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                task, batch, expired = self._next()
+                if task is None and not batch and not expired:
+                    break
+                for job in expired:
+                    job.deliver(job, DeadlineError("the deadline passed while the request was queued."), "")
+                if task is not None:
+                    self._run_task(*task)
+                if batch:
+                    self._run_batch(batch)
+            self.engine.close()
+        except BaseException as error:
+            self._die(f"its thread died of {type(error).__name__}: {error}")
+
+    def _next(self) -> tuple[tuple[Callable[[Engine], Any], Future[Any]] | None, list[Job], list[Job]]:
+        with self._condition:
+            self.busy_since = 0.0
+            while True:
+                if self._closing or self.dead:
+                    for _, future in self._tasks:
+                        future.set_exception(UnavailableError(f"teacher {self.name!r} was unloaded."))
+                    self._tasks.clear()
+                    return None, [], []
+                if self._tasks:
+                    self.busy_since = time.monotonic()
+                    return self._tasks.popleft(), [], []
+                batch, expired = self._queue.take(self._max_tokens, self._max_sequences)
+                if batch or expired:
+                    self.busy_since = time.monotonic()
+                    self.running_tokens = sum(job.tokens for job in batch)
+                    return None, batch, expired
+                self._condition.wait()
+
+    def _run_task(self, function: Callable[[Engine], Any], future: "Future[Any]") -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            with self._turn:
+                result = function(self.engine)
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def _run_batch(self, batch: list[Job]) -> None:
+        with self._turn:
+            # Waiting for the device is not running: only a batch that holds it can stall.
+            self.busy_since = time.monotonic()
+            started = time.monotonic()
+            for job in batch:
+                job.started_at = started
+            results = self._score(batch)
+            ended = time.monotonic()
+        seconds = ended - started
+        tokens = sum(job.tokens for job in batch)
+        rate = tokens / max(seconds, 1e-6)
+        known = self.tokens_per_second
+        self.tokens_per_second = rate if known == 0 else RATE_DECAY * known + (1 - RATE_DECAY) * rate
+        self.running_tokens = 0
+        weights_hash = self.engine.info.weights_hash
+        for job, result in zip(batch, results, strict=True):
+            job.ended_at = ended
+            job.deliver(job, result, weights_hash)
+        self._on_batch(len(batch), tokens, seconds)
+
+    def _score(self, batch: list[Job]) -> list[Scores | Exception]:
+        """Results of a batch; when it fails as a whole, of its items one by one."""
+        try:
+            self._faults.reach_sync("engine_start")
+            results = self.engine.score([job.item for job in batch])
+            self._faults.reach_sync("engine_end")
+            if len(results) != len(batch):
+                raise RuntimeError(f"the engine returned {len(results)} results for {len(batch)} sequences.")
+        except Exception as error:
+            if len(batch) > 1:
+                return [result for job in batch for result in self._score([job])]
+            return [self._blame(error)]
+        self._failures = 0
+        gone = CancelledError("the request was cancelled while it ran.")
+        return [gone if scores is None else scores for scores in results]
+
+    def _blame(self, error: Exception) -> Exception:
+        """An error of a request is its own; any other counts against the engine."""
+        if isinstance(error, OpdError):
+            return error
+        self._failures += 1
+        log("error", "engine error", teacher=self.name, error=type(error).__name__, text=str(error)[:500])
+        fatal = "CUDA error" in str(error) or self._failures >= MAX_CONSECUTIVE_FAILURES
+        if fatal and not self.dead:
+            self._die(f"the engine failed with {type(error).__name__}: {error}")
+        return error
+
+    def _die(self, reason: str) -> None:
+        with self._condition:
+            self.dead = reason
+            waiting = self._queue.drain()
+        for job in waiting:
+            job.deliver(job, UnavailableError(f"teacher {self.name!r} failed: {reason}."), "")
+        self._on_dead(reason)
