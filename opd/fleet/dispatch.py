@@ -94,6 +94,7 @@ class Dispatcher:
         self._timed: dict[int, Job] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._lost: dict[int, str] = {}
+        self._taken_back: set[int] = set()
         self._stirred = False
         self._ticker: asyncio.Task[None] | None = None
 
@@ -247,7 +248,7 @@ class Dispatcher:
         self._timed.pop(job.number, None)
         self.scheduler.withdraw(job)
         for other in list(job.calls):
-            self.scheduler.dropped(other, job)
+            self.scheduler.dropped(other, job, self._now())
             if not other.waiting:
                 self._cancel(other)
 
@@ -279,7 +280,15 @@ class Dispatcher:
     def _settle(self, call: Call, error: OpdError | None) -> None:
         """What happens to the rows that a finished call left unanswered."""
         now = self._now()
-        for job in self.scheduler.ended(call):
+        taken_back = call.number in self._taken_back
+        self._taken_back.discard(call.number)
+        for job in self.scheduler.ended(call, now):
+            if taken_back:
+                job.moved = True
+                job.avoid.add(call.lane.key)
+                self.counters.moved += 1
+                self.scheduler.submit(job, urgent=True)
+                continue
             if error is None:
                 error = UnavailableError("the call was cancelled.")
             if isinstance(error, OverloadedError):
@@ -330,9 +339,13 @@ class Dispatcher:
         while self._live:
             await asyncio.sleep(TICK_SECONDS)
             now = self._now()
-            for call in self.hedger.choose(self.scheduler, now):
+            hedges, stalled = self.hedger.choose(self.scheduler, now)
+            for call in hedges:
                 self.counters.hedges += len(call.jobs)
                 self._launch(call)
+            for call in stalled:
+                self._taken_back.add(call.number)
+                self._cancel(call)
             for job in [job for job in self._timed.values() if job.deadline <= now]:
                 self._fail(job, DeadlineError(f"a row for teacher {job.teacher!r} was not scored by its deadline."))
             for outage in self.outages():

@@ -7,6 +7,7 @@ Two reasons, both bounded by the hedge budget (5 % of the rows):
 """
 
 from collections import deque
+from typing import NamedTuple
 
 from opd.fleet.budget import HedgeBudget
 from opd.fleet.job import Call, Job
@@ -18,6 +19,7 @@ _WINDOW = 256
 _FIRST_RATIO = 3.0
 _ENOUGH = 20
 _TAIL_GAIN = 0.25
+_STALL_GAIN = 0.5
 
 
 class RatioQuantile:
@@ -61,32 +63,39 @@ class Hedger:
         if not call.hedge and call.expected > 0:
             self.overdue.add((now - call.started) / call.expected)
 
-    def choose(self, scheduler: Scheduler, now: float) -> list[Call]:
-        """Start the hedges that are worth it now, the largest expected gain first."""
+    def choose(self, scheduler: Scheduler, now: float) -> tuple[list[Call], list[Call]]:
+        """Start the hedges that are worth it now, the largest expected gain first.
+
+        Returns:
+            The started hedges, and the calls to take back: overdue ones on a server that has stalled, once the
+            budget is spent. Their rows move instead of being doubled, each at most once.
+        """
         started: list[Call] = []
+        stalled: dict[int, Call] = {}
         if not self._settings.enabled:
-            return started
+            return started, []
         for teacher, queue in scheduler.queues.items():
             outlook = Outlook(scheduler.serving(teacher), queue, now)
             ready = [lane for lane in outlook.lanes if lane.open(now)]
             if not ready:
                 continue
-            found = self._candidates(scheduler, teacher, outlook, ready, now)
-            for _, _number, remaining, call, job in sorted(found, key=lambda entry: (-entry[0], -entry[1])):
+            for straggler in sorted(self._stragglers(scheduler, teacher, outlook, ready, now), key=_by_gain):
+                call, job = straggler.call, straggler.job
                 finish, target = _best(ready, outlook, call, job, now)
-                if target is None or remaining - finish < self._settings.min_seconds:
+                if target is None or straggler.remaining - finish < self._settings.min_seconds:
                     continue
-                if not self.budget.take():
-                    return started
-                started.append(scheduler.start(target, [job], outlook.speeds[target.key], now, hedge=True))
-        return started
+                if self.budget.take():
+                    started.append(scheduler.start(target, [job], outlook.speeds[target.key], now, hedge=True))
+                elif straggler.late and straggler.gain > _STALL_GAIN * straggler.remaining and not job.moved:
+                    stalled[call.number] = call
+        return started, list(stalled.values())
 
-    def _candidates(
+    def _stragglers(
         self, scheduler: Scheduler, teacher: str, outlook: Outlook, ready: list[Lane], now: float
-    ) -> list[tuple[float, int, float, Call, Job]]:
-        """(gain, row number, remaining, call, row) of the rows that are overdue or that hold up the end."""
+    ) -> list["_Straggler"]:
+        """The rows that are overdue or that hold up the end."""
         tail = len(scheduler.queues[teacher]) == 0
-        found: list[tuple[float, int, float, Call, Job]] = []
+        found: list[_Straggler] = []
         for lane in scheduler.lanes.values():
             for call in lane.calls.values():
                 if call.teacher != teacher or call.hedge or not call.waiting:
@@ -101,8 +110,22 @@ class Hedger:
                     finish, target = _best(ready, outlook, call, job, now)
                     gain = remaining - finish
                     if target is not None and gain > (0.0 if late else _TAIL_GAIN * remaining):
-                        found.append((gain, job.number, remaining, call, job))
+                        found.append(_Straggler(gain, remaining, late, call, job))
         return found
+
+
+class _Straggler(NamedTuple):
+    """A row worth a second attempt: seconds gained, seconds it would still take where it is, whether overdue."""
+
+    gain: float
+    remaining: float
+    late: bool
+    call: Call
+    job: Job
+
+
+def _by_gain(straggler: _Straggler) -> tuple[float, int]:
+    return -straggler.gain, -straggler.job.number
 
 
 def _remaining(call: Call, now: float) -> float:

@@ -57,6 +57,7 @@ class Lane:
         calls: calls in flight by number.
         in_flight_tokens, in_flight_rows: what has been sent and not answered.
         window: tokens that may be in flight beyond the first two rows.
+        last_sent: when a call last went out.
         paused_until: time before which nothing new is sent, from the server's pushback.
     """
 
@@ -67,6 +68,7 @@ class Lane:
         self.in_flight_tokens = 0
         self.in_flight_rows = 0
         self.window = 0.0
+        self.last_sent = float("-inf")
         self.paused_until = 0.0
         self.meter = SpeedMeter()
         self.answered_tokens = 0
@@ -87,6 +89,7 @@ class Lane:
     def sent(self, call: Call, now: float) -> None:
         """Account for a call that starts now."""
         self.calls[call.number] = call
+        self.last_sent = now
         self.in_flight_rows += len(call.jobs)
         self.in_flight_tokens += sum(job.tokens for job in call.jobs)
         self.meter.busy(now)
@@ -103,10 +106,14 @@ class Lane:
         self.answered_tokens += tokens
         self.window = min(float(self._limit), self.window + 2 * tokens)
         self._first_rows = 2
-        self.released(tokens)
+        self._free(tokens)
 
-    def released(self, tokens: int) -> None:
-        """A row of `tokens` left without an answer."""
+    def released(self, tokens: int, now: float) -> None:
+        """A row of `tokens` left without an answer; the time it took counts."""
+        self.meter.answered(0, now)
+        self._free(tokens)
+
+    def _free(self, tokens: int) -> None:
         self.in_flight_rows -= 1
         self.in_flight_tokens -= tokens
         if self.in_flight_rows == 0:

@@ -87,7 +87,7 @@ class Pool:
 
     def adopt(self) -> None:
         """Forget what the replicas must be: the next election decides anew."""
-        self.info = self.bounds = self.identity = self.reference = None
+        self.identity = self.reference = None
 
 
 def _opponents(identities: dict[str, Identity]) -> list[tuple[str, Identity]]:

@@ -22,6 +22,7 @@ from opd.fleet.queue import TeacherQueue
 from opd.fleet.settings import CallSettings
 
 _STARVATION_SECONDS = 10.0
+_PROBATION_SECONDS = 10.0
 _AFFINITY = 0.7
 _GRAIN = 4.0
 _SLACK = 1.02
@@ -157,7 +158,10 @@ class Scheduler:
             for candidate in (queue.longest(float("inf"), accept), queue.shortest()):
                 if candidate is not None and accept(candidate) and outlook.quickest(lane, candidate.tokens):
                     return candidate
-            return None
+            # A lane that looks slow must get a row now and then, or it would never be seen to have recovered.
+            shortest = queue.shortest()
+            rested = lane.in_flight_rows == 0 and now - lane.last_sent > _PROBATION_SECONDS
+            return shortest if rested and shortest is not None and accept(shortest) else None
         for group in lane.recent_groups(name)[:4]:
             for other in queue.group(group)[:4]:
                 if _AFFINITY * job.tokens <= other.tokens <= fits and accept(other):
@@ -219,19 +223,19 @@ class Scheduler:
         call.lane.answered(job.tokens, now)
         _leave(call, job)
 
-    def dropped(self, call: Call, job: Job) -> None:
+    def dropped(self, call: Call, job: Job, now: float) -> None:
         """A row of a call will not be answered by it: it was answered elsewhere, cancelled, or failed."""
         if job.number in call.waiting:
             call.waiting.discard(job.number)
-            call.lane.released(job.tokens)
+            call.lane.released(job.tokens, now)
         _leave(call, job)
 
-    def ended(self, call: Call) -> list[Job]:
+    def ended(self, call: Call, now: float) -> list[Job]:
         """A call is over; returns its unanswered rows that nobody else carries now."""
         call.lane.calls.pop(call.number, None)
         left = [job for job in call.jobs if job.number in call.waiting]
         for job in left:
-            self.dropped(call, job)
+            self.dropped(call, job, now)
         return [job for job in left if not job.done and not job.calls]
 
 

@@ -14,6 +14,7 @@ class FleetCounters:
         calls: RPCs started, hedges included.
         calls_failed: RPCs that ended in an error.
         reissues: rows sent again after a failure.
+        moved: rows taken back from a server that stalled.
         hedges, hedges_won: rows sent to a second replica, and those that it answered first.
         pushbacks: calls that a busy server refused.
         refused_payloads: answers that failed validation.
@@ -29,6 +30,7 @@ class FleetCounters:
     calls: int = 0
     calls_failed: int = 0
     reissues: int = 0
+    moved: int = 0
     hedges: int = 0
     hedges_won: int = 0
     pushbacks: int = 0

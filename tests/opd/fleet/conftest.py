@@ -73,6 +73,7 @@ class FakeServer(TeacherServiceServicer):
         self.wedged = False
         self.deaf = False
         self.draining = False
+        self.refusal = ""
         self.state = pb.TEACHER_STATE_READY
         self.trouble: Callable[[pb.ScoreRequest], None] = lambda request: None
         self.mangle: Callable[[list[pb.ScoreResponse]], list[pb.ScoreResponse]] = lambda messages: messages
@@ -128,6 +129,8 @@ class FakeServer(TeacherServiceServicer):
 
     def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
         self._maybe_deaf(context)
+        if self.refusal:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, self.refusal)
         teachers = [self.info(name) for name in self.models]
         return pb.DescribeResponse(teachers=teachers, server_version="0.1", instance_id=self.instance)
 

@@ -88,7 +88,7 @@ def test_describe_and_teachers_list_what_is_served(tiny: SimpleNamespace) -> Non
     with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
         assert sorted(fleet.teachers()) == ["code", "math"]
         assert fleet.describe("code").vocab_size == 64
-        with pytest.raises(TeacherNotFoundError, match="there is no teacher 'poetry'.*code, math"):
+        with pytest.raises(TeacherNotFoundError, match=r"there is no teacher 'poetry'.*code, math"):
             fleet.describe("poetry")
 
 
@@ -160,7 +160,7 @@ def test_a_closed_fleet_says_so_and_fails_what_waits(tiny: SimpleNamespace) -> N
 
 def test_an_unreachable_address_is_one_sentence_with_the_address(tiny: SimpleNamespace) -> None:
     settings = tiny.settings.model_copy(update={"connect_seconds": 0.5})
-    with pytest.raises(UnavailableError, match="no teacher server answers.*127.0.0.1:1 "):
+    with pytest.raises(UnavailableError, match=r"no teacher server answers.*127\.0\.0\.1:1 "):
         TeacherFleet.connect("127.0.0.1:1", settings=settings)
 
 

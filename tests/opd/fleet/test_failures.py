@@ -1,0 +1,392 @@
+"""What goes wrong on real connections, and what the caller sees of it: nothing, or one sentence."""
+
+import itertools
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from opd.errors import (
+    AuthError,
+    CorruptPayloadError,
+    IncompatibleTeacherError,
+    InvalidRequestError,
+    NonFiniteError,
+    OpdError,
+    OutageError,
+    OverloadedError,
+    UnavailableError,
+)
+from opd.fleet.client import TeacherFleet
+from opd.fleet.outage import Outage, OutageHooks
+from opd.fleet.settings import CallSettings, FleetSettings, HealthSettings
+from opd.wire.checksum import crc32c
+from opd.wire.types import PayloadSpec, ScoreItem, Scores
+from opd.wire.v1 import teacher_pb2 as pb
+
+SPEC = PayloadSpec.topk(4)
+
+
+def with_health(settings: FleetSettings, **changes: Any) -> FleetSettings:
+    health = HealthSettings.model_validate({**settings.health.model_dump(), **changes})
+    return settings.model_copy(update={"health": health})
+
+
+def with_calls(settings: FleetSettings, **changes: Any) -> FleetSettings:
+    return settings.model_copy(
+        update={"calls": CallSettings.model_validate({**settings.calls.model_dump(), **changes})}
+    )
+
+
+def state_of(fleet: TeacherFleet, address: str) -> str:
+    return next((r.state for r in fleet.status().replicas if r.address == address), "absent")
+
+
+def reason_of(fleet: TeacherFleet, address: str) -> str:
+    return next((r.reason for r in fleet.status().replicas if r.address == address), "absent")
+
+
+def numbers(scores: list[Scores]) -> list[bytes]:
+    return [s.sampled.tobytes() + s.values.tobytes() + s.ids.tobytes() for s in scores]  # type: ignore[union-attr]
+
+
+def calm(tiny: SimpleNamespace, items: list[ScoreItem]) -> list[bytes]:
+    model = tiny.model(1)
+    found = []
+    for item in items:
+        want = model.score(item, SPEC, 1.0)
+        found.append(want.sampled.tobytes() + want.values.astype(np.float16).tobytes() + want.ids.tobytes())
+    return found
+
+
+def test_five_per_cent_unavailable_lose_and_change_nothing(tiny: SimpleNamespace) -> None:
+    servers = [tiny.serve() for _ in range(3)]
+    counter = itertools.count()
+
+    def trouble(request: pb.ScoreRequest) -> None:
+        if next(counter) % 20 == 7:
+            raise UnavailableError("injected")
+
+    for server in servers:
+        server.trouble = trouble
+    items = tiny.items(300)
+    with TeacherFleet.connect([s.address for s in servers], settings=with_calls(tiny.settings, rows=2)) as fleet:
+        assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
+        counters = fleet.status().counters
+    assert counters.rows_answered == counters.rows_submitted == 300
+    assert counters.reissues > 0 and counters.rows_failed == 0
+
+
+def test_a_killed_server_is_survived_and_its_successor_is_used(tiny: SimpleNamespace) -> None:
+    one, two = tiny.serve(), tiny.serve()
+    for server in (one, two):
+        server.delay = 0.01
+    items = tiny.items(120)
+    with TeacherFleet.connect([one.address, two.address], settings=tiny.settings) as fleet:
+        futures = fleet.submit_many("math", items, SPEC)
+        tiny.wait_until(lambda: len(one.requests) > 0)
+        one.stop()
+        assert numbers(fleet.wait(futures)) == calm(tiny, items)
+        tiny.wait_until(lambda: state_of(fleet, one.address) == "condemned")
+        revived = tiny.serve(port=one.port)
+        tiny.wait_until(lambda: state_of(fleet, one.address) == "healthy")
+        fleet.score("math", items, SPEC)
+        assert revived.scored_rows() > 0
+
+
+def test_a_server_restarted_with_other_weights_is_not_readmitted(tiny: SimpleNamespace) -> None:
+    one, two = tiny.serve(), tiny.serve()
+    items = tiny.items(40)
+    with TeacherFleet.connect([one.address, two.address], settings=tiny.settings) as fleet:
+        one.stop()
+        tiny.wait_until(lambda: state_of(fleet, one.address) == "condemned")
+        other = tiny.serve(seed=2, port=one.port)
+        tiny.wait_until(lambda: "weights_hash" in reason_of(fleet, one.address))
+        assert state_of(fleet, one.address) == "stale"
+        assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
+        assert other.scored_rows() == 0
+
+
+def test_weights_swapped_under_a_running_server_are_noticed_by_the_call(tiny: SimpleNamespace) -> None:
+    one, two = tiny.serve(), tiny.serve()
+    items = tiny.items(40)
+    with TeacherFleet.connect([one.address, two.address], settings=tiny.settings) as fleet:
+        one.models["math"] = tiny.model(2)
+        assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
+        tiny.wait_until(lambda: state_of(fleet, one.address) == "stale")
+
+
+def test_adopting_takes_the_new_weights(tiny: SimpleNamespace) -> None:
+    server = tiny.serve()
+    items = tiny.items(3)
+    with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
+        server.models["math"] = tiny.model(2)
+        fleet.adopt("math")
+        scores = fleet.score("math", items, SPEC)
+        assert {s.weights_hash for s in scores} == {tiny.model(2).weights_hash}
+
+
+def test_a_frozen_server_is_condemned_and_its_rows_go_elsewhere(tiny: SimpleNamespace) -> None:
+    one, two = tiny.serve(), tiny.serve()
+    items = tiny.items(60)
+    settings = with_health(tiny.settings, probe_timeout_seconds=0.3)
+    with TeacherFleet.connect([one.address, two.address], settings=settings) as fleet:
+        one.deaf = True
+        assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
+        tiny.wait_until(lambda: state_of(fleet, one.address) == "condemned")
+        one.deaf = False
+        tiny.wait_until(lambda: state_of(fleet, one.address) == "healthy")
+
+
+def test_a_wedged_server_that_answers_probes_is_condemned_by_its_requests(tiny: SimpleNamespace) -> None:
+    one, two = tiny.serve(), tiny.serve()
+    one.wedged = True
+    settings = with_calls(tiny.settings, attempt_seconds=0.2)
+    settings = settings.model_copy(update={"hedge": settings.hedge.model_copy(update={"enabled": False})})
+    with TeacherFleet.connect([one.address, two.address], settings=settings) as fleet:
+        items = tiny.items(30)
+        history = fleet._core.servers[one.address].lives["math"].history
+        for _ in range(20):
+            assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
+            history = fleet._core.servers[one.address].lives["math"].history
+            if any(change.after == "condemned" and "requests" in change.reason for change in history):
+                break
+        else:
+            pytest.fail(f"it was not condemned: {history}")
+
+
+def _flip_a_bit(messages: list[pb.ScoreResponse]) -> list[pb.ScoreResponse]:
+    chunk = next(m for m in messages if m.HasField("chunk")).chunk
+    chunk.data = bytes([chunk.data[0] ^ 1]) + chunk.data[1:]
+    return messages
+
+
+def _edit(role: int, change: Callable[[np.ndarray], None], dtype: str) -> Callable[[list[Any]], list[Any]]:
+    """Change a tensor of the first sequence and put the right checksum on it: a lie, not noise."""
+
+    def mangle(messages: list[pb.ScoreResponse]) -> list[pb.ScoreResponse]:
+        header = next(m for m in messages if m.HasField("sequence")).sequence
+        chunk = next(m for m in messages if m.HasField("chunk")).chunk
+        data, start = bytearray(chunk.data), 0
+        for tensor in header.tensors:
+            if tensor.role == role:
+                piece = np.frombuffer(bytes(data[start : start + tensor.byte_length]), dtype).copy()
+                change(piece)
+                data[start : start + tensor.byte_length] = piece.tobytes()
+                tensor.crc32c = crc32c(piece.tobytes())
+            start += tensor.byte_length
+        chunk.data = bytes(data)
+        return messages
+
+    return mangle
+
+
+def _set(value: float, index: int = 0) -> Callable[[np.ndarray], None]:
+    def change(array: np.ndarray) -> None:
+        array[index] = value
+
+    return change
+
+
+def _wrong_rows(messages: list[pb.ScoreResponse]) -> list[pb.ScoreResponse]:
+    next(m for m in messages if m.HasField("sequence")).sequence.tensors[0].rows += 1
+    return messages
+
+
+def _wrong_ids_crc(messages: list[pb.ScoreResponse]) -> list[pb.ScoreResponse]:
+    next(m for m in messages if m.HasField("sequence")).sequence.ids_crc32c ^= 1
+    return messages
+
+
+def _wrong_weights(messages: list[pb.ScoreResponse]) -> list[pb.ScoreResponse]:
+    messages[0].header.weights_hash = "0" * 64
+    return messages
+
+
+LIES = {
+    "a flipped bit": _flip_a_bit,
+    "NaN": _edit(pb.TENSOR_ROLE_SAMPLED, _set(float("nan")), "<f4"),
+    "a positive log-prob": _edit(pb.TENSOR_ROLE_SAMPLED, _set(0.5), "<f4"),
+    "probabilities that sum to more than one": _edit(pb.TENSOR_ROLE_LOG_TAIL, _set(0.0), "<f4"),
+    "unsorted values": _edit(pb.TENSOR_ROLE_VALUES, _set(-9.0), "<f2"),
+    "a wrong number of rows": _wrong_rows,
+    "scores of other ids": _wrong_ids_crc,
+    "scores of other weights": _wrong_weights,
+    "a missing trailer": lambda messages: messages[:-1],
+    "a missing sequence": lambda messages: messages[:1] + messages[-1:],
+    "no header": lambda messages: messages[1:],
+    "nothing": lambda messages: [],
+    "two trailers": lambda messages: [*messages, messages[-1]],
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lying_server_is_condemned_and_poisons_nothing(tiny: SimpleNamespace, lie: str) -> None:
+    honest, liar = tiny.serve(), tiny.serve()
+    liar.mangle = LIES[lie]
+    items = tiny.items(60)
+    settings = with_health(tiny.settings, cool_off_seconds=30.0)
+    with TeacherFleet.connect([liar.address, honest.address], settings=settings) as fleet:
+        assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
+        assert liar.requests
+        assert state_of(fleet, liar.address) == "condemned"
+
+
+def test_when_everybody_lies_the_call_fails_with_the_reason(tiny: SimpleNamespace) -> None:
+    server = tiny.serve()
+    server.mangle = LIES["NaN"]
+    settings = with_calls(tiny.settings, attempts=2)
+    with (
+        TeacherFleet.connect(server.address, settings=settings) as fleet,
+        pytest.raises(CorruptPayloadError, match=r"failed 2 times.*sampled"),
+    ):
+        fleet.score("math", tiny.items(1), SPEC)
+
+
+def test_two_replicas_with_different_weights_and_no_majority_are_refused(tiny: SimpleNamespace) -> None:
+    one, two = tiny.serve(seed=1), tiny.serve(seed=2)
+    with pytest.raises(IncompatibleTeacherError, match=r"not the same.*weights_hash") as caught:
+        TeacherFleet.connect([one.address, two.address], settings=tiny.settings)
+    assert one.address in str(caught.value) and two.address in str(caught.value)
+
+
+def test_the_majority_outvotes_an_odd_replica_and_a_pin_outvotes_the_majority(tiny: SimpleNamespace) -> None:
+    servers = [tiny.serve(seed=1), tiny.serve(seed=1), tiny.serve(seed=2)]
+    addresses = [s.address for s in servers]
+    with TeacherFleet.connect(addresses, settings=tiny.settings) as fleet:
+        fleet.score("math", tiny.items(30), SPEC)
+        assert servers[2].scored_rows() == 0
+    pinned = tiny.settings.model_copy(update={"expected_weights": {"math": tiny.model(2).weights_hash}})
+    with TeacherFleet.connect(addresses, settings=pinned) as fleet:
+        fleet.score("math", tiny.items(30, seed=5), SPEC)
+        assert servers[2].scored_rows() == 30
+    absent = tiny.settings.model_copy(update={"expected_weights": {"math": "0" * 64}})
+    with pytest.raises(IncompatibleTeacherError, match="must have weights 000000000000"):
+        TeacherFleet.connect(addresses, settings=absent)
+
+
+def test_a_replica_that_computes_something_else_under_the_same_hash_is_refused_and_measured(
+    tiny: SimpleNamespace,
+) -> None:
+    servers = [tiny.serve() for _ in range(3)]
+    servers[1].models["math"].states += 0.3
+    with TeacherFleet.connect([s.address for s in servers], settings=tiny.settings) as fleet:
+        tiny.wait_until(lambda: "nats on the probe" in reason_of(fleet, servers[1].address))
+        assert state_of(fleet, servers[1].address) == "stale"
+        report = fleet.verify("math")
+        assert not report.agrees
+        assert max(report.differences, key=report.differences.__getitem__) == servers[1].address
+        assert report.differences[servers[0].address] == 0.0
+        assert servers[1].address in report.sentence()
+
+
+def test_pushback_is_obeyed_and_costs_no_attempts(tiny: SimpleNamespace) -> None:
+    server = tiny.serve()
+    counter = itertools.count()
+
+    def trouble(request: pb.ScoreRequest) -> None:
+        if next(counter) < 10:
+            raise OverloadedError("busy", retry_after=0.02)
+
+    server.trouble = trouble
+    settings = with_calls(tiny.settings, attempts=1)
+    with TeacherFleet.connect(server.address, settings=settings) as fleet:
+        items = tiny.items(5)
+        assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
+        assert fleet.status().counters.pushbacks == 10
+        assert state_of(fleet, server.address) == "healthy"
+
+
+@pytest.mark.parametrize("kind", [InvalidRequestError, NonFiniteError])
+def test_one_bad_row_fails_alone(tiny: SimpleNamespace, kind: type[OpdError]) -> None:
+    server = tiny.serve()
+    items = [ScoreItem(np.full(6, i, dtype=np.uint32), 2) for i in range(12)]
+    bad = items[7].token_ids.tobytes()
+
+    def trouble(request: pb.ScoreRequest) -> None:
+        if any(sequence.token_ids == bad for sequence in request.sequences):
+            raise kind("this row cannot be scored")
+
+    server.trouble = trouble
+    with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
+        futures = fleet.submit_many("math", items, SPEC, groups=["g"] * 12)
+        for index, future in enumerate(futures):
+            if index == 7:
+                with pytest.raises(kind, match="cannot be scored"):
+                    future.result(timeout=30)
+            else:
+                future.result(timeout=30)
+        assert state_of(fleet, server.address) == "healthy"
+
+
+def test_a_draining_server_gets_nothing_new_and_returns_after_it(tiny: SimpleNamespace) -> None:
+    one, two = tiny.serve(), tiny.serve()
+    with TeacherFleet.connect([one.address, two.address], settings=tiny.settings) as fleet:
+        one.draining = True
+        tiny.wait_until(lambda: state_of(fleet, one.address) == "retired")
+        fleet.score("math", tiny.items(30), SPEC)
+        assert one.scored_rows() == 0
+        one.draining = False
+        tiny.wait_until(lambda: state_of(fleet, one.address) == "healthy")
+
+
+def test_the_caller_hears_of_an_outage_in_its_own_thread_and_the_rows_survive_it(tiny: SimpleNamespace) -> None:
+    server = tiny.serve()
+    heard: list[tuple[str, int]] = []
+
+    def note(what: str) -> Callable[[Outage], None]:
+        return lambda outage: heard.append((what, threading.get_ident()))
+
+    items = tiny.items(10)
+    with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
+        server.stop()
+        tiny.wait_until(lambda: state_of(fleet, server.address) == "condemned")
+
+        def revive(outage: Outage) -> None:
+            heard.append(("emergency", threading.get_ident()))
+            assert "math" in outage.sentence() and outage.rows == 10
+            tiny.serve(port=server.port)
+
+        hooks = OutageHooks(note("waiting"), revive, note("recovered"))
+        assert numbers(fleet.score("math", items, SPEC, hooks=hooks)) == calm(tiny, items)
+    names = [what for what, _ in heard]
+    assert names.count("emergency") == 1 and "waiting" in names
+    assert {thread for _, thread in heard} == {threading.get_ident()}
+
+
+def test_an_outage_beyond_its_budget_fails_with_its_own_error(tiny: SimpleNamespace) -> None:
+    server = tiny.serve()
+    outage = tiny.settings.outage.model_copy(update={"budget_seconds": 0.5})
+    settings = tiny.settings.model_copy(update={"outage": outage})
+    with TeacherFleet.connect(server.address, settings=settings) as fleet:
+        server.stop()
+        with pytest.raises(OutageError, match=r"'math' has had no usable replica.*condemned"):
+            fleet.score("math", tiny.items(3), SPEC)
+
+
+def test_refused_credentials_name_the_replica_and_the_fix(tiny: SimpleNamespace) -> None:
+    server = tiny.serve()
+
+    server.refusal = "the token has expired"
+    settings = tiny.settings.model_copy(update={"connect_seconds": 0.5})
+    with pytest.raises(AuthError, match=r"expired.*renew the token") as caught:
+        TeacherFleet.connect(server.address, settings=settings)
+    assert server.address in str(caught.value)
+
+
+def test_a_straggler_is_hedged_and_its_call_cancelled(tiny: SimpleNamespace) -> None:
+    fast, slow = tiny.serve(), tiny.serve()
+    items = tiny.items(200)
+    with TeacherFleet.connect([fast.address, slow.address], settings=tiny.settings) as fleet:
+        fleet.score("math", items, SPEC)
+        slow.delay = 3.0
+        last = tiny.items(40, seed=9)
+        assert numbers(fleet.score("math", last, SPEC)) == calm(tiny, last)
+        counters = fleet.status().counters
+        assert counters.rows_answered == 240
+        assert 0 < counters.hedges <= 0.05 * 240
+        assert counters.hedges_won > 0
+        tiny.wait_until(lambda: slow.cancelled > 0)
