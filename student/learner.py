@@ -146,6 +146,7 @@ class Learner:
         return TokenBatch(
             token_ids=micro.token_ids,
             mask=micro.mask,
+            weights=micro.mask.float(),
             row=micro.row,
             position=micro.position,
             behaviour_logp=micro.behaviour_logp,
@@ -184,7 +185,8 @@ class Learner:
             moments = state["moments"][name]
             if moments:
                 self.optimizer.state[parameter] = {
-                    key: value if key == "step" else value.to(parameter.device) for key, value in moments.items()
+                    key: value.clone() if key == "step" else value.to(parameter.device, copy=True)
+                    for key, value in moments.items()
                 }
         self.updates = int(state["updates"])
         torch.set_rng_state(state["torch_rng"])

@@ -4,6 +4,7 @@ Denominators are counted over all rows of the step on all ranks before the first
 depend on how rows are cut into micro-batches or spread over ranks.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from opd.config import parse_settings
 from opd.errors import ConfigError
 from student.needs import Needs, merge
 from student.row import Row
-from student.terms import OBJECTIVES, Term, TokenBatch
+from student.terms import OBJECTIVES, Term, TermOutput, TokenBatch
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
 Metrics = dict[str, tuple[float, float]]
@@ -80,19 +81,12 @@ class Objective:
 
     def loss(self, batch: TokenBatch, denominators: Sequence[float]) -> tuple[Float[Tensor, ""], Metrics]:
         """This micro-batch's share of the step's loss in nats, and its metrics as sums with denominators."""
-        row_weight = torch.tensor([row.weight for row in batch.rows], device=batch.mask.device)[batch.row]
-        mask = batch.mask.float() * row_weight
-        total = mask.new_zeros(())
+        total = torch.zeros((), device=batch.mask.device)
         metrics: Metrics = {}
         for term, denominator in zip(self.terms, denominators, strict=True):
-            output = term.token_losses(batch)
-            # where() and not a product: a NaN at a masked position must not reach the sum.
-            kept = torch.where(batch.mask, output.loss, output.loss.new_zeros(()))
-            weights = mask
-            if term.settings.aggregation == "sequence_mean":
-                lengths = torch.tensor([max(1, int(row.loss_mask.sum())) for row in batch.rows], device=mask.device)
-                weights = mask / lengths[batch.row]
-            part = (kept * weights).sum() / denominator
+            weights = _position_weights(batch, term.settings.aggregation) / denominator
+            output = term.token_losses(dataclasses.replace(batch, weights=weights))
+            part = _weighted(output, batch, weights)
             total = total + term.settings.weight * part
             name = term.settings.name.rpartition(":")[2]
             metrics[f"loss/{name}"] = (float(part.detach()), 1.0)
@@ -107,3 +101,21 @@ class Objective:
         """Restore what `state_dict` gave."""
         for i, term in enumerate(self.terms):
             term.load_state_dict(state.get(str(i), {}))
+
+
+def _position_weights(batch: TokenBatch, aggregation: str) -> Float[Tensor, " n"]:
+    """[N] weights before the division by the denominator: mask, row weight, and 1 / length for sequence_mean."""
+    per_row = torch.tensor([row.weight for row in batch.rows], device=batch.mask.device)
+    if aggregation == "sequence_mean":
+        lengths = [max(1, int(row.loss_mask.sum())) for row in batch.rows]
+        per_row = per_row / torch.tensor(lengths, device=batch.mask.device)
+    return batch.mask.float() * per_row[batch.row]
+
+
+def _weighted(output: TermOutput, batch: TokenBatch, weights: Tensor) -> Float[Tensor, ""]:
+    if output.total is not None:
+        return output.total
+    if output.loss is None:
+        raise TypeError("a term returned neither loss nor total")
+    # where() and not a product: a NaN at a masked position must not reach the sum.
+    return (torch.where(batch.mask, output.loss, torch.zeros_like(output.loss)) * weights).sum()

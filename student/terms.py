@@ -93,6 +93,7 @@ class TokenBatch:
     Attributes:
         token_ids: [N] int64, response tokens.
         mask: [N] bool, True where the token is trained on.
+        weights: [N] float32, weight of each position in the term's mean over the whole step; 0 where masked.
         row: [N] int64, index into `rows`.
         position: [N] int64, index t within the response.
         behaviour_logp: [N] float32 nats, log-prob under the sampler.
@@ -106,6 +107,7 @@ class TokenBatch:
 
     token_ids: Int[Tensor, " n"]
     mask: Bool[Tensor, " n"]
+    weights: Float[Tensor, " n"]
     row: Int[Tensor, " n"]
     position: Int[Tensor, " n"]
     behaviour_logp: Float[Tensor, " n"]
@@ -125,14 +127,16 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TermOutput:
-    """What a term computed.
+    """What a term computed: either `loss` or `total`.
 
     Attributes:
         loss: [N] loss per position, nats, with gradient; masked positions are ignored by the objective.
+        total: scalar, the sum of the losses times `TokenBatch.weights`, for kernels that take weights.
         metrics: name -> (numerator, denominator), summed over micro-batches and ranks before the division.
     """
 
-    loss: Float[Tensor, " n"]
+    loss: Float[Tensor, " n"] | None = None
+    total: Float[Tensor, ""] | None = None
     metrics: dict[str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict)
 
 

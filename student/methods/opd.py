@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, model_validator
 
 from opd import maths
+from opd.errors import ConfigError
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.needs import HIDDEN, SCORES, SCORES_AT_TEACHER, TEACHER, Needs, SignalNeed
 from student.terms import Term, TermOutput, TermSettings, TokenBatch
 
 if TYPE_CHECKING:
-    from opd.maths import Divergence
+    from opd.maths import Divergence, HeadSettings
+    from student.terms import HeadWeights
 
 DivergenceName = Literal["reverse_kl", "forward_kl", "jsd", "skew_forward_kl", "skew_reverse_kl"]
 
@@ -88,12 +90,14 @@ class OnPolicyDistillation(Term):
             self.settings.payload
         ](batch)
         count = result.count
-        metrics = {self.settings.divergence: (result.total.detach(), count)}
+        metrics = {self.settings.divergence: (result.per_token.detach().sum(), count)}
         for name, values in (("student_entropy", result.student_entropy), ("teacher_entropy", result.teacher_entropy)):
             if values is not None:
                 metrics[name] = (values.sum(), count)
         metrics |= {name: (values.sum(), count) for name, values in result.diagnostics.items()}
-        return TermOutput(result.per_token, metrics)
+        # The linear divergence takes its gradient in the forward pass, for the weights it was given.
+        exact = self.settings.payload == "hidden"
+        return TermOutput(None if exact else result.per_token, result.total if exact else None, metrics)
 
     def _behaviour(self, batch: TokenBatch) -> dict[str, object]:
         cap = self.settings.importance_cap
@@ -142,5 +146,24 @@ class OnPolicyDistillation(Term):
             teacher.weight,
             kind=self.settings.divergence,
             weight=self.settings.mixture,
+            temperature=batch.temperature,
+            student_settings=head_settings(student),
+            teacher_settings=head_settings(teacher, batch.temperature / self.settings.teacher_temperature),
+            vocab_size=batch.valid_vocab,
             mask=batch.mask,
+            token_weights=batch.weights,
         )
+
+
+def head_settings(head: HeadWeights, factor: float = 1.0) -> HeadSettings:
+    """Bias, scale and soft-cap of a head whose logits are multiplied by `factor`.
+
+    Raises:
+        ConfigError: for a factor with a soft-cap, behind which logits cannot be scaled.
+    """
+    if factor != 1.0 and head.soft_cap:
+        raise ConfigError(
+            "a soft-capped teacher head cannot have a temperature of its own with payload hidden; set "
+            "teacher_temperature to rollout.temperature or use payload gather."
+        )
+    return maths.HeadSettings(head.bias, head.logit_scale * factor, head.soft_cap)
