@@ -13,7 +13,8 @@ from transformers.utils import logging
 from opd.tasks import MixSettings, PromptSource, build_prompts
 from opd.tiny.generate import accuracy
 from opd.tiny.model import make_model
-from opd.tiny.plans import ModelPlan, Progress, WorldPlan
+from opd.tiny.plans import ModelPlan, Progress, SftPlan, WorldPlan
+from opd.tiny.reinforce import train_reinforce
 from opd.tiny.sft import train_sft
 from opd.tiny.summary import ModelSummary, WorldSummary
 from opd.tiny.tokenizer import make_tokenizer
@@ -68,7 +69,14 @@ class Builder:
                 if self.progress is not None:
                     self.progress(name, before + step, total)
 
-            train_sft(model, tokenizer, self._source(stage.tasks), stage.plan, seed=seed, progress=report)
+            source = self._source(stage.tasks)
+            longest, stage_plan = self.plan.max_new_tokens, stage.plan
+            if isinstance(stage_plan, SftPlan):
+                train_sft(model, tokenizer, source, stage_plan, seed=seed, max_new_tokens=longest, progress=report)
+            else:
+                train_reinforce(
+                    model, tokenizer, source, stage_plan, seed=seed, max_new_tokens=longest, progress=report
+                )
             done += stage.plan.steps
 
     def _source(self, tasks: Sequence[str]) -> PromptSource:

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from opd.tasks import Prompt, PromptSource, Verdict, encode_prompt
+from opd.tasks import Prompt, PromptSource, Split, Verdict, encode_prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +88,15 @@ def accuracy(
     max_new_tokens: int,
     temperature: float = 0.0,
     seed: int = 0,
+    split: Split = "heldout",
+    start: int = 0,
 ) -> float:
-    """Share of `count` held-out prompts that the model answers correctly; unknown verdicts do not count."""
+    """Share of `count` prompts of a split that the model answers correctly; unknown verdicts do not count."""
     generator = torch.Generator().manual_seed(seed)
-    prompts = source.prompts("heldout", count)
+    prompts = source.prompts(split, count, start)
     found = []
-    for start in range(0, count, 256):
-        part = prompts[start : start + 256]
+    for first in range(0, count, 256):
+        part = prompts[first : first + 256]
         batch = sample(
             model, tokenizer, part, max_new_tokens=max_new_tokens, temperature=temperature, generator=generator
         )

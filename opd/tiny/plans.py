@@ -8,6 +8,9 @@ from opd.tasks import TaskSettings
 Progress = Callable[[str, int, int], None]
 """Called with (model's name, steps done, steps in all)."""
 
+StepProgress = Callable[[int, int], None]
+"""Called with (steps done, steps in all) of one stage."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -39,13 +42,37 @@ class SftPlan:
         warmup: steps of linear warm-up; afterwards the rate falls linearly to a tenth of the peak.
         noise: chance of each answer token to be replaced, in the half of the rows that is corrupted; 0 turns it off.
         start: position in the training stream of the first row, so that two stages can see different rows.
+        until: stop as soon as greedy decoding answers this share of 128 training prompts correctly, checked every 20
+            steps; None trains all steps. It makes a student of a wanted level whatever the seed.
     """
 
     steps: int
-    batch: int = 96
-    lr: float = 4e-3
+    batch: int = 64
+    lr: float = 5e-3
     warmup: int = 20
     noise: float = 0.0
+    start: int = 0
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReinforcePlan:
+    """How a model is trained by reinforcement on its own answers.
+
+    Attributes:
+        steps: optimizer steps, each on fresh rollouts.
+        prompts: prompts per step.
+        samples: answers per prompt, at least 2.
+        lr: learning rate of AdamW; rates that suit supervised training destroy the model here.
+        warmup: steps of linear warm-up.
+        start: position in the training stream of the first prompt.
+    """
+
+    steps: int
+    prompts: int = 32
+    samples: int = 8
+    lr: float = 1.5e-4
+    warmup: int = 10
     start: int = 0
 
 
@@ -58,7 +85,7 @@ class Stage:
         tasks: names of the world's tasks, in equal shares.
     """
 
-    plan: SftPlan
+    plan: SftPlan | ReinforcePlan
     tasks: tuple[str, ...]
 
 

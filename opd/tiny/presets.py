@@ -26,7 +26,21 @@ def _test() -> WorldPlan:
     )
 
 
-PRESETS = {"test": _test}
+def _demo() -> WorldPlan:
+    """Two-digit sums: a teacher that is nearly always right, and a smaller student that mostly is not."""
+    sums = ("addition",)
+    return WorldPlan(
+        tasks={"addition": TaskSettings(task="addition", options={"digits": 2})},
+        models={
+            "student": ModelPlan(Shape(hidden=96, layers=2), (Stage(SftPlan(steps=400, until=0.25), sums),)),
+            "teacher": ModelPlan(Shape(hidden=128, layers=2), (Stage(SftPlan(steps=700, lr=4e-3, noise=0.1), sums),)),
+        },
+        max_new_tokens=12,
+        measured=512,
+    )
+
+
+PRESETS = {"test": _test, "demo": _demo}
 """Name -> recipe."""
 
 

@@ -5,7 +5,7 @@ So in half of the rows random digits replace some of the answer's input tokens w
 teaches the model what is true whatever stands before it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,12 +15,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from opd.errors import DataError
 from opd.tasks import Prompt, PromptSource
-from opd.tiny.plans import SftPlan
-
-Progress = Callable[[int, int], None]
-"""Called with (steps done, steps in all)."""
+from opd.tiny.generate import accuracy
+from opd.tiny.plans import SftPlan, StepProgress
 
 IGNORED = -100
+_CHECK_PROMPTS = 10**9
+"""Position in the training stream of the prompts that `SftPlan.until` is checked on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,19 @@ def train_sft(
     plan: SftPlan,
     *,
     seed: int,
-    progress: Progress | None = None,
+    max_new_tokens: int = 64,
+    progress: StepProgress | None = None,
 ) -> float:
     """Train `model` in place on the source's training stream; returns the mean loss of the last tenth, nats per token.
+
+    Args:
+        model: the model.
+        tokenizer: its tokenizer.
+        source: where rows come from.
+        plan: how to train.
+        seed: of the noise.
+        max_new_tokens: enough for a correct answer, for the checks of `plan.until`.
+        progress: called after each step.
 
     Raises:
         DataError: when the prompts carry no worked solutions.
@@ -98,11 +108,28 @@ def train_sft(
         optimizer.zero_grad()
         scheduler.step()
         losses.append(loss.item())
+        reached = (
+            plan.until is not None
+            and step % 20 == 19
+            and _level(model, tokenizer, source, max_new_tokens) >= plan.until
+        )
         if progress is not None:
-            progress(step + 1, plan.steps)
+            progress(plan.steps if reached else step + 1, plan.steps)
+        if reached:
+            break
     model.eval()
     last = losses[-max(1, len(losses) // 10) :]
     return sum(last) / len(last)
+
+
+def _level(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, source: PromptSource, max_new_tokens: int
+) -> float:
+    """Greedy accuracy on prompts of the training stream that no stage reaches, so that held-out ones stay unseen."""
+    model.eval()
+    level = accuracy(model, tokenizer, source, 128, max_new_tokens=max_new_tokens, split="train", start=_CHECK_PROMPTS)
+    model.train()
+    return level
 
 
 def _rate(step: int, plan: SftPlan) -> float:
