@@ -34,6 +34,9 @@ from teacher_server.worker import EngineWorker
 INLINE_BYTES = 32 * 1024
 """Up to this size work is done on the event loop; a thread costs more than it saves."""
 
+SHARED_MEMORY_LEAST_BYTES = 64 * 1024
+"""Smaller sequences travel as a chunk: a file costs more than it saves."""
+
 
 @dataclass(slots=True, eq=False)
 class Shared:
@@ -241,7 +244,8 @@ class ScoreCall:
     async def _send_sequence(self, teacher: str, request: ParsedRequest, index: int, encoded: EncodedSequence) -> None:
         shared = self._shared
         places = None
-        if shared.memory.token and request.shared_memory_token == shared.memory.token:
+        same_host = shared.memory.token != "" and request.shared_memory_token == shared.memory.token
+        if same_host and encoded.nbytes >= SHARED_MEMORY_LEAST_BYTES:
             places = shared.memory.put(encoded.buffers)
         if places is not None:
             self._segments.append(places[0].name)

@@ -1,0 +1,72 @@
+"""From settings to engines: which class, which arguments, whose code may run."""
+
+import inspect
+from typing import Any
+
+from opd.errors import ConfigError
+from teacher_server.engines import ENGINES
+from teacher_server.engines.base import Engine
+from teacher_server.residency import EngineFactory
+from teacher_server.settings import ServerSettings
+
+
+def engine_factory(settings: ServerSettings) -> EngineFactory:
+    """A function that builds the configured engine for a model path or hub id.
+
+    An argument that the engine class does not take is refused when it differs from its default, never dropped in
+    silence.
+
+    Raises:
+        ConfigError: for an unknown engine, an argument it does not take, or a malformed allow-list entry.
+    """
+    cls = ENGINES.load(settings.engine.engine)
+    accepted = inspect.signature(cls).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
+    allowed = _allow_list(settings.security.trust_remote_code)
+    standard: dict[str, tuple[Any, Any]] = {
+        "device": (settings.engine.device, "auto"),
+        "dtype": (settings.engine.dtype, "auto"),
+        "deterministic": (settings.engine.deterministic, False),
+        "max_batch_tokens": (settings.limits.max_batch_tokens, settings.limits.max_batch_tokens),
+        "max_k": (settings.limits.max_k, settings.limits.max_k),
+    }
+    arguments: dict[str, Any] = {}
+    for name, (value, default) in standard.items():
+        if name in accepted:
+            arguments[name] = value
+        elif value != default:
+            raise ConfigError(f"engine {settings.engine.engine!r} takes no {name}, but it is set to {value!r}.")
+    for name, value in settings.engine.options.items():
+        if name not in accepted and not takes_any:
+            known = ", ".join(n for n in accepted if n not in ("self", "model"))
+            raise ConfigError(f"engine {settings.engine.engine!r} takes no option {name!r}; it takes {known}.")
+        if name == "trust_remote_code":
+            raise ConfigError("trust_remote_code is no engine option; allow one model with --trust-remote-code.")
+        arguments[name] = value
+
+    def build(model: str) -> Engine:
+        engine: Engine = cls(model, **arguments, **_remote_code(model, allowed, settings.engine.engine, accepted))
+        return engine
+
+    return build
+
+
+def _allow_list(entries: tuple[str, ...]) -> dict[str, str]:
+    allowed = {}
+    for entry in entries:
+        model, _, revision = entry.rpartition("@")
+        if not model or len(revision) != 40 or not all(c in "0123456789abcdef" for c in revision):
+            raise ConfigError(
+                f"trust_remote_code entry {entry!r} must be MODEL@REVISION with a commit hash of 40 hex digits: a "
+                "branch name could be moved to other code."
+            )
+        allowed[model] = revision
+    return allowed
+
+
+def _remote_code(model: str, allowed: dict[str, str], engine: str, accepted: Any) -> dict[str, Any]:
+    if model not in allowed:
+        return {}
+    if "trust_remote_code" not in accepted or "revision" not in accepted:
+        raise ConfigError(f"engine {engine!r} cannot run a model's own code at a pinned revision.")
+    return {"trust_remote_code": True, "revision": allowed[model]}

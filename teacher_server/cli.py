@@ -1,0 +1,185 @@
+"""`opd serve`: a teacher server from the command line.
+
+    opd serve --model Qwen/Qwen3-8B --port 9000
+    opd serve --model math=models/math --model code=models/code --tls-cert cert.pem --tls-key key.pem --host 0.0.0.0
+
+Every flag is a setting of `teacher_server.settings`; `--config FILE` takes them all as YAML, and flags win.
+"""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from opd.config.load import parse_settings
+from opd.errors import ConfigError
+
+
+def serve(
+    model: Annotated[list[str], typer.Option(help="Model folder or hub id, or NAME=MODEL; repeatable.")],
+    name: Annotated[str, typer.Option(help="Name of a single teacher; its folder's name by default.")] = "",
+    config: Annotated[Path | None, typer.Option(help="YAML file with any of the settings; flags win.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the service [0: a free one].")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Port of /metrics [0: a free one]; -1 is off.")] = None,
+    port_file: Annotated[
+        Path | None, typer.Option(help="File to write 'host:port metrics_port pid' into when teachers are ready.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="Engine [transformers]; see `opd plugins list`.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device of the models [auto].")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Compute dtype: f32, bf16, f16 [auto].")] = None,
+    deterministic: Annotated[
+        bool | None, typer.Option(help="Numbers of a row do not depend on its batch; slower.")
+    ] = None,
+    engine_option: Annotated[list[str] | None, typer.Option(help="KEY=VALUE for the engine; repeatable.")] = None,
+    threads: Annotated[
+        int, typer.Option(help="CPU threads of torch; 0 is OMP_NUM_THREADS where set, else all cores.")
+    ] = 0,
+    max_batch_tokens: Annotated[int | None, typer.Option(help="Tokens of one engine batch [16384].")] = None,
+    max_tokens_in_flight: Annotated[
+        int | None, typer.Option(help="Tokens that may wait and run before calls are refused [262144].")
+    ] = None,
+    max_sequence_tokens: Annotated[int | None, typer.Option(help="Longest sequence [what the engine can].")] = None,
+    max_k: Annotated[int | None, typer.Option(help="Largest k of top-k and gather [1024].")] = None,
+    allow_full: Annotated[bool | None, typer.Option(help="Serve whole logits; for tests.")] = None,
+    memory_budget_bytes: Annotated[
+        int | None, typer.Option(help="Bytes of weights awake at once; others sleep [0: no limit].")
+    ] = None,
+    grace: Annotated[float | None, typer.Option(help="Seconds for calls in flight after SIGTERM [120].")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate chain; reloaded when it changes.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM key.")] = None,
+    client_ca: Annotated[Path | None, typer.Option(help="PEM authorities of clients: mutual TLS.")] = None,
+    tokens: Annotated[Path | None, typer.Option(help="YAML file of bearer tokens with scopes.")] = None,
+    allow_insecure: Annotated[bool | None, typer.Option(help="Listen in the clear beyond loopback.")] = None,
+    trust_remote_code: Annotated[
+        list[str] | None, typer.Option(help="MODEL@COMMIT whose own code may run; repeatable.")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error [info].")] = None,
+    log_requests: Annotated[bool | None, typer.Option(help="A log line for every request.")] = None,
+    fault: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Serve one or more teacher models over gRPC until SIGTERM."""
+    values = {
+        "host": host,
+        "port": port,
+        "metrics_port": metrics_port,
+        "grace_seconds": grace,
+        "fault": fault,
+        "engine.engine": engine,
+        "engine.device": device,
+        "engine.dtype": dtype,
+        "engine.deterministic": deterministic,
+        "engine.options": _options(engine_option) or None,
+        "engine.memory_budget_bytes": memory_budget_bytes,
+        "limits.max_batch_tokens": max_batch_tokens,
+        "limits.max_tokens_in_flight": max_tokens_in_flight,
+        "limits.max_sequence_tokens": max_sequence_tokens,
+        "limits.max_k": max_k,
+        "limits.allow_full": allow_full,
+        "security.tls_cert": tls_cert,
+        "security.tls_key": tls_key,
+        "security.client_ca": client_ca,
+        "security.tokens": tokens,
+        "security.allow_insecure": allow_insecure,
+        "security.trust_remote_code": trust_remote_code or None,
+        "log.level": log_level,
+        "log.requests": log_requests,
+    }
+    code = asyncio.run(_serve(_settings(config, values), _teachers(model, name), port_file, threads))
+    if code:
+        raise typer.Exit(code)
+
+
+def _settings(config: Path | None, values: dict[str, Any]) -> Any:
+    import yaml
+
+    from teacher_server.settings import ServerSettings
+
+    data: dict[str, Any] = {}
+    if config is not None:
+        try:
+            data = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
+        except (OSError, yaml.YAMLError) as error:
+            raise ConfigError(f"config {config} cannot be read: {' '.join(str(error).split())}.") from error
+        if not isinstance(data, dict):
+            raise ConfigError(f"config {config} must be a mapping of settings.")
+    for key, value in values.items():
+        if value is None:
+            continue
+        group, _, field = key.rpartition(".")
+        target = data.setdefault(group, {}) if group else data
+        if not isinstance(target, dict):
+            raise ConfigError(f"config {config}: {group!r} must be a group of settings.")
+        target[field] = value
+    return parse_settings(ServerSettings, data, source=str(config) if config else "flags")
+
+
+def _teachers(models: list[str], name: str) -> dict[str, str]:
+    """Names and models of --model flags."""
+    teachers: dict[str, str] = {}
+    for entry in models:
+        given, separator, path = entry.partition("=")
+        if not separator or Path(entry).exists():
+            given, path = name or Path(entry).name or entry, entry
+        if not given or not path:
+            raise ConfigError(f"--model {entry!r} must be MODEL or NAME=MODEL.")
+        if given in teachers:
+            raise ConfigError(f"two teachers are called {given!r}; name them with --model NAME=MODEL.")
+        teachers[given] = path
+    if name and len(models) > 1:
+        raise ConfigError("--name goes with a single --model; use --model NAME=MODEL for several.")
+    return teachers
+
+
+def _options(entries: list[str] | None) -> dict[str, Any]:
+    import yaml
+
+    options = {}
+    for entry in entries or ():
+        key, separator, value = entry.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"--engine-option {entry!r} must be KEY=VALUE.")
+        options[key] = yaml.safe_load(value)
+    return options
+
+
+async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None, threads: int) -> int:
+    from teacher_server.build import engine_factory
+    from teacher_server.logs import configure
+    from teacher_server.server import TeacherServer
+
+    configure(settings.log.level)
+    _set_threads(threads)
+    server = TeacherServer(settings, engine_factory(settings))
+    loop = asyncio.get_running_loop()
+    starting = asyncio.current_task()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # Until it serves there is nothing to drain: the load is given up.
+        loop.add_signal_handler(number, lambda: starting.cancel() if starting is not None else None)
+    try:
+        await server.start(teachers)
+    except asyncio.CancelledError:
+        return 0
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    if port_file is not None:
+        _write_atomically(port_file, f"{settings.host}:{server.port} {server.metrics_port} {os.getpid()}\n")
+    return await server.wait()
+
+
+def _set_threads(threads: int) -> None:
+    if threads < 0:
+        raise ConfigError(f"--threads is {threads}, but it must be 0 or more.")
+    if threads or not os.environ.get("OMP_NUM_THREADS"):
+        import torch
+
+        torch.set_num_threads(threads or os.cpu_count() or 1)
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
