@@ -1,8 +1,13 @@
-"""Tiny models of several families with a tokenizer beside them, and a plain reference to compare engines with."""
+"""Tiny models of several families with a tokenizer beside them, a plain reference, the engines, a fake SGLang."""
 
+import base64
 import importlib.util
+import json
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -158,12 +163,13 @@ def model_folder(make_model: Callable[..., Path]) -> Path:
 _ENGINES = [
     pytest.param("transformers", id="transformers"),
     pytest.param("transformers-deterministic", id="transformers-deterministic"),
+    pytest.param("sglang", id="sglang-protocol"),
     pytest.param("vllm-pooling", id="vllm-pooling", marks=pytest.mark.engine),
     pytest.param("vllm-generate", id="vllm-generate", marks=pytest.mark.engine),
 ]
 
 
-def _open(name: str, folder: Path) -> Engine:
+def _open(name: str, folder: Path, server: "FakeSglang | None") -> Engine:
     from teacher_server.engines import ENGINES
 
     if name.startswith("transformers"):
@@ -174,12 +180,130 @@ def _open(name: str, folder: Path) -> Engine:
             pytest.skip("vLLM is not installed here; `make engines` runs this in an environment of its own")
         cls = ENGINES.load("vllm")
         return cls(str(folder), runner=name.partition("-")[2], max_batch_tokens=64, max_num_seqs=16, max_k=VOCABULARY)
-    raise ValueError(name)
+    assert server is not None
+    return ENGINES.load("sglang")(str(folder), url=server.url, max_k=VOCABULARY)
 
 
 @pytest.fixture(scope="session", params=_ENGINES)
 def engine(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Engine]:
     """Each engine in turn, on `model_folder`."""
-    opened = _open(request.param, model_folder)
+    server = FakeSglang(model_folder) if request.param == "sglang" else None
+    opened = _open(request.param, model_folder, server)
     yield opened
     opened.close()
+    if server is not None:
+        server.close()
+
+
+class FakeSglang:
+    """A /generate server with the fields of SGLang 0.5.23, answering with a real model's numbers.
+
+    Attributes:
+        dead: an id that is out of range reached it: the real server would have ended.
+        requests: bodies of /generate in order of arrival.
+        spoil: changes `meta_info` before it is sent.
+        status: (path, code) answers that path with an HTTP error.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.dead = False
+        self.requests: list[dict[str, Any]] = []
+        self.calls: list[str] = []
+        self.spoil: Callable[[dict[str, Any]], None] = lambda meta: None
+        self.status: tuple[str, int] | None = None
+        self.key: str | None = None
+        self.weight_version = "default"
+        self.load(folder)
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._answer(None)
+
+            def do_POST(self) -> None:
+                self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+            def _answer(self, body: dict[str, Any] | None) -> None:
+                fake.calls.append(self.path)
+                code, found = 200, {}
+                if fake.key is not None and self.headers["Authorization"] != f"Bearer {fake.key}":
+                    code, found = 401, {"error": "Unauthorized"}
+                elif fake.status is not None and fake.status[0] == self.path:
+                    code, found = fake.status[1], {"error": {"message": "told to fail"}}
+                else:
+                    found = fake.answer(self.path, body)
+                raw = json.dumps(found).encode()
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def load(self, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def answer(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        if path == "/model_info":
+            return {"model_type": "qwen3", "is_generation": True, "weight_version": self.weight_version}
+        if path == "/server_info":
+            return {"version": "0.5.23", "dtype": "float32", "max_req_input_len": 500, "context_length": 512}
+        assert body is not None
+        if path == "/update_weights_from_disk":
+            self.load(Path(body["model_path"]))
+            self.weight_version = body["weight_version"]
+            return {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
+        return self._generate(body) if path == "/generate" else {}
+
+    def _generate(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.requests.append(body)
+        ids, start = body["input_ids"], body["logprob_start_len"]
+        assert body["return_logprob"] and body["sampling_params"]["max_new_tokens"] == 0 and start >= 0
+        self.dead |= not all(0 <= token < VOCABULARY for token in ids)
+        with torch.no_grad():  # the sampling temperature does not reach input log-probs
+            logp = self._model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        # The first entry is null; entry i belongs to input position start + i.
+        rows = logp[start:-1]
+        own: list[Any] = [[None, ids[start], None]]
+        own += [[float(row[token]), token, None] for row, token in zip(rows, ids[start + 1 :], strict=True)]
+        meta: dict[str, Any] = {
+            "id": body["rid"],
+            "finish_reason": {"type": "length", "length": 0},
+            "prompt_tokens": len(ids),
+            "weight_version": self.weight_version,
+            "input_token_logprobs": own,
+            "output_token_logprobs": [],
+            "output_token_logprobs_length": 0,
+        }
+        if k := body.get("top_logprobs_num", 0):
+            assert body["return_flat_raw_top_logprobs"] and body["return_flat_raw_top_logprobs_b64"]
+            values, listed = rows.topk(k, -1)
+            prefix = "input_top_logprobs_"
+            meta[prefix + "val_flat_b64"] = base64.b64encode(values.numpy().astype("<f4").tobytes()).decode()
+            meta[prefix + "idx_flat_b64"] = base64.b64encode(listed.numpy().astype("<i4").tobytes()).decode()
+            meta[prefix + "val_flat_b64_dtype"], meta[prefix + "idx_flat_b64_dtype"] = "float32", "int32"
+            meta[prefix + "shape"], meta[prefix + "null_prefix"] = [len(rows), k], 1
+            meta["output_top_logprobs"] = []
+        self.spoil(meta)
+        return {"text": "", "output_ids": [], "meta_info": meta}
+
+
+@pytest.fixture
+def sglang_server(make_model: Callable[..., Path]) -> Iterator[FakeSglang]:
+    """A fake SGLang server on the suite's Qwen3 model."""
+    server = FakeSglang(make_model("qwen3"))
+    yield server
+    server.close()

@@ -1,0 +1,223 @@
+"""An SGLang server as an engine, over its HTTP API: sampled and top-k log-probs of given ids, at temperature 1.
+
+Written against the fields of SGLang 0.5.23 and tested against a server that follows them; it has not run against
+SGLang on a GPU. What SGLang cannot do exactly is not announced: gather (its `token_ids_logprob` is one list for all
+positions), hidden states (only the uncached suffix comes back on a prefix-cache hit), other temperatures (ignored for
+input log-probs).
+"""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from opd.errors import ConfigError, CorruptPayloadError, IncompatibleTeacherError, UnavailableError
+from opd.wire.fingerprint import weights_hash
+from opd.wire.types import Head, PayloadKind, Scores
+from teacher_server.engines.base import EngineInfo, EngineItem
+from teacher_server.engines.checkpoint import check_same_tensors, read_header
+from teacher_server.engines.checks import check_batch
+from teacher_server.engines.loading import (
+    check_same_architecture,
+    load_config,
+    load_tokenizer_identity,
+    resolve_folder,
+)
+from teacher_server.engines.sglang_http import SglangClient, flat_top_k, score_request, token_log_probs
+from teacher_server.engines.toplists import from_lists
+
+_DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float": "f32", "half": "f16"}
+
+
+class SglangEngine:
+    """Scores through one SGLang server, which must serve the model in `model`.
+
+    Args:
+        model: folder (or hub id) with the weights and tokenizer that the server was started on: identity and hashes
+            come from here.
+        url: address of the server, for example "http://127.0.0.1:30000".
+        api_key: sent as a bearer token.
+        admin_api_key: the same for replacing weights and sleeping; default `api_key`.
+        max_k: largest k that is announced.
+        concurrency: requests in flight at once; the server batches them.
+        timeout: seconds to wait for one answer.
+        deterministic: must be False.
+        revision: revision of a hub id.
+        trust_remote_code: run configuration code from the folder or the hub.
+
+    Raises:
+        ConfigError: when the model folder cannot be read or an option makes no sense here.
+        UnavailableError: when the server does not answer.
+        IncompatibleTeacherError: when it serves another kind of model.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        url: str,
+        api_key: str | None = None,
+        admin_api_key: str | None = None,
+        max_k: int = 256,
+        concurrency: int = 32,
+        timeout: float = 600.0,
+        deterministic: bool = False,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        if deterministic:
+            raise ConfigError("the sglang engine has no deterministic mode here; use the transformers engine for it.")
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"url {url!r} of the SGLang server must start with http:// or https://.")
+        self._client = SglangClient(url, api_key, admin_api_key or api_key, timeout)
+        self._trust = trust_remote_code
+        self._lock = threading.RLock()
+        self._asleep = self._closed = False
+        self._folder = resolve_folder(model, revision, with_code=trust_remote_code)
+        self._config = load_config(self._folder, trust_remote_code=trust_remote_code)
+        self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="opd-sglang")
+        served, server = self._client.call("/model_info"), self._client.call("/server_info")
+        self._check_model(served)
+        self._version = served.get("weight_version")
+        text = self._config.get_text_config()
+        longest = server.get("max_req_input_len") or server.get("context_length") or text.max_position_embeddings
+        self._info = EngineInfo(
+            engine=f"sglang {server.get('version', 'unknown')}",
+            model=model,
+            weights_hash=weights_hash(self._folder),
+            compute_dtype=self._dtype(str(server.get("dtype", "auto"))),
+            vocab_size=int(text.vocab_size),
+            tokenizer=load_tokenizer_identity(self._folder, trust_remote_code=trust_remote_code),
+            head=None,
+            payloads=frozenset({PayloadKind.SAMPLED, PayloadKind.TOPK}),
+            supports_temperature=False,
+            max_sequence_tokens=int(longest),
+            max_k=min(max_k, int(text.vocab_size)),
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        """Identity and capabilities; changes when weights are replaced."""
+        return self._info
+
+    def score(self, batch: Sequence[EngineItem]) -> list[Scores | None]:
+        """Score a batch: one result per item in order, None where the item was cancelled.
+
+        Cancellation is polled before a sequence is sent. Every id is checked first: an id that is out of range would
+        end the SGLang server, not the request.
+
+        Raises:
+            InvalidRequestError: when an item breaks a limit of `info`.
+            NonFiniteError: when the server returned NaN or infinity.
+            UnavailableError: when the server cannot be reached, refuses, or changed its weights behind our back.
+            CorruptPayloadError: when an answer does not fit the question.
+        """
+        check_batch(self._info, batch)
+        with self._lock:
+            self._require_awake()
+            futures = [self._pool.submit(self._score_one, entry) for entry in batch]
+            try:
+                return [future.result() for future in futures]
+            finally:
+                for future in futures:
+                    future.cancel()
+
+    def head(self) -> Head:
+        """Not served: always raises `UnavailableError`."""
+        raise UnavailableError(f"teacher {self._info.model} serves no hidden states; use another engine for them.")
+
+    def update_weights(self, folder: Path) -> None:
+        """Let the server load weights from a folder that it can read under the same path.
+
+        Names, shapes and config are checked here before the server is asked; the server puts back its old weights
+        when loading fails.
+
+        Raises:
+            ConfigError: when the folder cannot be read, or the server refuses it.
+            IncompatibleTeacherError: when config, names or shapes differ.
+        """
+        folder = Path(folder).resolve()
+        if (folder / "config.json").is_file():
+            check_same_architecture(self._config, load_config(folder, trust_remote_code=self._trust), folder)
+        check_same_tensors(read_header(self._folder), read_header(folder), folder)
+        new_hash = weights_hash(folder)
+        with self._lock:
+            self._require_awake()
+            self._load(folder, new_hash)
+
+    def sleep(self) -> None:
+        """Release the server's GPU memory (it must run with --enable-memory-saver)."""
+        with self._lock:
+            if not self._asleep and not self._closed:
+                self._client.call("/release_memory_occupation", {}, admin=True)
+            self._asleep = True
+
+    def wake(self) -> None:
+        """Take the GPU memory back and load the weights again: they do not survive the release."""
+        with self._lock:
+            if self._asleep and not self._closed:
+                self._client.call("/resume_memory_occupation", {}, admin=True)
+                self._load(self._folder, self._info.weights_hash)
+            self._asleep = False
+
+    def close(self) -> None:
+        """Stop using the server; it goes on running."""
+        self._closed = True
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _score_one(self, entry: EngineItem) -> Scores | None:
+        if entry.cancelled():
+            return None
+        item, spec = entry.item, entry.spec
+        meta = self._client.call("/generate", score_request(item, spec.k)).get("meta_info")
+        if not isinstance(meta, dict):
+            raise CorruptPayloadError(f"SGLang at {self._client.url} answered without meta_info.")
+        if meta.get("weight_version") != self._version:
+            raise UnavailableError(
+                f"SGLang at {self._client.url} now has weights of version {meta.get('weight_version')!r}, not "
+                f"{self._version!r}: they were replaced by someone else; load the teacher again."
+            )
+        length = item.response_length
+        sampled = token_log_probs(meta, item.response_ids.tolist(), self._client.url)
+        ids, values = flat_top_k(meta, length, spec.k, self._client.url) if spec.k else (None, None)
+        scores = from_lists(
+            sampled,
+            ids,
+            values,
+            value_dtype=spec.value_dtype,
+            vocabulary=self._info.vocab_size,
+            teacher=self._info.model,
+        )
+        return replace(scores, weights_hash=self._info.weights_hash)
+
+    def _load(self, folder: Path, new_hash: str) -> None:
+        body = {"model_path": str(folder.resolve()), "weight_version": new_hash, "flush_cache": True}
+        try:
+            answer = self._client.call("/update_weights_from_disk", body, admin=True)
+        except UnavailableError as error:
+            raise ConfigError(f"weights in {folder} were not taken, the old ones stay: {error}") from error
+        if not answer.get("success"):
+            raise ConfigError(f"the SGLang server did not take the weights in {folder}: {answer.get('message')}.")
+        self._folder, self._version = folder, new_hash
+        self._info = replace(self._info, weights_hash=new_hash)
+
+    def _check_model(self, served: dict[str, Any]) -> None:
+        theirs, ours = served.get("model_type"), getattr(self._config, "model_type", None)
+        if theirs is not None and theirs != ours:
+            raise IncompatibleTeacherError(
+                f"SGLang at {self._client.url} serves a {theirs} model, but {self._folder} is a {ours}; start it there."
+            )
+        if served.get("is_generation") is False:
+            raise IncompatibleTeacherError(f"SGLang at {self._client.url} serves no generative model; start it on one.")
+
+    def _dtype(self, name: str) -> str:
+        stored = str(getattr(self._config, "dtype", None)).removeprefix("torch.")
+        # SGLang's "auto" computes f32 checkpoints in f16.
+        return _DTYPES.get(name) or {"float32": "f16"}.get(stored) or _DTYPES.get(stored, "bf16")
+
+    def _require_awake(self) -> None:
+        if self._closed or self._asleep:
+            state = "closed; load it again" if self._closed else "asleep; wake it first"
+            raise UnavailableError(f"teacher {self._info.model} is {state}.")

@@ -1,0 +1,118 @@
+"""What SGLang's HTTP API takes and returns, for `teacher_server.engines.sglang`: calls, and answers as arrays.
+
+Fields as in SGLang 0.5.23: `managers/io_struct.py` and `managers/tokenizer_manager.py` of its wheel.
+"""
+
+import base64
+import binascii
+import json
+import urllib.error
+import urllib.request
+import uuid
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opd.errors import CorruptPayloadError, UnavailableError
+from opd.wire.types import F32, ScoreItem
+
+
+class SglangClient:
+    """Calls one server.
+
+    Args:
+        url: its address.
+        api_key: bearer token of ordinary calls, or None.
+        admin_key: bearer token of calls that change the server, or None.
+        timeout: seconds to wait for one answer.
+    """
+
+    def __init__(self, url: str, api_key: str | None, admin_key: str | None, timeout: float) -> None:
+        self.url = url.rstrip("/")
+        self._api_key, self._admin_key, self._timeout = api_key, admin_key, timeout
+
+    def call(self, path: str, body: dict[str, Any] | None = None, *, admin: bool = False) -> dict[str, Any]:
+        """GET (no body) or POST a JSON object; {} for an empty answer or one that is no object.
+
+        Raises:
+            UnavailableError: when the server cannot be reached or answers with an error.
+            CorruptPayloadError: when the answer is not JSON.
+        """
+        headers = {"Content-Type": "application/json"}
+        key = self._admin_key if admin else self._api_key
+        headers |= {"Authorization": f"Bearer {key}"} if key else {}
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            request = urllib.request.Request(self.url + path, data=data, headers=headers)
+            with urllib.request.urlopen(request, timeout=self._timeout) as answer:
+                raw = answer.read()
+        except urllib.error.HTTPError as error:
+            reason = " ".join(error.read(500).decode(errors="replace").split())
+            raise UnavailableError(f"SGLang at {self.url}{path} answered {error.code}: {reason}") from error
+        except (OSError, ValueError) as error:
+            raise UnavailableError(f"SGLang at {self.url} cannot be reached: {error}; is it running?") from error
+        try:
+            found = json.loads(raw) if raw.strip() else {}
+        except ValueError as error:
+            raise CorruptPayloadError(f"SGLang at {self.url}{path} answered with something that is no JSON.") from error
+        return found if isinstance(found, dict) else {}
+
+
+def score_request(item: ScoreItem, k: int) -> dict[str, Any]:
+    """Body of /generate that scores the response of a sequence, with the k most likely ids when k > 0."""
+    body: dict[str, Any] = {
+        "rid": uuid.uuid4().hex,
+        "input_ids": item.token_ids.tolist(),
+        "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+        "return_logprob": True,
+        # The entry at the start is null: let it be the last prompt token, so that the prompt may come from the cache.
+        "logprob_start_len": item.prompt_length - 1,
+        "stream": False,
+    }
+    if k:
+        body |= {"top_logprobs_num": k}
+        body |= {"return_flat_raw_top_logprobs": True, "return_flat_raw_top_logprobs_b64": True}
+    return body
+
+
+def token_log_probs(meta: dict[str, Any], expected: list[int], url: str) -> F32:
+    """[T] log-probs of the response ids, after the null entry of the last prompt token.
+
+    Raises:
+        CorruptPayloadError: when number, ids or values do not fit.
+    """
+    entries = meta.get("input_token_logprobs")
+    if not isinstance(entries, list) or len(entries) != len(expected) + 1:
+        count = len(entries) if isinstance(entries, list) else None
+        raise CorruptPayloadError(f"SGLang at {url} returned {count} input log-probs; expected {len(expected) + 1}.")
+    try:
+        pairs = [(float(entry[0]), int(entry[1])) for entry in entries[1:]]
+    except (TypeError, ValueError, IndexError) as error:
+        raise CorruptPayloadError(f"SGLang at {url} returned an input log-prob that is none: {error}.") from error
+    if [token for _, token in pairs] != expected:
+        raise CorruptPayloadError(f"SGLang at {url} answered for other tokens than it was asked about.")
+    return np.array([value for value, _ in pairs], np.float32)
+
+
+def flat_top_k(meta: dict[str, Any], rows: int, k: int, url: str) -> tuple[NDArray[np.int32], F32]:
+    """([T, K] ids, [T, K] log-probs) from the flat base64 fields.
+
+    Raises:
+        CorruptPayloadError: when shape, element types or bytes do not fit.
+    """
+    prefix = "input_top_logprobs_"
+    shape, skipped = meta.get(prefix + "shape"), meta.get(prefix + "null_prefix")
+    kinds = tuple(meta.get(f"{prefix}{name}_flat_b64_dtype", "") for name in ("val", "idx"))
+    if shape != [rows, k] or skipped != 1 or kinds != ("float32", "int32"):
+        raise CorruptPayloadError(
+            f"SGLang at {url} returned top log-probs of shape {shape} after {skipped} empty rows as {kinds}; expected "
+            f"{[rows, k]} after 1 as ('float32', 'int32')."
+        )
+    try:
+        raw = [base64.b64decode(meta[f"{prefix}{name}_flat_b64"], validate=True) for name in ("val", "idx")]
+        values = np.frombuffer(raw[0], "<f4").reshape(rows, k)
+        ids = np.frombuffer(raw[1], "<i4").reshape(rows, k)
+    except (KeyError, TypeError, ValueError, binascii.Error) as error:
+        raise CorruptPayloadError(f"SGLang at {url} returned top log-probs that do not decode: {error}.") from error
+    return ids, values.astype(np.float32)

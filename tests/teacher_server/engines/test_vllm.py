@@ -1,0 +1,112 @@
+"""What is particular to the vLLM adapter: weights, cancellation inside vLLM, families, traps."""
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from opd.errors import ConfigError, IncompatibleTeacherError, UnavailableError
+from opd.wire.fingerprint import weights_hash
+from opd.wire.types import PayloadKind, PayloadSpec
+from teacher_server.engines.toplists import SMALLEST_TAIL, log_tail
+from teacher_server.engines.vllm import VllmEngine
+
+needs_vllm = [
+    pytest.mark.engine,
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None,
+        reason="vLLM is not installed here; `make engines` runs this in an environment of its own",
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=["pooling", "generate"])
+def vllm(request: pytest.FixtureRequest, make_model) -> Iterator[VllmEngine]:
+    engine = VllmEngine(str(make_model("llama")), runner=request.param, max_batch_tokens=64, max_num_seqs=16)
+    yield engine
+    engine.close()
+
+
+class TestWithVllm:
+    pytestmark = needs_vllm
+
+    def test_new_weights_give_the_new_models_numbers_and_bad_ones_change_nothing(
+        self, vllm, make_model, make_item, entry, reference_logits
+    ) -> None:
+        item = make_item(6, 9)
+        for seed in (1, 0):  # there and back
+            folder = make_model("llama", seed=seed)
+            vllm.update_weights(folder)
+            (scores,) = vllm.score([entry(item, PayloadSpec.topk(1, "f32"))])
+            expected = reference_logits(folder, item).log_softmax(-1).max(-1).values
+            np.testing.assert_allclose(scores.values[:, 0], expected.numpy(), atol=2e-4)
+            assert scores.weights_hash == vllm.info.weights_hash == weights_hash(folder)
+            before = vllm.info
+            with pytest.raises(IncompatibleTeacherError):
+                vllm.update_weights(make_model("llama", seed=1, intermediate_size=96))
+            assert vllm.info == before
+
+    def test_a_sequence_cancelled_while_vllm_works_on_it_is_aborted(self, vllm, make_item, entry) -> None:
+        polls: list[int] = []
+        long, short = make_item(200, 250, seed=1), make_item(4, 4, seed=2)  # 450 tokens at 64 per step
+
+        def cancelled() -> bool:
+            polls.append(1)
+            return len(polls) > 3
+
+        spec = PayloadSpec.sampled()
+        found = vllm.score([entry(long, spec, cancelled=cancelled), entry(short, spec)])
+        assert found[0] is None and found[1] is not None
+        assert not vllm._engine.has_unfinished_requests()
+
+    def test_a_sleeping_engine_refuses(self, vllm, make_item, entry) -> None:
+        batch = [entry(make_item(4, 4), PayloadSpec.sampled())]
+        before = vllm.score(batch)[0]
+        vllm.sleep()
+        with pytest.raises(UnavailableError, match="asleep"):
+            vllm.score(batch)
+        vllm.wake()
+        np.testing.assert_array_equal(vllm.score(batch)[0].sampled, before.sampled)
+
+    @pytest.mark.parametrize("family", ["gemma2", "granite"])
+    def test_soft_cap_and_logit_scale_are_applied(
+        self, family: str, make_model, make_item, entry, reference_logits
+    ) -> None:
+        folder, item = make_model(family), make_item(6, 9)
+        engine = VllmEngine(str(folder), max_batch_tokens=64, max_num_seqs=16)
+        try:
+            (scores,) = engine.score([entry(item, PayloadSpec.full())])
+            np.testing.assert_allclose(scores.logits, reference_logits(folder, item).numpy(), atol=5e-4)
+        finally:
+            engine.close()
+
+    def test_vllm_refuses_ids_of_the_callers_choice_on_a_cpu_and_so_do_we(self, vllm) -> None:
+        if torch.cuda.is_available():
+            pytest.skip("a GPU may have the V2 model runner")
+        assert (PayloadKind.GATHER in vllm.info.payloads) == ("pooling" in vllm.info.engine)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"runner": "walk"}, "walk"), ({"deterministic": True}, "deterministic"), ({"device": "cuda:3"}, "cuda:3")],
+)
+def test_options_that_make_no_sense_are_named(options: dict[str, object], message: str, model_folder: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        VllmEngine(str(model_folder), **options)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+def test_without_vllm_the_error_says_what_to_install(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VLLM_NO_USAGE_STATS", "VLLM_ENABLE_V1_MULTIPROCESSING", "TORCHDYNAMO_DISABLE"):
+        monkeypatch.setenv(name, "0")  # so that what the engine sets does not outlive this test
+    with pytest.raises(ConfigError, match=r"opd\[vllm\]"):
+        VllmEngine(str(model_folder))
+
+
+def test_a_tail_from_lists_is_one_minus_the_listed_mass_and_never_below_its_resolution() -> None:
+    values = np.log(np.array([[0.5, 0.25], [0.75, 0.25]], np.float32))
+    np.testing.assert_allclose(log_tail(values, 9), np.log([0.25, SMALLEST_TAIL]), rtol=1e-6)
+    assert np.isneginf(log_tail(values, 2)).all()
