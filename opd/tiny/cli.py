@@ -33,7 +33,7 @@ def build(
     preset: Annotated[
         Preset,
         typer.Option(
-            help="demo: a student and a much better teacher on three-digit sums, in a minute or two. "
+            help="demo: a student and a much better teacher on two-digit sums, in a minute or two. "
             "lab: a base model, domain teachers and a larger teacher on several tasks, in many minutes. "
             "test: hardly trained models, in seconds."
         ),

@@ -4,7 +4,7 @@ import hashlib
 
 from opd.errors import ConfigError
 from opd.tasks import TaskSettings
-from opd.tiny.plans import ModelPlan, SftPlan, Shape, Stage, WorldPlan
+from opd.tiny.plans import ModelPlan, ReinforcePlan, SftPlan, Shape, Stage, WorldPlan
 
 FORMAT = 1
 """Raised when a change elsewhere in this package changes the weights that a recipe gives."""
@@ -40,7 +40,39 @@ def _demo() -> WorldPlan:
     )
 
 
-PRESETS = {"test": _test, "demo": _demo}
+def _lab() -> WorldPlan:
+    """A base, domain teachers reinforced from it, a larger teacher with its own base; tasks for every experiment.
+
+    Sums and differences are the two domains. In `restate` the tail follows from the prefix, in `parts` it does not.
+    """
+    tasks = {
+        "addition": TaskSettings(task="addition", options={"digits": 2}, teacher="addition"),
+        "subtraction": TaskSettings(task="subtraction", options={"digits": 2}, teacher="subtraction"),
+        "restate": TaskSettings(task="restate", options={"digits": 2, "times": 6}, teacher="large"),
+        "parts": TaskSettings(
+            task="parts", options={"digits": 2, "operations": ["addition", "subtraction"]}, teacher="large"
+        ),
+    }
+    every = tuple(tasks)
+    small, large = Shape(hidden=96, layers=2), Shape(hidden=160, layers=3, heads=4)
+    reinforced = ReinforcePlan(steps=300)
+    return WorldPlan(
+        tasks=tasks,
+        models={
+            "base": ModelPlan(small, (Stage(SftPlan(steps=1500, until=0.4), every),)),
+            "addition": ModelPlan(small, (Stage(reinforced, ("addition",)),), parent="base"),
+            "subtraction": ModelPlan(small, (Stage(reinforced, ("subtraction",)),), parent="base"),
+            "large_base": ModelPlan(large, (Stage(SftPlan(steps=1500, until=0.4), every),)),
+            "large": ModelPlan(
+                large, (Stage(SftPlan(steps=1500, noise=0.1, start=200_000), every),), parent="large_base"
+            ),
+        },
+        max_new_tokens=48,
+        measured=512,
+    )
+
+
+PRESETS = {"test": _test, "demo": _demo, "lab": _lab}
 """Name -> recipe."""
 
 
