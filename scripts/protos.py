@@ -4,16 +4,16 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PROTO = "opd/wire/v1/teacher.proto"
+PROTOS = ("opd/wire/v1/teacher.proto", "opd/wire/v1/admin.proto")
 
 
 def generate(out: Path) -> None:
-    """Write teacher_pb2.py, teacher_pb2.pyi and teacher_pb2_grpc.py below `out`/opd/wire/v1."""
+    """Write X_pb2.py, X_pb2.pyi and X_pb2_grpc.py of each proto below `out`/opd/wire/v1."""
     from grpc_tools import protoc
 
-    flags = [f"-I{ROOT / 'protos'}", f"--python_out={out}", f"--pyi_out={out}", f"--grpc_python_out={out}", PROTO]
-    if protoc.main(["protoc", *flags]) != 0:
-        raise SystemExit(f"protoc failed on {PROTO}")
+    flags = [f"-I{ROOT / 'protos'}", f"--python_out={out}", f"--pyi_out={out}", f"--grpc_python_out={out}"]
+    if protoc.main(["protoc", *flags, *PROTOS]) != 0:
+        raise SystemExit("protoc failed")
 
 
 if __name__ == "__main__":

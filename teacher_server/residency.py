@@ -179,6 +179,7 @@ class Roster:
                 teacher.reason = str(error)
                 await self._set_state(teacher, pb.TEACHER_STATE_FAILED)
                 raise
+            await self._set_state(teacher, pb.TEACHER_STATE_READY)
             log("info", "weights replaced", teacher=name, weights_hash=teacher.info.weights_hash)
             return teacher.info.weights_hash
 

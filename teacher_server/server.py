@@ -19,8 +19,9 @@ from grpc_health.v1 import health_pb2_grpc
 from prometheus_client import start_http_server
 
 from opd.errors import PortInUseError
+from opd.wire.v1 import admin_pb2_grpc, teacher_pb2_grpc
 from opd.wire.v1 import teacher_pb2 as pb
-from opd.wire.v1 import teacher_pb2_grpc
+from teacher_server.admin import AdminService
 from teacher_server.admission import Budget
 from teacher_server.faults import FaultInjector, FaultPlan, FaultPoints
 from teacher_server.guard import Guard
@@ -152,8 +153,9 @@ class TeacherServer:
             self._metrics_server = None
 
     def add_services(self, server: Any) -> None:
-        """Register the services of this server; subclasses and the admin module add theirs."""
+        """Register the services of this server."""
         teacher_pb2_grpc.add_TeacherServiceServicer_to_server(TeacherService(self.shared), server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(self.shared), server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
 
     async def _bind(self) -> None:

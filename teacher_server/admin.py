@@ -1,0 +1,81 @@
+"""The handlers of `AdminService`: which teachers are resident, and with which weights. Scope `admin` only."""
+
+import re
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import grpc.aio
+
+from opd.errors import ConfigError, IncompatibleTeacherError, InvalidRequestError
+from opd.wire.v1 import admin_pb2 as pb
+from opd.wire.v1 import admin_pb2_grpc
+from teacher_server.describe import teacher_info
+from teacher_server.guard import PRINCIPAL
+from teacher_server.logs import log
+from teacher_server.score_call import Shared
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+MAX_GRACE_SECONDS = 3600.0
+MAX_PATH_CHARS = 4096
+_NAME = re.compile(r"[A-Za-z0-9._/-]{1,128}")
+
+
+class AdminService(admin_pb2_grpc.AdminServiceServicer):
+    """Answers operators; every change is logged with the name of the token."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+
+    async def LoadTeacher(self, request: pb.LoadTeacherRequest, context: Context) -> pb.LoadTeacherResponse:
+        """Load and test."""
+        if not _NAME.fullmatch(request.teacher):
+            raise InvalidRequestError("teacher must have 1 to 128 characters of [A-Za-z0-9._/-].")
+        if not 1 <= len(request.model) <= MAX_PATH_CHARS:
+            raise InvalidRequestError(f"model must have 1 to {MAX_PATH_CHARS} characters.")
+        self._log("load", request.teacher, model=request.model)
+        try:
+            teacher = await self._shared.roster.load(request.teacher, request.model)
+        except ConfigError as error:
+            raise InvalidRequestError(str(error)) from error
+        return pb.LoadTeacherResponse(teacher=teacher_info(teacher.info, teacher.bounds, teacher.state))
+
+    async def UnloadTeacher(self, request: pb.UnloadTeacherRequest, context: Context) -> pb.UnloadTeacherResponse:
+        """Drain and free."""
+        if not 0 <= request.grace_seconds <= MAX_GRACE_SECONDS:
+            raise InvalidRequestError(f"grace_seconds must be 0 to {MAX_GRACE_SECONDS:g}.")
+        self._log("unload", request.teacher)
+        await self._shared.roster.unload(request.teacher, request.grace_seconds)
+        return pb.UnloadTeacherResponse()
+
+    async def SleepTeacher(self, request: pb.SleepTeacherRequest, context: Context) -> pb.SleepTeacherResponse:
+        """Weights off the device."""
+        self._log("sleep", request.teacher)
+        await self._shared.roster.sleep(request.teacher)
+        return pb.SleepTeacherResponse()
+
+    async def WakeTeacher(self, request: pb.WakeTeacherRequest, context: Context) -> pb.WakeTeacherResponse:
+        """Weights back."""
+        self._log("wake", request.teacher)
+        await self._shared.roster.wake(request.teacher)
+        return pb.WakeTeacherResponse()
+
+    async def UpdateWeights(self, request: pb.UpdateWeightsRequest, context: Context) -> pb.UpdateWeightsResponse:
+        """Hot swap."""
+        teacher = self._shared.roster.get(request.teacher)
+        if request.expected_weights_hash not in ("", teacher.info.weights_hash):
+            raise IncompatibleTeacherError(
+                f"teacher {teacher.name!r} has weights {teacher.info.weights_hash}, not the expected ones."
+            )
+        if not 1 <= len(request.folder) <= MAX_PATH_CHARS or "\0" in request.folder:
+            raise InvalidRequestError(f"folder must have 1 to {MAX_PATH_CHARS} characters.")
+        self._log("update weights", request.teacher, folder=request.folder)
+        try:
+            weights_hash = await self._shared.roster.update_weights(request.teacher, Path(request.folder))
+        except ConfigError as error:
+            raise InvalidRequestError(str(error)) from error
+        self._shared.metrics.weight_updates.labels(request.teacher).inc()
+        return pb.UpdateWeightsResponse(weights_hash=weights_hash)
+
+    def _log(self, action: str, teacher: str, **fields: Any) -> None:
+        log("info", "admin", action=action, teacher=teacher[:128], principal=PRINCIPAL.get().name, **fields)

@@ -1,0 +1,91 @@
+"""Admission: budgets are never exceeded, released exactly once, and refusals say when to come back."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opd.errors import InvalidRequestError, OverloadedError
+from teacher_server.admission import Budget, Price, check_deadline
+
+
+def test_over_budget_is_refused_with_usage_and_a_time() -> None:
+    budget = Budget(100, 1000)
+    held = budget.reserve("a", Price(80, 10), tokens_per_second=10.0)
+    with pytest.raises(OverloadedError) as caught:
+        budget.reserve("b", Price(50, 10), tokens_per_second=10.0)
+    assert caught.value.retry_after == pytest.approx(3.0)
+    assert caught.value.usage["used_tokens"] == 80
+    assert caught.value.usage["budget_tokens"] == 100
+    held.close()
+    budget.reserve("b", Price(50, 10), tokens_per_second=10.0).close()
+    assert budget.used == Price(0, 0)
+
+
+def test_reply_bytes_are_a_budget_of_their_own() -> None:
+    budget = Budget(100, 1000)
+    budget.reserve("a", Price(1, 900), tokens_per_second=0)
+    with pytest.raises(OverloadedError):
+        budget.reserve("b", Price(1, 200), tokens_per_second=0)
+
+
+def test_what_would_not_fit_into_an_idle_server_is_no_overload() -> None:
+    with pytest.raises(InvalidRequestError, match="fewer sequences"):
+        Budget(100, 1000).reserve("a", Price(101, 1), tokens_per_second=0)
+
+
+def test_one_client_leaves_room_for_the_others() -> None:
+    budget = Budget(100, 1000, client_share=0.75)
+    budget.reserve("greedy", Price(70, 1), tokens_per_second=0)
+    with pytest.raises(OverloadedError):
+        budget.reserve("greedy", Price(10, 1), tokens_per_second=0)
+    budget.reserve("modest", Price(30, 1), tokens_per_second=0)
+
+
+def test_a_client_that_holds_nothing_may_take_all() -> None:
+    Budget(100, 1000, client_share=0.5).reserve("a", Price(100, 1000), tokens_per_second=0)
+
+
+def test_a_second_close_is_an_error_not_a_second_release() -> None:
+    budget = Budget(100, 1000)
+    other = budget.reserve("a", Price(10, 10), tokens_per_second=0)
+    held = budget.reserve("a", Price(10, 10), tokens_per_second=0)
+    held.close()
+    with pytest.raises(RuntimeError, match="twice"):
+        held.close()
+    assert budget.used == Price(10, 10)
+    other.close()
+    assert budget._held == {}
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 60), st.integers(0, 60), st.integers(0, 80)), max_size=40)
+)
+@settings(max_examples=200, deadline=None)
+def test_the_budget_is_never_exceeded_and_always_returns_to_zero(script: list[tuple[str, int, int, int]]) -> None:
+    budget = Budget(100, 100, client_share=0.8)
+    held = []
+    for client, tokens, size, part in script:
+        try:
+            held.append(budget.reserve(client, Price(tokens, size), tokens_per_second=5.0))
+        except OverloadedError as error:
+            assert 0 < error.retry_after <= 30
+        assert 0 <= budget.used.tokens <= 100
+        assert 0 <= budget.used.reply_bytes <= 100
+        if held and part % 3 == 0:
+            held[part % len(held)].release(Price(part, part))
+        if held and part % 5 == 0:
+            held.pop(part % len(held)).close()
+    for one in held:
+        one.close()
+    assert budget.used == Price(0, 0)
+    assert budget.opened == budget.closed
+
+
+def test_a_request_that_would_be_late_is_refused_before_it_waits() -> None:
+    with pytest.raises(OverloadedError, match="deadline"):
+        check_deadline(deadline=101.0, now=100.0, queued_tokens=1000, tokens=10, tokens_per_second=100.0)
+    check_deadline(deadline=120.0, now=100.0, queued_tokens=1000, tokens=10, tokens_per_second=100.0)
+    check_deadline(deadline=101.0, now=100.0, queued_tokens=1000, tokens=10, tokens_per_second=0.0)
+    check_deadline(deadline=math.inf, now=100.0, queued_tokens=10**9, tokens=10, tokens_per_second=1.0)

@@ -1,0 +1,150 @@
+"""The queue: fair between clients, earliest deadline first, nothing lost, nothing run that nobody wants."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opd.wire.types import PayloadSpec, ScoreItem
+from teacher_server.engines.base import EngineItem
+from teacher_server.queue import FairQueue, Job
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def job(client: str = "a", tokens: int = 10, deadline: float = 1e9) -> Job:
+    item = EngineItem(ScoreItem(np.zeros(2, np.uint32), 1), PayloadSpec.sampled())
+    return Job(item, tokens, deadline, client, lambda *a: None)
+
+
+def fill(queue: FairQueue, *jobs: Job) -> list[Job]:
+    for one in jobs:
+        queue.add(one)
+    return list(jobs)
+
+
+def test_a_batch_respects_tokens_and_sequences() -> None:
+    queue = FairQueue(Clock())
+    fill(queue, *(job() for _ in range(10)))
+    assert len(queue.take(35, 100)[0]) == 3
+    assert len(queue.take(1000, 4)[0]) == 4
+    assert (queue.sequences, queue.tokens) == (3, 30)
+
+
+def test_a_sequence_longer_than_a_batch_goes_alone_and_is_not_overtaken() -> None:
+    queue = FairQueue(Clock())
+    first, long, last = fill(queue, job(), job(tokens=500), job())
+    assert queue.take(100, 9)[0] == [first]
+    assert queue.take(100, 9)[0] == [long]
+    assert queue.take(100, 9)[0] == [last]
+
+
+def test_within_a_client_the_earliest_deadline_goes_first_then_the_oldest() -> None:
+    queue = FairQueue(Clock())
+    late, soon, also_soon = fill(queue, job(deadline=300), job(deadline=200), job(deadline=200))
+    assert queue.take(1000, 9)[0] == [soon, also_soon, late]
+
+
+def test_a_client_with_few_sequences_is_not_held_up_by_one_with_many() -> None:
+    queue = FairQueue(Clock())
+    fill(queue, *(job("big") for _ in range(100)))
+    queue.take(30, 99)
+    small = fill(queue, job("small"))[0]
+    batch, _ = queue.take(30, 99)
+    assert small in batch
+
+
+def test_clients_share_by_tokens_not_by_sequences() -> None:
+    queue = FairQueue(Clock())
+    fill(queue, *(job("long", tokens=100) for _ in range(50)), *(job("short", tokens=10) for _ in range(500)))
+    served: Counter[str] = Counter()
+    for _ in range(20):
+        for one in queue.take(200, 99)[0]:
+            served[one.client] += one.tokens
+    assert abs(served["long"] - served["short"]) <= 200
+
+
+def test_leaving_and_coming_back_sheds_no_debt_and_gains_no_credit() -> None:
+    queue = FairQueue(Clock())
+    fill(queue, *(job("steady") for _ in range(200)))
+    served: Counter[str] = Counter()
+    for _ in range(100):
+        # "hopper" always has just one job waiting, so its queue empties each time it is served.
+        if not any(name == "hopper" for name in queue._clients):
+            fill(queue, job("hopper"))
+        for one in queue.take(10, 1)[0]:
+            served[one.client] += 1
+    assert abs(served["steady"] - served["hopper"]) <= 2
+    assert len(queue._finished) <= 2
+
+
+def test_expired_jobs_are_returned_apart_and_cancelled_ones_vanish() -> None:
+    clock = Clock()
+    queue = FairQueue(clock)
+    dead, gone, good = fill(queue, job(deadline=101), job(), job())
+    gone.cancelled = True
+    clock.now = 102
+    batch, expired = queue.take(1000, 9)
+    assert (batch, expired) == ([good], [dead])
+    assert (queue.sequences, queue.tokens) == (0, 0)
+
+
+def test_purge_forgets_cancelled_jobs_at_once() -> None:
+    queue = FairQueue(Clock())
+    jobs = fill(queue, *(job(c) for c in "aabb"))
+    jobs[0].cancelled = jobs[2].cancelled = jobs[3].cancelled = True
+    queue.purge()
+    assert (queue.sequences, queue.tokens) == (1, 10)
+    assert list(queue._clients) == ["a"]
+    assert queue.drain() == [jobs[1]]
+    assert queue.take(1000, 9) == ([], [])
+
+
+events = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "take", "cancel", "purge", "tick"]),
+        st.sampled_from("abc"),
+        st.integers(1, 40),
+        st.integers(1, 50),
+    ),
+    max_size=60,
+)
+
+
+@given(events)
+@settings(max_examples=200, deadline=None)
+def test_every_job_leaves_exactly_once_or_was_cancelled(script: list[tuple[str, str, int, int]]) -> None:
+    clock = Clock()
+    queue = FairQueue(clock)
+    added: list[Job] = []
+    left: list[Any] = []
+    for action, client, tokens, number in script:
+        if action == "add":
+            added += fill(queue, job(client, tokens, clock.now + number))
+        elif action == "cancel" and added:
+            added[number % len(added)].cancelled = True
+        elif action == "purge":
+            queue.purge()
+        elif action == "tick":
+            clock.now += number / 10
+        elif action == "take":
+            batch, expired = queue.take(50, 5)
+            assert len(batch) <= 5
+            assert len(batch) == 1 or sum(one.tokens for one in batch) <= 50
+            left += batch + expired
+    while True:
+        batch, expired = queue.take(50, 5)
+        if not batch and not expired:
+            break
+        left += batch + expired
+    assert len({id(one) for one in left}) == len(left)
+    assert {id(one) for one in added} - {id(one) for one in left} <= {id(one) for one in added if one.cancelled}
+    assert (queue.sequences, queue.tokens) == (0, 0)
