@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help setup demo test lint type protos clean
+.PHONY: help setup demo test engines lint type protos clean
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -25,6 +25,18 @@ demo: $(STAMP) ## a student distils from a teacher over gRPC, end to end, about 
 
 test: $(STAMP) ## the CPU test suite
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Threads are not bound to cores: vLLM would put this process and all others that ask on core 0.
+engines: export VLLM_CPU_KVCACHE_SPACE ?= 1
+engines: export VLLM_CPU_OMP_THREADS_BIND ?= nobind
+engines: export VLLM_LOGGING_LEVEL ?= ERROR
+engines: export HF_HUB_OFFLINE ?= 1
+engines: .venv-vllm/.installed ## the engines' conformance suite on a real vLLM, on a CPU, in its own environment
+	.venv-vllm/bin/python -m pytest tests/teacher_server/engines -m engine -rs
+
+.venv-vllm/.installed: pyproject.toml constraints.txt scripts/engines.sh
+	@bash scripts/engines.sh .venv-vllm $(PYTHON)
+	@touch $@
 
 lint: $(STAMP) ## ruff
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
