@@ -46,25 +46,23 @@ def _lab() -> WorldPlan:
     Sums and differences are the two domains. In `restate` the tail follows from the prefix, in `parts` it does not.
     """
     tasks = {
-        "addition": TaskSettings(task="addition", options={"digits": 2}, teacher="addition"),
-        "subtraction": TaskSettings(task="subtraction", options={"digits": 2}, teacher="subtraction"),
-        "restate": TaskSettings(task="restate", options={"digits": 2, "times": 6}, teacher="large"),
-        "parts": TaskSettings(
-            task="parts", options={"digits": 2, "operations": ["addition", "subtraction"]}, teacher="large"
-        ),
+        "addition": TaskSettings(task="addition", options={"digits": 2}),
+        "subtraction": TaskSettings(task="subtraction", options={"digits": 2}),
+        "restate": TaskSettings(task="restate", options={"digits": 2, "times": 6}),
+        "parts": TaskSettings(task="parts", options={"digits": 2, "operations": ["addition", "subtraction"]}),
     }
     every = tuple(tasks)
-    small, large = Shape(hidden=96, layers=2), Shape(hidden=160, layers=3, heads=4)
+    small, large = Shape(hidden=96, layers=2), Shape(hidden=128, layers=3)
     reinforced = ReinforcePlan(steps=300)
     return WorldPlan(
         tasks=tasks,
         models={
-            "base": ModelPlan(small, (Stage(SftPlan(steps=1500, until=0.4), every),)),
+            "base": ModelPlan(small, (Stage(SftPlan(steps=1500, until=0.3), every),)),
             "addition": ModelPlan(small, (Stage(reinforced, ("addition",)),), parent="base"),
             "subtraction": ModelPlan(small, (Stage(reinforced, ("subtraction",)),), parent="base"),
-            "large_base": ModelPlan(large, (Stage(SftPlan(steps=1500, until=0.4), every),)),
+            "large_base": ModelPlan(large, (Stage(SftPlan(steps=1500, lr=4e-3, until=0.3), every),)),
             "large": ModelPlan(
-                large, (Stage(SftPlan(steps=1500, noise=0.1, start=200_000), every),), parent="large_base"
+                large, (Stage(SftPlan(steps=1200, lr=3e-3, noise=0.1, start=200_000), every),), parent="large_base"
             ),
         },
         max_new_tokens=48,
