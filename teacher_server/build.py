@@ -19,10 +19,10 @@ def engine_factory(settings: ServerSettings) -> EngineFactory:
     Raises:
         ConfigError: for an unknown engine, an argument it does not take, or a malformed allow-list entry.
     """
+    allowed = _allow_list(settings.security.trust_remote_code)
     cls = ENGINES.load(settings.engine.engine)
     accepted = inspect.signature(cls).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
-    allowed = _allow_list(settings.security.trust_remote_code)
     standard: dict[str, tuple[Any, Any]] = {
         "device": (settings.engine.device, "auto"),
         "dtype": (settings.engine.dtype, "auto"),

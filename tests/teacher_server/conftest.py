@@ -1,12 +1,15 @@
 """A real server on a real socket around a small numpy teacher, so that the service's tests need no torch."""
 
 import asyncio
-import hashlib
+import importlib.util
 import itertools
-import threading
+import os
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,111 +21,28 @@ import pytest_asyncio
 from opd.wire.bounds import RequestBounds
 from opd.wire.channel import ClientSecurity, open_channel
 from opd.wire.decoder import ScoreStreamDecoder
-from opd.wire.fingerprint import head_hash
 from opd.wire.request import build_score_request
-from opd.wire.tensors import bf16_bits
-from opd.wire.types import Head, PayloadKind, PayloadSpec, ScoreItem, Scores
+from opd.wire.types import PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
-from teacher_server.engines.base import EngineInfo, EngineItem, HeadIdentity, TokenizerIdentity
+from teacher_server.engines.base import EngineItem
 from teacher_server.server import TeacherServer
 from teacher_server.settings import ServerSettings
 
-VOCAB = 97
-HIDDEN = 8
+
+def _load_engine_class() -> Any:
+    """The numpy teacher lives in a module of its own, because server processes import it too."""
+    spec = importlib.util.spec_from_file_location("numpy_teacher", Path(__file__).with_name("numpy_teacher.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.NumpyEngine
 
 
-class NumpyEngine:
-    """A bigram softmax teacher: the next token depends on the present one; exact, deterministic, quick.
-
-    `seconds_per_batch` and the `before_score` hook let tests slow it down or break it.
-    """
-
-    def __init__(self, model: str = "numpy", *, vocab: int = VOCAB, hidden: int = HIDDEN, seed: int = 0) -> None:
-        self.model = model
-        self.vocab, self.hidden = vocab, hidden
-        self.seconds_per_batch = 0.0
-        self.before_score: Callable[[Sequence[EngineItem]], None] = lambda batch: None
-        self.batches: list[int] = []
-        self.asleep = self.closed = False
-        self.threads: set[int] = set()
-        self._weights(seed)
-
-    def _weights(self, seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        self._embed = rng.normal(size=(self.vocab, self.hidden)).astype(np.float32)
-        self._head = rng.normal(size=(self.vocab, self.hidden)).astype(np.float32)
-        made = Head(self._head, None, "f32", 1.0, 0.0, "")
-        self._head_identity = HeadIdentity(head_hash(made), self.hidden, 1.0, 0.0, "f32", has_bias=False)
-        self._hash = hashlib.sha256(self._embed.tobytes() + self._head.tobytes()).hexdigest()
-
-    @property
-    def info(self) -> EngineInfo:
-        return EngineInfo(
-            engine="numpy 1",
-            model=self.model,
-            weights_hash=self._hash,
-            compute_dtype="f32",
-            vocab_size=self.vocab,
-            tokenizer=TokenizerIdentity("f" * 64, "", self.vocab),
-            head=self._head_identity,
-            payloads=frozenset(PayloadKind),
-            supports_temperature=True,
-            max_sequence_tokens=100_000,
-            max_k=self.vocab,
-            deterministic=True,
-        )
-
-    def score(self, batch: Sequence[EngineItem]) -> list[Scores | None]:
-        assert not self.asleep and not self.closed
-        self.threads.add(threading.get_ident())
-        self.batches.append(len(batch))
-        self.before_score(batch)
-        if self.seconds_per_batch:
-            time.sleep(self.seconds_per_batch)
-        return [None if entry.cancelled() else self._one(entry) for entry in batch]
-
-    def _one(self, entry: EngineItem) -> Scores:
-        item, spec = entry.item, entry.spec
-        hidden = self._embed[item.token_ids[item.prompt_length - 1 : -1]]
-        if spec.kind is PayloadKind.HIDDEN:
-            return Scores(hidden=hidden if spec.value_dtype == "f32" else bf16_bits(hidden))
-        logits = hidden @ self._head.T / np.float32(entry.temperature)
-        if spec.kind is PayloadKind.FULL:
-            return Scores(logits=logits)
-        top = logits.max(axis=1, keepdims=True)
-        log_probs = logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
-        rows = np.arange(len(hidden))
-        sampled = log_probs[rows, item.response_ids]
-        if spec.kind is PayloadKind.SAMPLED:
-            return Scores(sampled=sampled)
-        ids = item.gather_ids
-        if ids is None:
-            ids = np.argsort(-log_probs, axis=1, kind="stable")[:, : spec.k].astype(np.uint32)
-        values = np.take_along_axis(log_probs, ids.astype(np.int64), axis=1)
-        rest = np.exp(log_probs.astype(np.float64))
-        np.put_along_axis(rest, ids.astype(np.int64), 0.0, axis=1)
-        with np.errstate(divide="ignore"):
-            log_tail = np.log(rest.sum(axis=1)).astype(np.float32)
-        return Scores(sampled=sampled, values=values, ids=ids, log_tail=log_tail)
-
-    def head(self) -> Head:
-        return Head(self._head, None, "f32", 1.0, 0.0, self._head_identity.hash)
-
-    def update_weights(self, folder: Path) -> None:
-        self._weights(int((folder / "seed").read_text()))
-
-    def sleep(self) -> None:
-        self.asleep = True
-
-    def wake(self) -> None:
-        self.asleep = False
-
-    def close(self) -> None:
-        self.closed = True
+NumpyEngine: Any = _load_engine_class()
+VOCAB = NumpyEngine.VOCAB
 
 
-def expected(engine: NumpyEngine, item: ScoreItem, spec: PayloadSpec, temperature: float = 1.0) -> Scores:
+def expected(engine: Any, item: ScoreItem, spec: PayloadSpec, temperature: float = 1.0) -> Scores:
     """What the engine says without any server."""
     return engine._one(EngineItem(item, spec, temperature))
 
@@ -132,7 +52,7 @@ class Client:
     """A thin client of one running server."""
 
     server: TeacherServer
-    engines: dict[str, NumpyEngine]
+    engines: dict[str, Any]
     channel: grpc.aio.Channel
     stub: Any
     security: ClientSecurity = field(default_factory=ClientSecurity)
@@ -203,7 +123,7 @@ def reference() -> Callable[..., Scores]:
 
 
 @pytest.fixture
-def numpy_engine() -> type[NumpyEngine]:
+def numpy_engine() -> Any:
     return NumpyEngine
 
 
@@ -219,16 +139,18 @@ async def start() -> AsyncIterator[Start]:
         teachers: dict[str, str] | None = None,
         *,
         security: ClientSecurity | None = None,
-        make: Callable[[str], NumpyEngine] | None = None,
+        make: Callable[[str], Any] | None = None,
         **settings: Any,
     ) -> Client:
         settings.setdefault("metrics_port", -1)
         settings.setdefault("settle_seconds", 0.0)
         settings.setdefault("transport", {"shared_memory": False})
+        if "security_" in settings:
+            settings["security"] = settings.pop("security_")
         limits = {"max_k": VOCAB, "allow_full": True, **settings.pop("limits", {})}
-        engines: dict[str, NumpyEngine] = {}
+        engines: dict[str, Any] = {}
 
-        def factory(model: str) -> NumpyEngine:
+        def factory(model: str) -> Any:
             engines[model] = (make or NumpyEngine)(model)
             return engines[model]
 
@@ -246,7 +168,45 @@ async def start() -> AsyncIterator[Start]:
         await client.server.close()
 
 
+@dataclass
+class Process:
+    """A server process around the numpy teacher."""
+
+    popen: subprocess.Popen[str]
+    address: str
+    metrics_port: int
+    log: Path
+
+    def lines(self) -> str:
+        return self.log.read_text()
+
+
 @pytest.fixture
-def changed() -> Callable[..., Any]:
-    """`dataclasses.replace`, for tests that bend a result."""
-    return replace
+def launch(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """`launch(*flags)` runs `python -m teacher_server` with teacher "t"; all processes are ended at the end."""
+    running: list[subprocess.Popen[str]] = []
+
+    def run(*flags: str, wait: bool = True, model: str = "t=numpy", env: dict[str, str] | None = None) -> Process:
+        number = len(running)
+        port_file, log = tmp_path / f"port{number}", tmp_path / f"log{number}"
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent), **(env or {})}
+        command = [sys.executable, "-m", "teacher_server", "--engine", "numpy_teacher:NumpyEngine"]
+        command += ["--model", model, "--port-file", str(port_file), *flags]
+        with log.open("w") as stream:
+            popen = subprocess.Popen(
+                command, env=environment, stdout=stream, stderr=stream, text=True, cwd=Path(__file__).parents[2]
+            )
+        running.append(popen)
+        end = time.monotonic() + 60
+        while wait and not port_file.exists():
+            assert popen.poll() is None, log.read_text()
+            assert time.monotonic() < end, log.read_text()
+            time.sleep(0.02)
+        address, metrics_port, _ = port_file.read_text().split() if wait else ("", "0", "")
+        return Process(popen, address, int(metrics_port), log)
+
+    yield run
+    for popen in running:
+        if popen.poll() is None:
+            popen.send_signal(signal.SIGKILL)
+        popen.wait(30)

@@ -1,0 +1,108 @@
+"""A small exact teacher in numpy: the service's tests run it in this process and in server processes."""
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from opd.wire.fingerprint import head_hash
+from opd.wire.tensors import bf16_bits
+from opd.wire.types import Head, PayloadKind, Scores
+from teacher_server.engines.base import EngineInfo, EngineItem, HeadIdentity, TokenizerIdentity
+
+
+class NumpyEngine:
+    """A bigram softmax teacher: the next token depends on the present one; exact, deterministic, quick.
+
+    `seconds_per_batch` and the `before_score` hook let tests slow it down or break it.
+    """
+
+    VOCAB = 97
+
+    def __init__(
+        self, model: str = "numpy", *, vocab: int = VOCAB, hidden: int = 8, seed: int = 0, seconds: float = 0.0
+    ) -> None:
+        self.model = model
+        self.vocab, self.hidden = vocab, hidden
+        self.seconds_per_batch = seconds
+        self.before_score: Callable[[Sequence[EngineItem]], None] = lambda batch: None
+        self.batches: list[int] = []
+        self.asleep = self.closed = False
+        self.threads: set[int] = set()
+        self._weights(seed)
+
+    def _weights(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self._embed = rng.normal(size=(self.vocab, self.hidden)).astype(np.float32)
+        self._head = rng.normal(size=(self.vocab, self.hidden)).astype(np.float32)
+        made = Head(self._head, None, "f32", 1.0, 0.0, "")
+        self._head_identity = HeadIdentity(head_hash(made), self.hidden, 1.0, 0.0, "f32", has_bias=False)
+        self._hash = hashlib.sha256(self._embed.tobytes() + self._head.tobytes()).hexdigest()
+
+    @property
+    def info(self) -> EngineInfo:
+        return EngineInfo(
+            engine="numpy 1",
+            model=self.model,
+            weights_hash=self._hash,
+            compute_dtype="f32",
+            vocab_size=self.vocab,
+            tokenizer=TokenizerIdentity("f" * 64, "", self.vocab),
+            head=self._head_identity,
+            payloads=frozenset(PayloadKind),
+            supports_temperature=True,
+            max_sequence_tokens=100_000,
+            max_k=self.vocab,
+            deterministic=True,
+        )
+
+    def score(self, batch: Sequence[EngineItem]) -> list[Scores | None]:
+        assert not self.asleep and not self.closed
+        self.threads.add(threading.get_ident())
+        self.batches.append(len(batch))
+        self.before_score(batch)
+        if self.seconds_per_batch:
+            time.sleep(self.seconds_per_batch)
+        return [None if entry.cancelled() else self._one(entry) for entry in batch]
+
+    def _one(self, entry: EngineItem) -> Scores:
+        item, spec = entry.item, entry.spec
+        hidden = self._embed[item.token_ids[item.prompt_length - 1 : -1]]
+        if spec.kind is PayloadKind.HIDDEN:
+            return Scores(hidden=hidden if spec.value_dtype == "f32" else bf16_bits(hidden))
+        logits = hidden @ self._head.T / np.float32(entry.temperature)
+        if spec.kind is PayloadKind.FULL:
+            return Scores(logits=logits)
+        top = logits.max(axis=1, keepdims=True)
+        log_probs = logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
+        rows = np.arange(len(hidden))
+        sampled = log_probs[rows, item.response_ids]
+        if spec.kind is PayloadKind.SAMPLED:
+            return Scores(sampled=sampled)
+        ids = item.gather_ids
+        if ids is None:
+            ids = np.argsort(-log_probs, axis=1, kind="stable")[:, : spec.k].astype(np.uint32)
+        values = np.take_along_axis(log_probs, ids.astype(np.int64), axis=1)
+        rest = np.exp(log_probs.astype(np.float64))
+        np.put_along_axis(rest, ids.astype(np.int64), 0.0, axis=1)
+        with np.errstate(divide="ignore"):
+            log_tail = np.log(rest.sum(axis=1)).astype(np.float32)
+        return Scores(sampled=sampled, values=values, ids=ids, log_tail=log_tail)
+
+    def head(self) -> Head:
+        return Head(self._head, None, "f32", 1.0, 0.0, self._head_identity.hash)
+
+    def update_weights(self, folder: Path) -> None:
+        self._weights(int((folder / "seed").read_text()))
+
+    def sleep(self) -> None:
+        self.asleep = True
+
+    def wake(self) -> None:
+        self.asleep = False
+
+    def close(self) -> None:
+        self.closed = True

@@ -1,0 +1,184 @@
+"""A server as a process: flags, ports, signals, exit codes, and nothing left behind."""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from opd.wire.channel import open_channel
+from opd.wire.request import build_score_request
+from opd.wire.types import PayloadSpec
+from opd.wire.v1 import teacher_pb2 as pb
+from opd.wire.v1 import teacher_pb2_grpc
+
+SAMPLED = PayloadSpec.sampled()
+
+
+def test_sigterm_finishes_the_call_in_flight_and_exits_with_0(launch: Callable[..., Any], items: Any) -> None:
+    process = launch("--engine-option", "seconds=0.4", "--grace", "30")
+
+    async def run() -> tuple[float, pb.ScoreResponse]:
+        async with open_channel(process.address) as channel:
+            stub = teacher_pb2_grpc.TeacherServiceStub(channel)
+            message = build_score_request(items(1), SAMPLED, teacher="t", request_id="r")
+            call = stub.Score(message, timeout=30)
+            reading = asyncio.create_task(_last(call))
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="t"))
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            await asyncio.sleep(0.1)
+            started = time.monotonic()
+            os.kill(process.popen.pid, signal.SIGTERM)
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            seconds = time.monotonic() - started
+            watch.cancel()
+            return seconds, await reading
+
+    seconds, last = asyncio.run(run())
+    assert last.WhichOneof("message") == "trailer"
+    assert seconds < 1.0  # ten times the goal of 100 ms: the machine may be busy
+    assert process.popen.wait(30) == 0
+    assert '"message": "stopped"' in process.lines()
+
+
+async def _last(call: Any) -> Any:
+    last = None
+    async for message in call:
+        last = message
+    return last
+
+
+def test_a_second_signal_ends_the_grace(launch: Callable[..., Any], items: Any) -> None:
+    process = launch("--engine-option", "seconds=1.5", "--grace", "60")
+
+    async def run() -> None:
+        async with open_channel(process.address) as channel:
+            stub = teacher_pb2_grpc.TeacherServiceStub(channel)
+            asked = items(20, rows=2000)
+            message = build_score_request(asked, SAMPLED, teacher="t", request_id="r")
+            reading = asyncio.create_task(_last(stub.Score(message)))
+            await asyncio.sleep(0.3)
+            process.popen.send_signal(signal.SIGTERM)
+            await asyncio.sleep(1.0)
+            process.popen.send_signal(signal.SIGTERM)
+            with pytest.raises(grpc.RpcError):
+                await reading
+
+    asyncio.run(run())
+    assert process.popen.wait(30) == 0
+
+
+def test_sigint_while_loading_gives_up_at_once(launch: Callable[..., Any], tmp_path: Path) -> None:
+    process = launch("--engine-option", "seconds=1", wait=False)
+    end = time.monotonic() + 60
+    while "listening" not in process.lines() and time.monotonic() < end:
+        time.sleep(0.05)
+    process.popen.send_signal(signal.SIGINT)
+    assert process.popen.wait(30) == 0
+
+
+def test_a_taken_port_is_one_sentence_and_its_own_exit_code(launch: Callable[..., Any]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for flag in ("--port", "--metrics-port"):
+            process = launch(flag, port, wait=False)
+            assert process.popen.wait(60) == 14
+            last = process.lines().strip().splitlines()[-1]
+            assert last.startswith("error: cannot") and port in last
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "text"),
+    [
+        (["--host", "0.0.0.0"], 2, "allow-insecure"),
+        (["--max-batch-tokens", "0"], 2, "max_batch_tokens"),
+        (["--fault", "nonsense=1"], 2, "fault 'nonsense'"),
+        (["--tls-cert", "x"], 2, "tls_cert and tls_key"),
+        (["--engine-option", "wrong=1"], 2, "no option 'wrong'"),
+    ],
+)
+def test_a_wrong_flag_is_one_sentence(launch: Callable[..., Any], flags: list[str], code: int, text: str) -> None:
+    process = launch(*flags, wait=False)
+    assert process.popen.wait(60) == code
+    assert text in process.lines()
+    assert "Traceback" not in process.lines()
+
+
+def test_settings_come_from_a_file_and_flags_win(launch: Callable[..., Any], tmp_path: Path) -> None:
+    config = tmp_path / "server.yaml"
+    config.write_text("limits: {max_k: 3, max_sequences: 9}\nmetrics_port: -1\n")
+    process = launch("--config", str(config), "--max-k", "5")
+
+    async def run() -> pb.Limits:
+        async with open_channel(process.address) as channel:
+            stub = teacher_pb2_grpc.TeacherServiceStub(channel)
+            return (await stub.Describe(pb.DescribeRequest(teacher="t"))).teachers[0].limits
+
+    limits = asyncio.run(run())
+    assert (limits.max_k, limits.max_sequences) == (5, 9)
+    assert process.metrics_port == 0
+
+
+def test_metrics_are_served_and_count(launch: Callable[..., Any], items: Any) -> None:
+    process = launch()
+
+    async def run() -> None:
+        async with open_channel(process.address) as channel:
+            stub = teacher_pb2_grpc.TeacherServiceStub(channel)
+            for n in range(3):
+                await _last(stub.Score(build_score_request(items(2), SAMPLED, teacher="t", request_id=f"r{n}")))
+
+    asyncio.run(run())
+    text = urllib.request.urlopen(f"http://127.0.0.1:{process.metrics_port}/metrics", timeout=10).read().decode()
+    assert 'opd_teacher_requests_total{code="OK",payload="sampled",teacher="t"} 3.0' in text
+    assert 'opd_teacher_scored_tokens_total{payload="sampled",teacher="t"} 36.0' in text
+    assert 'opd_teacher_state{state="ready",teacher="t"} 1.0' in text
+
+
+def test_sigkill_leaves_nothing_in_shared_memory(launch: Callable[..., Any], items: Any) -> None:
+    process = launch()
+
+    async def run() -> str:
+        async with open_channel(process.address) as channel:
+            stub = teacher_pb2_grpc.TeacherServiceStub(channel)
+            token = (await stub.GetLoad(pb.GetLoadRequest())).shared_memory_token
+            prefix = "opd-" + token.rpartition(":")[2]
+            message = build_score_request(
+                items(4, rows=4000), PayloadSpec.topk(90), teacher="t", request_id="r", shared_memory_token=token
+            )
+            call = stub.Score(message)
+            while (await call.read()).WhichOneof("message") != "sequence":
+                pass
+            assert len(list(Path("/dev/shm").glob(prefix + "*"))) >= 2  # the marker and an untaken segment
+            process.popen.send_signal(signal.SIGKILL)
+            return prefix
+
+    prefix = asyncio.run(run())
+    process.popen.wait(30)
+    end = time.monotonic() + 20
+    while list(Path("/dev/shm").glob(prefix + "*")) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert list(Path("/dev/shm").glob(prefix + "*")) == []
+
+
+def test_a_kill_fault_dies_like_sigkill(launch: Callable[..., Any], items: Any) -> None:
+    process = launch("--fault", "kill=1")
+
+    async def run() -> None:
+        async with open_channel(process.address) as channel:
+            stub = teacher_pb2_grpc.TeacherServiceStub(channel)
+            with pytest.raises(grpc.RpcError):
+                await _last(stub.Score(build_score_request(items(1), SAMPLED, teacher="t", request_id="r"), timeout=20))
+
+    asyncio.run(run())
+    assert process.popen.wait(30) == 137

@@ -1,0 +1,314 @@
+"""Several teachers on one server: load, unload, sleep, wake, hot swap, death and restart."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from opd.errors import (
+    ConfigError,
+    IncompatibleTeacherError,
+    InvalidRequestError,
+    OverloadedError,
+    TeacherNotFoundError,
+    UnavailableError,
+)
+from opd.wire.status import error_from_rpc
+from opd.wire.types import PayloadSpec
+from opd.wire.v1 import admin_pb2 as admin
+from opd.wire.v1 import admin_pb2_grpc
+from opd.wire.v1 import teacher_pb2 as pb
+
+SAMPLED = PayloadSpec.sampled()
+
+
+async def health(client: Any, service: str = "") -> int:
+    answer = await health_pb2_grpc.HealthStub(client.channel).Check(health_pb2.HealthCheckRequest(service=service))
+    return answer.status
+
+
+def weights(folder: Path, seed: int) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "seed").write_text(str(seed))
+    return folder
+
+
+async def test_a_teacher_is_loaded_and_unloaded_while_another_serves(start: Any, items: Any) -> None:
+    client = await start()
+    roster = client.server.shared.roster
+    await roster.load("u", "second")
+    assert await health(client, "u") == health_pb2.HealthCheckResponse.SERVING
+    both = await asyncio.gather(
+        client.score(items(2), SAMPLED, teacher="t"), client.score(items(2), SAMPLED, teacher="u")
+    )
+    assert (both[0][0].sampled == both[1][0].sampled).all()
+    with pytest.raises(InvalidRequestError, match="already"):
+        await roster.load("u", "third")
+    await roster.unload("u", 1.0)
+    assert client.engines["second"].closed
+    with pytest.raises(grpc.RpcError) as caught:
+        await client.score(items(1), SAMPLED, teacher="u")
+    assert type(error_from_rpc(caught.value)) is TeacherNotFoundError
+    with pytest.raises(grpc.RpcError) as caught:
+        await health(client, "u")
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    await client.score(items(1), SAMPLED)
+
+
+async def test_unloading_waits_for_calls_in_flight(start: Any, items: Any) -> None:
+    client = await start()
+    client.engines["numpy"].seconds_per_batch = 0.3
+    running = asyncio.create_task(client.score(items(1), SAMPLED))
+    await asyncio.sleep(0.1)
+    await client.server.shared.roster.unload("t", 10.0)
+    assert len(await running) == 1
+    assert await health(client) == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_a_call_beyond_the_grace_is_cut_with_a_retryable_error(start: Any, items: Any) -> None:
+    client = await start()
+    release = asyncio.Event()
+    client.server.shared.faults.set("admitted", release.wait)
+    running = asyncio.create_task(client.score(items(1), SAMPLED))
+    await asyncio.sleep(0.1)
+    await client.server.shared.roster.unload("t", 0.05)
+    release.set()
+    with pytest.raises(grpc.RpcError) as caught:
+        await running
+    assert error_from_rpc(caught.value).status in ("UNAVAILABLE", "CANCELLED")
+    await client.settled()
+
+
+async def test_the_least_recently_used_teacher_sleeps_when_memory_is_short(
+    start: Any, items: Any, tmp_path: Path
+) -> None:
+    models = {}
+    for name in "abc":
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(bytes(100))
+        models[name] = str(folder)
+    client = await start(models, engine={"memory_budget_bytes": 250})
+    states = lambda: {t.name: t.state for t in client.server.shared.roster}  # noqa: E731
+    assert states() == {"a": pb.TEACHER_STATE_ASLEEP, "b": pb.TEACHER_STATE_READY, "c": pb.TEACHER_STATE_READY}
+    assert client.engines[models["a"]].asleep
+    assert await health(client, "a") == health_pb2.HealthCheckResponse.SERVING
+    assert len(await client.score(items(1), SAMPLED, teacher="a")) == 1
+    assert states() == {"a": pb.TEACHER_STATE_READY, "b": pb.TEACHER_STATE_ASLEEP, "c": pb.TEACHER_STATE_READY}
+    await client.score(items(1), SAMPLED, teacher="c")
+    await client.score(items(1), SAMPLED, teacher="b")
+    assert states()["a"] == pb.TEACHER_STATE_ASLEEP
+    await client.settled()
+
+
+async def test_busy_teachers_are_not_put_to_sleep(start: Any, items: Any, tmp_path: Path) -> None:
+    models = {}
+    for name in "ab":
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(bytes(100))
+        models[name] = str(folder)
+    client = await start(models, engine={"memory_budget_bytes": 150})
+    client.engines[models["b"]].seconds_per_batch = 0.4
+    busy = asyncio.create_task(client.score(items(1), SAMPLED, teacher="b"))
+    await asyncio.sleep(0.1)
+    with pytest.raises(grpc.RpcError) as caught:
+        await client.score(items(1), SAMPLED, teacher="a")
+    assert type(error_from_rpc(caught.value)) is OverloadedError
+    await busy
+    await client.score(items(1), SAMPLED, teacher="a")
+    with pytest.raises(ConfigError, match="memory budget"):
+        (tmp_path / "big").mkdir()
+        (tmp_path / "big" / "model.safetensors").write_bytes(bytes(200))
+        await client.server.shared.roster.load("big", str(tmp_path / "big"))
+
+
+async def test_weights_are_swapped_between_batches_and_the_hash_changes(start: Any, items: Any, tmp_path: Path) -> None:
+    client = await start()
+    before = (await client.info()).weights_hash
+    old = await client.score(items(2), SAMPLED)
+    fresh = await client.server.shared.roster.update_weights("t", weights(tmp_path / "w", 5))
+    assert fresh == (await client.info()).weights_hash != before
+    new = await client.score(items(2), SAMPLED, expected_weights_hash=fresh)
+    assert new[0].weights_hash == fresh
+    assert (new[0].sampled != old[0].sampled).any()
+    with pytest.raises(grpc.RpcError) as caught:
+        await client.score(items(1), SAMPLED, expected_weights_hash=before)
+    assert type(error_from_rpc(caught.value)) is IncompatibleTeacherError
+
+
+async def test_a_failed_swap_keeps_the_old_weights(start: Any, items: Any, tmp_path: Path) -> None:
+    client = await start()
+    before = await client.score(items(1), SAMPLED)
+    with pytest.raises(OSError):
+        await client.server.shared.roster.update_weights("t", tmp_path / "nowhere")
+    after = await client.score(items(1), SAMPLED)
+    assert (before[0].sampled == after[0].sampled).all()
+
+
+async def test_one_answer_never_mixes_two_sets_of_weights(start: Any, items: Any, tmp_path: Path) -> None:
+    client = await start(limits={"max_batch_sequences": 1})
+    engine = client.engines["numpy"]
+    engine.seconds_per_batch = 0.05
+    hashes = [(await client.info()).weights_hash]
+    tasks = [asyncio.create_task(client.score(items(3, seed=s), SAMPLED)) for s in range(6)]
+    for seed in (1, 2, 3):
+        await asyncio.sleep(0.08)
+        hashes.append(await client.server.shared.roster.update_weights("t", weights(tmp_path / str(seed), seed)))
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert len(set(hashes)) == 4
+    whole = [outcome for outcome in outcomes if isinstance(outcome, list)]
+    for outcome in outcomes:
+        if not isinstance(outcome, list):
+            assert type(error_from_rpc(outcome)) is UnavailableError
+    for outcome in whole:
+        assert len({scores.weights_hash for scores in outcome}) == 1
+    for seed, digest in enumerate(hashes):
+        twin = type(engine)(seed=seed)
+        for outcome, asked in zip(outcomes, (items(3, seed=s) for s in range(6)), strict=True):
+            if isinstance(outcome, list) and outcome[0].weights_hash == digest:
+                for item, scores in zip(asked, outcome, strict=True):
+                    from teacher_server.engines.base import EngineItem
+
+                    assert (twin._one(EngineItem(item, SAMPLED)).sampled == scores.sampled).all()
+    await client.settled()
+
+
+async def test_a_teacher_that_fails_its_self_test_is_not_served(start: Any, numpy_engine: Any) -> None:
+    class Broken(numpy_engine):
+        def _one(self, entry: Any) -> Any:
+            scores = super()._one(entry)
+            if scores.log_tail is not None:
+                scores.log_tail[:] = 0.0
+            return scores
+
+    with pytest.raises(UnavailableError, match="self-test"):
+        await start(make=Broken)
+
+
+async def test_health_turns_to_serving_only_after_the_self_test(start: Any, numpy_engine: Any) -> None:
+    seen: list[int] = []
+    client = await start({})
+
+    class Slow(numpy_engine):
+        def _one(self, entry: Any) -> Any:
+            seen.append(client.server.health.status("late"))
+            return super()._one(entry)
+
+    client.server.shared.roster._factory = Slow
+    assert await health(client) == health_pb2.HealthCheckResponse.NOT_SERVING
+    await client.server.shared.roster.load("late", "x")
+    assert set(seen) == {health_pb2.HealthCheckResponse.NOT_SERVING}
+    assert await health(client, "late") == health_pb2.HealthCheckResponse.SERVING
+    assert await health(client) == health_pb2.HealthCheckResponse.SERVING
+
+
+def die_later(engine: Any) -> None:
+    def explode(batch: Any) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    engine.before_score = explode
+
+
+async def test_a_dead_engine_ends_the_process_by_default(start: Any, items: Any) -> None:
+    client = await start()
+    die_later(client.engines["numpy"])
+    with pytest.raises(grpc.RpcError) as caught:
+        await client.score(items(1), SAMPLED)
+    assert type(error_from_rpc(caught.value)) is UnavailableError
+    assert await asyncio.wait_for(client.server.wait(), 20) == 20
+
+
+async def test_a_dead_engine_is_restarted_when_asked(start: Any, items: Any) -> None:
+    client = await start(engine={"on_failure": "restart"})
+    dead = client.engines["numpy"]
+    die_later(dead)
+    outcomes = await asyncio.gather(
+        *(client.score(items(1, seed=s), SAMPLED) for s in range(4)), return_exceptions=True
+    )
+    assert any(isinstance(outcome, grpc.RpcError) for outcome in outcomes)
+    for _ in range(200):
+        if client.engines["numpy"] is not dead and await health(client, "t") == 1:
+            break
+        await asyncio.sleep(0.05)
+    assert len(await client.score(items(2), SAMPLED)) == 2
+    assert dead.closed
+    await client.settled()
+
+
+async def test_one_bad_request_does_not_count_as_a_dead_engine(start: Any, items: Any) -> None:
+    client = await start()
+    engine = client.engines["numpy"]
+
+    def sometimes(batch: Any) -> None:
+        if any(entry.item.prompt_length == 5 for entry in batch):
+            raise ValueError("odd shape")
+
+    engine.before_score = sometimes
+    for _ in range(5):
+        with pytest.raises(grpc.RpcError):
+            await client.score(items(1, prompt=5), SAMPLED)
+        assert len(await client.score(items(1), SAMPLED)) == 1
+    assert not engine.closed
+
+
+async def test_an_engine_that_hangs_ends_the_process(start: Any, items: Any) -> None:
+    client = await start(engine={"stall_seconds": 0.2})
+    client.engines["numpy"].seconds_per_batch = 3.0
+    stuck = asyncio.create_task(client.score(items(1), SAMPLED))
+    await asyncio.wait_for(client.server._stop.wait(), 20)
+    assert client.server._exit_code == 20
+    stuck.cancel()
+
+
+async def test_admin_calls_are_refused_without_tokens(start: Any) -> None:
+    client = await start()
+    stub = admin_pb2_grpc.AdminServiceStub(client.channel)
+    for call in (
+        stub.LoadTeacher(admin.LoadTeacherRequest(teacher="x", model="y")),
+        stub.UnloadTeacher(admin.UnloadTeacherRequest(teacher="t")),
+        stub.SleepTeacher(admin.SleepTeacherRequest(teacher="t")),
+        stub.WakeTeacher(admin.WakeTeacherRequest(teacher="t")),
+        stub.UpdateWeights(admin.UpdateWeightsRequest(teacher="t", folder="/x")),
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            await call
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert len(client.server.shared.roster) == 1
+
+
+async def test_an_operator_administers_over_the_wire(start: Any, items: Any, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.yaml"
+    tokens.write_text("- {name: op, token: operator-secret-1, scopes: [score, admin]}\n")
+    secret = tmp_path / "secret"
+    secret.write_text("operator-secret-1")
+    from opd.wire.channel import ClientSecurity
+
+    client = await start(security=ClientSecurity(token_file=secret), security_={"tokens": tokens})
+    meta = client.security.metadata()
+    stub = admin_pb2_grpc.AdminServiceStub(client.channel)
+    loaded = await stub.LoadTeacher(admin.LoadTeacherRequest(teacher="u", model="m"), metadata=meta)
+    assert loaded.teacher.name == "u"
+    await stub.SleepTeacher(admin.SleepTeacherRequest(teacher="u"), metadata=meta)
+    assert client.engines["m"].asleep
+    await stub.WakeTeacher(admin.WakeTeacherRequest(teacher="u"), metadata=meta)
+    assert not client.engines["m"].asleep
+    folder = weights(tmp_path / "w", 9)
+    swapped = await stub.UpdateWeights(admin.UpdateWeightsRequest(teacher="u", folder=str(folder)), metadata=meta)
+    assert swapped.weights_hash == client.engines["m"].info.weights_hash
+    bad = [
+        stub.LoadTeacher(admin.LoadTeacherRequest(teacher="a b", model="m"), metadata=meta),
+        stub.LoadTeacher(admin.LoadTeacherRequest(teacher="v"), metadata=meta),
+        stub.UnloadTeacher(admin.UnloadTeacherRequest(teacher="u", grace_seconds=-1), metadata=meta),
+        stub.UnloadTeacher(admin.UnloadTeacherRequest(teacher="u", grace_seconds=float("nan")), metadata=meta),
+        stub.UpdateWeights(admin.UpdateWeightsRequest(teacher="u", folder="a\0b"), metadata=meta),
+    ]
+    for call in bad:
+        with pytest.raises(grpc.RpcError) as caught:
+            await call
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await stub.UnloadTeacher(admin.UnloadTeacherRequest(teacher="u", grace_seconds=1), metadata=meta)
+    assert len(client.server.shared.roster) == 1

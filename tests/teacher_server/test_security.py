@@ -1,0 +1,373 @@
+"""Who gets in: TLS, mutual TLS, tokens, scopes, reloads; and what the wire can never reach."""
+
+import ast
+import asyncio
+import datetime
+import hashlib
+import ipaddress
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from opd.errors import AuthError, ConfigError, ScopeError
+from opd.wire.channel import ClientSecurity, open_channel
+from opd.wire.status import error_from_rpc
+from opd.wire.types import PayloadSpec
+from opd.wire.v1 import teacher_pb2 as pb
+from opd.wire.v1 import teacher_pb2_grpc
+from teacher_server.security import Tokens, check_listen, is_loopback
+from teacher_server.settings import SecuritySettings
+
+SAMPLED = PayloadSpec.sampled()
+
+
+@dataclass
+class Authority:
+    """A certificate authority for one test."""
+
+    folder: Path
+    name: str
+
+    def __post_init__(self) -> None:
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, self.name)])
+        self.cert = self._sign(self.subject, self.key.public_key(), ca=True)
+        self.pem = self.folder / f"{self.name}.pem"
+        self.pem.write_bytes(self.cert.public_bytes(serialization.Encoding.PEM))
+
+    def _sign(self, subject: x509.Name, key: Any, *, ca: bool = False, names: Any = (), days: int = 1) -> Any:
+        now = datetime.datetime.now(datetime.UTC)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self.subject)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=3))
+            .not_valid_after(now + datetime.timedelta(days=days))
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+        )
+        if names:
+            builder = builder.add_extension(x509.SubjectAlternativeName(list(names)), critical=False)
+        return builder.sign(self.key, hashes.SHA256())
+
+    def issue(self, name: str, *, days: int = 1, host: str = "127.0.0.1") -> tuple[Path, Path]:
+        """Certificate and key files for `host`."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(host))]
+        cert = self._sign(
+            x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), key.public_key(), names=names, days=days
+        )
+        cert_file, key_file = self.folder / f"{name}.crt", self.folder / f"{name}.key"
+        cert_file.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
+        key_file.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+        return cert_file, key_file
+
+
+async def describe(address: str, security: ClientSecurity, timeout: float = 3.0) -> Any:
+    async with open_channel(address, security) as channel:
+        stub = teacher_pb2_grpc.TeacherServiceStub(channel)
+        return await stub.Describe(pb.DescribeRequest(), timeout=timeout, metadata=security.metadata())
+
+
+async def refused(address: str, security: ClientSecurity) -> grpc.StatusCode:
+    with pytest.raises(grpc.RpcError) as caught:
+        await describe(address, security)
+    return caught.value.code()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "teacher.example", "[::]"])
+def test_listening_in_the_clear_beyond_loopback_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match="allow-insecure"):
+        check_listen(host, SecuritySettings())
+    check_listen(host, SecuritySettings(allow_insecure=True))
+    check_listen(host, SecuritySettings(tls_cert=Path("c"), tls_key=Path("k")))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.8.8.8"])
+def test_loopback_may_be_clear(host: str) -> None:
+    assert is_loopback(host)
+    check_listen(host, SecuritySettings())
+
+
+async def test_the_server_itself_refuses_to_start_in_the_clear(start: Any) -> None:
+    with pytest.raises(ConfigError, match="TLS is off"):
+        await start(host="0.0.0.0")
+
+
+@pytest.mark.parametrize("half", [{"tls_cert": "a"}, {"tls_key": "a"}, {"client_ca": "a"}])
+def test_half_a_tls_configuration_is_refused(half: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="tls_cert"):
+        SecuritySettings(**half)
+
+
+async def test_tls_keeps_out_clear_clients_and_wrong_authorities(start: Any, items: Any, tmp_path: Path) -> None:
+    ca, stranger = Authority(tmp_path, "ca"), Authority(tmp_path, "stranger")
+    cert, key = ca.issue("server")
+    client = await start(security=ClientSecurity(ca_file=ca.pem), security_={"tls_cert": cert, "tls_key": key})
+    assert len(await client.score(items(2), SAMPLED)) == 2
+    assert await refused(client.address, ClientSecurity()) is grpc.StatusCode.UNAVAILABLE
+    assert await refused(client.address, ClientSecurity(ca_file=stranger.pem)) is grpc.StatusCode.UNAVAILABLE
+    wrong_name = ClientSecurity(ca_file=ca.pem, server_name="other.example")
+    assert await refused(client.address, wrong_name) is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_an_expired_server_certificate_is_refused(start: Any, tmp_path: Path) -> None:
+    ca = Authority(tmp_path, "ca")
+    cert, key = ca.issue("server", days=-1)
+    client = await start(security_={"tls_cert": cert, "tls_key": key})
+    assert await refused(client.address, ClientSecurity(ca_file=ca.pem)) is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_mutual_tls_wants_a_certificate_of_the_right_authority(start: Any, items: Any, tmp_path: Path) -> None:
+    ca, stranger = Authority(tmp_path, "ca"), Authority(tmp_path, "stranger")
+    cert, key = ca.issue("server")
+    good, good_key = ca.issue("student")
+    bad, bad_key = stranger.issue("intruder")
+    old, old_key = ca.issue("retired", days=-1)
+    client = await start(
+        security=ClientSecurity(ca_file=ca.pem, cert_file=good, key_file=good_key),
+        security_={"tls_cert": cert, "tls_key": key, "client_ca": ca.pem},
+    )
+    assert len(await client.score(items(1), SAMPLED)) == 1
+    for mine in (None, (bad, bad_key), (old, old_key)):
+        pair = {"cert_file": mine[0], "key_file": mine[1]} if mine else {}
+        assert await refused(client.address, ClientSecurity(ca_file=ca.pem, **pair)) is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_renewed_certificate_is_used_without_dropping_open_calls(
+    start: Any, items: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("teacher_server.security.RELOAD_SECONDS", 0.0)
+    old_ca, new_ca = Authority(tmp_path, "old"), Authority(tmp_path, "new")
+    cert, key = old_ca.issue("server")
+    client = await start(security=ClientSecurity(ca_file=old_ca.pem), security_={"tls_cert": cert, "tls_key": key})
+    client.engines["numpy"].seconds_per_batch = 0.3
+    running = asyncio.create_task(client.score(items(1), SAMPLED))
+    await asyncio.sleep(0.1)
+    new_ca.issue("server")
+    assert await describe(client.address, ClientSecurity(ca_file=new_ca.pem))
+    assert await refused(client.address, ClientSecurity(ca_file=old_ca.pem)) is grpc.StatusCode.UNAVAILABLE
+    assert len(await running) == 1
+    assert len(await client.score(items(1), SAMPLED)) == 1
+    # A half-written file keeps what was valid before.
+    key.write_text("garbage")
+    key.unlink()
+    assert await describe(client.address, ClientSecurity(ca_file=new_ca.pem))
+
+
+def write_tokens(path: Path, text: str) -> Path:
+    path.write_text(text)
+    # Coarse file clocks must not hide a change.
+    os.utime(path, ns=(time.time_ns(), time.time_ns()))
+    return path
+
+
+async def test_tokens_are_needed_known_and_scoped(start: Any, items: Any, tmp_path: Path) -> None:
+    digest = hashlib.sha256(b"admin-only-secret").hexdigest()
+    tokens = write_tokens(
+        tmp_path / "tokens.yaml",
+        f"- {{name: student, token: student-secret-1}}\n- {{name: op, sha256: {digest}, scopes: [admin]}}\n",
+    )
+    secret = tmp_path / "secret"
+    secret.write_text("student-secret-1\n")
+    client = await start(security=ClientSecurity(token_file=secret), security_={"tokens": tokens})
+    assert len(await client.score(items(1), SAMPLED)) == 1
+    assert await refused(client.address, ClientSecurity()) is grpc.StatusCode.UNAUTHENTICATED
+    secret.write_text("student-secret-2")
+    assert await refused(client.address, ClientSecurity(token_file=secret)) is grpc.StatusCode.UNAUTHENTICATED
+    secret.write_text("admin-only-secret")
+    assert await refused(client.address, ClientSecurity(token_file=secret)) is grpc.StatusCode.PERMISSION_DENIED
+    failures = client.server.shared.metrics.auth_failures
+    assert failures.labels("token")._value.get() == 2
+    assert failures.labels("scope")._value.get() == 1
+    for header in ("student-secret-1", "Basic student-secret-1", "Bearer ", "Bearer " + "x" * 5000):
+        with pytest.raises(grpc.RpcError) as caught:
+            await client.stub.GetLoad(pb.GetLoadRequest(), metadata=(("authorization", header),))
+        assert type(error_from_rpc(caught.value)) is AuthError
+
+
+async def test_health_needs_no_token(start: Any, tmp_path: Path) -> None:
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    tokens = write_tokens(tmp_path / "t.yaml", "- {name: a, token: student-secret-1}\n")
+    client = await start(security_={"tokens": tokens})
+    answer = await health_pb2_grpc.HealthStub(client.channel).Check(health_pb2.HealthCheckRequest())
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_services_that_would_tell_too_much_are_not_there(start: Any) -> None:
+    client = await start()
+    for method in (
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        "/grpc.channelz.v1.Channelz/GetServers",
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            await client.channel.unary_unary(method)(b"")
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_tokens_reload_when_the_file_changes_and_stay_when_it_breaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("teacher_server.security.RELOAD_SECONDS", 0.0)
+    path = write_tokens(tmp_path / "t.yaml", "- {name: a, token: first-secret-123}\n")
+    tokens = Tokens(path)
+    old, new = [("authorization", f"Bearer {n}-secret-123") for n in ("first", "second")]
+    assert tokens.authenticate([old], "score").name == "a"
+    write_tokens(path, "- {name: b, token: second-secret-123}\n")
+    assert tokens.authenticate([new], "score").name == "b"
+    with pytest.raises(AuthError):
+        tokens.authenticate([old], "score")
+    write_tokens(path, "not: [a list")
+    assert tokens.authenticate([new], "score").name == "b"
+    path.unlink()
+    assert tokens.authenticate([new], "score").name == "b"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a: b",
+        "[]",
+        "- 5",
+        "- {token: long-enough-secret}",
+        "- {name: a}",
+        "- {name: a, token: short}",
+        "- {name: a, token: 12345678901234567890}",
+        "- {name: a, sha256: xyz}",
+        "- {name: a, token: long-enough-secret, sha256: ab}",
+        "- {name: a, token: long-enough-secret, scopes: [root]}",
+        "- {name: a, token: long-enough-secret, scope: [admin]}",
+        "- {name: a, token: 'long-enough-secret",
+    ],
+)
+def test_a_malformed_token_file_is_refused_without_quoting_a_secret(text: str, tmp_path: Path) -> None:
+    path = write_tokens(tmp_path / "t.yaml", text)
+    with pytest.raises(ConfigError) as caught:
+        Tokens(path)
+    assert "long-enough" not in str(caught.value)
+
+
+def test_a_server_without_tokens_never_grants_admin() -> None:
+    with pytest.raises(ScopeError):
+        Tokens(None).authenticate((), "admin")
+
+
+async def test_a_token_does_not_leave_the_host_in_the_clear(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("student-secret-1")
+    with pytest.raises(ConfigError, match="clear"):
+        open_channel("teacher.example:9000", ClientSecurity(token_file=secret))
+    await open_channel("127.0.0.1:9000", ClientSecurity(token_file=secret)).close()
+
+
+async def test_neither_tokens_nor_prompts_reach_the_log(
+    start: Any, items: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tokens = write_tokens(tmp_path / "t.yaml", "- {name: a, token: student-secret-1}\n")
+    secret = tmp_path / "secret"
+    secret.write_text("student-secret-1")
+    client = await start(
+        security=ClientSecurity(token_file=secret), security_={"tokens": tokens}, log={"requests": True}
+    )
+    asked = items(1)
+    await client.score(asked, SAMPLED)
+    with pytest.raises(grpc.RpcError):
+        await client.score(asked, SAMPLED, expected_weights_hash="x")
+    with pytest.raises(grpc.RpcError):
+        await client.stub.GetLoad(pb.GetLoadRequest(), metadata=(("authorization", "Bearer wrong-secret-9999"),))
+    text = capfd.readouterr().err
+    assert "request failed" in text
+    assert "secret-" not in text
+    assert asked[0].token_ids.tobytes().hex() not in text
+
+
+FORBIDDEN_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "jsonpickle"}
+FORBIDDEN_CALLS = {"eval", "exec", "__import__", "compile"}
+
+
+def offences(source: str) -> list[str]:
+    """Uses of anything that would turn bytes into code."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [a.name for a in node.names if a.name.split(".")[0] in FORBIDDEN_MODULES]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in FORBIDDEN_MODULES:
+            found.append(node.module or "")
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name in FORBIDDEN_CALLS or name in ("torch.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load"):
+                found.append(name)
+            if any(k.arg == "allow_pickle" and getattr(k.value, "value", True) for k in node.keywords):
+                found.append("allow_pickle")
+            if any(k.arg == "shell" and getattr(k.value, "value", True) for k in node.keywords):
+                found.append("shell")
+    return found
+
+
+def test_nothing_behind_the_wire_unpickles_evaluates_or_loads_code() -> None:
+    root = Path(__file__).resolve().parents[2]
+    files = [*root.glob("teacher_server/**/*.py"), *root.glob("opd/**/*.py")]
+    assert len(files) > 30
+    assert {str(f.relative_to(root)): offences(f.read_text()) for f in files if offences(f.read_text())} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from cloudpickle import loads",
+        "eval(x)",
+        "torch.load(p, weights_only=True)",
+        "np.load(p, allow_pickle=True)",
+        "yaml.load(x, Loader=L)",
+        "subprocess.run(x, shell=True)",
+    ],
+)
+def test_the_search_for_offences_finds_them(source: str) -> None:
+    assert offences(source)
+
+
+@pytest.mark.parametrize("entry", ["m", "m@main", "m@" + "g" * 40, "@" + "a" * 40])
+def test_remote_code_needs_a_pinned_commit(entry: str) -> None:
+    from teacher_server.build import engine_factory
+    from teacher_server.settings import ServerSettings
+
+    with pytest.raises(ConfigError, match="MODEL@REVISION"):
+        engine_factory(ServerSettings(security={"trust_remote_code": [entry]}))
+
+
+def test_remote_code_is_on_for_the_listed_model_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    from teacher_server import build
+    from teacher_server.settings import ServerSettings
+
+    class Recorder:
+        def __init__(self, model: str, *, revision: str | None = None, trust_remote_code: bool = False) -> None:
+            self.seen = (model, revision, trust_remote_code)
+
+    monkeypatch.setattr(build.ENGINES, "load", lambda name: Recorder)
+    factory = build.engine_factory(ServerSettings(security={"trust_remote_code": ["org/m@" + "a" * 40]}))
+    assert factory("org/m").seen == ("org/m", "a" * 40, True)
+    assert factory("org/other").seen == ("org/other", None, False)
+    with pytest.raises(ConfigError, match="--trust-remote-code"):
+        build.engine_factory(ServerSettings(engine={"options": {"trust_remote_code": True}}))
+    with pytest.raises(ConfigError, match="deterministic"):
+        build.engine_factory(ServerSettings(engine={"deterministic": True}))
+    with pytest.raises(ConfigError, match="no option 'typo'"):
+        build.engine_factory(ServerSettings(engine={"options": {"typo": 1}}))

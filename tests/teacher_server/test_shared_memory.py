@@ -1,0 +1,145 @@
+"""The shared-memory path: used when it helps, never in the way, nothing left behind."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opd.errors import CorruptPayloadError
+from opd.wire import shm
+from opd.wire.request import build_score_request
+from opd.wire.types import PayloadSpec
+from opd.wire.v1 import teacher_pb2 as pb
+from teacher_server.shared_memory import SharedMemory
+
+ON = {"shared_memory": True}
+
+
+def mine(token: str) -> list[Path]:
+    return sorted(Path("/dev/shm").glob(f"opd-{token.rpartition(':')[2]}*"))
+
+
+async def test_large_sequences_travel_through_shared_memory_and_are_equal(start: Any, items: Any) -> None:
+    client = await start(transport=ON)
+    token = client.server.shared.memory.token
+    assert shm.shared_memory_available(token)
+    asked = items(3, rows=1000)
+    for spec in (PayloadSpec.topk(60), PayloadSpec.full()):
+        plain = await client.score(asked, spec)
+        shared = await client.score(asked, spec, shared_memory_token=token)
+        for a, b in zip(plain, shared, strict=True):
+            for name in ("sampled", "values", "ids", "log_tail", "logits"):
+                x, y = getattr(a, name), getattr(b, name)
+                assert (x is None and y is None) or (x == y).all()
+            assert b.values is None or b.values.flags.writeable
+    sent = client.server.shared.metrics.sent_bytes
+    assert sent.labels("t", "shared_memory")._value.get() == sent.labels("t", "chunks")._value.get() > 0
+    assert len(mine(token)) == 1  # the marker: all segments were taken
+
+
+async def test_small_sequences_and_full_memory_fall_back_to_chunks(start: Any, items: Any) -> None:
+    client = await start(transport={"shared_memory": True, "shared_memory_bytes": 70_000})
+    token = client.server.shared.memory.token
+    await client.score(items(2), PayloadSpec.topk(9), shared_memory_token=token)
+    await client.score(items(2, rows=4000), PayloadSpec.topk(90), shared_memory_token=token)
+    assert client.server.shared.metrics.sent_bytes.labels("t", "shared_memory")._value.get() == 0
+
+
+async def test_a_wrong_token_is_ignored(start: Any, items: Any) -> None:
+    client = await start(transport=ON)
+    results = await client.score(items(1, rows=1000), PayloadSpec.topk(60), shared_memory_token="boot:1:abc")
+    assert len(results) == 1
+    assert client.server.shared.metrics.sent_bytes.labels("t", "shared_memory")._value.get() == 0
+
+
+async def test_segments_of_a_cancelled_call_are_unlinked(start: Any, items: Any) -> None:
+    client = await start(transport=ON)
+    token = client.server.shared.memory.token
+    message = build_score_request(
+        items(3, rows=1000), PayloadSpec.topk(60), teacher="t", request_id="r", shared_memory_token=token
+    )
+    never = __import__("asyncio").Event()
+    client.server.shared.faults.set("before_trailer", never.wait)
+    call = client.stub.Score(message)
+    while (await call.read()).WhichOneof("message") != "sequence":
+        pass
+    assert len(mine(token)) > 1
+    call.cancel()
+    await client.settled()
+    assert len(mine(token)) == 1
+    await client.server.close()
+    assert mine(token) == []
+
+
+def test_the_token_is_recognised_only_where_the_memory_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = SharedMemory(1 << 20)
+    try:
+        assert shm.shared_memory_available(memory.token)
+        boot, device, nonce = memory.token.split(":")
+        other = "0" * 32
+        for token in ("", "x", f"{boot}:{device}:{other}", f"{boot}:9{device}:{nonce}", f"other:{device}:{nonce}"):
+            assert not shm.shared_memory_available(token)
+        assert not shm.shared_memory_available(f"{boot}:{device}:../etc/passwd")
+        monkeypatch.setattr(shm, "host_identity", lambda: "other:1")
+        assert not shm.shared_memory_available(memory.token)
+    finally:
+        memory.close()
+
+
+def test_old_segments_are_swept_and_taken_ones_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = SharedMemory(1 << 20)
+    try:
+        first, second = (memory.put([memoryview(b"x" * 100)]) for _ in range(2))
+        assert memory.used_bytes == 200
+        assert bytes(shm.take([(first[0].name, 0, 100)])[0]) == b"x" * 100
+        memory.sweep()
+        assert memory.used_bytes == 100
+        monkeypatch.setattr("teacher_server.shared_memory.LIFETIME_SECONDS", -1.0)
+        memory.sweep()
+        assert memory.used_bytes == 0
+        assert len(mine(memory.token)) == 1
+        assert memory.put([memoryview(bytes(2 << 20))]) is None
+        assert second is not None
+    finally:
+        memory.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("../../etc/passwd", "not one a server makes"),
+        ("opd-" + "0" * 32, "not one a server makes"),
+        ("opd-" + "0" * 32 + "-1", "cannot be opened"),
+        ("/etc/passwd", "not one a server makes"),
+        ("", "not one a server makes"),
+    ],
+)
+def test_a_lying_server_cannot_make_the_client_open_other_files(name: str, text: str) -> None:
+    with pytest.raises(CorruptPayloadError, match=text):
+        shm.take([(name, 0, 1)])
+
+
+def test_links_and_short_segments_are_refused(tmp_path: Path) -> None:
+    memory = SharedMemory(1 << 20)
+    target = tmp_path / "secret"
+    target.write_text("secret")
+    link = Path("/dev/shm") / (memory._prefix + "-77")
+    try:
+        link.symlink_to(target)
+        with pytest.raises(CorruptPayloadError, match="cannot be opened"):
+            shm.take([(link.name, 0, 3)])
+        assert target.exists()
+        place = memory.put([memoryview(b"abc")])[0]
+        with pytest.raises(CorruptPayloadError, match="shorter"):
+            shm.take([(place.name, 1, 3)])
+    finally:
+        link.unlink(missing_ok=True)
+        memory.close()
+
+
+def test_shared_memory_that_was_not_offered_is_off() -> None:
+    memory = SharedMemory(0)
+    assert memory.token == ""
+    assert memory.put([memoryview(b"x")]) is None
+    assert pb.GetLoadResponse().shared_memory_token == ""
+    memory.close()
