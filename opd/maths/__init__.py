@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from opd.maths.exact import forward_kl, jsd, reverse_kl, skew_forward_kl, skew_reverse_kl, total_variation
+    from opd.maths.linear import HeadSettings, Reference, linear_divergence
     from opd.maths.partial import head_tail_reverse_kl
     from opd.maths.result import Divergence
     from opd.maths.sampled import sampled_reverse_kl
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Divergence": "result",
+    "HeadSettings": "linear",
+    "Reference": "linear",
     "TokenScores": "scores",
     "forward_kl": "exact",
     "head_tail_reverse_kl": "partial",
     "jsd": "exact",
+    "linear_divergence": "linear",
     "reverse_kl": "exact",
     "sampled_reverse_kl": "sampled",
     "score_tokens": "scores",
@@ -33,10 +37,13 @@ _HOMES = {
 }
 __all__ = [
     "Divergence",
+    "HeadSettings",
+    "Reference",
     "TokenScores",
     "forward_kl",
     "head_tail_reverse_kl",
     "jsd",
+    "linear_divergence",
     "reverse_kl",
     "sampled_reverse_kl",
     "score_tokens",

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +14,13 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 torch.set_num_threads(1)
-# Every annotated shape and dtype of opd.maths is checked at run time, in all the tests of this folder.
-install_import_hook("opd.maths", "beartype.beartype")
+# Every annotated shape and dtype of opd.maths is checked at run time, in all the tests of this folder. Triton reads the
+# source of its kernels, which the checker must not rewrite.
+_FOLDER = Path(__file__).parents[3] / "opd" / "maths"
+install_import_hook(
+    [f"opd.maths.{path.stem}" for path in _FOLDER.glob("*.py") if path.stem not in ("__init__", "linear_triton")],
+    "beartype.beartype",
+)
 
 
 @pytest.fixture

@@ -1,0 +1,239 @@
+"""`linear_divergence`: an exact divergence between hidden states times heads that never builds [N, V].
+
+    loss = linear_divergence(student_hidden, model.lm_head.weight, teacher_hidden, teacher_head, kind="reverse_kl").mean
+
+For payload `hidden`, and for any divergence over a large vocabulary: exact at any mixture weight and temperature, at a
+scratch that does not depend on N (`opd.maths.linear_tiles` has the scheme).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from opd.maths.checks import (
+    check_mask,
+    check_rows_finite,
+    check_shape,
+    check_temperature,
+    describe,
+    should_check_values,
+)
+from opd.maths.linear_op import linear_divergence_op
+from opd.maths.pointwise import divergence_spec
+from opd.maths.result import Divergence
+from opd.maths.rows import Row
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadSettings:
+    """What turns a projection into logits: soft_cap * tanh(scale * (head @ hidden + bias) / soft_cap).
+
+    Attributes:
+        bias: [V] or None; the student's carries its gradient.
+        scale: logit scale (Cohere, Granite), not 0.
+        soft_cap: final soft-cap (Gemma), 0 for none.
+    """
+
+    bias: Float[Tensor, " V"] | None = None
+    scale: float = 1.0
+    soft_cap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """A reference model R that turns the target T into T^power R^(1 - power), normalised (G-OPD, arXiv 2602.12125).
+
+    Attributes:
+        hidden: [N, Hr].
+        head: [V, Hr].
+        power: lambda of G-OPD, at least 0: 1 is the teacher alone, above 1 extrapolates away from the reference.
+        settings: of the reference's head.
+    """
+
+    hidden: Float[Tensor, "N Hr"]
+    head: Float[Tensor, "V Hr"]
+    power: float
+    settings: HeadSettings = HeadSettings()
+
+
+def linear_divergence(
+    student_hidden: Float[Tensor, "N Hs"],
+    student_head: Float[Tensor, "Vs Hs"],
+    teacher_hidden: Float[Tensor, "N Ht"],
+    teacher_head: Float[Tensor, "Vt Ht"],
+    *,
+    kind: str = "reverse_kl",
+    weight: float | None = None,
+    normalised: bool = False,
+    temperature: float = 1.0,
+    student_settings: HeadSettings | None = None,
+    teacher_settings: HeadSettings | None = None,
+    reference: Reference | None = None,
+    vocab_size: int | None = None,
+    mask: Bool[Tensor, " N"] | None = None,
+    token_weights: Float[Tensor, " N"] | None = None,
+    recompute: bool = False,
+    scratch_bytes: int | None = None,
+    backend: str | None = None,
+    check_values: bool | None = None,
+) -> Divergence:
+    """Divergence per token between two models given by hidden states and heads, with gradients to the student's.
+
+    Args:
+        student_hidden: [N, Hs] after the final norm, carries gradient.
+        student_head: [Vs, Hs], carries gradient; may be the tied embedding or a DTensor, which is gathered once.
+        teacher_hidden: [N, Ht], detached; another width is fine.
+        teacher_head: [Vt, Ht], detached.
+        kind: "forward_kl" KL(T || S), "reverse_kl" KL(S || T), "jsd", "skew_forward_kl", "skew_reverse_kl" or
+            "total_variation".
+        weight: beta of jsd, alpha of a skewed KL.
+        normalised: jsd divided by beta (1 - beta).
+        temperature: divides the logits of both sides, after scale and soft-cap.
+        student_settings: bias, scale and soft-cap of the student's head.
+        teacher_settings: of the teacher's.
+        reference: a reference model for the G-OPD target.
+        vocab_size: entries that count; rows of either head beyond it are padding. None: the smaller head.
+        mask: [N] bool. Masked rows are dropped before the projection, for which an accelerator waits once; pass only
+            the rows that count to avoid that.
+        token_weights: [N] weights of the tokens in `total`, for example one over a global count; ones if None.
+        recompute: keep no gradients from the forward pass. Costs half as much again, but `per_token` is
+            differentiable with any weights, any number of times.
+        scratch_bytes: bound on the logit tiles; 1 GiB on a GPU and 128 MiB on CPU if None.
+        backend: "torch", "triton", or None for triton where it can run.
+        check_values: whether to refuse non-finite rows; by default on CPU only.
+
+    Returns:
+        `total` is the weighted sum and `mean` is it over the count of tokens: differentiate those. `per_token` is
+        detached unless `recompute`. Both entropies are filled in.
+
+    Raises:
+        ValueError: for shapes, dtypes or settings that cannot work.
+    """
+    spec = divergence_spec(kind, weight=weight, normalised=normalised)
+    ours, theirs = student_settings or HeadSettings(), teacher_settings or HeadSettings()
+    check_temperature(temperature)
+    tokens = len(student_hidden)
+    sides = [("student", student_hidden, student_head, ours), ("teacher", teacher_hidden, teacher_head, theirs)]
+    if reference is not None:
+        if not reference.power >= 0:
+            raise ValueError(f"reference.power must be at least 0, but is {reference.power!r}.")
+        sides.append(("reference", reference.hidden, reference.head, reference.settings))
+    for side in sides:
+        _check_side(*side, tokens)
+    check_mask("mask", mask, (tokens,), "student_hidden")
+    limit = _vocabulary_limit(vocab_size, [len(side[2]) for side in sides])
+
+    dtype = torch.float64 if student_hidden.dtype == torch.float64 else torch.float32
+    weights = torch.ones(tokens, dtype=dtype, device=student_hidden.device)
+    if token_weights is not None:
+        check_shape("token_weights", token_weights, (tokens,), "student_hidden")
+        weights = token_weights.detach().to(dtype)
+    chosen = None if mask is None else mask.nonzero().squeeze(-1)
+    tensors: list[Tensor | None] = []
+    for name, hidden, head, settings in sides:
+        tensors += _prepared(hidden, head, settings.bias, limit, chosen, detach=name != "student")
+    tensors += [None] * (9 - len(tensors))
+    wanted = [tensor is not None and tensor.requires_grad and torch.is_grad_enabled() for tensor in tensors[:3]]
+    total, statistics, *_ = linear_divergence_op(
+        *tensors,
+        weights if chosen is None else weights[chosen],
+        spec.kind.value,
+        spec.weight,
+        spec.scale,
+        temperature,
+        1.0 if reference is None else reference.power,
+        [side[3].scale for side in sides],
+        [side[3].soft_cap for side in sides],
+        wanted,
+        recompute,
+        scratch_bytes or 0,
+        _checked_backend(backend, student_hidden),
+    )
+    if should_check_values(student_hidden, check_values):
+        check_rows_finite("the student's logits", statistics[:1].T, statistics[Row.STUDENT_LOG_Z], None)
+        check_rows_finite("the teacher's logits", statistics[1:2].T, statistics[Row.TEACHER_LOG_Z], None)
+    return _result(total, statistics if recompute else statistics.detach(), tokens, chosen)
+
+
+def default_backend(tensor: Tensor) -> str:
+    """The kernel to use for a tensor: "triton" for float32 tiles on CUDA where triton is installed, else "torch"."""
+    if not tensor.is_cuda or tensor.dtype == torch.float64:
+        return "torch"
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return "torch"
+    return "triton"
+
+
+def _checked_backend(backend: str | None, tensor: Tensor) -> str:
+    if backend not in (None, "torch", "triton"):
+        raise ValueError(f"backend must be one of torch, triton or None, but is {backend!r}.")
+    return backend or default_backend(tensor)
+
+
+def _result(total: Tensor, statistics: Tensor, tokens: int, chosen: Tensor | None) -> Divergence:
+    counted = statistics.shape[1]
+    if chosen is not None:
+        statistics = statistics.new_zeros(len(Row), tokens).index_copy(1, chosen, statistics)
+    return Divergence(
+        per_token=statistics[Row.VALUE],
+        total=total,
+        count=torch.full((), counted, dtype=torch.int64, device=total.device),
+        mean=total / max(counted, 1),
+        student_entropy=statistics[Row.STUDENT_ENTROPY].detach(),
+        teacher_entropy=statistics[Row.TEACHER_ENTROPY].detach(),
+    )
+
+
+def _prepared(
+    hidden: Tensor, head: Tensor, bias: Tensor | None, limit: int, chosen: Tensor | None, *, detach: bool
+) -> list[Tensor | None]:
+    """Hidden states, head and bias as the operator wants them: gathered, cast, cut to the vocabulary and the rows."""
+    head, bias = gathered(head), None if bias is None else gathered(bias)
+    if detach:
+        hidden, head, bias = hidden.detach(), head.detach(), None if bias is None else bias.detach()
+    if chosen is not None:
+        hidden = hidden.index_select(0, chosen)
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    if hidden.dtype == torch.float64:
+        dtype = torch.float64
+    if limit < len(head):  # the backward pass of a slice allocates another head: only where it is needed
+        head, bias = head[:limit], None if bias is None else bias[:limit]
+    return [hidden.to(dtype), head.to(dtype), bias]
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """A DTensor as a full tensor whose gradient is averaged back over its shards, as FSDP2 does; others as is."""
+    if not hasattr(tensor, "full_tensor"):
+        return tensor
+    from torch.distributed.tensor import DTensor, Partial
+
+    if not isinstance(tensor, DTensor):
+        return tensor
+    return tensor.full_tensor(grad_placements=[Partial("avg")] * tensor.device_mesh.ndim)
+
+
+def _check_side(name: str, hidden: Tensor, head: Tensor, settings: HeadSettings, tokens: int) -> None:
+    for what, tensor in ((f"{name}_hidden", hidden), (f"{name}_head", head)):
+        if tensor.ndim != 2 or not tensor.is_floating_point():
+            raise ValueError(f"{describe(what, tensor)} must be a floating-point matrix.")
+    check_shape(f"{name}_hidden", hidden, (tokens, head.shape[1]), f"student_hidden and {name}_head")
+    if settings.bias is not None:
+        check_shape(f"{name}_settings.bias", settings.bias, (len(head),), f"{name}_head")
+    if not settings.scale or not settings.soft_cap >= 0:
+        raise ValueError(
+            f"{name}_settings must have a scale other than 0 and a soft_cap of at least 0, but they are "
+            f"{settings.scale!r} and {settings.soft_cap!r}."
+        )
+
+
+def _vocabulary_limit(vocab_size: int | None, sizes: list[int]) -> int:
+    if vocab_size is None:
+        return min(sizes)
+    if not 1 <= vocab_size <= min(sizes):
+        raise ValueError(f"vocab_size must lie in [1, {min(sizes)}], the smaller head, but is {vocab_size!r}.")
+    return vocab_size

@@ -1,0 +1,118 @@
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from opd.maths import linear_tiles
+from opd.maths.linear import HeadSettings, linear_divergence
+from opd.maths.pointwise import divergence_spec
+
+pytest.importorskip("triton", reason="triton is not installed: the CUDA kernels cannot be interpreted or compiled")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Compiled on a GPU, interpreted elsewhere (see conftest.py).
+runs = pytest.mark.skipif(
+    DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a GPU or TRITON_INTERPRET=1"
+)
+KINDS = [
+    ("forward_kl", None, False),
+    ("reverse_kl", None, False),
+    ("jsd", 0.3, False),
+    ("jsd", 1e-6, True),
+    ("jsd", 1 - 1e-6, True),
+    ("skew_forward_kl", 0.2, False),
+    ("skew_reverse_kl", 0.2, False),
+    ("total_variation", None, False),
+]
+
+
+def tile(case):
+    """Logits [5, 4500], more than two blocks: equal rows, saturated rows, rows with excluded entries."""
+    generator = torch.Generator().manual_seed(0)
+    student = 3 * torch.randn(5, 4500, generator=generator)
+    teacher = student + torch.randn(5, 4500, generator=generator)
+    teacher[0] = student[0]
+    if case == "saturated":
+        student[1] *= 20
+    if case == "excluded":
+        student[:, 2048:4200], teacher[:, 2048:4200] = -torch.inf, -torch.inf
+    return student.to(DEVICE), teacher.to(DEVICE)
+
+
+@runs
+@pytest.mark.parametrize("case", ["plain", "saturated", "excluded"])
+@pytest.mark.parametrize(("kind", "weight", "normalised"), KINDS)
+def test_kernels_agree_with_their_torch_twin(kind, weight, normalised, case):
+    from opd.maths import linear_triton
+
+    spec = divergence_spec(kind, weight=weight, normalised=normalised)
+    student, teacher = tile(case)
+    got, want = torch.empty(6, 5, device=DEVICE), torch.empty(6, 5, device=DEVICE)
+    linear_triton.statistics(student, teacher, spec, 0.7, got)
+    linear_tiles._statistics(student, teacher, spec, 0.7, want)
+    unit = torch.tensor([1, 1, spec.scale, spec.scale, 1, 1], device=DEVICE).unsqueeze(1)
+    assert_close(got * unit, want * unit, rtol=1e-5, atol=1e-5)
+    factor = torch.linspace(0.5, 1.5, 5, device=DEVICE) * spec.scale
+    ours, twin = student.clone(), student.clone()
+    linear_triton.gradient_(ours, teacher, want, factor, spec, 0.7, 1.2, 0.0)
+    linear_tiles._gradient_(twin, teacher, want, factor, spec, 0.7, 1.2, 0.0)
+    assert_close(ours, twin, rtol=1e-4, atol=2e-6)
+
+
+@runs
+def test_the_whole_divergence_is_the_same_with_either_backend():
+    generator = torch.Generator().manual_seed(1)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator).to(DEVICE)
+
+    hidden, head, teacher = random(7, 12), random(3000, 12), (random(7, 6), random(3000, 6))
+    results = []
+    for backend in ("triton", "torch"):
+        leaves = hidden.clone().requires_grad_(), head.clone().requires_grad_()
+        result = linear_divergence(
+            *leaves,
+            *teacher,
+            kind="jsd",
+            weight=0.5,
+            temperature=1.5,
+            student_settings=HeadSettings(soft_cap=6.0),
+            scratch_bytes=3000 * 8 * 3,
+            backend=backend,
+        )
+        result.mean.backward()
+        results.append((result.per_token, result.student_entropy, leaves[0].grad, leaves[1].grad))
+    for one, other in zip(*results, strict=True):
+        assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_for_hopper_without_a_gpu(tmp_path):
+    script = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from opd.maths import linear_triton as kernels
+from opd.maths.pointwise import Kind
+
+POINTERS = ("student", "teacher", "out", "figures", "factor")
+for code in range(len(Kind)):
+    for kernel, extra in ((kernels._statistics_kernel, {}), (kernels._gradient_kernel, {"HAS_SOFT_CAP": True})):
+        constants = {"KIND": code, "BLOCK": kernels._BLOCK, **extra}
+        kinds = {
+            name: "constexpr" if name in constants else "*fp32" if name in POINTERS
+            else "i32" if name.endswith("stride") or name == "vocabulary" else "fp32"
+            for name in kernel.arg_names
+        }
+        source = ASTSource(fn=kernel, signature=kinds, constexprs=constants)
+        built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+        assert built.asm["cubin"]
+print("compiled", len(Kind) * 2)
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "compiled 12", done.stderr[-2000:]
