@@ -50,7 +50,7 @@ def build(folder: Path, seed: int, console: Console) -> WorldSummary:
 
 
 @contextmanager
-def served(model: Path, folder: Path) -> Iterator[str]:
+def served(model: str, folder: Path) -> Iterator[str]:
     """A teacher server on loopback for the duration of the block; gives its address."""
     ports, log = folder / "server.ports", folder / "server.log"
     ports.unlink(missing_ok=True)
@@ -100,21 +100,20 @@ def demo(
     run.mkdir(parents=True, exist_ok=True)
     world = build(run / f"world-{seed}", seed, console)
     shutil.rmtree(run / "student", ignore_errors=True)
-    with served(run / f"world-{seed}" / world.models["teacher"].path, run) as address:
+    student, teacher_model = str(world.models["student"].path), str(world.models["teacher"].path)
+    with served(teacher_model, run) as address:
         overrides = [
             f"run={run / 'student'}",
             f"seed={seed}",
-            f"model.path={run / f'world-{seed}' / world.models['student'].path}",
+            f"model.path={student}",
             f"teachers.endpoints=[{address}]",
         ]
         recipe = load_settings(Recipe, RECIPE, overrides)
         started = time.monotonic()
         result = train(recipe)
         train_seconds = time.monotonic() - started
-        teacher = evaluate_model(
-            load_settings(Recipe, RECIPE, [*overrides, "eval.reverse_kl=false"]),
-            str(run / f"world-{seed}" / world.models["teacher"].path),
-        )
+        quiet = load_settings(Recipe, RECIPE, [*overrides, "eval.reverse_kl=false"])
+        teacher = evaluate_model(quiet, teacher_model)
     summary = {
         "student_before": result["before"],
         "student_after": result["after"],
