@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -48,7 +49,8 @@ class TransformersEngine:
         revision: revision of a hub id.
         trust_remote_code: run model code from the folder or the hub; leave it off unless you have read that code.
         share_prompts: let samples of one prompt share its keys and values; never in deterministic mode.
-        attention: attention implementation of transformers; "auto" is flash attention where it is installed.
+        attention: attention implementation of transformers; "auto" is flash attention where it is installed, else
+            eager for models that cap their attention logits (Gemma 2), else the model's default.
 
     Raises:
         ConfigError: when the model cannot be loaded, or this engine cannot reproduce its logits.
@@ -79,7 +81,7 @@ class TransformersEngine:
         self._config = load_config(folder, trust_remote_code=trust_remote_code)
         self._device = pick_device(device)
         self._dtype = pick_dtype(dtype, self._device, self._config)
-        chosen = _attention(attention, self._device, self._dtype)
+        chosen = _attention(attention, self._device, self._dtype, self._config)
         options = {"attn_implementation": chosen} if chosen else {}
         self._model = load_model(
             folder, self._config, self._dtype, self._device, trust_remote_code=trust_remote_code, **options
@@ -253,14 +255,22 @@ class TransformersEngine:
             _release(self._device)
 
 
-def _attention(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
-    """The attention implementation to ask transformers for; None is its default."""
-    if name != "auto":
-        return name
+def _attention(name: str, device: torch.device, dtype: torch.dtype, config: Any) -> str | None:
+    """The attention implementation to ask transformers for; None is its default.
+
+    Raises:
+        ConfigError: for "sdpa" with a model that caps its attention logits: transformers would drop the cap unsaid.
+    """
     from transformers.utils.import_utils import is_flash_attn_2_available
 
-    usable = device.type == "cuda" and dtype != torch.float32 and is_flash_attn_2_available()
-    return "flash_attention_2" if usable else None
+    capped = bool(getattr(config.get_text_config(), "attn_logit_softcapping", None))
+    if name == "sdpa" and capped:
+        raise ConfigError("attention 'sdpa' drops this model's soft-cap on attention logits; use auto or eager.")
+    if name != "auto":
+        return name
+    if device.type == "cuda" and dtype != torch.float32 and is_flash_attn_2_available():
+        return "flash_attention_2"
+    return "eager" if capped else None
 
 
 def _release(device: torch.device) -> None:

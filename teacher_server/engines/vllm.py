@@ -165,10 +165,15 @@ class VllmEngine:
         again from where they came from.
 
         Raises:
-            ConfigError: when the folder cannot be read.
+            ConfigError: when the folder cannot be read, or this vLLM would take only part of the weights.
             IncompatibleTeacherError: when its config, names or shapes differ.
         """
         folder = Path(folder)
+        if self._head is None and self._device.type == "cpu" and self._config.get_text_config().tie_word_embeddings:
+            raise ConfigError(
+                f"vLLM on a CPU keeps a packed copy of a head tied to the embeddings, which new weights do not reach: "
+                f"teacher {self._info.model} would answer with a mixture; serve it with runner pooling."
+            )
         if (folder / "config.json").is_file():
             check_same_architecture(self._config, load_config(folder, trust_remote_code=self._trust), folder)
         header = read_header(folder)

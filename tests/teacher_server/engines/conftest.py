@@ -116,7 +116,10 @@ def reference_logits() -> Callable[[Path, ScoreItem], torch.Tensor]:
 
     def logits(folder: Path, item: ScoreItem) -> torch.Tensor:
         if folder not in loaded:
-            loaded[folder] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+            # Plain attention: the fused one would drop Gemma 2's soft-cap on attention logits.
+            loaded[folder] = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, attn_implementation="eager"
+            ).eval()
         ids = torch.from_numpy(item.token_ids.astype(np.int64))[None]
         with torch.no_grad():
             return loaded[folder](input_ids=ids).logits[0, item.prompt_length - 1 : -1].float()

@@ -235,6 +235,14 @@ def test_bad_options_are_named(options: dict[str, object], message: str, make_mo
         TransformersEngine(str(make_model("llama")), **options)
 
 
+def test_the_soft_cap_on_attention_logits_is_kept(make_model, make_item, entry, reference_logits) -> None:
+    folder, item = make_model("gemma2", attn_logit_softcapping=0.5), make_item(9, 12)
+    (scores,) = TransformersEngine(str(folder)).score([entry(item, PayloadSpec.full())])
+    np.testing.assert_allclose(scores.logits, reference_logits(folder, item).numpy(), atol=2e-4)
+    with pytest.raises(ConfigError, match="soft-cap"):
+        TransformersEngine(str(folder), attention="sdpa")
+
+
 def test_a_model_that_is_not_there_is_named(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ConfigError, match="nowhere"):

@@ -25,7 +25,7 @@ needs_vllm = [
 
 @pytest.fixture(scope="module", params=["pooling", "generate"])
 def vllm(request: pytest.FixtureRequest, make_model) -> Iterator[VllmEngine]:
-    engine = VllmEngine(str(make_model("llama")), runner=request.param, max_batch_tokens=64, max_num_seqs=16)
+    engine = VllmEngine(str(make_model("qwen3")), runner=request.param, max_batch_tokens=64, max_num_seqs=16)
     yield engine
     engine.close()
 
@@ -38,7 +38,7 @@ class TestWithVllm:
     ) -> None:
         item = make_item(6, 9)
         for seed in (1, 0):  # there and back
-            folder = make_model("llama", seed=seed)
+            folder = make_model("qwen3", seed=seed)
             vllm.update_weights(folder)
             (scores,) = vllm.score([entry(item, PayloadSpec.topk(1, "f32"))])
             expected = reference_logits(folder, item).log_softmax(-1).max(-1).values
@@ -46,8 +46,27 @@ class TestWithVllm:
             assert scores.weights_hash == vllm.info.weights_hash == weights_hash(folder)
             before = vllm.info
             with pytest.raises(IncompatibleTeacherError):
-                vllm.update_weights(make_model("llama", seed=1, intermediate_size=96))
+                vllm.update_weights(make_model("qwen3", seed=1, intermediate_size=96))
             assert vllm.info == before
+
+    @pytest.mark.parametrize("runner", ["pooling", "generate"])
+    def test_new_weights_of_a_tied_head_are_taken_whole_or_refused(
+        self, runner: str, make_model, make_item, entry, reference_logits
+    ) -> None:
+        old, new, item = make_model("llama"), make_model("llama", seed=1), make_item(6, 9)
+        engine = VllmEngine(str(old), runner=runner, max_batch_tokens=64, max_num_seqs=16)
+        try:
+            if runner == "generate" and not torch.cuda.is_available():
+                with pytest.raises(ConfigError, match="tied"):
+                    engine.update_weights(new)
+                new = old
+            else:
+                engine.update_weights(new)
+            (scores,) = engine.score([entry(item, PayloadSpec.topk(1, "f32"))])
+            expected = reference_logits(new, item).log_softmax(-1).max(-1).values
+            np.testing.assert_allclose(scores.values[:, 0], expected.numpy(), atol=2e-4)
+        finally:
+            engine.close()
 
     def test_a_sequence_cancelled_while_vllm_works_on_it_is_aborted(self, vllm, make_item, entry) -> None:
         polls: list[int] = []
