@@ -12,7 +12,8 @@ from typing import NamedTuple
 from opd.fleet.budget import HedgeBudget
 from opd.fleet.job import Call, Job
 from opd.fleet.lane import Lane
-from opd.fleet.scheduler import Outlook, Scheduler
+from opd.fleet.outlook import Outlook
+from opd.fleet.scheduler import Scheduler
 from opd.fleet.settings import HedgeSettings
 
 _WINDOW = 256
@@ -74,43 +75,34 @@ class Hedger:
         stalled: dict[int, Call] = {}
         if not self._settings.enabled:
             return started, []
-        for teacher, queue in scheduler.queues.items():
-            outlook = Outlook(scheduler.serving(teacher), queue, now)
-            ready = [lane for lane in outlook.lanes if lane.open(now)]
+        for teacher, calls in self._suspects(scheduler, now).items():
+            look = scheduler.look(teacher).at(now)
+            ready = [lane for lane in look.lanes.values() if lane.open(now)]
             if not ready:
                 continue
-            for straggler in sorted(self._stragglers(scheduler, teacher, outlook, ready, now), key=_by_gain):
+            stragglers = [found for call, late in calls for found in _stragglers(look, ready, call, late, now)]
+            for straggler in sorted(stragglers, key=_by_gain):
                 call, job = straggler.call, straggler.job
-                finish, target = _best(ready, outlook, call, job, now)
+                finish, target = _best(ready, look, call, job, now)
                 if target is None or straggler.remaining - finish < self._settings.min_seconds:
                     continue
                 if self.budget.take():
-                    started.append(scheduler.start(target, [job], outlook.speeds[target.key], now, hedge=True))
+                    started.append(scheduler.start(target, [job], look.speed(target), now, hedge=True))
                 elif straggler.late and straggler.gain > _STALL_GAIN * straggler.remaining and not job.moved:
                     stalled[call.number] = call
         return started, list(stalled.values())
 
-    def _stragglers(
-        self, scheduler: Scheduler, teacher: str, outlook: Outlook, ready: list[Lane], now: float
-    ) -> list["_Straggler"]:
-        """The rows that are overdue or that hold up the end."""
-        tail = len(scheduler.queues[teacher]) == 0
-        found: list[_Straggler] = []
+    def _suspects(self, scheduler: Scheduler, now: float) -> dict[str, list[tuple[Call, bool]]]:
+        """By teacher, the calls that are overdue (True) or that hold up the end (False)."""
+        found: dict[str, list[tuple[Call, bool]]] = {}
+        overdue = self.overdue.value()
         for lane in scheduler.lanes.values():
             for call in lane.calls.values():
-                if call.teacher != teacher or call.hedge or not call.waiting:
+                if call.hedge or not call.waiting:
                     continue
-                late = now - call.started > self.overdue.value() * call.expected
-                if not (late or tail):
-                    continue
-                remaining = _remaining(call, now)
-                for job in reversed(call.jobs):
-                    if job.number not in call.waiting or job.hedged or job.done:
-                        continue
-                    finish, target = _best(ready, outlook, call, job, now)
-                    gain = remaining - finish
-                    if target is not None and gain > (0.0 if late else _TAIL_GAIN * remaining):
-                        found.append(_Straggler(gain, remaining, late, call, job))
+                late = now - call.started > overdue * call.expected
+                if late or not len(scheduler.queues[call.teacher]):
+                    found.setdefault(call.teacher, []).append((call, late))
         return found
 
 
@@ -128,22 +120,37 @@ def _by_gain(straggler: _Straggler) -> tuple[float, int]:
     return -straggler.gain, -straggler.job.number
 
 
+def _stragglers(look: Outlook, ready: list[Lane], call: Call, late: bool, now: float) -> list[_Straggler]:
+    """The rows of a suspect call that another lane would finish clearly sooner."""
+    found: list[_Straggler] = []
+    remaining = _remaining(call, now)
+    for job in reversed(call.jobs):
+        if job.number not in call.waiting or job.hedged or job.done:
+            continue
+        finish, target = _best(ready, look, call, job, now)
+        gain = remaining - finish
+        if target is not None and gain > (0.0 if late else _TAIL_GAIN * remaining):
+            found.append(_Straggler(gain, remaining, late, call, job))
+    return found
+
+
 def _remaining(call: Call, now: float) -> float:
     """Seconds until the lane has worked off this call and what is before it, at its present speed."""
-    speed = call.lane.meter.speed(now)
+    lane = call.lane
+    speed = lane.meter.speed(now)
     if not speed:
         return max(now - call.started, call.expected)
-    ahead = sum(other.waiting_tokens for other in call.lane.calls.values() if other.number <= call.number)
-    return ahead / speed
+    later = sum(other.waiting_tokens for other in lane.calls.values() if other.number > call.number)
+    return max(0.0, lane.ahead(now, speed) - later) / speed
 
 
-def _best(ready: list[Lane], outlook: Outlook, call: Call, job: Job, now: float) -> tuple[float, Lane | None]:
+def _best(ready: list[Lane], look: Outlook, call: Call, job: Job, now: float) -> tuple[float, Lane | None]:
     """The lane, other than the call's, that would finish the row first, and in how many seconds."""
     best: tuple[float, Lane | None] = (float("inf"), None)
     for lane in ready:
         if lane is call.lane or lane.key in job.avoid or not lane.open(now):
             continue
-        finish = (lane.in_flight_tokens + job.tokens) / outlook.speeds[lane.key]
+        finish = look.finish(lane, job.tokens)
         if finish < best[0]:
             best = (finish, lane)
     return best

@@ -36,6 +36,10 @@ class SpeedMeter:
         self._seconds = self._seconds * keep + elapsed
         self._mark = now
 
+    def since_answer(self, now: float) -> float:
+        """Busy seconds since the last answer, or since work arrived."""
+        return 0.0 if self._mark is None else max(0.0, now - self._mark)
+
     def forget(self) -> None:
         """Start over: another process, other hardware."""
         self._tokens = self._seconds = 0.0
@@ -44,8 +48,7 @@ class SpeedMeter:
         """Tokens per second, or None before anything was measured."""
         if self._tokens <= 0.0:
             return None
-        stall = 0.0 if self._mark is None else max(0.0, now - self._mark)
-        return self._tokens / max(self._seconds + stall, 1e-6)
+        return self._tokens / max(self._seconds + self.since_answer(now), 1e-6)
 
 
 class Lane:
@@ -85,6 +88,18 @@ class Lane:
     def room(self) -> float:
         """Tokens left in the window."""
         return max(0.0, self.window - self.in_flight_tokens)
+
+    def ahead(self, now: float, speed: float) -> float:
+        """Tokens still to be worked off: what is in flight, less what `speed` has done of the row under way.
+
+        At most the oldest waiting row is taken as under way, so a stalled server is not believed to progress.
+        """
+        if not self.calls:
+            return 0.0
+        oldest = next(
+            (job.tokens for call in self.calls.values() for job in call.jobs if job.number in call.waiting), 0
+        )
+        return self.in_flight_tokens - min(speed * self.meter.since_answer(now), float(oldest))
 
     def sent(self, call: Call, now: float) -> None:
         """Account for a call that starts now."""

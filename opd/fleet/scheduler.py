@@ -2,30 +2,33 @@
 
 A server takes the next rows when it has room, so a slow one takes fewer. Among the waiting rows it takes
 
-1. one that has waited too long or was re-issued;
+1. one that was re-issued, or that a row ten seconds younger would overtake;
 2. else the longest one that it can finish before the whole queue is expected to be done (the horizon, from the
    measured speeds): a slow server near the end takes a short row or none, unless it is the quickest way for the row;
 3. preferring rows of a prompt it has just seen, and with a row its whole group as far as it fits into the call.
 
-A call carries at most a quarter of a server's share of what waits, so that the grain becomes finer towards the end.
+Beyond two rows, a server holds at most half of its share of what waits, and a call carries at most a quarter, so
+that the grain becomes finer towards the end.
 Between teachers that share a server, the one that was served fewer tokens goes first. Measured against round robin,
 least assigned and plain pull in `benchmarks/fleet_makespan.py`.
 """
 
 import heapq
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from opd.fleet.job import Call, Job
-from opd.fleet.lane import FIRST_SPEED, Lane
+from opd.fleet.lane import Lane
+from opd.fleet.outlook import Outlook
 from opd.fleet.queue import TeacherQueue
 from opd.fleet.settings import CallSettings
 
-_STARVATION_SECONDS = 10.0
+_OVERTAKE_SECONDS = 10.0
 _PROBATION_SECONDS = 10.0
 _AFFINITY = 0.7
-_GRAIN = 4.0
-_SLACK = 1.02
+_DEPTH = 0.5
+_GRAIN = 0.25
+_SWEEP_SECONDS = 0.25
 
 
 class Scheduler:
@@ -40,7 +43,10 @@ class Scheduler:
         self._settings = settings
         self.lanes: dict[str, Lane] = {}
         self.queues: dict[str, TeacherQueue] = {}
-        self._serving: dict[str, dict[str, Lane]] = {}
+        self._looks: dict[str, Outlook] = {}
+        self._touched: set[str] = set()
+        self._refilled: set[str] = set()
+        self._swept = float("-inf")
         self._delayed: list[tuple[float, int, Job]] = []
         self._numbers = itertools.count()
         self._row_limits: dict[str, int] = {}
@@ -64,14 +70,22 @@ class Scheduler:
         """Set which teachers may be asked for on a lane."""
         wanted = set(teachers)
         for name in lane.teachers - wanted:
-            self._serving[name].pop(lane.key, None)
-        for name in wanted:
-            self._serving.setdefault(name, {})[lane.key] = lane
+            self._looks[name].remove(lane)
+        for name in wanted - lane.teachers:
+            self.look(name).add(lane)
         lane.teachers = wanted
+        self._touched.add(lane.key)
+
+    def look(self, teacher: str) -> Outlook:
+        """The outlook of a teacher."""
+        if teacher not in self._looks:
+            self.queues.setdefault(teacher, TeacherQueue())
+            self._looks[teacher] = Outlook(teacher, self.queues[teacher], self._looks)
+        return self._looks[teacher]
 
     def serving(self, teacher: str) -> list[Lane]:
         """The lanes on which a teacher may be asked for now."""
-        return list(self._serving.get(teacher, {}).values())
+        return list(self.look(teacher).lanes.values())
 
     def limit(self, teacher: str, rows: int, tokens: int) -> None:
         """Bound a teacher's calls by its servers' limits; 0 means no limit of theirs."""
@@ -82,7 +96,9 @@ class Scheduler:
 
     def submit(self, job: Job, *, urgent: bool = False) -> None:
         """Queue a row."""
-        queue = self.queues.setdefault(job.teacher, TeacherQueue())
+        self.look(job.teacher).changed()
+        self._refilled.add(job.teacher)
+        queue = self.queues[job.teacher]
         if not len(queue):
             active = [other.served for other in self.queues.values() if len(other)]
             queue.served = max(queue.served, min(active, default=0.0))
@@ -116,65 +132,92 @@ class Scheduler:
             job = heapq.heappop(self._delayed)[2]
             if not job.done:
                 self.submit(job, urgent=True)
-        busy = [name for name, queue in self.queues.items() if len(queue)]
-        if not busy:
-            return []
-        outlook = {name: Outlook(self.serving(name), self.queues[name], now) for name in busy}
-        lanes = {lane.key: lane for name in busy for lane in self.serving(name) if lane.open(now)}
-        heap = [(lane.in_flight_tokens / _speed(lane, outlook), key) for key, lane in lanes.items()]
+        looks = {name: self._looks[name] for name, queue in self.queues.items() if len(queue)}
+        for look in looks.values():
+            look.at(now)
+        heap = [(lane.in_flight_tokens, lane.key) for lane in self._askable(looks, now)]
         heapq.heapify(heap)
         calls: list[Call] = []
         while heap:
-            key = heapq.heappop(heap)[1]
-            lane = lanes[key]
-            call = self._pull(lane, outlook, now)
+            lane = self.lanes[heapq.heappop(heap)[1]]
+            call = self._pull(lane, looks, now)
             if call is not None:
                 calls.append(call)
                 if lane.open(now):
-                    heapq.heappush(heap, (lane.in_flight_tokens / _speed(lane, outlook), key))
+                    heapq.heappush(heap, (lane.in_flight_tokens, lane.key))
         return calls
 
-    def _pull(self, lane: Lane, outlook: dict[str, "Outlook"], now: float) -> Call | None:
-        names = [name for name in lane.teachers if name in outlook and len(self.queues[name])]
+    def _askable(self, looks: dict[str, Outlook], now: float) -> list[Lane]:
+        """Open lanes for which something has changed since they were asked last; all of them now and then."""
+        if not looks:
+            return []
+        sweep = now - self._swept >= _SWEEP_SECONDS
+        if sweep:
+            self._swept = now
+        refilled = {key for name in self._refilled & looks.keys() for key in looks[name].lanes}
+        self._refilled.clear()
+        touched, self._touched = self._touched, set()
+        found: list[Lane] = []
+        for key, lane in self.lanes.items():
+            if not (sweep or key in touched or key in refilled):
+                continue
+            if lane.open(now):
+                if not looks.keys().isdisjoint(lane.teachers):
+                    found.append(lane)
+            elif now < lane.paused_until:
+                self._touched.add(key)
+        return found
+
+    def _pull(self, lane: Lane, looks: dict[str, Outlook], now: float) -> Call | None:
+        names = [name for name in lane.teachers if name in looks and len(self.queues[name])]
         for name in sorted(names, key=lambda name: (self.queues[name].served, name)):
-            head = self._head(lane, name, outlook[name], now)
+            head = self._head(lane, looks[name], now)
             if head is not None:
-                rows = self._company(lane, head, outlook[name])
-                return self.start(lane, rows, outlook[name].speeds[lane.key], now)
+                rows = self._company(lane, head, looks[name])
+                return self.start(lane, rows, looks[name].speed(lane), now)
         return None
 
-    def _head(self, lane: Lane, name: str, outlook: "Outlook", now: float) -> Job | None:
-        queue = self.queues[name]
+    def _head(self, lane: Lane, look: Outlook, now: float) -> Job | None:
+        """The row that the lane should take next, or None when it should wait."""
+        queue = self.queues[look.teacher]
 
         def accept(job: Job) -> bool:
-            return lane.key not in job.avoid or outlook.keys <= job.avoid
+            return lane.key not in job.avoid or look.keys() <= job.avoid
 
         oldest = queue.oldest()
-        if oldest is not None and (oldest.failures or now - oldest.submitted > _STARVATION_SECONDS) and accept(oldest):
+        if oldest is not None and not accept(oldest):
+            oldest = None
+        if oldest is not None and oldest.failures:
             return oldest
-        fits = outlook.horizon * _SLACK * outlook.speeds[lane.key] - lane.in_flight_tokens
+        if lane.in_flight_rows >= 2 and look.ahead(lane) > _DEPTH * look.share(lane):
+            return None
+        fits = look.fits(lane)
         job = queue.longest(fits, accept) if fits > 0 else None
         if job is None:
-            for candidate in (queue.longest(float("inf"), accept), queue.shortest()):
-                if candidate is not None and accept(candidate) and outlook.quickest(lane, candidate.tokens):
-                    return candidate
-            # A lane that looks slow must get a row now and then, or it would never be seen to have recovered.
-            shortest = queue.shortest()
-            rested = lane.in_flight_rows == 0 and now - lane.last_sent > _PROBATION_SECONDS
-            return shortest if rested and shortest is not None and accept(shortest) else None
-        for group in lane.recent_groups(name)[:4]:
-            for other in queue.group(group)[:4]:
-                if _AFFINITY * job.tokens <= other.tokens <= fits and accept(other):
-                    return other
-        return job
+            return self._exception(lane, look, accept, now)
+        if oldest is not None and job.submitted - oldest.submitted > _OVERTAKE_SECONDS:
+            return oldest
+        return _familiar(lane, queue, job, fits, accept) or job
 
-    def _company(self, lane: Lane, head: Job, outlook: "Outlook") -> list[Job]:
+    def _exception(self, lane: Lane, look: Outlook, accept: Callable[[Job], bool], now: float) -> Job | None:
+        """A row for a lane that would be done with none of them in time: one it is still the quickest way for."""
+        queue = self.queues[look.teacher]
+        shortest = queue.shortest()
+        if shortest is not None and not accept(shortest):
+            shortest = None
+        for candidate in (queue.longest(float("inf"), accept), shortest):
+            if candidate is not None and look.quickest(lane, candidate.tokens):
+                return candidate
+        # A lane that looks slow must get a row now and then, or it would never be seen to have recovered.
+        rested = lane.in_flight_rows == 0 and now - lane.last_sent > _PROBATION_SECONDS
+        return shortest if rested else None
+
+    def _company(self, lane: Lane, head: Job, look: Outlook) -> list[Job]:
         """The rows that travel with `head`: first of its group, then the longest ones that fit."""
         queue = self.queues[head.teacher]
         most_rows = self._row_limits.get(head.teacher, self._settings.rows)
-        grain = queue.tokens / (_GRAIN * max(1, len(outlook.keys)))
-        fits = outlook.horizon * _SLACK * outlook.speeds[lane.key] - lane.in_flight_tokens
-        room = min(self._token_limits.get(head.teacher, self._settings.tokens), lane.room(), grain, fits) - head.tokens
+        most_tokens = self._token_limits.get(head.teacher, self._settings.tokens)
+        room = min(most_tokens, lane.room(), _GRAIN * look.share(lane), look.fits(lane)) - head.tokens
         rows = [head]
         queue.remove(head)
 
@@ -221,6 +264,7 @@ class Scheduler:
         """A row of a call was answered."""
         call.waiting.discard(job.number)
         call.lane.answered(job.tokens, now)
+        self._touched.add(call.lane.key)
         _leave(call, job)
 
     def dropped(self, call: Call, job: Job, now: float) -> None:
@@ -228,6 +272,7 @@ class Scheduler:
         if job.number in call.waiting:
             call.waiting.discard(job.number)
             call.lane.released(job.tokens, now)
+            self._touched.add(call.lane.key)
         _leave(call, job)
 
     def ended(self, call: Call, now: float) -> list[Job]:
@@ -239,34 +284,15 @@ class Scheduler:
         return [job for job in left if not job.done and not job.calls]
 
 
+def _familiar(lane: Lane, queue: TeacherQueue, job: Job, fits: float, accept: Callable[[Job], bool]) -> Job | None:
+    """A row about as long as `job` whose prompt the lane has just seen."""
+    for group in lane.recent_groups(job.teacher)[:4]:
+        for other in queue.group(group)[:4]:
+            if _AFFINITY * job.tokens <= other.tokens <= fits and accept(other):
+                return other
+    return None
+
+
 def _leave(call: Call, job: Job) -> None:
     if call in job.calls:
         job.calls.remove(call)
-
-
-def _speed(lane: Lane, outlook: dict[str, "Outlook"]) -> float:
-    return next((look.speeds[lane.key] for look in outlook.values() if lane.key in look.speeds), FIRST_SPEED)
-
-
-class Outlook:
-    """What a teacher's lanes are expected to do, taken once per plan.
-
-    Attributes:
-        speeds: tokens per second by lane; where nothing was measured yet, the mean of the others.
-        horizon: seconds until everything that waits or runs there is done when all lanes share it by their speed.
-    """
-
-    def __init__(self, lanes: list[Lane], queue: TeacherQueue, now: float) -> None:
-        measured = {lane.key: lane.meter.speed(now) for lane in lanes}
-        known = [speed for speed in measured.values() if speed]
-        usual = sum(known) / len(known) if known else FIRST_SPEED
-        self.lanes = lanes
-        self.keys = set(measured)
-        self.speeds = {key: speed or usual for key, speed in measured.items()}
-        ahead = queue.tokens + sum(lane.in_flight_tokens for lane in lanes)
-        self.horizon = ahead / max(sum(self.speeds.values()), 1e-9)
-
-    def quickest(self, lane: Lane, tokens: int) -> bool:
-        """Whether no other lane would finish a row of `tokens` sooner, were it sent now."""
-        mine = (lane.in_flight_tokens + tokens) / self.speeds[lane.key]
-        return all(mine <= (other.in_flight_tokens + tokens) / self.speeds[other.key] for other in self.lanes)
