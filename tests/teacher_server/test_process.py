@@ -57,12 +57,12 @@ async def _last(call: Any) -> Any:
 
 
 def test_a_second_signal_ends_the_grace(launch: Callable[..., Any], items: Any) -> None:
-    process = launch("--engine-option", "seconds=1.5", "--grace", "60")
+    process = launch("--engine-option", "seconds=0.7", "--grace", "60")
 
     async def run() -> None:
         async with open_channel(process.address) as channel:
             stub = teacher_pb2_grpc.TeacherServiceStub(channel)
-            asked = items(20, rows=2000)
+            asked = items(12, rows=4000)
             message = build_score_request(asked, SAMPLED, teacher="t", request_id="r")
             reading = asyncio.create_task(_last(stub.Score(message)))
             await asyncio.sleep(0.3)
