@@ -7,7 +7,7 @@ import pytest
 
 SCRIPT = """
 import torch
-from opd.maths import linear_divergence, reverse_kl, score_tokens
+from opd.maths import linear_divergence, score_tokens
 
 torch.manual_seed(0)
 hidden, head = torch.randn(6, 8, requires_grad=True), torch.randn(20, 8, requires_grad=True)
@@ -21,10 +21,8 @@ def scored(h, w):
 
 
 losses = {
-    "exact": lambda h, w: reverse_kl(h @ w.T, teacher[0] @ teacher[1].T).mean,
     "scores": scored,
     "fused": lambda h, w: linear_divergence(2.0 * h, w, *teacher).mean,
-    "recomputed": lambda h, w: linear_divergence(2.0 * h, w, *teacher, recompute=True).mean,
 }
 for name, loss in losses.items():
     want = torch.autograd.grad(loss(hidden, head), [hidden, head])
@@ -38,4 +36,4 @@ for name, loss in losses.items():
 @pytest.mark.slow
 def test_divergences_compile_as_a_single_graph_with_the_same_gradients():
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["exact", "scores", "fused", "recomputed"], done.stderr[-3000:]
+    assert done.stdout.split() == ["scores", "fused"], done.stderr[-3000:]

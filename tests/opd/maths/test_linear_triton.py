@@ -89,16 +89,15 @@ def test_the_whole_divergence_is_the_same_with_either_backend():
 
 
 @pytest.mark.slow
-def test_every_kernel_compiles_for_hopper_without_a_gpu(tmp_path):
+def test_the_kernels_compile_for_hopper_without_a_gpu(tmp_path):
     script = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from opd.maths import linear_triton as kernels
-from opd.maths.pointwise import Kind
 
 POINTERS = ("student", "teacher", "out", "figures", "factor")
-for code in range(len(Kind)):
+for code in (kernels._REVERSE.value, kernels._JSD.value):
     for kernel, extra in ((kernels._statistics_kernel, {}), (kernels._gradient_kernel, {"HAS_SOFT_CAP": True})):
         constants = {"KIND": code, "BLOCK": kernels._BLOCK, **extra}
         kinds = {
@@ -109,10 +108,10 @@ for code in range(len(Kind)):
         source = ASTSource(fn=kernel, signature=kinds, constexprs=constants)
         built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
         assert built.asm["cubin"]
-print("compiled", len(Kind) * 2)
+print("compiled")
 """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script], env=environment, capture_output=True, text=True, check=False
     )
-    assert done.stdout.strip() == "compiled 12", done.stderr[-2000:]
+    assert done.stdout.strip() == "compiled", done.stderr[-2000:]
