@@ -179,8 +179,12 @@ class _Run:
         with clock.stage("wait_teacher"):
             job.scorer.collect(rows, poll=self.interrupts.poll)
         sampled = sum(row.length for row in rows)
+        costs = job.services.costs
+        costs.sampled("train", rows)
+        costs.scored("train", rows, job.scorer.needs)
         for controller in job.controllers:
             rows = controller.compose(rows)
+        costs.trained("train", rows)
         with clock.stage("learn"):
             metrics = job.learner.step(rows, step)
         self.updates = step + 1
@@ -188,7 +192,7 @@ class _Run:
         with clock.stage("after_update"):
             for controller in job.controllers:
                 metrics |= controller.after_update(step, job.services)
-        metrics |= _row_metrics(rows, sampled)
+        metrics |= _row_metrics(rows, sampled) | costs.take()
         report = StepReport(step, metrics, rows)
         for controller in job.controllers:
             controller.observe(report)
@@ -222,6 +226,7 @@ class _Run:
             samples=settings.samples,
             reverse_kl=settings.reverse_kl,
             temperature=settings.temperature,
+            purpose=None,
         )
         divergence = "" if result.reverse_kl is None else f", reverse KL {result.reverse_kl:.4f} nats per token"
         self.sinks.say(f"evaluation ({label}): accuracy {result.accuracy:.3f}{divergence}")

@@ -11,6 +11,7 @@ from opd.fleet.outage import OutageHooks
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
 from student.controllers import EvalReport
+from student.costs import Costs, Purpose, positions
 from student.evaluate import mean_divergence, report, sample_answers
 from student.learner import Learner
 from student.methods.opd import OnPolicyDistillation
@@ -34,6 +35,9 @@ class LoopServices:
         kl_scorer: signals for the measurement of reverse KL, or None when no teacher serves one.
         kl_term: measures reverse KL on what `kl_scorer` gives.
         poll: called while waiting for the fleet.
+
+    Attributes:
+        costs: tokens spent since the loop last took them.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class LoopServices:
         self._kl_scorer = kl_scorer
         self._kl_term = kl_term
         self._poll = poll
+        self.costs = Costs()
 
     def hook_outages(self, hooks: OutageHooks) -> None:
         """Have `hooks` called while any scorer of the run waits for a teacher that is away."""
@@ -115,8 +120,9 @@ class LoopServices:
         samples: int = 1,
         reverse_kl: bool = False,
         temperature: float | None = None,
+        purpose: Purpose | None = "gate",
     ) -> EvalReport:
-        """See `Services.evaluate`; `temperature` defaults to the rollout's."""
+        """See `Services.evaluate`; `temperature` defaults to the rollout's, costs go to `purpose`."""
         level = self._recipe.rollout.temperature if temperature is None else temperature
         limit = self._recipe.rollout.max_new_tokens
         measure = reverse_kl and self._kl_scorer is not None and self._kl_term is not None
@@ -136,10 +142,17 @@ class LoopServices:
             )
 
         rows = sample(level, samples, self._kl_scorer if measure and on_policy else None)
+        if purpose is not None:
+            self.costs.sampled(purpose, rows)
         value = None
         if measure and self._kl_scorer is not None and self._kl_term is not None:
             scored = rows if on_policy else sample(self._recipe.rollout.temperature, 1, self._kl_scorer)
             self._kl_scorer.collect(scored, poll=self._poll)
+            if purpose is not None:
+                self.costs.scored(purpose, scored, self._kl_scorer.needs)
+                self.costs.add(purpose, "decoded_positions", positions(scored))
+                if not on_policy:
+                    self.costs.sampled(purpose, scored)
             value = mean_divergence(self._learner, scored, self._kl_term, self._kl_term.needs())
         return report(rows, self._source, samples, value)
 

@@ -1,0 +1,59 @@
+"""What a run costs, in tokens, so that methods can be compared with everything they spend counted.
+
+Metrics of a step, per purpose (train: the rows that are learnt from; probe: rollouts of a controller's measurements;
+gate: evaluations that a controller decides by):
+
+    cost/PURPOSE/sampled_tokens        response tokens sampled from the student
+    cost/PURPOSE/decoded_positions     prompt and response positions of the student, forward only
+    cost/PURPOSE/gradient_positions    positions of the student, forward and backward
+    cost/PURPOSE/teacher_positions     prompt and response positions scored by teachers, once per request
+    cost/PURPOSE/reference_positions   the same for the reference
+
+A model of P parameters spends about 2 P FLOPs on a position forward and 4 P backward (arXiv 2001.08361). Evaluations
+that only report are not counted: every run has the same ones.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+from student.needs import Needs
+from student.row import Row
+
+Purpose = Literal["train", "probe", "gate"]
+
+
+def positions(rows: Sequence[Row]) -> int:
+    """Prompt and response positions of `rows`."""
+    return sum(len(row.prompt_ids) + row.length for row in rows)
+
+
+class Costs:
+    """Counts since the last `take`, on this rank."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def add(self, purpose: Purpose, name: str, tokens: float) -> None:
+        """Count `tokens` as cost/`purpose`/`name`."""
+        self._counts[f"cost/{purpose}/{name}"] += tokens
+
+    def sampled(self, purpose: Purpose, rows: Sequence[Row]) -> None:
+        """Count a rollout; rows that nobody sampled (answers from a file) cost nothing."""
+        own = [row for row in rows if row.origin in ("policy", "hinted", "branch")]
+        self.add(purpose, "sampled_tokens", sum(row.length for row in own))
+        self.add(purpose, "decoded_positions", positions(own))
+
+    def scored(self, purpose: Purpose, rows: Sequence[Row], needs: Needs) -> None:
+        """Count the requests that `needs` send for `rows`."""
+        for need in needs.signals:
+            self.add(purpose, f"{need.role}_positions", positions(rows))
+
+    def trained(self, purpose: Purpose, rows: Sequence[Row], passes: int = 1) -> None:
+        """Count forward and backward passes over `rows`."""
+        self.add(purpose, "gradient_positions", passes * positions(rows))
+
+    def take(self) -> dict[str, float]:
+        """The counts as metrics; starts over."""
+        counts, self._counts = self._counts, Counter()
+        return {name: float(value) for name, value in sorted(counts.items())}
