@@ -6,7 +6,6 @@ a file that became unreadable keeps what was valid before, so that a bad deploym
 
 import hashlib
 import hmac
-import ipaddress
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import grpc
 import yaml
 
 from opd.errors import AuthError, ConfigError, ScopeError
+from opd.wire.channel import is_loopback
 from teacher_server.logs import log
 from teacher_server.settings import SecuritySettings
 
@@ -48,16 +48,6 @@ def check_listen(host: str, security: SecuritySettings) -> None:
         f"host {host} is reachable from other machines, but TLS is off; set --tls-cert and --tls-key, listen on "
         "127.0.0.1, or pass --allow-insecure if the network is private."
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is loopback."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 class Tokens:

@@ -6,6 +6,7 @@ preset below fixes the first two and switches the third off: one attempt per cal
 next.
 """
 
+import ipaddress
 import os
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,6 @@ from opd.config.base import Settings
 from opd.errors import AuthError, ConfigError
 
 DEFAULT_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-
-_LOOPBACK = ("localhost", "127.", "[::1]", "unix:", "ip6-localhost")
 
 
 class ClientSecurity(Settings):
@@ -144,8 +143,18 @@ def open_channel(
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Whether an endpoint stays on this host, judged by its spelling."""
-    return endpoint.startswith(_LOOPBACK) or endpoint in ("::1", "localhost")
+    """Whether a host, "host:port" or "unix:path" stays on this host, judged by its spelling alone."""
+    if endpoint.startswith("unix:"):
+        return True
+    host = endpoint.partition("]")[0].removeprefix("[") if endpoint.startswith("[") else endpoint
+    if host.count(":") == 1:
+        host = host.partition(":")[0]
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _read(path: Path | None) -> bytes | None:

@@ -19,12 +19,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from opd.errors import AuthError, ConfigError, ScopeError
-from opd.wire.channel import ClientSecurity, open_channel
+from opd.wire.channel import ClientSecurity, is_loopback, open_channel
 from opd.wire.status import error_from_rpc
 from opd.wire.types import PayloadSpec
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
-from teacher_server.security import Tokens, check_listen, is_loopback
+from teacher_server.security import Tokens, check_listen
 from teacher_server.settings import SecuritySettings
 
 SAMPLED = PayloadSpec.sampled()
@@ -89,7 +89,7 @@ async def refused(address: str, security: ClientSecurity) -> grpc.StatusCode:
     return caught.value.code()
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "teacher.example", "[::]"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "teacher.example", "[::]", "localhost.example", "127.example"])
 def test_listening_in_the_clear_beyond_loopback_is_refused(host: str) -> None:
     with pytest.raises(ConfigError, match="allow-insecure"):
         check_listen(host, SecuritySettings())
