@@ -1,0 +1,164 @@
+"""Runs against a real server: learning, resuming bit for bit, stopping, saving."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from opd.errors import CheckpointError, RunFolderError
+from student.loop import train
+from student.recipe import Recipe
+
+OPD = [sys.executable, "-m", "opd.cli"]
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]]
+) -> None:
+    calm = train(make_recipe(run=str(tmp_path / "calm")))
+    train(make_recipe(run=str(tmp_path / "cut"), train={"steps": 2}))
+    resumed = train(make_recipe(run=str(tmp_path / "cut")), resume=True)
+    one, two = hashes(Path(calm["checkpoint"])), hashes(Path(resumed["checkpoint"]))
+    assert one == two and len(one) == 3
+    lines = [json.loads(line) for line in (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_a_killed_run_resumes_to_the_same_weights(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]]
+) -> None:
+    calm = train(make_recipe(run=str(tmp_path / "calm"), train={"steps": 30, "checkpoint_every": 3}))
+    recipe = make_recipe(run=str(tmp_path / "killed"), train={"steps": 30, "checkpoint_every": 3})
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
+    process = subprocess.Popen([*OPD, "train", str(path)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 200
+    while not list((tmp_path / "killed").glob("checkpoints/step-00000[6-9]")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "killed" / "summary.json").exists()
+    resumed = train(recipe, resume=True)
+    assert hashes(Path(resumed["checkpoint"])) == hashes(Path(calm["checkpoint"]))
+
+
+def test_ctrl_c_saves_and_stops_with_130(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    recipe = make_recipe(train={"steps": 100_000, "checkpoint_every": 0})
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
+    process = subprocess.Popen([*OPD, "train", str(path)], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 200
+    while not (recipe.run / "metrics.jsonl").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 130
+    assert "--resume" in err and "Traceback" not in err
+    assert len(list((recipe.run / "checkpoints").glob("step-*"))) == 1
+
+
+def test_two_runs_of_one_recipe_give_the_same_weights(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]]
+) -> None:
+    runs = [train(make_recipe(run=str(tmp_path / name), train={"steps": 2})) for name in "ab"]
+    assert hashes(Path(runs[0]["checkpoint"])) == hashes(Path(runs[1]["checkpoint"]))
+    other = train(make_recipe(run=str(tmp_path / "c"), seed=1, train={"steps": 2}))
+    assert hashes(Path(other["checkpoint"])) != hashes(Path(runs[0]["checkpoint"]))
+
+
+@pytest.mark.parametrize("payload", ["sampled", "topk", "hidden"])
+def test_every_payload_trains(make_recipe: Callable[..., Recipe], payload: str) -> None:
+    term = {"name": "opd", "payload": payload} | ({"k": 8} if payload == "topk" else {})
+    summary = train(make_recipe(objective=[term], train={"steps": 2}))
+    assert summary["steps"] == 2 and summary["after"]["reverse_kl"] > 0
+
+
+def test_the_saved_student_loads_with_plain_transformers(make_recipe: Callable[..., Recipe]) -> None:
+    summary = train(make_recipe(train={"steps": 1}))
+    code = (
+        "import sys; from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        "m = AutoModelForCausalLM.from_pretrained(sys.argv[1]); t = AutoTokenizer.from_pretrained(sys.argv[1])\n"
+        "assert not any(name.split('.')[0] in ('opd', 'student') for name in sys.modules)\n"
+        "print(m.generate(**t('1+1=', return_tensors='pt'), max_new_tokens=3).shape[1])"
+    )
+    model = str(Path(summary["checkpoint"]) / "model")
+    out = subprocess.run([sys.executable, "-c", code, model], capture_output=True, text=True, check=True)
+    assert int(out.stdout) > 4
+
+
+def test_the_run_folder_says_what_was_run_and_against_which_teacher(make_recipe: Callable[..., Recipe]) -> None:
+    recipe = make_recipe(train={"steps": 1})
+    train(recipe)
+    saved = yaml.safe_load((recipe.run / "recipe.yaml").read_text())
+    assert Recipe.model_validate(saved) == recipe
+    provenance = json.loads((recipe.run / "provenance.json").read_text())
+    assert len(provenance["fleet"]["teacher"]["weights_hash"]) == 64
+    assert provenance["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    line = json.loads((recipe.run / "metrics.jsonl").read_text().splitlines()[0])
+    for name in ("reverse_kl", "student_entropy", "response_length", "truncation_rate", "payload_bytes_per_token"):
+        assert np.isfinite(line[name]), name
+    assert {"rollout", "wait_teacher", "learn"} <= set(line["seconds"])
+
+
+def test_metrics_are_served_to_prometheus_while_the_run_lasts(make_recipe: Callable[..., Recipe]) -> None:
+    import socket
+    import threading
+    import urllib.request
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    pages: list[str] = []
+    done = threading.Event()
+
+    def scrape() -> None:
+        while not done.wait(0.05):
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+                    pages.append(page.read().decode())
+            except OSError:
+                continue
+
+    thread = threading.Thread(target=scrape)
+    thread.start()
+    try:
+        train(make_recipe(metrics_port=port, train={"steps": 6}))
+    finally:
+        done.set()
+        thread.join()
+    assert "opd_student_steps_total" in pages[-1]
+    assert any("opd_student_reverse_kl " in page for page in pages)
+
+
+def test_an_existing_run_folder_is_refused_and_left_alone(make_recipe: Callable[..., Recipe]) -> None:
+    recipe = make_recipe()
+    recipe.run.mkdir()
+    (recipe.run / "precious").write_text("x")
+    with pytest.raises(RunFolderError, match="--resume"):
+        train(recipe)
+    assert os.listdir(recipe.run) == ["precious"]
+
+
+def test_a_damaged_checkpoint_falls_back_and_a_missing_run_is_named(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]]
+) -> None:
+    with pytest.raises(CheckpointError, match="no run"):
+        train(make_recipe(run=str(tmp_path / "never")), resume=True)
+    recipe = make_recipe()
+    first = train(recipe)
+    want = hashes(Path(first["checkpoint"]))
+    weights = Path(first["checkpoint"]) / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    again = train(recipe, resume=True)
+    assert hashes(Path(again["checkpoint"])) == want
