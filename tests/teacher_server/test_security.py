@@ -89,7 +89,9 @@ async def refused(address: str, security: ClientSecurity) -> grpc.StatusCode:
     return caught.value.code()
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "teacher.example", "[::]", "localhost.example", "127.example"])
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "192.168.1.5", "teacher.example", "[::]", "localhost.example", "127.example"]
+)
 def test_listening_in_the_clear_beyond_loopback_is_refused(host: str) -> None:
     with pytest.raises(ConfigError, match="allow-insecure"):
         check_listen(host, SecuritySettings())
