@@ -1,0 +1,133 @@
+"""What the modes and payloads of the transformers engine cost, as ratios of interleaved runs on one random model.
+
+    python benchmarks/engines_modes.py            # about two minutes on two cores
+    python benchmarks/engines_modes.py --quick    # a smaller model and fewer rounds
+
+The model has Qwen3's architecture and random weights; the batch is n samples of each of several prompts. The baseline
+"plain" is the usual loop: the rows padded to one batch, logits of every position, log_softmax over all of them, top-k.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from opd.wire.types import PayloadSpec, ScoreItem
+from teacher_server.engines.base import EngineItem
+from teacher_server.engines.transformers import TransformersEngine
+
+
+def save_model(folder: Path, quick: bool) -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    width = 128 if quick else 256
+    config = Qwen3Config(
+        vocab_size=8192,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=width // 4,
+        max_position_embeddings=4096,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+
+
+def make_items(prompts: int, samples: int, prompt_length: int, k: int) -> list[ScoreItem]:
+    draw = np.random.default_rng(0)
+    items = []
+    for _ in range(prompts):
+        prompt = draw.integers(0, 8192, prompt_length)
+        for _ in range(samples):
+            response = int(np.clip(draw.lognormal(np.log(60), 0.5), 8, 200))
+            ids = np.concatenate([prompt, draw.integers(0, 8192, response)]).astype(np.uint32)
+            gather = np.stack([draw.choice(8192, k, replace=False) for _ in range(response)]).astype(np.uint32)
+            items.append(ScoreItem(ids, prompt_length, gather))
+    return items
+
+
+def plain(model: torch.nn.Module, items: list[ScoreItem], k: int) -> None:
+    longest = max(len(item.token_ids) for item in items)
+    ids, mask = np.zeros((2, len(items), longest), np.int64)
+    for row, item in enumerate(items):
+        ids[row, : len(item.token_ids)], mask[row, : len(item.token_ids)] = item.token_ids, 1
+    with torch.inference_mode():
+        logits = model(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask)).logits
+        torch.log_softmax(logits.float(), -1).topk(k, -1)
+
+
+def ratios(ways: dict[str, Callable[[], object]], base: str, rounds: int) -> list[dict[str, object]]:
+    """Median over rounds of each way's time over the base's time in the same round."""
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for run in ways.values():
+        run()
+    for _ in range(rounds):
+        for name, run in ways.items():
+            start = time.perf_counter()
+            run()
+            taken[name].append(time.perf_counter() - start)
+    out: list[dict[str, object]] = []
+    for name, times in taken.items():
+        relative = [t / b for t, b in zip(times, taken[base], strict=True)]
+        out.append({"way": name, "time_over_base": round(statistics.median(relative), 2), "base": base})
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path, help="also write the tables here")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    k, rounds = 64, 3 if arguments.quick else 7
+    items = make_items(2 if arguments.quick else 4, 4 if arguments.quick else 8, 256, k)
+    with tempfile.TemporaryDirectory() as name:
+        save_model(Path(name), arguments.quick)
+        shared = TransformersEngine(name)
+        padded = TransformersEngine(name, share_prompts=False)
+        alone = TransformersEngine(name, deterministic=True)
+
+        def run(engine: TransformersEngine, spec: PayloadSpec) -> Callable[[], object]:
+            return lambda: engine.score([EngineItem(item, spec) for item in items])
+
+        topk = PayloadSpec.topk(k)
+        tables = {
+            "modes": ratios(
+                {
+                    "prompts shared (default)": run(shared, topk),
+                    "prompts not shared": run(padded, topk),
+                    "deterministic": run(alone, topk),
+                    "plain": lambda: plain(shared._model, items, k),
+                },
+                "prompts shared (default)",
+                rounds,
+            ),
+            "payloads": ratios(
+                {
+                    "hidden": run(shared, PayloadSpec.hidden()),
+                    "sampled": run(shared, PayloadSpec.sampled()),
+                    f"topk({k})": run(shared, topk),
+                    f"gather({k})": run(shared, PayloadSpec.gather(k)),
+                },
+                "hidden",
+                rounds,
+            ),
+        }
+    for title, rows in tables.items():
+        print(f"{title}: {len(items)} rows, prompts of 256 tokens, time relative to {rows[0]['base']}")
+        for row in rows:
+            print(f"  {row['way']:28} {row['time_over_base']:6.2f}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(tables, indent=1))
+
+
+if __name__ == "__main__":
+    main()
