@@ -10,46 +10,69 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from opd.maths.diagnostics import PositionProfile, position_profile, support_figures, topk_overlap
     from opd.maths.exact import forward_kl, jsd, reverse_kl, skew_forward_kl, skew_reverse_kl, total_variation
     from opd.maths.linear import HeadSettings, Reference, linear_divergence
+    from opd.maths.normalise import Term, token_weights
     from opd.maths.partial import head_tail_reverse_kl
+    from opd.maths.reference import AdjustedPayload, adjusted_log_probs, adjusted_logits, adjusted_payload
     from opd.maths.result import Divergence
     from opd.maths.sampled import sampled_reverse_kl
     from opd.maths.scores import TokenScores, score_tokens
     from opd.maths.topk import topk_divergence
 
 _HOMES = {
+    "AdjustedPayload": "reference",
     "Divergence": "result",
     "HeadSettings": "linear",
+    "PositionProfile": "diagnostics",
     "Reference": "linear",
+    "Term": "normalise",
     "TokenScores": "scores",
+    "adjusted_log_probs": "reference",
+    "adjusted_logits": "reference",
+    "adjusted_payload": "reference",
     "forward_kl": "exact",
     "head_tail_reverse_kl": "partial",
     "jsd": "exact",
     "linear_divergence": "linear",
+    "position_profile": "diagnostics",
     "reverse_kl": "exact",
     "sampled_reverse_kl": "sampled",
     "score_tokens": "scores",
     "skew_forward_kl": "exact",
     "skew_reverse_kl": "exact",
+    "support_figures": "diagnostics",
+    "token_weights": "normalise",
     "topk_divergence": "topk",
+    "topk_overlap": "diagnostics",
     "total_variation": "exact",
 }
 __all__ = [
+    "AdjustedPayload",
     "Divergence",
     "HeadSettings",
+    "PositionProfile",
     "Reference",
+    "Term",
     "TokenScores",
+    "adjusted_log_probs",
+    "adjusted_logits",
+    "adjusted_payload",
     "forward_kl",
     "head_tail_reverse_kl",
     "jsd",
     "linear_divergence",
+    "position_profile",
     "reverse_kl",
     "sampled_reverse_kl",
     "score_tokens",
     "skew_forward_kl",
     "skew_reverse_kl",
+    "support_figures",
+    "token_weights",
     "topk_divergence",
+    "topk_overlap",
     "total_variation",
 ]
 

@@ -1,0 +1,134 @@
+"""The denominators of a training step: the one place that decides what a token's loss is divided by.
+
+    weights = token_weights({"opd": Term(mask)}, group=data_parallel_group)["opd"]    # once per step
+    loss = (weights[micro_batch] * per_token).sum()                                   # per micro-batch, then backward
+
+A term's weights are computed from all its tokens of the step, over all ranks and all accumulation steps, before the
+step is cut into micro-batches. So neither the cut, nor padding, nor the number of ranks changes the objective: nothing
+else may divide. One all-reduce serves all terms.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch import distributed as dist
+
+from opd.maths.checks import check_mask, check_shape
+
+#: token_mean: every token counts the same. sequence_mean: every sequence, its tokens sharing. sequence_sum: tokens are
+#: summed within a sequence. balanced: token mean within a stratum, strata weighted by their share of the sequences.
+MODES = ("token_mean", "sequence_mean", "sequence_sum", "balanced")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Term:
+    """The tokens of one loss term on this rank in this step.
+
+    Attributes:
+        mask: [N] bool over all tokens of the step in any fixed order, True where the term counts.
+        mode: one of `MODES`.
+        sequence: [N] index of the token's sequence in [0, num_sequences); needed by all modes but token_mean. A
+            sequence lives on one rank.
+        num_sequences: how many sequences this rank has.
+        stratum: [N] index of the token's stratum in [0, num_strata), for "balanced": for example the sign of the
+            advantage (arXiv 2605.04077), the teacher, or the task; the same on all tokens of a sequence.
+        num_strata: how many strata, the same on every rank.
+    """
+
+    mask: Bool[Tensor, " N"]
+    mode: str = "token_mean"
+    sequence: Int[Tensor, " N"] | None = None
+    num_sequences: int = 0
+    stratum: Int[Tensor, " N"] | None = None
+    num_strata: int = 1
+
+
+def token_weights(
+    terms: Mapping[str, Term], *, group: dist.ProcessGroup | None = None, gradient_reduction: str = "mean"
+) -> dict[str, Float[Tensor, " N"]]:
+    """The weight of every token in its term: the loss is the sum of weight times per-token loss, nothing else.
+
+    Args:
+        terms: by name, the same names and modes in the same order on every rank.
+        group: the data-parallel ranks, None for the default group; no communication when torch.distributed is not
+            initialised.
+        gradient_reduction: what the ranks' gradients go through: "mean" (DDP, FSDP), for which weights are multiplied
+            by the number of ranks, or "sum".
+
+    Returns:
+        [N] float32 per term, zero where masked. A term without any token gets zeros, hence loss and gradient zero.
+
+    Raises:
+        ValueError: for an unknown mode or reduction, or missing or misshapen indices.
+    """
+    if gradient_reduction not in ("mean", "sum"):
+        raise ValueError(f"gradient_reduction must be mean or sum, but is {gradient_reduction!r}.")
+    for name, term in terms.items():
+        _check(name, term)
+    if not terms:
+        return {}
+    lengths = {name: _sequence_lengths(term) for name, term in terms.items()}
+    counts = torch.cat([_local_counts(term, lengths[name]) for name, term in terms.items()])
+    ranks = 1
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(counts, group=group)
+        ranks = dist.get_world_size(group)
+    factor = ranks if gradient_reduction == "mean" else 1
+    sizes = [2 * term.num_strata for term in terms.values()]
+    return {
+        name: factor * _weights(term, lengths[name], found)
+        for (name, term), found in zip(terms.items(), counts.split(sizes), strict=True)
+    }
+
+
+def _sequence_lengths(term: Term) -> Tensor:
+    """[num_sequences] tokens of the term in each sequence."""
+    lengths = torch.zeros(term.num_sequences, dtype=torch.float64, device=term.mask.device)
+    return lengths if term.sequence is None else lengths.scatter_add_(0, term.sequence.long(), term.mask.double())
+
+
+def _local_counts(term: Term, lengths: Tensor) -> Tensor:
+    """[2 * num_strata] tokens per stratum, then sequences with any token per stratum."""
+    counts = torch.zeros(2, term.num_strata, dtype=torch.float64, device=term.mask.device)
+    stratum = _strata(term)
+    counts[0].scatter_add_(0, stratum, term.mask.double())
+    if term.sequence is not None:
+        # A token carries the fraction 1 / length of its sequence, which adds up to one per sequence.
+        share = term.mask.double() / lengths.clamp(min=1)[term.sequence.long()]
+        counts[1].scatter_add_(0, stratum, share)
+    return counts.flatten()
+
+
+def _weights(term: Term, lengths: Tensor, found: Tensor) -> Tensor:
+    tokens, sequences = found.view(2, term.num_strata)
+    if term.mode == "token_mean":
+        weights = 1.0 / tokens.sum().clamp(min=1).expand(len(term.mask))
+    elif term.mode == "balanced":
+        stratum = _strata(term)
+        weights = (sequences / sequences.sum().clamp(min=1) / tokens.clamp(min=1))[stratum]
+    elif term.sequence is not None and term.mode == "sequence_mean":
+        weights = 1.0 / (sequences.sum().clamp(min=1) * lengths.clamp(min=1)[term.sequence.long()])
+    else:
+        weights = 1.0 / sequences.sum().clamp(min=1).expand(len(term.mask))
+    return torch.where(term.mask, weights, torch.zeros_like(weights)).float()
+
+
+def _strata(term: Term) -> Tensor:
+    zeros = torch.zeros(len(term.mask), dtype=torch.int64, device=term.mask.device)
+    return zeros if term.stratum is None else term.stratum.long()
+
+
+def _check(name: str, term: Term) -> None:
+    if term.mode not in MODES:
+        raise ValueError(f"mode of term {name!r} must be one of {', '.join(MODES)}, but is {term.mode!r}.")
+    check_mask(f"mask of term {name!r}", term.mask, tuple(term.mask.shape), "itself")
+    if term.mode != "token_mean" and (term.sequence is None or term.num_sequences < 1):
+        raise ValueError(f"term {name!r} has mode {term.mode!r}, which needs sequence and num_sequences.")
+    if term.mode == "balanced" and term.stratum is None:
+        raise ValueError(f"term {name!r} has mode 'balanced', which needs stratum and num_strata.")
+    for what, index in (("sequence", term.sequence), ("stratum", term.stratum)):
+        if index is not None:
+            check_shape(f"{what} of term {name!r}", index, tuple(term.mask.shape), "mask")

@@ -1,0 +1,129 @@
+"""Reference-adjusted targets of G-OPD / ExOPD: distil towards T^power R^(1 - power) (arXiv 2602.12125).
+
+power 0 copies the reference R, 1 is plain distillation from the teacher T, between them is a log-linear interpolation,
+above 1 extrapolates away from the reference: log T + (power - 1) (log T - log R).
+
+What is exact on which signal:
+
+    logits        `adjusted_logits`, then any exact divergence: everything exact.
+    hidden        `linear_divergence(reference=...)`: everything exact.
+    sampled       `adjusted_log_probs`, then `sampled_reverse_kl`: the reverse KL's gradient is unbiased, because the
+                  missing normaliser does not depend on the sampled token; values are off by log Z.
+    topk, gather  `adjusted_payload`, then `head_tail_reverse_kl`: gradient unbiased for the same reason; values off by
+                  log Z minus its estimate. `topk_divergence` on it (forward KL, JSD) has the bias of the tail bucket
+                  plus that of the estimated tail, which is zero where T / R is constant on the tail.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from opd.maths.checks import check_shape
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdjustedPayload:
+    """The target T^power R^(1 - power) on part of the vocabulary; the names of `head_tail_reverse_kl`'s arguments.
+
+    Attributes:
+        teacher_log_probs: [..., K] at the candidates.
+        teacher_sampled: [...] at the sampled token.
+        teacher_log_tail: [...] outside the candidates; estimated, see `adjusted_payload`.
+        log_z: [...] the estimate of the normaliser that was subtracted from all three, nats.
+    """
+
+    teacher_log_probs: Float[Tensor, "*N K"]
+    teacher_sampled: Float[Tensor, "*N"]
+    teacher_log_tail: Float[Tensor, "*N"]
+    log_z: Float[Tensor, "*N"]
+
+
+def adjusted_log_probs(
+    teacher: Float[Tensor, "*S"], reference: Float[Tensor, "*S"], power: float, *, clip: float | None = None
+) -> Float[Tensor, "*S"]:
+    """The unnormalised target log T + (power - 1) (log T - log R), elementwise.
+
+    Args:
+        teacher: log-probs at any ids.
+        reference: log-probs at the same ids.
+        power: lambda of G-OPD, at least 0.
+        clip: bounds |log T - log R| in nats before it is multiplied: a guard against the few tokens that dominate at
+            power > 1. Not in the paper; changes the target where it bites.
+
+    Returns:
+        Log-weights in nats, which may exceed 0; -inf where either side is.
+
+    Raises:
+        ValueError: for shapes that differ, power below 0 or clip not above 0.
+    """
+    if not power >= 0:
+        raise ValueError(f"power must be at least 0, but is {power!r}.")
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip must be above 0 or None, but is {clip!r}.")
+    check_shape("reference", reference, tuple(teacher.shape), "teacher")
+    if power == 1:
+        return teacher
+    gap = teacher - reference
+    if clip is not None:
+        gap = gap.clamp(min=-clip, max=clip)
+    excluded = teacher.isneginf() | reference.isneginf()
+    return torch.where(excluded, -torch.inf, teacher + (power - 1.0) * gap)
+
+
+def adjusted_logits(
+    teacher_logits: Float[Tensor, "*N V"], reference_logits: Float[Tensor, "*N V"], power: float
+) -> Float[Tensor, "*N V"]:
+    """Logits whose softmax is T^power R^(1 - power), normalised, at every temperature applied to both.
+
+    Args:
+        teacher_logits: [..., V].
+        reference_logits: [..., V].
+        power: lambda of G-OPD, at least 0.
+
+    Returns:
+        [..., V]; -inf where either side excludes an entry.
+
+    Raises:
+        ValueError: for shapes that differ or power below 0.
+    """
+    return adjusted_log_probs(teacher_logits, reference_logits, power)
+
+
+def adjusted_payload(
+    teacher_log_probs: Float[Tensor, "*N K"],
+    teacher_sampled: Float[Tensor, "*N"],
+    teacher_log_tail: Float[Tensor, "*N"],
+    reference_log_probs: Float[Tensor, "*N K"],
+    reference_sampled: Float[Tensor, "*N"],
+    reference_log_tail: Float[Tensor, "*N"],
+    power: float,
+    *,
+    clip: float | None = None,
+) -> AdjustedPayload:
+    """The target on K candidates, the sampled token and the tail, from both models' payloads at the same ids.
+
+    The tail's weight, sum over the tail of T^power R^(1 - power), is not on the wire. It is estimated by the same
+    product of the tail masses, which by Hoelder's inequality is at least the true weight for power in [0, 1] and at
+    most that for power above 1, with equality where T / R is constant on the tail. All three outputs are divided by the
+    resulting estimate of Z, so that values are in nats of a distribution over K + 1 buckets.
+
+    Args:
+        teacher_log_probs: [..., K].
+        teacher_sampled: [...].
+        teacher_log_tail: [...].
+        reference_log_probs: [..., K] at the same candidates.
+        reference_sampled: [...].
+        reference_log_tail: [...].
+        power: lambda of G-OPD, at least 0.
+        clip: as in `adjusted_log_probs`.
+
+    Raises:
+        ValueError: for shapes that differ, power below 0 or clip not above 0.
+    """
+    head = adjusted_log_probs(teacher_log_probs, reference_log_probs, power, clip=clip)
+    sampled = adjusted_log_probs(teacher_sampled, reference_sampled, power, clip=clip)
+    tail = adjusted_log_probs(teacher_log_tail, reference_log_tail, power, clip=clip)
+    log_z = torch.cat([head, tail.unsqueeze(-1)], dim=-1).logsumexp(-1)
+    return AdjustedPayload(head - log_z.unsqueeze(-1), sampled - log_z, tail - log_z, log_z)

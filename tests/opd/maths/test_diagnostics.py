@@ -1,0 +1,44 @@
+import pytest
+import torch
+from torch.testing import assert_close
+
+from opd.maths.diagnostics import position_profile, support_figures, topk_overlap
+from opd.maths.topk import topk_divergence
+
+
+def test_overlap_counts_shared_ids_in_any_order():
+    student = torch.tensor([[0, 1], [0, 1], [0, 1]])
+    teacher = torch.tensor([[1, 0], [1, 2], [4, 5]])
+    assert_close(topk_overlap(student, teacher), torch.tensor([1.0, 0.5, 0.0]))
+    assert topk_overlap(student[:, :0], teacher).tolist() == [0, 0, 0]
+
+
+def test_masses_tails_and_bucket_divergences_agree_with_their_definitions(make_logits):
+    student, teacher = make_logits(3, 8), make_logits(3, 8, seed=1)
+    ids = teacher.topk(3).indices
+    log_p, log_q = student.log_softmax(-1), teacher.log_softmax(-1)
+    tails = [x.scatter(1, ids, -torch.inf).logsumexp(-1) for x in (log_p, log_q)]
+    figures = support_figures(log_p.gather(1, ids), tails[0], log_q.gather(1, ids), tails[1])
+    assert_close(figures["student_mass"] + figures["student_tail"], torch.ones(3).double())
+    assert_close(figures["teacher_mass"], log_q.gather(1, ids).exp().sum(-1))
+    for kind in ("forward_kl", "reverse_kl"):
+        want = topk_divergence(student, ids, log_q.gather(1, ids), tails[1], kind=kind).per_token
+        assert_close(figures[f"bucket_{kind}"], want)
+
+
+def test_profiles_sum_by_position_and_add_up():
+    values, position = torch.tensor([1.0, 2, 3, 4]), torch.tensor([0, 3, 4, 99])
+    profile = position_profile(values, position, bins=3, width=4, mask=torch.tensor([True, True, True, False]))
+    assert_close(profile.total, torch.tensor([3.0, 3, 0]))
+    assert_close(profile.mean, torch.tensor([1.5, 3, 0]))
+    assert_close((profile + profile).count, torch.tensor([4.0, 2, 0]))
+
+
+def test_masked_nan_does_not_reach_a_profile():
+    profile = position_profile(torch.tensor([torch.nan]), torch.tensor([0]), mask=torch.tensor([False]))
+    assert profile.total.sum() == 0
+
+
+def test_bins_below_one_are_refused():
+    with pytest.raises(ValueError, match="bins and width"):
+        position_profile(torch.zeros(1), torch.zeros(1).long(), bins=0)
