@@ -135,13 +135,16 @@ def _stragglers(look: Outlook, ready: list[Lane], call: Call, late: bool, now: f
 
 
 def _remaining(call: Call, now: float) -> float:
-    """Seconds until the lane has worked off this call and what is before it, at its present speed."""
+    """Seconds until the lane has worked off this call and what is before it, at its present speed.
+
+    A lane that has been silent for long is expected to be so for as long again, whatever its speed was before.
+    """
     lane = call.lane
     speed = lane.meter.speed(now)
     if not speed:
         return max(now - call.started, call.expected)
     later = sum(other.waiting_tokens for other in lane.calls.values() if other.number > call.number)
-    return max(0.0, lane.ahead(now, speed) - later) / speed
+    return max((lane.ahead(now, speed) - later) / speed, lane.meter.since_answer(now))
 
 
 def _best(ready: list[Lane], look: Outlook, call: Call, job: Job, now: float) -> tuple[float, Lane | None]:

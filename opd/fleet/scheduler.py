@@ -100,8 +100,10 @@ class Scheduler:
         self._refilled.add(job.teacher)
         queue = self.queues[job.teacher]
         if not len(queue):
+            # Time spent idle earns nothing: it joins where the others are, or where the last one left off.
             active = [other.served for other in self.queues.values() if len(other)]
-            queue.served = max(queue.served, min(active, default=0.0))
+            latest = max(other.served for other in self.queues.values())
+            queue.served = max(queue.served, min(active, default=latest))
         queue.add(job, urgent=urgent)
 
     def submit_later(self, job: Job, at: float) -> None:

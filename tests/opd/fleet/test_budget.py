@@ -1,0 +1,52 @@
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opd.fleet.budget import HedgeBudget, RetryBudget, backoff_seconds
+
+
+def test_reissues_beyond_the_budget_wait_instead_of_being_given_up() -> None:
+    budget = RetryBudget(ratio=0.1, rate=10.0, burst=5.0)
+    waits = [budget.wait_seconds(0.0) for _ in range(8)]
+    assert waits[:5] == [0.0] * 5
+    assert [round(wait, 3) for wait in waits[5:]] == [0.1, 0.2, 0.3]
+
+
+def test_ten_first_attempts_pay_for_one_reissue() -> None:
+    budget = RetryBudget(ratio=0.1, rate=1e-9, burst=1.0)
+    assert budget.wait_seconds(0.0) == 0.0
+    assert budget.wait_seconds(0.0) > 1e6
+    budget.first_attempt(20)
+    assert budget.wait_seconds(0.0) == 0.0
+
+
+def test_time_refills_the_budget() -> None:
+    budget = RetryBudget(ratio=0.0, rate=2.0, burst=1.0)
+    budget.wait_seconds(0.0)
+    assert budget.wait_seconds(0.5) == 0.0
+
+
+@given(st.lists(st.integers(0, 30), max_size=60))
+def test_hedges_never_exceed_their_share_except_the_very_first(sent: list[int]) -> None:
+    budget = HedgeBudget(0.05)
+    for rows in sent:
+        budget.sent(rows)
+        while budget.take():
+            pass
+        assert budget.hedged <= max(1, 0.05 * budget.rows)
+
+
+def test_a_cap_of_zero_hedges_nothing() -> None:
+    budget = HedgeBudget(0.0)
+    budget.sent(1000)
+    assert not budget.take()
+
+
+def test_backoff_doubles_with_jitter_and_is_bounded() -> None:
+    rng = random.Random(0)
+    for failures in range(1, 20):
+        for _ in range(20):
+            pause = backoff_seconds(0.05, failures, rng)
+            full = min(5.0, 0.05 * 2 ** (failures - 1))
+            assert full / 2 <= pause <= full

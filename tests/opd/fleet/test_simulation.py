@@ -1,0 +1,197 @@
+"""The real client core on simulated servers in virtual time: makespans, hedges, failures, exactly once."""
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+
+from opd.errors import OutageError
+from opd.fleet.settings import FleetSettings, OutageSettings
+from opd.fleet.simulation import SimulatedServer, connect_simulated, run_virtual, score_batch
+from opd.wire.types import Scores
+
+SPEED = 5000.0
+
+
+def draw(count: int, seed: int) -> list[int]:
+    rng = np.random.default_rng(seed)
+    return [int(n) for n in np.clip(rng.lognormal(np.log(800), 0.6, count), 16, 16_000)]
+
+
+def servers(speeds: list[float], teachers: tuple[str, ...] = ("t",)) -> list[SimulatedServer]:
+    return [SimulatedServer(f"s{i}:1", dict.fromkeys(teachers, "w"), speed) for i, speed in enumerate(speeds)]
+
+
+def ratios(count: int, speeds: list[float], seed: int) -> tuple[list[float], float]:
+    async def run() -> tuple[list[float], float]:
+        core = await connect_simulated(servers(speeds))
+        rows = draw(count, seed)
+        spans = []
+        for _ in range(2):
+            span, _ = await score_batch(core, [("t", n) for n in rows])
+            spans.append(span / (sum(rows) / sum(speeds)))
+        hedged = core.dispatcher.counters.hedges / core.dispatcher.counters.rows_submitted
+        await core.close()
+        return spans, hedged
+
+    return run_virtual(run())
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_one_of_eight_replicas_three_times_slow_costs_at_most_five_per_cent_at_256_rows(seed: int) -> None:
+    (first, second), hedged = ratios(256, [SPEED] * 7 + [SPEED / 3], seed)
+    assert first <= 1.05 and second <= 1.05 and hedged <= 0.05
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_one_of_eight_replicas_three_times_slow_costs_at_most_a_quarter_at_64_rows(seed: int) -> None:
+    (first, second), hedged = ratios(64, [SPEED] * 7 + [SPEED / 3], seed)
+    assert first <= 1.25 and second <= 1.25 and hedged <= 0.05
+
+
+def test_equal_replicas_are_used_almost_ideally() -> None:
+    (first, second), hedged = ratios(256, [SPEED] * 8, 0)
+    assert first <= 1.05 and second <= 1.05 and hedged == 0
+
+
+def test_many_teachers_on_many_servers_share_them_almost_ideally() -> None:
+    async def run() -> float:
+        names = tuple("abcdef")
+        speeds = [float(s) for s in SPEED * np.random.default_rng(0).uniform(0.5, 1.5, 20)]
+        core = await connect_simulated(servers(speeds, names))
+        rows = draw(600, 1)
+        work = [(names[i % 6], n) for i, n in enumerate(rows)]
+        await score_batch(core, work)
+        span, _ = await score_batch(core, work)
+        await core.close()
+        return span / (sum(rows) / sum(speeds))
+
+    assert run_virtual(run()) <= 1.1
+
+
+def test_a_replica_that_becomes_ten_times_slower_is_hedged_and_then_left_alone() -> None:
+    async def run() -> tuple[float, float]:
+        pool = servers([SPEED] * 4)
+        core = await connect_simulated(pool)
+        rows = draw(200, 3)
+        await score_batch(core, [("t", n) for n in rows])
+        pool[0].tokens_per_second /= 10
+        span, _ = await score_batch(core, [("t", n) for n in rows])
+        hedged = core.dispatcher.counters.hedges / core.dispatcher.counters.rows_submitted
+        await core.close()
+        return span / (sum(rows) / (3.1 * SPEED)), hedged
+
+    ratio, hedged = run_virtual(run())
+    assert ratio <= 1.15 and hedged <= 0.05
+
+
+def chaos(seed: int) -> tuple[float, list[Scores], dict[str, int]]:
+    async def run() -> tuple[float, list[Scores], dict[str, int]]:
+        rng = random.Random(seed)
+        pool = servers([SPEED] * 6)
+        core = await connect_simulated(pool)
+
+        async def monkey() -> None:
+            while True:
+                await asyncio.sleep(rng.uniform(0.5, 3.0))
+                victim = rng.choice(pool)
+                what = rng.choice(["crash", "freeze", "slow", "restart"])
+                if what == "crash":
+                    victim.crash()
+                elif what == "freeze":
+                    victim.frozen = True
+                elif what == "slow":
+                    victim.tokens_per_second = SPEED * rng.uniform(0.1, 1.0)
+                await asyncio.sleep(rng.uniform(0.2, 4.0))
+                victim.restart()
+
+        trouble = asyncio.create_task(monkey())
+        span, outcomes = await score_batch(core, [("t", n) for n in draw(800, seed)])
+        trouble.cancel()
+        counters = core.dispatcher.counters
+        await core.close()
+        scores = [outcome for outcome in outcomes if isinstance(outcome, Scores)]
+        return span, scores, {"answered": counters.rows_answered, "condemned": counters.condemned}
+
+    return run_virtual(run())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_row_is_lost_or_doubled_while_replicas_come_and_go(seed: int) -> None:
+    _, scores, counters = chaos(seed)
+    assert len(scores) == counters["answered"] == 800
+
+
+def test_the_simulation_is_a_function_of_its_seed() -> None:
+    assert chaos(0)[0] == chaos(0)[0]
+
+
+def condemned_after(frozen: bool) -> float:
+    async def run() -> float:
+        pool = servers([SPEED] * 2)
+        core = await connect_simulated(pool)
+        await asyncio.sleep(1.234)
+        start = core.now()
+        if frozen:
+            pool[0].frozen = True
+        else:
+            pool[0].crash()
+        while core.servers["s0:1"].lives["t"].state != "condemned":
+            await asyncio.sleep(0.05)
+        span = core.now() - start
+        pool[0].restart()
+        start = core.now()
+        while not core.servers["s0:1"].lives["t"].usable:
+            await asyncio.sleep(0.05)
+        assert core.now() - start <= 3.0
+        await core.close()
+        return span
+
+    return run_virtual(run())
+
+
+def test_a_frozen_replica_is_condemned_within_ten_seconds_and_used_again_within_three() -> None:
+    assert condemned_after(frozen=True) <= 10.0
+
+
+def test_a_dead_replica_is_condemned_within_four_seconds() -> None:
+    assert condemned_after(frozen=False) <= 4.0
+
+
+def test_rows_survive_an_outage_of_the_whole_pool_within_the_budget() -> None:
+    async def run() -> int:
+        pool = servers([SPEED] * 3)
+        core = await connect_simulated(pool)
+
+        async def night() -> None:
+            await asyncio.sleep(2.0)
+            for server in pool:
+                server.crash()
+            await asyncio.sleep(1500.0)
+            assert core.dispatcher.outages()[0].seconds > 1400
+            for server in pool:
+                server.restart()
+
+        trouble = asyncio.create_task(night())
+        _, outcomes = await score_batch(core, [("t", n) for n in draw(200, 0)])
+        await trouble
+        await core.close()
+        return sum(isinstance(outcome, Scores) for outcome in outcomes)
+
+    assert run_virtual(run()) == 200
+
+
+def test_an_outage_beyond_the_budget_fails_every_row_that_waits() -> None:
+    async def run() -> list[type]:
+        pool = servers([SPEED] * 2)
+        settings = FleetSettings(outage=OutageSettings(budget_seconds=100.0))
+        core = await connect_simulated(pool, settings)
+        for server in pool:
+            server.crash()
+        span, outcomes = await score_batch(core, [("t", n) for n in draw(20, 0)])
+        assert 95.0 < span < 115.0
+        await core.close()
+        return [type(outcome) for outcome in outcomes]
+
+    assert set(run_virtual(run())) == {OutageError}
