@@ -33,6 +33,17 @@ def test_columns_of_a_sum_are_digit_sums_with_carry(seed):
     assert int(last + "".join(reversed(digits))) == int(result)
 
 
+@given(left=st.integers(0, 10**6), right=st.integers(0, 10**6))
+def test_columns_of_a_difference_hold_its_digits_and_true_borrows(left, right):
+    from opd.tasks.arithmetic import ArithmeticOptions, Subtraction
+
+    left, right = max(left, right), min(left, right)
+    columns, result = Subtraction(ArithmeticOptions()).work(left, right)
+    assert int("".join(column[0] for column in reversed(columns))) == result
+    for position, column in enumerate(columns, 1):
+        assert column[1] == str(int(left % 10**position < right % 10**position))
+
+
 def test_known_worked_solutions():
     from opd.tasks.arithmetic import Addition, ArithmeticOptions, Multiplication, Subtraction
 
