@@ -59,6 +59,7 @@ def serve(
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error [info].")] = None,
     log_requests: Annotated[bool | None, typer.Option(help="A log line for every request.")] = None,
+    tracing: Annotated[bool | None, typer.Option(help="Export OpenTelemetry spans (extra otel, OTEL_*).")] = None,
     fault: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve one or more teacher models over gRPC until SIGTERM."""
@@ -87,6 +88,7 @@ def serve(
         "security.trust_remote_code": trust_remote_code or None,
         "log.level": log_level,
         "log.requests": log_requests,
+        "log.tracing": tracing,
     }
     code = asyncio.run(_serve(_settings(config, values), _teachers(model, name), port_file, threads))
     if code:

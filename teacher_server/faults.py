@@ -12,6 +12,7 @@ generator. Keys, each a probability per Score call unless a unit is given:
 | hang        | the call is never answered                                                   |
 | kill        | the process dies at once, as by SIGKILL                                      |
 | latency     | a duration such as 0.5s: every call waits so long before it is admitted      |
+| leak        | bytes that every call leaks: the negative control of memory tests            |
 | seed        | of the generator, default 0                                                  |
 """
 
@@ -87,6 +88,9 @@ def _known(point: str) -> None:
         raise ValueError(f"point must be one of {', '.join(POINTS)}, but it is {point!r}.")
 
 
+_WHOLE = ("seed", "leak")
+
+
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
     """Probabilities and durations of a chaos run; all zero by default."""
@@ -98,6 +102,7 @@ class FaultPlan:
     hang: float = 0.0
     kill: float = 0.0
     latency: float = 0.0
+    leak: int = 0
     seed: int = 0
 
     @classmethod
@@ -113,10 +118,10 @@ class FaultPlan:
             if key not in cls.__dataclass_fields__:
                 raise ConfigError(f"fault {key!r} is unknown; known: {', '.join(cls.__dataclass_fields__)}.")
             try:
-                value = int(text) if key == "seed" else float(text.removesuffix("s") if key == "latency" else text)
+                value = int(text) if key in _WHOLE else float(text.removesuffix("s") if key == "latency" else text)
             except ValueError:
                 raise ConfigError(f"fault {part!r} needs a number, for example {key}=0.1.") from None
-            if value < 0 or (key not in ("seed", "latency") and value > 1):
+            if value < 0 or (key not in (*_WHOLE, "latency") and value > 1):
                 raise ConfigError(f"fault {part!r} must be a probability between 0 and 1.")
             values[key] = value
         return cls(**values)
@@ -128,11 +133,14 @@ class FaultInjector:
     def __init__(self, plan: FaultPlan) -> None:
         self._plan = plan
         self._random = random.Random(plan.seed)
+        self._leaked: list[bytearray] = []
         self.active = plan != FaultPlan(seed=plan.seed)
 
     def draw(self) -> "CallFaults":
         """The faults of the next call; a fixed number of draws, so that one key does not shift another's."""
         plan, draw = self._plan, self._random.random
+        if plan.leak:
+            self._leaked.append(bytearray(os.urandom(1)) * plan.leak)
         return CallFaults(
             unavailable=draw() < plan.unavailable,
             cut=draw() < plan.cut,

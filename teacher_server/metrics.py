@@ -61,6 +61,7 @@ class ServerMetrics:
         self.auth_failures = counter("auth_failures", "Calls without valid credentials or scope.", ("reason",))
         self.unexpected_errors = counter("unexpected_errors", "Calls that ended by a bug; look into the log.", ())
         self.loop_lag = gauge("event_loop_lag_seconds", "How late the event loop woke up last.", ())
+        self.tasks = gauge("tasks", "Tasks of the event loop.", ())
         self.draining = gauge("draining", "1 after SIGTERM.", ())
 
     def observe_timings(self, teacher: str, payload: str, timings: Timings) -> None:

@@ -5,30 +5,29 @@ ends: answered, refused, cancelled by the client, past its deadline, or cut by a
 """
 
 import asyncio
-import contextlib
 import functools
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from opd.errors import DeadlineError, IncompatibleTeacherError, OpdError, UnavailableError
+from opd.errors import DeadlineError, IncompatibleTeacherError, UnavailableError
 from opd.wire.bounds import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, RequestBounds, reply_bytes
 from opd.wire.encoder import EncodedSequence, chunk_messages, encode_scores, timings_message
 from opd.wire.request import ParsedRequest, parse_score_request
 from opd.wire.types import Scores, Timings
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.admission import Budget, Price, Reservation, check_deadline
-from teacher_server.engines.base import EngineItem
 from teacher_server.faults import CallFaults, FaultInjector, FaultPoints
+from teacher_server.flight import Flight, Ticket
 from teacher_server.metrics import ServerMetrics
 from teacher_server.queue import Job
 from teacher_server.residency import Roster
 from teacher_server.settings import ServerSettings
 from teacher_server.shared_memory import SharedMemory
 from teacher_server.teacher import Teacher
+from teacher_server.tracing import Tracing
 from teacher_server.worker import EngineWorker
 
 INLINE_BYTES = 32 * 1024
@@ -51,7 +50,7 @@ class Shared:
     memory: SharedMemory
     threads: ThreadPoolExecutor
     instance_id: str
-    running_calls: set[Any] = field(default_factory=set)
+    tracing: Tracing | None = None
 
 
 class Stopwatch:
@@ -99,11 +98,13 @@ class ScoreCall:
         self._write = write
         self._principal = principal
         limit = shared.settings.limits.max_request_seconds
+        self.arrived = arrived
         self._deadline = arrived + min(seconds_left if seconds_left is not None else limit, limit)
         self._watch = Stopwatch(arrived)
         self._call_faults = shared.injector.draw() if shared.injector.active else CallFaults()
         self._header_hash = ""
         self._segments: list[str] = []
+        self.jobs: list[Job] = []
         self.payload = message.WhichOneof("payload") or "none"
         self.model_tokens = 0
         self.scored_tokens = 0
@@ -126,16 +127,15 @@ class ScoreCall:
                     f"{request.expected_weights_hash}; load those or ask for these."
                 )
             reservation = self._admit(request, bounds, worker)
-            tickets: deque[_Ticket] = deque()
+            flight = self._flight(request, bounds, worker)
             try:
                 await self._shared.faults.reach("admitted")
-                tickets = self._tickets(request)
                 self._watch.until("admission", time.monotonic())
-                worker.submit([ticket.job for ticket in tickets])
+                flight.advance()
                 await self._shared.faults.reach("queued")
-                return await self._stream(teacher, request, bounds, tickets, reservation)
+                return await self._stream(teacher, request, bounds, flight, reservation)
             finally:
-                worker.cancel([ticket.job for ticket in tickets if not ticket.job.ended_at])
+                flight.close()
                 reservation.close()
                 for name in self._segments:
                     self._shared.memory.discard(name)
@@ -160,30 +160,36 @@ class ScoreCall:
     def _client(self, request: ParsedRequest) -> str:
         return f"{self._principal}/{request.client}"
 
-    def _tickets(self, request: ParsedRequest) -> deque["_Ticket"]:
+    def _flight(self, request: ParsedRequest, bounds: RequestBounds, worker: EngineWorker) -> Flight:
         client = self._client(request)
-        return deque(_Ticket(request, index, client, self._deadline) for index in _wanted(request))
+        tickets = [
+            Ticket(request, index, client, self._deadline, self._price(request, bounds, index))
+            for index in _wanted(request)
+        ]
+        return Flight(worker, tickets, self._shared.settings.limits.stream_window_bytes)
 
     async def _stream(
         self,
         teacher: Teacher,
         request: ParsedRequest,
         bounds: RequestBounds,
-        tickets: deque["_Ticket"],
+        flight: Flight,
         reservation: Reservation,
     ) -> Timings:
         wanted = _wanted(request)
         for index in wanted:
-            scores, weights_hash = await self._result(tickets[0])
+            scores, weights_hash = await self._result(flight.first())
             await self._check_hash(request, weights_hash, len(wanted))
-            # Dropped as soon as it is read: a ticket holds its scores, and a slow reader must not pile them up twice.
-            self.model_tokens += tickets.popleft().job.tokens
+            ticket = flight.drop_first()
+            self.jobs.append(ticket.job)
+            self.model_tokens += ticket.price.tokens
             encoded = await self._encode(scores, request, bounds, index)
             await self._shared.faults.reach("encoded")
             self._watch.until("encode", time.monotonic())
             await self._send_sequence(teacher.name, request, index, encoded)
             self.scored_tokens += request.items[index].response_length
-            reservation.release(self._price(request, bounds, index))
+            flight.sent(ticket.price)
+            reservation.release(ticket.price)
             await self._shared.faults.reach("sequence_sent")
             self._call_faults.after_sequence()
         await self._shared.faults.reach("before_trailer")
@@ -198,7 +204,7 @@ class ScoreCall:
         await self._shared.faults.reach("after_trailer")
         return timings
 
-    async def _result(self, ticket: "_Ticket") -> tuple[Scores, str]:
+    async def _result(self, ticket: Ticket) -> tuple[Scores, str]:
         try:
             scores, weights_hash = await ticket.future
         finally:
@@ -270,34 +276,6 @@ class ScoreCall:
 
     async def _on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._shared.threads, function, *args)
-
-
-class _Ticket:
-    """Ties a job on the worker's thread to a future on the event loop."""
-
-    def __init__(self, request: ParsedRequest, index: int, client: str, deadline: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[tuple[Scores, str]] = self._loop.create_future()
-        # A call that fails on an earlier sequence never looks at the later ones.
-        self.future.add_done_callback(lambda future: future.cancelled() or future.exception())
-        item = request.items[index]
-        engine_item = EngineItem(item, request.spec, request.temperature, lambda: self.job.cancelled)
-        self.job = Job(engine_item, len(item.token_ids), deadline, client, self._deliver)
-
-    def _deliver(self, _: Job, result: Scores | Exception, weights_hash: str) -> None:
-        """Called on the worker's thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self._resolve, result, weights_hash)
-
-    def _resolve(self, result: Scores | Exception, weights_hash: str) -> None:
-        if self.future.done():
-            return
-        if isinstance(result, OpdError):
-            self.future.set_exception(result)
-        elif isinstance(result, Exception):
-            self.future.set_exception(UnavailableError(f"the engine failed: {type(result).__name__}."))
-        else:
-            self.future.set_result((result, weights_hash))
 
 
 def _wanted(request: ParsedRequest) -> range:

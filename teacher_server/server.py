@@ -35,6 +35,7 @@ from teacher_server.service import TeacherService
 from teacher_server.settings import ServerSettings
 from teacher_server.shared_memory import SharedMemory
 from teacher_server.teacher import SERVING_STATES, Teacher
+from teacher_server.tracing import tracing_from_environment
 
 EXIT_FATAL = 20
 """Exit code of a server that ended because an engine died or hung."""
@@ -87,6 +88,7 @@ class TeacherServer:
             memory=SharedMemory(settings.transport.shared_memory_bytes if settings.transport.shared_memory else 0),
             threads=ThreadPoolExecutor(2, thread_name_prefix="codec"),
             instance_id=secrets.token_hex(8),
+            tracing=tracing_from_environment() if settings.log.tracing else None,
         )
         metrics.budget_tokens.set(limits.max_tokens_in_flight)
         metrics.budget_reply_bytes.set(limits.max_reply_bytes_in_flight)
@@ -222,6 +224,7 @@ class TeacherServer:
         while True:
             before = time.monotonic()
             await asyncio.sleep(_WATCH_SECONDS)
+            metrics.tasks.set(len(asyncio.all_tasks()))
             metrics.loop_lag.set(max(0.0, time.monotonic() - before - _WATCH_SECONDS))
             metrics.used_tokens.set(shared.budget.used.tokens)
             metrics.used_reply_bytes.set(shared.budget.used.reply_bytes)

@@ -10,6 +10,8 @@ from opd import __version__
 from opd.errors import DeadlineError, IncompatibleTeacherError, InvalidRequestError, OpdError, OverloadedError
 from opd.wire.bounds import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from opd.wire.head import encode_head
+from opd.wire.tracing import trace_id_of, traceparent_of
+from opd.wire.types import Timings
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
 from teacher_server.describe import teacher_info
@@ -40,41 +42,25 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> None:
         """The score stream."""
-        arrived = time.monotonic()
-        metrics = self._shared.metrics
         call = ScoreCall(
             self._shared,
             request,
             context.write,
             principal=PRINCIPAL.get().name,
             seconds_left=context.time_remaining(),
-            arrived=arrived,
+            arrived=time.monotonic(),
         )
-        known = any(request.teacher == teacher.name for teacher in self._shared.roster)
-        teacher = request.teacher if known else ""
-        code = "OK"
-        metrics.calls.inc()
+        timings: Timings | None = None
+        failure: BaseException | None = None
+        self._shared.metrics.calls.inc()
         try:
             timings = await call.run()
-            metrics.observe_timings(teacher, call.payload, timings)
-        except OpdError as error:
-            code = error.status or "UNKNOWN"
-            if call.model_tokens == 0:
-                metrics.rejections.labels(teacher, type(error).__name__).inc()
-            self._log_failure(request, error)
-            raise
-        except asyncio.CancelledError:
-            code = "CANCELLED"
-            raise
-        except BaseException:
-            code = "UNKNOWN"
+        except BaseException as error:
+            failure = error
             raise
         finally:
-            metrics.calls.dec()
-            metrics.requests.labels(teacher, call.payload, code).inc()
-            metrics.scored_tokens.labels(teacher, call.payload).inc(call.scored_tokens)
-            if self._shared.settings.log.requests:
-                self._log_request(request, code, time.monotonic() - arrived, call)
+            self._shared.metrics.calls.dec()
+            self._account(request, call, timings, failure, context.invocation_metadata())
 
     async def GetHead(self, request: pb.GetHeadRequest, context: Context) -> None:
         """The head's tensors."""
@@ -111,25 +97,67 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
             shared_memory_token=shared.memory.token,
         )
 
-    def _log_failure(self, request: pb.ScoreRequest, error: OpdError) -> None:
-        fields: dict[str, Any] = {"request_id": request.request_id[:128], "teacher": request.teacher[:128]}
+    def _account(
+        self,
+        request: pb.ScoreRequest,
+        call: ScoreCall,
+        timings: Timings | None,
+        failure: BaseException | None,
+        metadata: Any,
+    ) -> None:
+        """Metrics, log and spans of a call that ended."""
+        shared, metrics = self._shared, self._shared.metrics
+        # Names that are not served would be labels without bound.
+        known = any(request.teacher == teacher.name for teacher in shared.roster)
+        teacher = request.teacher if known else ""
+        code = _code(failure)
+        metrics.requests.labels(teacher, call.payload, code).inc()
+        metrics.scored_tokens.labels(teacher, call.payload).inc(call.scored_tokens)
+        if timings is not None:
+            metrics.observe_timings(teacher, call.payload, timings)
+        if isinstance(failure, OpdError) and call.model_tokens == 0:
+            metrics.rejections.labels(teacher, type(failure).__name__).inc()
+        ended = time.monotonic()
+        fields = {
+            "request_id": request.request_id[:128],
+            "teacher": request.teacher[:128],
+            "payload": call.payload,
+            "sequences": len(request.sequences),
+            "scored_tokens": call.scored_tokens,
+        }
+        if shared.tracing is not None:
+            shared.tracing.record(
+                metadata,
+                name="opd.score",
+                arrived=call.arrived,
+                ended=ended,
+                attributes={f"opd.{key}": value for key, value in fields.items()},
+                jobs=call.jobs,
+                timings=timings,
+                error=type(failure).__name__ if failure is not None else "",
+            )
+        trace_id = trace_id_of(traceparent_of(metadata))
+        if trace_id:
+            fields["trace_id"] = trace_id
+        if isinstance(failure, OpdError):
+            self._log_failure(request, failure, fields)
+        elif shared.settings.log.requests:
+            log("info", "request", code=code, seconds=round(ended - call.arrived, 6), **fields)
+
+    def _log_failure(self, request: pb.ScoreRequest, error: OpdError, fields: dict[str, Any]) -> None:
         if self._shared.settings.log.prompts:
             fields["token_ids"] = [s.token_ids[:4096].hex() for s in request.sequences[:4]]
         level = "info" if isinstance(error, OverloadedError) else "warning"
         log(level, "request failed", error=type(error).__name__, text=str(error), **fields)
 
-    def _log_request(self, request: pb.ScoreRequest, code: str, seconds: float, call: ScoreCall) -> None:
-        log(
-            "info",
-            "request",
-            request_id=request.request_id[:128],
-            teacher=request.teacher[:128],
-            payload=call.payload,
-            code=code,
-            seconds=round(seconds, 6),
-            sequences=len(request.sequences),
-            scored_tokens=call.scored_tokens,
-        )
+
+def _code(failure: BaseException | None) -> str:
+    """The status that a call ends with."""
+    if failure is None:
+        return "OK"
+    if isinstance(failure, OpdError):
+        return failure.status or "UNKNOWN"
+    return "CANCELLED" if isinstance(failure, asyncio.CancelledError) else "UNKNOWN"
 
 
 def _load(teacher: Any) -> pb.TeacherLoad:

@@ -21,6 +21,8 @@ class LimitSettings(Settings):
     """Tokens of all requests that wait or run; beyond, requests are refused with RESOURCE_EXHAUSTED."""
     max_reply_bytes_in_flight: int = Field(default=1024 * MIB, ge=1)
     """Bytes of scores that are promised or computed and not sent yet; beyond, requests are refused."""
+    stream_window_bytes: int = Field(default=32 * MIB, ge=1)
+    """Bytes of scores of one call that may be computed ahead of its reader; one sequence always may."""
     max_client_share: float = Field(default=0.75, gt=0, le=1)
     """Share of both budgets that one client may hold while it already holds some: room stays for the others."""
     max_sequence_tokens: int = Field(default=0, ge=0)
@@ -111,6 +113,8 @@ class LogSettings(Settings):
     """Least severe level that is written."""
     requests: bool = False
     """Write a line for every finished request; refused and failed ones are always written."""
+    tracing: bool = False
+    """Export OpenTelemetry spans; needs the extra otel, configured by the standard OTEL_* variables."""
     prompts: bool = False
     """Write token ids of failed requests. They are user data: leave it off unless you debug."""
 

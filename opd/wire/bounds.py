@@ -176,7 +176,8 @@ def check_ids(index: int, item: ScoreItem, spec: PayloadSpec, bounds: RequestBou
             f"({item.response_length}, {spec.k})."
         )
     if int(gather.max()) >= bounds.vocab_size or int(gather.min()) < 0:
-        raise InvalidRequestError(f"sequence {index}: gather_ids must be below {bounds.vocab_size}.")
+        wrong = int(gather.max()) if int(gather.max()) >= bounds.vocab_size else int(gather.min())
+        raise InvalidRequestError(f"sequence {index}: gather_ids holds {wrong}, but must be below {bounds.vocab_size}.")
     if not rows_are_distinct(gather):
         raise InvalidRequestError(f"sequence {index}: gather_ids of one position must be distinct.")
 

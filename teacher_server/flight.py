@@ -1,0 +1,100 @@
+"""The sequences of one call on their way through the engine, never far ahead of the call's reader.
+
+A sequence is handed to the worker only while the scores that the reader has not taken yet stay within a window: a
+slow reader holds back its own work, not the server's memory.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+
+from opd.errors import OpdError, UnavailableError
+from opd.wire.request import ParsedRequest
+from opd.wire.types import Scores
+from teacher_server.admission import Price
+from teacher_server.engines.base import EngineItem
+from teacher_server.queue import Job
+from teacher_server.worker import EngineWorker
+
+
+class Ticket:
+    """Ties a job on the worker's thread to a future on the event loop."""
+
+    def __init__(self, request: ParsedRequest, index: int, client: str, deadline: float, price: Price) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.price = price
+        self.future: asyncio.Future[tuple[Scores, str]] = self._loop.create_future()
+        # A call that fails on an earlier sequence never looks at the later ones.
+        self.future.add_done_callback(lambda future: future.cancelled() or future.exception())
+        item = request.items[index]
+        engine_item = EngineItem(item, request.spec, request.temperature, lambda: self.job.cancelled)
+        self.job = Job(engine_item, price.tokens, deadline, client, self._deliver)
+
+    def _deliver(self, _: Job, result: Scores | Exception, weights_hash: str) -> None:
+        """Called on the worker's thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._resolve, result, weights_hash)
+
+    def _resolve(self, result: Scores | Exception, weights_hash: str) -> None:
+        if self.future.done():
+            return
+        if isinstance(result, OpdError):
+            self.future.set_exception(result)
+        elif isinstance(result, Exception):
+            self.future.set_exception(UnavailableError(f"the engine failed: {type(result).__name__}."))
+        else:
+            self.future.set_result((result, weights_hash))
+
+
+class Flight:
+    """The tickets of one call, in the order of the answer.
+
+    Args:
+        worker: of the teacher.
+        tickets: all of the call.
+        window_bytes: of scores computed or promised and not taken by the reader; one sequence always goes.
+    """
+
+    def __init__(self, worker: EngineWorker, tickets: Sequence[Ticket], window_bytes: int) -> None:
+        self._worker = worker
+        self._waiting = deque(tickets)
+        self._flying: deque[Ticket] = deque()
+        self._window = window_bytes
+        self._ahead = 0
+
+    def advance(self) -> None:
+        """Hand over what fits into the window.
+
+        Raises:
+            UnavailableError: when the worker takes no more.
+        """
+        jobs = []
+        while self._waiting:
+            size = self._waiting[0].price.reply_bytes
+            if self._ahead and self._ahead + size > self._window:
+                break
+            self._ahead += size
+            self._flying.append(self._waiting.popleft())
+            jobs.append(self._flying[-1].job)
+        if jobs:
+            self._worker.submit(jobs)
+
+    def first(self) -> Ticket:
+        """The ticket whose scores are sent next."""
+        return self._flying[0]
+
+    def drop_first(self) -> Ticket:
+        """Forget the first ticket: it holds its scores, and they must not outlive their sending."""
+        return self._flying.popleft()
+
+    def sent(self, price: Price) -> None:
+        """The reader took a sequence: move the window on."""
+        self._ahead -= price.reply_bytes
+        self.advance()
+
+    def close(self) -> None:
+        """Cancel what has not been computed."""
+        self._waiting.clear()
+        self._worker.cancel([ticket.job for ticket in self._flying if not ticket.job.ended_at])
+        self._flying.clear()
