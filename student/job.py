@@ -18,7 +18,7 @@ from student.controllers import CONTROLLERS, Controller
 from student.handshake import shake_hands
 from student.learner import Learner
 from student.methods.opd import OnPolicyDistillation, OpdSettings
-from student.model import load_student
+from student.model import load_student, load_tokenizer
 from student.needs import TEACHER, Needs, merge
 from student.objective import Objective, build_terms
 from student.recipe import Recipe
@@ -106,7 +106,6 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         model_path: weights to load instead of the recipe's, for a resumed run.
         poll: called while waiting for the fleet.
     """
-    from transformers import AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
@@ -122,7 +121,9 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     path = model_path or recipe.model.path
     if fleet is not None:
         stack.callback(fleet.close)
-        infos = shake_hands(fleet, recipe, plugins.needs, AutoTokenizer.from_pretrained(path))
+        infos = shake_hands(
+            fleet, recipe, plugins.needs, load_tokenizer(path, None if model_path else recipe.model.revision)
+        )
     mixed = recipe.train.mixed_precision
     if mixed == "auto":
         mixed = "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
@@ -132,7 +133,9 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         dtype=recipe.model.dtype,
         attention=recipe.model.attention,
         gradient_checkpointing=recipe.model.gradient_checkpointing,
+        revision=None if model_path else recipe.model.revision,
     )
+    plugins.objective.bind(tokenizer)
     scorer = Scorer(fleet, recipe.teachers, plugins.needs, source, accelerator.device)
     learner = Learner(
         student,

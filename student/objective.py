@@ -56,10 +56,17 @@ class Objective:
     def __init__(self, terms: Sequence[Term], length_limit: int) -> None:
         self.terms = list(terms)
         self.length_limit = length_limit
+        names = [term.settings.name.rpartition(":")[2] for term in self.terms]
+        self._labels = [name if names.count(name) == 1 else f"{name}.{i}" for i, name in enumerate(names)]
 
     def needs(self) -> Needs:
         """What all terms together need."""
         return merge(term.needs() for term in self.terms)
+
+    def bind(self, tokenizer: Any) -> None:
+        """Show each term the student's tokenizer."""
+        for term in self.terms:
+            term.bind(tokenizer)
 
     def prepare(self, rows: Sequence[Row]) -> None:
         """Let each term look at all rows of the step."""
@@ -73,24 +80,30 @@ class Objective:
             rows: this rank's rows of the step.
             reduce: sums a tensor over ranks.
         """
-        tokens = float(sum(int(row.loss_mask.sum()) for row in rows))
-        trained = float(sum(bool(row.loss_mask.any()) for row in rows))
-        total = reduce(torch.tensor([tokens, trained], dtype=torch.float64)).tolist()
-        by_name = {"token_mean": total[0], "sequence_mean": total[1], "constant": total[1] * self.length_limit}
-        return [max(1.0, by_name[term.settings.aggregation]) for term in self.terms]
+        counts = []
+        for term in self.terms:
+            lengths = [int(row.loss_mask.sum()) for row in rows if term.selects(row)]
+            counts.append([float(sum(lengths)), float(sum(length > 0 for length in lengths))])
+        total = reduce(torch.tensor(counts, dtype=torch.float64)).tolist()
+        denominators = []
+        for term, (tokens, trained) in zip(self.terms, total, strict=True):
+            by_name = {"token_mean": tokens, "sequence_mean": trained, "constant": trained * self.length_limit}
+            denominators.append(max(1.0, by_name[term.settings.aggregation]))
+        return denominators
 
     def loss(self, batch: TokenBatch, denominators: Sequence[float]) -> tuple[Float[Tensor, ""], Metrics]:
         """This micro-batch's share of the step's loss in nats, and its metrics as sums with denominators."""
         total = torch.zeros((), device=batch.mask.device)
         metrics: Metrics = {}
-        for term, denominator in zip(self.terms, denominators, strict=True):
-            weights = _position_weights(batch, term.settings.aggregation) / denominator
-            output = term.token_losses(dataclasses.replace(batch, weights=weights))
-            part = _weighted(output, batch, weights)
+        for term, label, denominator in zip(self.terms, self._labels, denominators, strict=True):
+            mine = dataclasses.replace(batch, mask=batch.mask & batch.of_rows([term.selects(r) for r in batch.rows]))
+            weights = _position_weights(mine, term.settings.aggregation) / denominator
+            output = term.token_losses(dataclasses.replace(mine, weights=weights))
+            part = _weighted(output, mine, weights)
             total = total + term.settings.weight * part
-            name = term.settings.name.rpartition(":")[2]
-            metrics[f"loss/{name}"] = (float(part.detach()), 1.0)
-            metrics |= {key: (float(top), float(bottom)) for key, (top, bottom) in output.metrics.items()}
+            metrics[f"loss/{label}"] = (float(part.detach()), 1.0)
+            for key, (top, bottom) in output.metrics.items():
+                metrics[f"{label}/{key}" if key in metrics else key] = (float(top), float(bottom))
         return total, metrics
 
     def state_dict(self) -> dict[str, Any]:
@@ -105,11 +118,10 @@ class Objective:
 
 def _position_weights(batch: TokenBatch, aggregation: str) -> Float[Tensor, " n"]:
     """[N] weights before the division by the denominator: mask, row weight, and 1 / length for sequence_mean."""
-    per_row = torch.tensor([row.weight for row in batch.rows], device=batch.mask.device)
+    per_row = [row.weight for row in batch.rows]
     if aggregation == "sequence_mean":
-        lengths = [max(1, int(row.loss_mask.sum())) for row in batch.rows]
-        per_row = per_row / torch.tensor(lengths, device=batch.mask.device)
-    return batch.mask.float() * per_row[batch.row]
+        per_row = [row.weight / max(1, int(row.loss_mask.sum())) for row in batch.rows]
+    return batch.mask.float() * batch.of_rows(per_row)
 
 
 def _weighted(output: TermOutput, batch: TokenBatch, weights: Tensor) -> Float[Tensor, ""]:

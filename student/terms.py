@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from opd.config import Settings
 from opd.registry import Registry
@@ -118,6 +118,12 @@ class TokenBatch:
     valid_vocab: int
     temperature: float = 1.0
 
+    def of_rows(self, values: Sequence[float]) -> Float[Tensor, " n"]:
+        """[N] the value of each position's row, from one value per row; bools stay bools."""
+        import torch
+
+        return torch.tensor(values, device=self.mask.device)[self.row]
+
     def signal(self, kind: PayloadKind, role: str = TEACHER) -> SignalTokens:
         """The signal of `role` with payload `kind`; sampled log-probs also come with top-k and gather."""
         if kind is PayloadKind.SAMPLED and (role, kind) not in self.signals:
@@ -151,6 +157,9 @@ class TermSettings(Settings):
     """How positions are averaged: token_mean (over all trained tokens of the step), sequence_mean (tokens of a row
     first, then rows), or constant (sum divided by rows times the length limit: a truncated response keeps exactly
     the gradients of its tokens)."""
+    rows: Literal["all", "sampled", "expert"] = "all"
+    """Which rows the term learns from and averages over: all, those that the student sampled, or those that somebody
+    else wrote (see method expert_rows)."""
 
 
 class Term:
@@ -164,6 +173,13 @@ class Term:
     def needs(self) -> Needs:
         """What the term needs; the loop refuses a run whose fleet cannot serve it."""
         return Needs()
+
+    def bind(self, tokenizer: Any) -> None:
+        """Called once before the first step with the student's tokenizer."""
+
+    def selects(self, row: Row) -> bool:
+        """Whether the term learns from `row`; called after `prepare`. Other rows count in no mean of the term."""
+        return self.settings.rows == "all" or (row.origin == "expert") == (self.settings.rows == "expert")
 
     def prepare(self, rows: Sequence[Row]) -> None:
         """Look at all rows of the step before they are cut into micro-batches: group statistics belong here."""
