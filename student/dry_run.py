@@ -33,15 +33,14 @@ def check(recipe: Recipe, *, offline: bool) -> str:
 
 
 def _shake_hands(recipe: Recipe, needs: Needs) -> str:
-    from transformers import AutoTokenizer
-
     from student.handshake import shake_hands
+    from student.model import load_tokenizer
 
     fleet = connect(recipe) if needs.signals else None
     if fleet is None:
         return "no teachers needed"
     with fleet:
-        infos = shake_hands(fleet, recipe, needs, AutoTokenizer.from_pretrained(recipe.model.path))
+        infos = shake_hands(fleet, recipe, needs, load_tokenizer(recipe.model.path, recipe.model.revision))
     return "\n".join(f"teacher {name}: {info.engine}, {info.model}, fits" for name, info in infos.items())
 
 

@@ -27,16 +27,33 @@ def load_student(
     Raises:
         ConfigError: when there is no such model or it has no output head.
     """
+    tokenizer = load_tokenizer(path, revision)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
         extra: dict[str, Any] = {"attn_implementation": attention} if attention else {}
         model = AutoModelForCausalLM.from_pretrained(path, revision=revision, dtype=getattr(torch, dtype), **extra)
     except (OSError, ValueError) as error:
-        kind = "folder" if Path(path).exists() else "model"
-        raise ConfigError(f"student {kind} {path!r} cannot be loaded: {str(error).splitlines()[0]}") from error
+        raise _cannot_load(path, error) from error
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return Student(model), tokenizer
+
+
+def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """Load the student's tokenizer.
+
+    Raises:
+        ConfigError: when there is none.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(path, revision=revision)
+    except (OSError, ValueError) as error:
+        raise _cannot_load(path, error) from error
+
+
+def _cannot_load(path: str, error: Exception) -> ConfigError:
+    if not Path(path).exists():
+        return ConfigError(f"student {path!r} is neither a folder nor a model that the hub gives; check model.path.")
+    return ConfigError(f"student folder {path!r} cannot be loaded: {str(error).splitlines()[0]}")
 
 
 class Student(nn.Module):

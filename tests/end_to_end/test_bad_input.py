@@ -1,0 +1,205 @@
+"""Wrong inputs: one clear sentence, an exit code of its own, nothing lost."""
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from opd import PayloadSpec, ScoreItem, TeacherFleet, errors
+
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def opd(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Call the command line in this process; gives exit code and what it wrote to stderr."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        import opd.cli
+
+        monkeypatch.setattr(sys, "argv", ["opd", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            opd.cli.main()
+        return int(caught.value.code or 0), capsys.readouterr().err
+
+    return run
+
+
+@pytest.fixture
+def recipe_file(recipe_data: dict[str, Any], tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe_data))
+    return path
+
+
+def one_sentence(text: str) -> bool:
+    return text.count("error:") == 1 and "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.learning_rat=1", ["train.learning_rat", "learning_rate"]),
+        ("rolout.max_new_tokens=1", ["rolout", "rollout"]),
+        ("objective.0.paylod=hidden", ["paylod", "payload"]),
+        ("objective.0.name=opdd", ["opdd", "'opd'"]),
+        ("objective.0.divergence=jsd", ["mixture"]),
+        ("train.steps=0", ["train.steps", "greater than or equal to 1"]),
+        ("train.warmup_steps=1000", ["warmup_steps", "lower it"]),
+        ("objective.0.aggregation=median", ["median", "token_mean"]),
+        ("teachers=null", ["teachers.endpoints"]),
+        ("prompts={task: adition}", ["adition", "addition"]),
+        ("prompts={}", ["dataset, file, task or mix"]),
+    ],
+)
+def test_a_wrong_recipe_exits_with_2_and_names_key_and_fix(
+    opd: Run, recipe_file: Path, override: str, words: list[str]
+) -> None:
+    code, err = opd("train", str(recipe_file), override)
+    assert code == 2 and one_sentence(err), err
+    assert all(word in err for word in words), err
+
+
+def test_a_misspelt_key_is_refused_before_torch_is_even_imported(recipe_file: Path) -> None:
+    code = (
+        "import sys, opd.cli\nsys.argv = ['opd', 'train', sys.argv[1], 'train.stepz=1']\n"
+        "try:\n    opd.cli.main()\nexcept SystemExit as stop:\n    print(stop.code, 'torch' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code, str(recipe_file)], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "2 False"
+
+
+def test_an_unreachable_teacher_exits_with_7_and_names_the_address(opd: Run, recipe_file: Path) -> None:
+    code, err = opd("train", str(recipe_file), "teachers.endpoints=[127.0.0.1:9]", "teachers.fleet.connect_seconds=0.5")
+    assert code == 7 and one_sentence(err) and "127.0.0.1:9" in err, err
+
+
+def test_a_teacher_that_is_not_served_exits_with_4_and_lists_those_that_are(opd: Run, recipe_file: Path) -> None:
+    code, err = opd("train", str(recipe_file), "teachers.default=plato")
+    assert code == 4 and one_sentence(err) and "plato" in err and "student, teacher" in err, err
+
+
+def test_another_tokenizer_exits_with_5_and_names_both_sides(opd: Run, recipe_file: Path, world: Path) -> None:
+    code, err = opd("train", str(recipe_file), f"model.path={world / 'stranger'}")
+    assert code == 5 and one_sentence(err), err
+    assert "stranger" in err and "'teacher'" in err and "tokenizer" in err
+
+
+def test_padded_vocabulary_rows_are_tolerated_on_both_sides(
+    opd: Run, recipe_file: Path, world: Path, serve: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _ = opd("train", str(recipe_file), f"model.path={world / 'padded'}", "train.steps=1", "eval.prompts=0")
+    assert code == 0
+    server = serve("--model", f"teacher={world / 'padded'}")
+    code, err = opd(
+        "train",
+        str(recipe_file),
+        f"teachers.endpoints=[{server.address}]",
+        "train.steps=1",
+        f"run={world.parent / 'pad'}",
+    )
+    shutil.rmtree(world.parent / "pad", ignore_errors=True)
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("rollout.max_new_tokens=4000", ["4032 tokens", "512"]),
+        ("objective.0.k=4000", ["4000", "260"]),
+    ],
+)
+def test_limits_of_the_teacher_exit_with_5_before_the_first_step(
+    opd: Run, recipe_file: Path, override: str, words: list[str]
+) -> None:
+    code, err = opd("train", str(recipe_file), override)
+    assert code == 5 and one_sentence(err) and all(word in err for word in words), err
+
+
+def test_an_existing_run_folder_exits_with_13(opd: Run, recipe_file: Path, recipe_data: dict[str, Any]) -> None:
+    folder = Path(recipe_data["run"])
+    folder.mkdir()
+    (folder / "notes").write_text("mine")
+    code, err = opd("train", str(recipe_file))
+    assert code == 13 and one_sentence(err) and (folder / "notes").read_text() == "mine", err
+
+
+def test_damaged_checkpoints_exit_with_12_and_stay_for_a_look(
+    opd: Run, recipe_file: Path, recipe_data: dict[str, Any]
+) -> None:
+    assert opd("train", str(recipe_file), "train.steps=1", "eval.prompts=0")[0] == 0
+    manifest = next(Path(recipe_data["run"]).glob("checkpoints/*/trainer/learner.safetensors"))
+    manifest.write_bytes(b"")
+    code, err = opd("train", str(recipe_file), "--resume")
+    assert code == 12 and one_sentence(err) and "learner.safetensors" in err and manifest.exists(), err
+
+
+def test_a_missing_prompt_file_exits_with_16(opd: Run, recipe_file: Path) -> None:
+    code, err = opd("train", str(recipe_file), "prompts={file: nowhere.jsonl}")
+    assert code == 16 and one_sentence(err) and "nowhere.jsonl" in err, err
+
+
+def test_a_missing_student_exits_with_2(opd: Run, recipe_file: Path) -> None:
+    code, err = opd("train", str(recipe_file), "model.path=/nowhere/student")
+    assert code == 2 and one_sentence(err) and "/nowhere/student" in err, err
+
+
+def test_a_port_in_use_exits_with_14(world: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "teacher_server", "--model", str(world / "teacher"), "--port", port]
+        out = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert out.returncode == 14 and port in out.stderr and "Traceback" not in out.stderr, out.stderr
+
+
+ROW = np.arange(4, 14, dtype=np.uint32)
+
+
+@pytest.mark.parametrize(
+    ("item", "spec", "word"),
+    [
+        (ScoreItem(np.array([1, 2, 260], np.uint32), 1), PayloadSpec.sampled(), "260"),
+        (ScoreItem(ROW, 10), PayloadSpec.sampled(), "response"),
+        (ScoreItem(ROW, 0), PayloadSpec.sampled(), "prompt"),
+        (ScoreItem(np.ones(513, np.uint32), 1), PayloadSpec.sampled(), "512"),
+        (ScoreItem(ROW, 1), PayloadSpec.topk(261), "261"),
+        (ScoreItem(ROW, 1), PayloadSpec.gather(2), "gather_ids"),
+        (ScoreItem(ROW, 9, np.array([[3, 300]], np.uint32)), PayloadSpec.gather(2), "300"),
+        (ScoreItem(ROW, 9, np.array([[3, 3]], np.uint32)), PayloadSpec.gather(2), "distinct"),
+    ],
+)
+def test_a_row_that_can_never_be_scored_is_refused_in_words(
+    teacher: Any, item: ScoreItem, spec: PayloadSpec, word: str
+) -> None:
+    with TeacherFleet.connect(teacher.address) as fleet:
+        with pytest.raises(errors.InvalidRequestError, match=word):
+            fleet.score("teacher", [item], spec)
+        assert fleet.score("teacher", [ScoreItem(ROW, 1)], PayloadSpec.sampled())[0].sampled is not None
+
+
+def test_a_teacher_with_nan_weights_is_refused_or_fails_without_poisoning_a_step(
+    world: Path, tmp_path: Path, serve: Any
+) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    broken = tmp_path / "broken"
+    shutil.copytree(world / "teacher", broken)
+    tensors = load_file(broken / "model.safetensors")
+    name = next(n for n in tensors if "mlp" in n)
+    tensors[name] = torch.full_like(tensors[name], float("nan"))
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"(?i)nan|finite"):
+        serve("--model", f"teacher={broken}")
+    assert time.monotonic() - begin < 110
