@@ -121,9 +121,8 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     path = model_path or recipe.model.path
     if fleet is not None:
         stack.callback(fleet.close)
-        infos = shake_hands(
-            fleet, recipe, plugins.needs, load_tokenizer(path, None if model_path else recipe.model.revision)
-        )
+        tokenizer = load_tokenizer(path, None if model_path else recipe.model.revision)
+        infos = shake_hands(fleet, recipe, plugins.needs, tokenizer)
     mixed = recipe.train.mixed_precision
     if mixed == "auto":
         mixed = "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"

@@ -41,7 +41,8 @@ def recipe_file(recipe_data: dict[str, Any], tmp_path: Path) -> Path:
 
 
 def one_sentence(text: str) -> bool:
-    return text.count("error:") == 1 and "Traceback" not in text
+    lines = [line for line in text.splitlines() if line.startswith("error: ")]
+    return len(lines) == 1 and text.rstrip().endswith(lines[0]) and "Traceback" not in text
 
 
 @pytest.mark.parametrize(
