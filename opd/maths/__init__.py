@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from opd.maths.diagnostics import PositionProfile, position_profile, support_figures, topk_overlap
     from opd.maths.exact import forward_kl, jsd, reverse_kl, skew_forward_kl, skew_reverse_kl, total_variation
     from opd.maths.linear import HeadSettings, Reference, linear_divergence
+    from opd.maths.linear_scores import linear_token_scores, linear_topk
     from opd.maths.normalise import Term, token_weights
     from opd.maths.partial import head_tail_reverse_kl
     from opd.maths.reference import AdjustedPayload, adjusted_log_probs, adjusted_logits, adjusted_payload
@@ -36,6 +37,8 @@ _HOMES = {
     "head_tail_reverse_kl": "partial",
     "jsd": "exact",
     "linear_divergence": "linear",
+    "linear_token_scores": "linear_scores",
+    "linear_topk": "linear_scores",
     "position_profile": "diagnostics",
     "reverse_kl": "exact",
     "sampled_reverse_kl": "sampled",
@@ -63,6 +66,8 @@ __all__ = [
     "head_tail_reverse_kl",
     "jsd",
     "linear_divergence",
+    "linear_token_scores",
+    "linear_topk",
     "position_profile",
     "reverse_kl",
     "sampled_reverse_kl",

@@ -133,7 +133,7 @@ def linear_divergence(
     chosen = None if mask is None else mask.nonzero().squeeze(-1)
     tensors: list[Tensor | None] = []
     for name, hidden, head, settings in sides:
-        tensors += _prepared(hidden, head, settings.bias, limit, chosen, detach=name != "student")
+        tensors += prepared(hidden, head, settings.bias, limit, chosen, detach=name != "student")
     tensors += [None] * (9 - len(tensors))
     wanted = [tensor is not None and tensor.requires_grad and torch.is_grad_enabled() for tensor in tensors[:3]]
     total, statistics, *_ = linear_divergence_op(
@@ -188,9 +188,9 @@ def _result(total: Tensor, statistics: Tensor, tokens: int, chosen: Tensor | Non
     )
 
 
-def _prepared(
+def prepared(
     hidden: Tensor, head: Tensor, bias: Tensor | None, limit: int, chosen: Tensor | None, *, detach: bool
-) -> list[Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Hidden states, head and bias as the operator wants them: gathered, cast, cut to the vocabulary and the rows."""
     head, bias = gathered(head), None if bias is None else gathered(bias)
     if detach:
@@ -203,7 +203,7 @@ def _prepared(
         dtype = torch.float64
     if limit < len(head):  # the backward pass of a slice allocates another head: only where it is needed
         head, bias = head[:limit], None if bias is None else bias[:limit]
-    return [hidden.to(dtype), head.to(dtype), bias]
+    return hidden.to(dtype), head.to(dtype), bias
 
 
 def gathered(tensor: Tensor) -> Tensor:

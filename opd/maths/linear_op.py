@@ -59,11 +59,7 @@ def linear_divergence_op(
     statistics = tiles.statistics
     statistics[Row.VALUE] *= spec_scale
     total = (statistics[Row.VALUE] * token_weights).sum()
-    empty = torch.empty(0, dtype=token_weights.dtype, device=token_weights.device)
-    d_hidden, d_head, d_bias = (
-        empty.clone() if found is None else found for found in (tiles.d_hidden, tiles.d_head, tiles.d_bias)
-    )
-    return total, statistics, d_hidden, d_head, d_bias
+    return total, statistics, tiles.d_hidden, tiles.d_head, tiles.d_bias
 
 
 @linear_divergence_op.register_fake

@@ -42,6 +42,16 @@ class Side:
     scale: float = 1.0
     soft_cap: float = 0.0
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of logits and gradients: float32, or float64 for float64 hidden states."""
+        return torch.float64 if self.hidden.dtype == torch.float64 else torch.float32
+
+    def through_cap_(self, gradient: Tensor, logits: Tensor) -> None:
+        """Takes a gradient on the capped logits back through the soft-cap, in place."""
+        if self.soft_cap:
+            gradient *= 1.0 - (logits / self.soft_cap).square()
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tiles:
@@ -49,15 +59,15 @@ class Tiles:
 
     Attributes:
         statistics: [6, N] in the order of `opd.maths.rows.Row`.
-        d_hidden: [N, H] gradient of the weighted sum of the divergences, accumulator dtype; None when not wanted.
+        d_hidden: [N, H] gradient of the weighted sum of the divergences, accumulator dtype; empty when not wanted.
         d_head: [V, H] likewise.
         d_bias: [V] likewise.
     """
 
     statistics: Float[Tensor, "6 N"]
-    d_hidden: Float[Tensor, "N H"] | None
-    d_head: Float[Tensor, "V H"] | None
-    d_bias: Float[Tensor, " V"] | None
+    d_hidden: Tensor
+    d_head: Tensor
+    d_bias: Tensor
 
 
 def run_tiles(
@@ -87,30 +97,41 @@ def run_tiles(
         scratch_bytes: bound on the logit buffers; None for the device's default.
         backend: "torch" or "triton".
     """
-    tokens, vocabulary = len(student.hidden), len(student.head)
-    dtype = torch.float64 if student.hidden.dtype == torch.float64 else torch.float32
-    device = student.hidden.device
     kernels = _kernels(backend)
-    count = 2 if reference is None else 3
-    rows = _tile_rows(tokens, vocabulary, count, dtype, scratch_bytes, device)
-    buffers = [torch.empty(rows, vocabulary, dtype=dtype, device=device) for _ in range(count)]
-    statistics = torch.empty(len(Row), tokens, dtype=dtype, device=device)
-    gradients = _Gradients(student, dtype, wanted)
-    for tile in _tiles(tokens, rows):
-        ours, theirs, *spare = (buffer[: tile.stop - tile.start] for buffer in buffers)
+    statistics = torch.empty(len(Row), len(student.hidden), dtype=student.dtype, device=student.hidden.device)
+    gradients = LogitGradients(student, wanted)
+    for tile, (ours, theirs, *spare) in tiles_of(student, 2 if reference is None else 3, scratch_bytes):
         project(student, tile, ours)
         project(teacher, tile, theirs)
         if reference is not None:
             project(reference, tile, spare[0])
             theirs.mul_(teacher_power).add_(spare[0], alpha=1.0 - teacher_power)
-        kernels.statistics(ours, theirs, spec, temperature, statistics[:, tile])
+        figures = statistics[:, tile]
+        kernels.statistics(ours, theirs, spec, temperature, figures)
         if any(wanted):
-            factor = token_weights[tile] * (spec.scale / temperature)
-            kernels.gradient_(
-                ours, theirs, statistics[:, tile], factor, spec, temperature, student.scale, student.soft_cap
-            )
+            factor = token_weights[tile] * (spec.scale * student.scale / temperature)
+            kernels.gradient_(ours, theirs, figures, factor, spec, temperature, student.soft_cap)
             gradients.add(tile, ours)
-    return Tiles(statistics, gradients.d_hidden, gradients.d_head, gradients.d_bias)
+    return Tiles(statistics, *gradients.tensors())
+
+
+def tiles_of(side: Side, buffers: int, scratch_bytes: int | None) -> Iterator[tuple[slice, list[Float[Tensor, "n V"]]]]:
+    """Tiles of tokens with their logit buffers, which are reused from tile to tile and fit `scratch_bytes` together.
+
+    Args:
+        side: gives tokens, vocabulary, dtype and device.
+        buffers: how many [n, V] buffers a tile needs.
+        scratch_bytes: bound on all of them; None for the device's default. At least one token per tile.
+    """
+    tokens, vocabulary, device = len(side.hidden), len(side.head), side.hidden.device
+    if scratch_bytes is None:
+        scratch_bytes = GPU_SCRATCH if device.type == "cuda" else CPU_SCRATCH
+    most = max(1, scratch_bytes // (side.dtype.itemsize * buffers * vocabulary))
+    rows = max(1, -(-tokens // -(-tokens // most))) if tokens else 1  # tiles of even size
+    held = [torch.empty(rows, vocabulary, dtype=side.dtype, device=device) for _ in range(buffers)]
+    for start in range(0, tokens, rows):
+        stop = min(start + rows, tokens)
+        yield slice(start, stop), [buffer[: stop - start] for buffer in held]
 
 
 def project(side: Side, tile: slice, out: Float[Tensor, "n V"]) -> None:
@@ -132,19 +153,35 @@ def project(side: Side, tile: slice, out: Float[Tensor, "n V"]) -> None:
         out.div_(side.soft_cap).tanh_().mul_(side.soft_cap)
 
 
-class _Gradients:
-    """Accumulates the gradients of hidden states, head and bias from the gradients of logit tiles."""
+class LogitGradients:
+    """Accumulates the gradients of hidden states, head and bias from the gradients of logit tiles.
 
-    def __init__(self, student: Side, dtype: torch.dtype, wanted: tuple[bool, bool, bool]) -> None:
-        def zeros(tensor: Tensor, want: bool) -> Tensor | None:
-            return torch.zeros(tensor.shape, dtype=dtype, device=tensor.device) if want else None
+    Args:
+        student: whose.
+        wanted: whether gradients of hidden states, head and bias are wanted.
+    """
+
+    def __init__(self, student: Side, wanted: tuple[bool, bool, bool]) -> None:
+        def zeros(tensor: Tensor | None, want: bool) -> Tensor | None:
+            if tensor is None or not want:
+                return None
+            return torch.zeros(tensor.shape, dtype=student.dtype, device=tensor.device)
 
         self.student = student
         self.d_hidden = zeros(student.hidden, wanted[0])
         self.d_head = zeros(student.head, wanted[1])
-        self.d_bias = None if student.bias is None else zeros(student.bias, wanted[2])
+        self.d_bias = zeros(student.bias, wanted[2])
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The three gradients, empty tensors where not wanted."""
+
+        def found(tensor: Tensor | None) -> Tensor:
+            return self.student.hidden.new_empty(0, dtype=self.student.dtype) if tensor is None else tensor
+
+        return found(self.d_hidden), found(self.d_head), found(self.d_bias)
 
     def add(self, tile: slice, d_logits: Float[Tensor, "n V"]) -> None:
+        """Adds a tile's share; `d_logits` is the gradient on scale * (projection + bias), times the scale."""
         hidden, head = self.student.hidden[tile], self.student.head
         if self.d_bias is not None:
             self.d_bias += d_logits.sum(0)
@@ -176,8 +213,8 @@ class _Kernels:
 
     Attributes:
         statistics: (student, teacher, spec, temperature, out [6, n]).
-        gradient_: (student, teacher, statistics, factor [n], spec, temperature, scale, soft_cap): replaces the
-            student's logits by factor * the gradient on the projection.
+        gradient_: (student, teacher, statistics, factor [n], spec, temperature, soft_cap): replaces the student's
+            logits by factor * the gradient before the soft-cap.
     """
 
     statistics: Callable[..., None]
@@ -204,30 +241,13 @@ def _gradient_(
     factor: Tensor,
     spec: Spec,
     temperature: float,
-    scale: float,
     soft_cap: float,
 ) -> None:
     for block in row_blocks(student):
         gradient = row_gradient(student[block], teacher[block], statistics[:, block], spec, temperature)
         if soft_cap:  # d tanh: the buffer holds the capped logits
             gradient *= 1.0 - (student[block] / soft_cap).square()
-        torch.mul(gradient, (factor[block] * scale).unsqueeze(-1), out=student[block])
-
-
-def _tile_rows(
-    tokens: int, vocabulary: int, buffers: int, dtype: torch.dtype, scratch_bytes: int | None, device: torch.device
-) -> int:
-    """Tokens per tile so that its logit buffers fit `scratch_bytes`; at least one, evenly shared out."""
-    if scratch_bytes is None:
-        scratch_bytes = GPU_SCRATCH if device.type == "cuda" else CPU_SCRATCH
-    most = max(1, scratch_bytes // (dtype.itemsize * buffers * vocabulary))
-    tiles = -(-tokens // most) if tokens else 1
-    return max(1, -(-tokens // tiles))
-
-
-def _tiles(tokens: int, rows: int) -> Iterator[slice]:
-    for start in range(0, tokens, rows):
-        yield slice(start, min(start + rows, tokens))
+        torch.mul(gradient, factor[block].unsqueeze(-1), out=student[block])
 
 
 def _vocabulary_steps(vocabulary: int) -> Iterator[slice]:

@@ -58,10 +58,9 @@ def gradient_(
     factor: Float[Tensor, " n"],
     spec: Spec,
     temperature: float,
-    scale: float,
     soft_cap: float,
 ) -> None:
-    """Replaces the student's logits by factor times the gradient on the projection, through scale and soft-cap."""
+    """Replaces the student's logits by factor times the gradient before the soft-cap."""
     rows, vocabulary = student.shape
     _gradient_kernel[(rows, triton.cdiv(vocabulary, _BLOCK))](
         student,
@@ -74,7 +73,6 @@ def gradient_(
         1.0 / temperature,
         spec.weight,
         1.0 - spec.weight,
-        scale,
         soft_cap or 1.0,
         KIND=_CODES[spec.kind],
         HAS_SOFT_CAP=soft_cap > 0,
@@ -198,7 +196,6 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     inverse_temperature,
     weight,
     complement,
-    scale,
     soft_cap,
     KIND: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
@@ -220,4 +217,4 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     if HAS_SOFT_CAP:
         capped = logits / soft_cap
         gradient *= 1.0 - capped * capped
-    tl.store(ours, gradient * tl.load(factor + row) * scale, mask=inside)
+    tl.store(ours, gradient * tl.load(factor + row), mask=inside)

@@ -105,6 +105,8 @@ def _flat_ids(ids: Tensor, mask: Tensor | None, leading: tuple[int, ...]) -> Ten
 
 
 class _TokenScores(torch.autograd.Function):
+    """Outputs: candidates [N, K], sampled, log tail, log_z, entropy [N]; the gradient is recomputed from the logits."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -117,16 +119,10 @@ class _TokenScores(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         dtype = accumulator_dtype(logits)
         picked = torch.empty(ids.shape, dtype=dtype, device=logits.device)
-        # Rows: log-prob of the sampled id, log tail, log_z, entropy.
-        rows = torch.zeros(4, len(logits), dtype=dtype, device=logits.device)
+        rows = torch.empty(4, len(logits), dtype=dtype, device=logits.device)
         for block in row_blocks(logits):
-            log_z = torch.logsumexp(logits[block].to(dtype) / temperature, dim=-1)
-            log_p = log_probs(logits[block], log_z, temperature)
-            picked[block] = log_p.gather(1, ids[block])
-            if sampled_ids is not None:
-                rows[0, block] = log_p.gather(1, sampled_ids[block]).squeeze(1)
-            rows[2, block], rows[3, block] = log_z, entropy(log_p)
-            rows[1, block] = log_p.scatter_(1, ids[block], -torch.inf).logsumexp(-1)
+            y = None if sampled_ids is None else sampled_ids[block]
+            picked[block], rows[:, block] = score_rows(logits[block], ids[block], y, temperature, dtype)
         if check:
             check_rows_finite("logits", logits, rows[2], mask)
         if mask is not None:
@@ -145,25 +141,71 @@ class _TokenScores(torch.autograd.Function):
         ctx: Any, d_picked: Tensor | None, d_sampled: Tensor | None, d_tail: Tensor | None, d_z: Tensor | None, _: None
     ) -> tuple[Tensor | None, ...]:
         logits, ids, sampled_ids, mask, log_z, log_tail = ctx.saved_tensors
-        if d_tail is not None:  # an empty tail is the constant -inf
-            d_tail = torch.where(log_tail.isneginf(), torch.zeros_like(d_tail), d_tail)
-        # Each log-prob gives one-hot minus p, so p is multiplied by minus the sum of all that arrives.
-        arriving = [None if d_picked is None else -d_picked.sum(-1), d_z]
-        arriving += [None if grad is None else -grad for grad in (d_sampled, d_tail)]
-        p_factor = sum((grad for grad in arriving if grad is not None), torch.zeros_like(log_z))
+        arriving = arriving_gradients(log_z, log_tail, d_picked, d_sampled, d_tail, d_z)
         out = torch.empty_like(logits)
         for block in row_blocks(logits):
             log_p = log_probs(logits[block], log_z[block], ctx.temperature)
-            gradient = log_p.exp() * p_factor[block].unsqueeze(-1)
-            if d_tail is not None:
-                outside = log_p.scatter_(1, ids[block], -torch.inf).sub_(log_tail[block].unsqueeze(-1))
-                conditional = torch.where(log_tail[block].isneginf().unsqueeze(-1), 0.0, outside.exp())
-                gradient.addcmul_(conditional, d_tail[block].unsqueeze(-1))
-            if d_picked is not None:
-                gradient.scatter_add_(1, ids[block], d_picked[block])
-            if d_sampled is not None and sampled_ids is not None:
-                gradient.scatter_add_(1, sampled_ids[block], d_sampled[block].unsqueeze(-1))
+            y = None if sampled_ids is None else sampled_ids[block]
+            gradient = score_rows_gradient(log_p, ids[block], y, log_tail[block], *(g[block] for g in arriving))
             chosen = select_rows(mask, block)
             gradient = gradient if chosen is None else torch.where(chosen, gradient, torch.zeros_like(gradient))
             out[block] = gradient.div_(ctx.temperature)
         return out, None, None, None, None, None
+
+
+def score_rows(
+    logits: Float[Tensor, "n V"],
+    ids: Int[Tensor, "n K"],
+    sampled_ids: Int[Tensor, "n 1"] | None,
+    temperature: float,
+    dtype: torch.dtype,
+) -> tuple[Float[Tensor, "n K"], Float[Tensor, "4 n"]]:
+    """Scores of a few rows: log-probs at `ids`; log-prob of the sampled id (0 if None), log tail, log_z, entropy."""
+    log_z = torch.logsumexp(logits.to(dtype) / temperature, dim=-1)
+    log_p = log_probs(logits, log_z, temperature)
+    picked = log_p.gather(1, ids)
+    sampled = torch.zeros_like(log_z) if sampled_ids is None else log_p.gather(1, sampled_ids).squeeze(1)
+    entropies = entropy(log_p)
+    log_tail = log_p.scatter_(1, ids, -torch.inf).logsumexp(-1)
+    return picked, torch.stack([sampled, log_tail, log_z, entropies])
+
+
+def arriving_gradients(
+    log_z: Tensor,
+    log_tail: Tensor,
+    d_picked: Tensor | None,
+    d_sampled: Tensor | None,
+    d_tail: Tensor | None,
+    d_z: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """What `score_rows_gradient` takes: gradients of picked [N, K], sampled [N], tail [N], and the factor of p [N]."""
+    zeros = torch.zeros_like(log_z)
+    d_picked = zeros.new_zeros(len(zeros), 0) if d_picked is None else d_picked
+    d_sampled = zeros if d_sampled is None else d_sampled
+    # An empty tail is the constant -inf.
+    d_tail = zeros if d_tail is None else torch.where(log_tail.isneginf(), zeros, d_tail)
+    # Each log-prob gives one-hot minus p, so p is multiplied by minus the sum of all that arrives.
+    p_factor = (zeros if d_z is None else d_z) - d_picked.sum(-1) - d_sampled - d_tail
+    return d_picked, d_sampled, d_tail, p_factor
+
+
+def score_rows_gradient(
+    log_p: Float[Tensor, "n V"],
+    ids: Int[Tensor, "n K"],
+    sampled_ids: Int[Tensor, "n 1"] | None,
+    log_tail: Float[Tensor, " n"],
+    d_picked: Float[Tensor, "n M"],
+    d_sampled: Float[Tensor, " n"],
+    d_tail: Float[Tensor, " n"],
+    p_factor: Float[Tensor, " n"],
+) -> Float[Tensor, "n V"]:
+    """Gradient with respect to logits / temperature of a few rows; overwrites `log_p`."""
+    gradient = log_p.exp() * p_factor.unsqueeze(-1)
+    finite_tail = torch.where(log_tail.isneginf(), torch.zeros_like(log_tail), log_tail)
+    outside = log_p.scatter_(1, ids, -torch.inf).sub_(finite_tail.unsqueeze(-1)).exp_()
+    gradient.addcmul_(outside, d_tail.unsqueeze(-1))
+    if d_picked.shape[1]:
+        gradient.scatter_add_(1, ids, d_picked)
+    if sampled_ids is not None:
+        gradient.scatter_add_(1, sampled_ids, d_sampled.unsqueeze(-1))
+    return gradient

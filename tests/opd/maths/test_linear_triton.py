@@ -16,6 +16,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 runs = pytest.mark.skipif(
     DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a GPU or TRITON_INTERPRET=1"
 )
+# The interpreter computes both branches of a selection with numpy, which warns of -inf - -inf in the one not taken.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 KINDS = [
     ("forward_kl", None, False),
     ("reverse_kl", None, False),
@@ -56,8 +58,8 @@ def test_kernels_agree_with_their_torch_twin(kind, weight, normalised, case):
     assert_close(got * unit, want * unit, rtol=1e-5, atol=1e-5)
     factor = torch.linspace(0.5, 1.5, 5, device=DEVICE) * spec.scale
     ours, twin = student.clone(), student.clone()
-    linear_triton.gradient_(ours, teacher, want, factor, spec, 0.7, 1.2, 0.0)
-    linear_tiles._gradient_(twin, teacher, want, factor, spec, 0.7, 1.2, 0.0)
+    linear_triton.gradient_(ours, teacher, want, factor, spec, 0.7, 0.0)
+    linear_tiles._gradient_(twin, teacher, want, factor, spec, 0.7, 0.0)
     assert_close(ours, twin, rtol=1e-4, atol=2e-6)
 
 
