@@ -136,10 +136,12 @@ class Budget:
 def check_deadline(deadline: float, now: float, queued_tokens: int, tokens: int, tokens_per_second: float) -> None:
     """Refuse a request that the queue ahead of it would make late, rather than compute what nobody will read.
 
+    An idle teacher takes everything: the rate may stem from small batches, and trying costs nobody's turn.
+
     Raises:
         OverloadedError: when the estimate exceeds the deadline twice over; estimates are coarse.
     """
-    if tokens_per_second <= 0 or not math.isfinite(deadline):
+    if tokens_per_second <= 0 or queued_tokens == 0 or not math.isfinite(deadline):
         return
     wait = (queued_tokens + tokens) / tokens_per_second
     if wait > 2 * (deadline - now):

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from opd.errors import DeadlineError, IncompatibleTeacherError, UnavailableError
+from opd.errors import IncompatibleTeacherError, UnavailableError
 from opd.wire.bounds import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, RequestBounds, reply_bytes
 from opd.wire.encoder import EncodedSequence, chunk_messages, encode_scores, timings_message
 from opd.wire.request import ParsedRequest, parse_score_request
@@ -24,6 +24,7 @@ from teacher_server.flight import Flight, Ticket
 from teacher_server.metrics import ServerMetrics
 from teacher_server.queue import Job
 from teacher_server.residency import Roster
+from teacher_server.sender import Sender
 from teacher_server.settings import ServerSettings
 from teacher_server.shared_memory import SharedMemory
 from teacher_server.teacher import Teacher
@@ -95,7 +96,7 @@ class ScoreCall:
     ) -> None:
         self._shared = shared
         self._message = message
-        self._write = write
+        self._sender = Sender(write, shared.settings.limits.send_timeout_seconds)
         self._principal = principal
         limit = shared.settings.limits.max_request_seconds
         self.arrived = arrived
@@ -115,7 +116,13 @@ class ScoreCall:
         Raises:
             OpdError: the refusal or failure, for the status.
         """
-        await self._call_faults.at_start()
+        try:
+            await self._call_faults.at_start()
+            return await self._run()
+        finally:
+            await self._sender.settle()
+
+    async def _run(self) -> Timings:
         async with self._shared.roster.use(self._message.teacher) as teacher:
             worker = teacher.running()
             bounds = teacher.bounds
@@ -198,7 +205,7 @@ class ScoreCall:
         trailer = pb.ScoreTrailer(
             timings=timings_message(timings), model_tokens=self.model_tokens, scored_tokens=self.scored_tokens
         )
-        await self._send(pb.ScoreResponse(trailer=trailer))
+        await self._sender.send(pb.ScoreResponse(trailer=trailer))
         # The reader has everything: what is left in /dev/shm is his to take.
         self._segments.clear()
         await self._shared.faults.reach("after_trailer")
@@ -223,7 +230,7 @@ class ScoreCall:
             self._header_hash = weights_hash
             header = pb.ScoreHeader(request_id=request.request_id, weights_hash=weights_hash, sequence_count=count)
             self._watch.until("encode", time.monotonic())
-            await self._send(pb.ScoreResponse(header=header))
+            await self._sender.send(pb.ScoreResponse(header=header))
             self._watch.until("send", time.monotonic())
             await self._shared.faults.reach("header_sent")
         elif weights_hash != self._header_hash:
@@ -255,24 +262,16 @@ class ScoreCall:
             places = shared.memory.put(encoded.buffers)
         if places is not None:
             self._segments.append(places[0].name)
-        await self._send(encoded.header(index, request.ids_crc32c[index], places))
+        await self._sender.send(encoded.header(index, request.ids_crc32c[index], places))
         path = "chunks" if places is None else "shared_memory"
         shared.metrics.sent_bytes.labels(teacher, path).inc(encoded.nbytes)
         if places is None:
             wanted = request.chunk_bytes or shared.settings.transport.chunk_bytes
             size = min(max(wanted, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
             for chunk in chunk_messages(encoded.buffers, size):
-                await self._send(pb.ScoreResponse(chunk=self._call_faults.on_chunk(chunk)))
+                await self._sender.send(pb.ScoreResponse(chunk=self._call_faults.on_chunk(chunk)))
                 await shared.faults.reach("chunk_sent")
         self._watch.until("send", time.monotonic())
-
-    async def _send(self, message: pb.ScoreResponse) -> None:
-        limit = self._shared.settings.limits.send_timeout_seconds
-        try:
-            async with asyncio.timeout(limit):
-                await self._write(message)
-        except TimeoutError:
-            raise DeadlineError(f"the reader took no message for {limit:g} s; read faster or ask for less.") from None
 
     async def _on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._shared.threads, function, *args)

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from opd import __version__
-from opd.errors import DeadlineError, IncompatibleTeacherError, InvalidRequestError, OpdError, OverloadedError
+from opd.errors import IncompatibleTeacherError, InvalidRequestError, OpdError, OverloadedError
 from opd.wire.bounds import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from opd.wire.head import encode_head
 from opd.wire.tracing import trace_id_of, traceparent_of
@@ -18,6 +18,7 @@ from teacher_server.describe import teacher_info
 from teacher_server.guard import PRINCIPAL
 from teacher_server.logs import log
 from teacher_server.score_call import ScoreCall, Shared
+from teacher_server.sender import Sender
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -69,6 +70,13 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
             raise InvalidRequestError(
                 f"chunk_bytes is {chunk}, but it must be 0 or {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}."
             )
+        sender = Sender(context.write, self._shared.settings.limits.send_timeout_seconds)
+        try:
+            await self._send_head(request, sender, chunk)
+        finally:
+            await sender.settle()
+
+    async def _send_head(self, request: pb.GetHeadRequest, sender: Sender, chunk: int) -> None:
         async with self._shared.roster.use(request.teacher) as teacher:
             identity = teacher.info.head
             if identity is None:
@@ -79,13 +87,8 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
                 )
             head = await asyncio.wrap_future(teacher.running().call(lambda engine: engine.head()))
             messages = encode_head(head, chunk)
-            limit = self._shared.settings.limits.send_timeout_seconds
             while (message := await asyncio.to_thread(next, messages, None)) is not None:
-                try:
-                    async with asyncio.timeout(limit):
-                        await context.write(message)
-                except TimeoutError:
-                    raise DeadlineError(f"the reader took no message for {limit:g} s; read faster.") from None
+                await sender.send(message)
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         """Queue, rate and budget now."""

@@ -199,15 +199,22 @@ class EngineWorker:
             ended = time.monotonic()
         seconds = ended - started
         tokens = sum(job.tokens for job in batch)
-        rate = tokens / max(seconds, 1e-6)
-        known = self.tokens_per_second
-        self.tokens_per_second = rate if known == 0 else RATE_DECAY * known + (1 - RATE_DECAY) * rate
+        self._learn_rate(tokens, seconds)
         self.running_tokens = 0
         weights_hash = self.engine.info.weights_hash
         for job, result in zip(batch, results, strict=True):
             job.ended_at = ended
             job.deliver(job, result, weights_hash)
         self._on_batch(len(batch), tokens, seconds)
+
+    def _learn_rate(self, tokens: int, seconds: float) -> None:
+        """Average the rate over batches that were full; a small one says little, except when it is faster."""
+        rate, known = tokens / max(seconds, 1e-6), self.tokens_per_second
+        full = 2 * tokens >= self._max_tokens
+        if known and full:
+            self.tokens_per_second = RATE_DECAY * known + (1 - RATE_DECAY) * rate
+        else:
+            self.tokens_per_second = max(rate, known)
 
     def _score(self, batch: list[Job]) -> list[Scores | Exception]:
         """Results of a batch; when it fails as a whole, of its items one by one."""

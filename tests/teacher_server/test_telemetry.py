@@ -1,0 +1,146 @@
+"""Metrics by the rules of Prometheus, logs as JSON, spans with one trace id from the caller to the forward."""
+
+import io
+import json
+import re
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+
+from opd.wire.tracing import trace_id_of, trace_metadata, traceparent_of
+from opd.wire.types import PayloadSpec
+from teacher_server import logs
+from teacher_server.metrics import ServerMetrics
+
+UNITS = ("_seconds", "_bytes", "_tokens", "_sequences", "_ratio")
+COUNTS = {"calls", "state", "draining", "tasks"}
+
+
+def families(metrics: ServerMetrics) -> list[Any]:
+    return [f for f in metrics.registry.collect() if not f.name.startswith("process_")]
+
+
+def test_metric_names_have_our_prefix_base_units_and_help() -> None:
+    found = families(ServerMetrics())
+    assert len(found) >= 30
+    for family in found:
+        assert re.fullmatch(r"opd_teacher_[a-z][a-z0-9_]*", family.name), family.name
+        assert family.documentation.endswith("."), family.name
+        assert not re.search(r"_(ms|us|milliseconds|percent|kb|mb)(_|$)", family.name)
+        short = family.name.removeprefix("opd_teacher_")
+        if family.type in ("gauge", "histogram"):
+            known = short.endswith((*UNITS, "_info", "_per_second")) or short in COUNTS
+            assert known, family.name
+
+
+async def test_labels_are_bounded_whatever_clients_send(start: Any, items: Any) -> None:
+    import grpc
+
+    client = await start(log={"level": "error"})
+    await client.score(items(1), PayloadSpec.sampled())
+
+    def series() -> int:
+        return len(generate_latest(client.server.shared.metrics.registry).splitlines())
+
+    async def hostile(number: int) -> None:
+        with pytest.raises(grpc.RpcError):
+            await client.score(items(1), PayloadSpec.sampled(), client=f"c{number}", expected_weights_hash=f"h{number}")
+        request = client.server.shared  # unknown teachers must not become labels
+        assert request is not None
+        from opd.wire.request import build_score_request
+
+        with pytest.raises(grpc.RpcError):
+            message = build_score_request(items(1), PayloadSpec.sampled(), teacher=f"t{number}", request_id="r")
+            async for _ in client.stub.Score(message):
+                pass
+
+    await hostile(0)
+    before = series()
+    for number in range(1, 20):
+        await hostile(number)
+    assert series() == before
+
+
+async def test_stage_times_and_tokens_are_counted(start: Any, items: Any) -> None:
+    client = await start()
+    await client.score(items(3), PayloadSpec.topk(4))
+    text = generate_latest(client.server.shared.metrics.registry).decode()
+    assert 'opd_teacher_model_tokens_total{teacher="t"} 30.0' in text
+    assert 'opd_teacher_request_duration_seconds_count{payload="topk",teacher="t"} 1.0' in text
+    for stage in ("admission", "queue", "batch_wait", "engine", "encode", "send"):
+        assert f'opd_teacher_stage_duration_seconds_count{{stage="{stage}",teacher="t"}} 1.0' in text
+    assert 'opd_teacher_weights_info{engine="numpy 1"' in text
+
+
+def test_log_lines_are_json_and_cannot_be_forged() -> None:
+    stream = io.StringIO()
+    logs.configure("info", stream)
+    try:
+        logs.log("info", "hello", request_id='x"}\n{"level": "error"', count=3, flag=True, value=ValueError("no"))
+        logs.log("debug", "hidden")
+    finally:
+        logs.configure("info", None)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 1
+    entry = json.loads(lines[0])
+    assert entry["level"] == "info"
+    assert entry["count"] == 3
+    assert entry["value"] == "no"
+
+
+async def test_one_trace_id_from_the_caller_to_the_forward(start: Any, items: Any) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from opd.wire.request import build_score_request
+    from teacher_server.tracing import Tracing
+
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    client = await start()
+    client.server.shared.tracing = Tracing(provider)
+    client.engines["numpy"].seconds_per_batch = 0.02
+    with provider.get_tracer("student").start_as_current_span("step") as step:
+        metadata = trace_metadata()
+        assert trace.get_current_span() is step
+        message = build_score_request(items(2), PayloadSpec.sampled(), teacher="t", request_id="r7")
+        async for _ in client.stub.Score(message, metadata=metadata):
+            pass
+    await client.settled()
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    assert set(spans) == {"step", "opd.score", "queue", "engine.forward"}
+    assert len({span.context.trace_id for span in spans.values()}) == 1
+    score, forward = spans["opd.score"], spans["engine.forward"]
+    assert score.parent.span_id == spans["step"].context.span_id
+    assert forward.parent.span_id == score.context.span_id
+    assert score.attributes["opd.request_id"] == "r7"
+    assert score.start_time <= forward.start_time <= forward.end_time <= score.end_time
+    assert (forward.end_time - forward.start_time) / 1e9 >= 0.019
+    assert score.attributes["opd.engine_seconds"] >= 0.019
+    assert not any("token_id" in key for span in spans.values() for key in span.attributes or ())
+
+
+def test_without_a_span_nothing_is_sent_and_garbage_is_ignored() -> None:
+    assert trace_metadata() == ()
+    good = f"00-{'a' * 32}-{'b' * 16}-01"
+    assert traceparent_of([("x", "y"), ("traceparent", good)]) == good
+    assert trace_id_of(good) == "a" * 32
+    for bad in ("", "00-zz", good + "x", "\n" + good):
+        assert traceparent_of([("traceparent", bad)]) == ""
+    assert traceparent_of(None) == trace_id_of("") == ""
+
+
+def test_tracing_without_the_extra_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    from opd.errors import ConfigError
+    from teacher_server.tracing import tracing_from_environment
+
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
+    with pytest.raises(ConfigError, match=r"opd\[otel\]"):
+        tracing_from_environment()
