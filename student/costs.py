@@ -4,6 +4,7 @@ Metrics of a step, per purpose (train: the rows that are learnt from; probe: rol
 gate: evaluations that a controller decides by):
 
     cost/PURPOSE/sampled_tokens        response tokens sampled from the student
+    cost/PURPOSE/expert_tokens, .../expert_positions    answers that an expert wrote, and their prompts
     cost/PURPOSE/decoded_positions     prompt and response positions of the student, forward only
     cost/PURPOSE/gradient_positions    positions of the student, forward and backward
     cost/PURPOSE/teacher_positions     prompt and response positions scored by teachers, once per request
@@ -39,10 +40,14 @@ class Costs:
         self._counts[f"cost/{purpose}/{name}"] += tokens
 
     def sampled(self, purpose: Purpose, rows: Sequence[Row]) -> None:
-        """Count a rollout; rows that nobody sampled (answers from a file) cost nothing."""
+        """Count a rollout; answers that an expert wrote are counted apart, replayed ones cost nothing."""
         own = [row for row in rows if row.origin in ("policy", "hinted", "branch")]
+        expert = [row for row in rows if row.origin == "expert"]
         self.add(purpose, "sampled_tokens", sum(row.length for row in own))
         self.add(purpose, "decoded_positions", positions(own))
+        if expert:
+            self.add(purpose, "expert_tokens", sum(row.length for row in expert))
+            self.add(purpose, "expert_positions", positions(expert))
 
     def scored(self, purpose: Purpose, rows: Sequence[Row], needs: Needs) -> None:
         """Count the requests that `needs` send for `rows`."""

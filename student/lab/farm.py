@@ -1,0 +1,139 @@
+"""Run an experiment: serve its teachers, choose learning rates, train all seeds, evaluate models; all resumable."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from opd.errors import OpdError
+from student.lab.answers import write_answers
+from student.lab.experiment import Arm, Experiment
+from student.lab.plan import Plan
+from student.lab.results import choose_rate, collect, judge, to_json
+from student.lab.runs import Launcher, Run
+from student.lab.world import Cast, served
+
+Say = Callable[[str], None]
+
+
+def run_experiment(
+    experiment: Experiment,
+    cast: Cast,
+    root: Path,
+    *,
+    form: str,
+    jobs: int,
+    arms: Sequence[str] = (),
+    say: Say = lambda line: None,
+) -> dict[str, Any]:
+    """Do all runs of an experiment that are not done yet and return its results.
+
+    Args:
+        experiment: what to run.
+        cast: the models.
+        root: folder of the lab.
+        form: "full" or "quick".
+        jobs: runs at a time, each one process with one thread.
+        arms: restrict to these arms; all when empty.
+        say: called with a line for people whenever a run ends.
+
+    Raises:
+        OpdError: when a run fails; the others are stopped, and running the experiment again goes on.
+    """
+    plan = Plan(experiment, form, root, cast)
+    chosen = [arm for arm in experiment.arms if not arms or arm.name in arms]
+    with served(cast, experiment.served, plan.folder) as address:
+        plan = Plan(experiment, form, root, cast, address)
+        if experiment.answers_of is not None:
+            write_answers(plan, say)
+        _train([run for arm in chosen for run in plan.tuning(arm)], jobs, say)
+        _train(seed_runs(plan, chosen), jobs, say)
+        models = evaluate_models(plan, say)
+    results = collect(plan)
+    verdicts = [judge(experiment, claim, results, models) for claim in experiment.claims]
+    data = to_json(plan, results, verdicts, models)
+    (plan.folder / "results.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    return data
+
+
+def read_results(experiment: Experiment, cast: Cast, root: Path, *, form: str) -> dict[str, Any]:
+    """Results of what is finished, without running anything."""
+    plan = Plan(experiment, form, root, cast)
+    models = _read_models(plan)
+    results = collect(plan)
+    return to_json(plan, results, [judge(experiment, claim, results, models) for claim in experiment.claims], models)
+
+
+def seed_runs(plan: Plan, arms: Iterable[Arm]) -> list[Run]:
+    """Runs of all seeds at the chosen rates, seed after seed, so that an interrupted lab has whole pairs."""
+    rates = {arm.name: choose_rate(plan, arm)[0] for arm in arms}
+    return [plan.run(arm, seed, rates[arm.name]) for seed in plan.seeds for arm in arms]
+
+
+def _train(runs: Sequence[Run], jobs: int, say: Say) -> None:
+    waiting = [run for run in runs if not run.done]
+    if not waiting:
+        return
+    launcher = Launcher()
+
+    def train(run: Run) -> None:
+        launcher.train(run)
+        left = sum(not other.done for other in waiting)
+        after = run.summary()["after"]
+        kl = "" if after["reverse_kl"] is None else f", reverse KL {after['reverse_kl']:.4f}"
+        say(f"{run.folder}: accuracy {after['accuracy']:.3f}{kl}; {left} of {len(waiting)} runs left")
+
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = [pool.submit(train, run) for run in waiting]
+        try:
+            done, pending = wait(futures, return_when=FIRST_EXCEPTION)
+            if pending:
+                launcher.stop()
+            for future in done:
+                future.result()
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            launcher.stop()
+            raise
+
+
+def evaluate_models(plan: Plan, say: Say) -> dict[str, dict[int, float]]:
+    """Accuracy of the evaluated models on the prompts of each seed, by `opd eval` in processes of their own."""
+    experiment = plan.experiment
+    for name in experiment.evaluated:
+        for seed in plan.seeds:
+            out = _model_file(plan, name, seed)
+            if out.is_file():
+                continue
+            recipe = plan.recipe(Arm("models", ""), seed, plan.default_rate())
+            recipe |= {"run": str(plan.folder / "models" / "unused"), "methods": []}
+            recipe["objective"] = [{"name": "opd", "payload": "sampled"}]
+            recipe["eval"] = {**recipe.get("eval", {}), "reverse_kl": False}
+            out.parent.mkdir(parents=True, exist_ok=True)
+            file = out.with_suffix(".yaml")
+            file.write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
+            model = str(plan.cast.model(name).path)
+            command = [sys.executable, "-m", "opd.cli", "eval", model, "--recipe", str(file), "--out", str(out)]
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            if result.returncode:
+                raise OpdError(f"the evaluation of {model} failed: {result.stderr.strip()[-400:]}")
+            say(f"{name} on the prompts of seed {seed}: accuracy {json.loads(out.read_text())['accuracy']:.3f}")
+    return _read_models(plan)
+
+
+def _model_file(plan: Plan, name: str, seed: int) -> Path:
+    return plan.folder / "models" / f"{name}-{seed}.json"
+
+
+def _read_models(plan: Plan) -> dict[str, dict[int, float]]:
+    found: dict[str, dict[int, float]] = {}
+    for name in plan.experiment.evaluated:
+        files = {seed: _model_file(plan, name, seed) for seed in plan.seeds}
+        found[name] = {s: float(json.loads(f.read_text())["accuracy"]) for s, f in files.items() if f.is_file()}
+    return found
