@@ -1,0 +1,180 @@
+"""A pool of real server processes that can be killed, frozen, restarted and made to fail."""
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from opd.fleet.client import TeacherFleet
+from opd.fleet.settings import FleetSettings
+from opd.wire.types import PayloadSpec, ScoreItem, Scores
+from teacher_server.engines.base import EngineItem
+
+ENGINE = Path(__file__).parents[1] / "teacher_server"
+ROOT = Path(__file__).parents[2]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "chaos" not in (config.getoption("-m") or ""):
+        for item in items:
+            if item.get_closest_marker("chaos"):
+                item.add_marker(pytest.mark.skip(reason="minutes long; run by `make chaos`"))
+
+
+def engine_class() -> Any:
+    spec = importlib.util.spec_from_file_location("numpy_teacher", ENGINE / "numpy_teacher.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.NumpyEngine
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Replica:
+    """One server process at a fixed address; teacher "t" on the numpy engine unless `flags` say otherwise."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.flags = flags
+        self._folder = folder
+        self._folder.mkdir()
+        self._starts = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *flags: str, wait: bool = True) -> "Replica":
+        self._starts += 1
+        port_file = self._folder / f"port{self._starts}"
+        command = [sys.executable, "-m", "teacher_server", "--port", str(self.port), "--metrics-port", "-1"]
+        command += ["--port-file", str(port_file), *(flags or self.flags)]
+        if "--model" not in command:
+            command += ["--engine", "numpy_teacher:NumpyEngine", "--model", "t=numpy"]
+        with (self._folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ENGINE)},
+            )
+        self._ready = port_file
+        if wait:
+            self.wait()
+        return self
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + 120
+        while not self._ready.exists():
+            assert self.process is not None and self.process.poll() is None, (self._folder / "log").read_text()
+            assert time.monotonic() < deadline, (self._folder / "log").read_text()
+            time.sleep(0.02)
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+        if self.process is not None:
+            self.process.wait(30)
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[Callable[..., list[Replica]]]:
+    """pool(n, *flags) starts n replicas at once and waits until they serve; all are killed at the end."""
+    made: list[Replica] = []
+
+    def start(count: int, *flags: str) -> list[Replica]:
+        fresh = [Replica(tmp_path / f"replica{len(made) + i}", *flags) for i in range(count)]
+        made.extend(fresh)
+        for replica in fresh:
+            replica.start(wait=False)
+        for replica in fresh:
+            replica.wait()
+        return fresh
+
+    yield start
+    for replica in made:
+        replica.kill()
+
+
+SPEC = PayloadSpec.topk(8, "f32")
+
+
+def numbers(scores: Scores) -> bytes:
+    parts = (scores.sampled, scores.values, scores.ids, scores.log_tail)
+    return b"".join(part.tobytes() for part in parts if part is not None)
+
+
+class Work:
+    """Steps of rows as a trainer would submit them, and what a calm fleet answers."""
+
+    def __init__(self, vocab: int, engine: Any) -> None:
+        self._vocab = vocab
+        self._engine = engine
+
+    def rows(self, step: int, count: int = 32) -> list[ScoreItem]:
+        rng = np.random.default_rng(step)
+        made = []
+        for _ in range(count):
+            prompt, response = int(rng.integers(4, 20)), int(rng.integers(4, 200))
+            made.append(ScoreItem(rng.integers(0, self._vocab, prompt + response, dtype=np.uint32), prompt))
+        return made
+
+    def calm(self, step: int, count: int = 32) -> list[bytes]:
+        found = self._engine.score([EngineItem(item, SPEC) for item in self.rows(step, count)])
+        return [numbers(scores) for scores in found]
+
+    def run(self, fleet: TeacherFleet, steps: range, between: Callable[[int], None] = lambda step: None) -> int:
+        """Score the steps, calling `between(step)` while each is under way; returns the rows that came back right."""
+        right = 0
+        for step in steps:
+            rows = self.rows(step)
+            futures = fleet.submit_many("t", rows, SPEC, groups=[str(i // 4) for i in range(len(rows))])
+            between(step)
+            got = [numbers(scores) for scores in fleet.wait(futures)]
+            assert got == self.calm(step)
+            right += len(got)
+        counters = fleet.status().counters
+        assert counters.rows_answered == counters.rows_submitted, counters
+        assert counters.rows_failed == counters.rows_cancelled == 0, counters
+        return right
+
+
+@pytest.fixture
+def chaos() -> SimpleNamespace:
+    """work: rows and their right answers; connect(replicas, **settings); wait_until."""
+    engine = engine_class()("numpy")
+
+    def connect(replicas: list[Replica], **settings: Any) -> TeacherFleet:
+        return TeacherFleet.connect([r.address for r in replicas], settings=FleetSettings.model_validate(settings))
+
+    def wait_until(condition: Callable[[], bool], seconds: float) -> float:
+        start = time.monotonic()
+        while not condition():
+            assert time.monotonic() - start < seconds, "the condition did not become true in time"
+            time.sleep(0.01)
+        return time.monotonic() - start
+
+    def state(fleet: TeacherFleet, replica: Replica) -> str:
+        return next((r.state for r in fleet.status().replicas if r.address == replica.address), "absent")
+
+    work = Work(engine.VOCAB, engine)
+    return SimpleNamespace(work=work, connect=connect, wait_until=wait_until, state=state)
