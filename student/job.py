@@ -94,7 +94,7 @@ def kl_term_for(infos: dict[str, pb.TeacherInfo], needs: Needs) -> OnPolicyDisti
         payload = "hidden"
     elif all(pb.PAYLOAD_KIND_GATHER in served for served in kinds):
         payload = "gather"
-    return OnPolicyDistillation(OpdSettings(name="opd", payload=payload))
+    return OnPolicyDistillation(parse_settings(OpdSettings, {"name": "opd", "payload": payload}))
 
 
 def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None, poll: Callable[[], None]) -> Job:
