@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from opd.config import Settings
 from opd.registry import Registry
@@ -26,6 +26,18 @@ if TYPE_CHECKING:
     from student.row import Row
 
 OBJECTIVES = Registry("objective", "opd.objectives")
+T = TypeVar("T")
+
+
+def have(value: T | None, what: str) -> T:
+    """`value`, which a term asked for in its `needs`.
+
+    Raises:
+        ValueError: when it is None, because the term did not ask.
+    """
+    if value is None:
+        raise ValueError(f"batch carries no {what}; name it in the needs of the term.")
+    return value
 
 
 @dataclass(frozen=True, slots=True, eq=False)

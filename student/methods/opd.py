@@ -11,23 +11,34 @@ The payload decides what of T is known, and so how D is computed; for reverse KL
     topk      the same on the teacher's top k; other divergences with a tail bucket
     hidden    exact over the vocabulary, from hidden states and the teacher's head
 
+On rows that the student did not sample (origin expert) no estimate may lean on the response token: gather and topk sum
+their head and leave the tail to one bucket, hidden is exact, sampled is refused. With method expert_rows this is GKD's
+mix of on-policy and given data: share 1 - lambda of the rows is given.
+
 Sources: MiniLLM (arXiv 2306.08543), GKD (2306.13649), Qwen3 report (2505.09388).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
 from opd import maths
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.methods.output import divergence_metrics
+from student.methods.return_to_go import future_surrogate
 from student.needs import HIDDEN, SCORES, SCORES_AT_TEACHER, TEACHER, Needs, SignalNeed
-from student.terms import Term, TermOutput, TermSettings, TokenBatch
+from student.terms import Term, TermOutput, TermSettings, TokenBatch, have
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
     from opd.maths import Divergence, HeadSettings
+    from student.row import Row
     from student.terms import HeadWeights
 
 DivergenceName = Literal["reverse_kl", "forward_kl", "jsd", "skew_forward_kl", "skew_reverse_kl"]
@@ -47,6 +58,23 @@ class OpdSettings(TermSettings):
         None, gt=0, lt=1, description="Weight beta of jsd or alpha of the skewed divergences; refused for the KLs."
     )
     teacher_temperature: float = Field(1.0, ge=0.01, le=100, description="Divides the teacher's logits.")
+    student_temperature: float | None = Field(
+        None,
+        ge=0.01,
+        le=100,
+        description="Divides the student's logits in the divergence; rollout.temperature if null. Payload hidden only: "
+        "the other payloads estimate at the temperature that sampled.",
+    )
+    discount: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Also hold a token responsible for the log-ratios of later tokens, discounted per position "
+        "(MiniLLM has 1); 0 is on-policy distillation as its papers run it. Needs divergence reverse_kl.",
+    )
+    length_normalised: bool = Field(
+        False, description="Divide the return-to-go by the number of later tokens, as MiniLLM does."
+    )
     importance_cap: float | None = Field(
         None, gt=0, description="Weight sampled parts with min(p / behaviour, cap); needed only for stale rows."
     )
@@ -61,6 +89,12 @@ class OpdSettings(TermSettings):
         if mixed != (self.mixture is not None):
             rule = "needs a mixture" if mixed else "takes no mixture"
             raise ValueError(f"divergence {self.divergence} {rule}, but mixture is {self.mixture}")
+        if self.student_temperature is not None and self.payload != "hidden":
+            raise ValueError(
+                f"student_temperature needs payload hidden, but payload is {self.payload}; change rollout.temperature"
+            )
+        if self.discount and self.divergence != "reverse_kl":
+            raise ValueError(f"discount needs divergence reverse_kl, not {self.divergence}; set it to 0")
         return self
 
 
@@ -82,46 +116,63 @@ class OnPolicyDistillation(Term):
         view = {"topk": SCORES_AT_TEACHER, "hidden": HIDDEN}.get(s.payload, SCORES)
         # Hidden states know no temperature: it is applied to the logits on this side.
         temperature = 1.0 if s.payload == "hidden" else s.teacher_temperature
-        return Needs(signals=(SignalNeed(TEACHER, spec, temperature),), student=frozenset({view}))
+        signals, views = [SignalNeed(TEACHER, spec, temperature)], {view}
+        if s.discount:
+            views.add(SCORES)
+            if s.payload == "hidden":
+                signals.append(SignalNeed(TEACHER, PayloadSpec.sampled(), s.teacher_temperature))
+        return Needs(signals=tuple(signals), student=frozenset(views))
+
+    def prepare(self, rows: Sequence[Row]) -> None:
+        """Refuse given rows where the payload is an estimate from the response token alone."""
+        if self.settings.payload == "sampled" and any(row.origin == "expert" and self.selects(row) for row in rows):
+            raise ConfigError(
+                f"term {self.settings.name!r} has payload sampled, which needs rows that the student sampled; set its "
+                "rows to sampled, or use payload gather, topk or hidden."
+            )
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
         """Divergence per position, nats; its metrics carry the name of the divergence."""
         result = {"sampled": self._sampled, "gather": self._partial, "topk": self._partial, "hidden": self._exact}[
             self.settings.payload
         ](batch)
-        count = result.count
-        metrics = {self.settings.divergence: (result.per_token.detach().sum(), count)}
-        for name, values in (("student_entropy", result.student_entropy), ("teacher_entropy", result.teacher_entropy)):
-            if values is not None:
-                metrics[name] = (values.sum(), count)
-        metrics |= {name: (values.sum(), count) for name, values in result.diagnostics.items()}
-        # The linear divergence takes its gradient in the forward pass, for the weights it was given.
+        metrics = divergence_metrics(self.settings.divergence, result)
         exact = self.settings.payload == "hidden"
-        return TermOutput(None if exact else result.per_token, result.total if exact else None, metrics)
+        # The linear divergence takes its gradient in the forward pass, for the weights it was given.
+        loss, total = (None, result.total) if exact else (result.per_token, None)
+        if self.settings.discount:
+            future = future_surrogate(batch, self.settings.discount, length_normalised=self.settings.length_normalised)
+            loss = None if loss is None else loss + future
+            total = None if total is None else total + (future * batch.weights).sum()
+        return TermOutput(loss, total, metrics)
 
-    def _behaviour(self, batch: TokenBatch) -> dict[str, object]:
+    def _behaviour(self, batch: TokenBatch) -> dict[str, Any]:
         cap = self.settings.importance_cap
         return {} if cap is None else {"behaviour_log_probs": batch.behaviour_logp, "importance_cap": cap}
 
     def _sampled(self, batch: TokenBatch) -> Divergence:
-        signal = batch.signal(PayloadKind.SAMPLED)
         return maths.sampled_reverse_kl(
-            batch.student.scores, batch.token_ids, signal.sampled, mask=batch.mask, **self._behaviour(batch)
+            have(batch.student.scores, "scores"),
+            batch.token_ids,
+            have(batch.signal(PayloadKind.SAMPLED).sampled, "sampled log-probs"),
+            mask=batch.mask,
+            **self._behaviour(batch),
         )
 
     def _partial(self, batch: TokenBatch) -> Divergence:
         kind = PayloadKind(self.settings.payload)
         signal = batch.signal(kind)
         gather = kind is PayloadKind.GATHER
-        ids = batch.candidates if gather else signal.ids
-        scores = batch.student.scores if gather else batch.student.scores_at_teacher
+        ids = have(batch.candidates if gather else signal.ids, "candidates")
+        scores = have(batch.student.scores if gather else batch.student.scores_at_teacher, "scores")
+        values = have(signal.values, "log-probs at the candidates")
         if self.settings.divergence == "reverse_kl":
             return maths.head_tail_reverse_kl(
                 scores,
-                batch.token_ids,
+                untied_tokens(batch, ids),
                 ids,
-                signal.values,
-                signal.sampled,
+                values,
+                have(signal.sampled, "sampled log-probs"),
                 signal.log_tail,
                 mask=batch.mask,
                 **self._behaviour(batch),
@@ -129,7 +180,7 @@ class OnPolicyDistillation(Term):
         return maths.topk_divergence(
             scores,
             ids,
-            signal.values,
+            values,
             signal.log_tail,
             kind=self.settings.divergence,
             weight=self.settings.mixture,
@@ -138,21 +189,30 @@ class OnPolicyDistillation(Term):
 
     def _exact(self, batch: TokenBatch) -> Divergence:
         signal = batch.signal(PayloadKind.HIDDEN)
-        student, teacher = batch.student.head, signal.head
+        student, teacher = have(batch.student.head, "head"), have(signal.head, "teacher's head")
+        temperature = self.settings.student_temperature or batch.temperature
         return maths.linear_divergence(
-            batch.student.hidden,
+            have(batch.student.hidden, "hidden states"),
             student.weight,
-            signal.hidden,
+            have(signal.hidden, "teacher's hidden states"),
             teacher.weight,
             kind=self.settings.divergence,
             weight=self.settings.mixture,
-            temperature=batch.temperature,
+            temperature=temperature,
             student_settings=head_settings(student),
-            teacher_settings=head_settings(teacher, batch.temperature / self.settings.teacher_temperature),
+            teacher_settings=head_settings(teacher, temperature / self.settings.teacher_temperature),
             vocab_size=batch.valid_vocab,
             mask=batch.mask,
             token_weights=batch.weights,
         )
+
+
+def untied_tokens(batch: TokenBatch, ids: Tensor) -> Tensor:
+    """[N] response tokens, on given rows replaced by the first candidate, so that no tail is estimated from them."""
+    import torch
+
+    given = batch.of_rows([row.origin == "expert" for row in batch.rows])
+    return torch.where(given, ids[:, 0], batch.token_ids)
 
 
 def head_settings(head: HeadWeights, factor: float = 1.0) -> HeadSettings:
