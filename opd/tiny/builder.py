@@ -70,13 +70,11 @@ class Builder:
                     self.progress(name, before + step, total)
 
             source = self._source(stage.tasks)
-            longest, stage_plan = self.plan.max_new_tokens, stage.plan
-            if isinstance(stage_plan, SftPlan):
-                train_sft(model, tokenizer, source, stage_plan, seed=seed, max_new_tokens=longest, progress=report)
+            if isinstance(stage.plan, SftPlan):
+                longest = self.plan.max_new_tokens
+                train_sft(model, tokenizer, source, stage.plan, seed=seed, max_new_tokens=longest, progress=report)
             else:
-                train_reinforce(
-                    model, tokenizer, source, stage_plan, seed=seed, max_new_tokens=longest, progress=report
-                )
+                train_reinforce(model, tokenizer, source, stage.plan, seed=seed, progress=report)
             done += stage.plan.steps
 
     def _source(self, tasks: Sequence[str]) -> PromptSource:

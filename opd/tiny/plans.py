@@ -65,6 +65,7 @@ class ReinforcePlan:
         samples: answers per prompt, at least 2.
         lr: learning rate of AdamW; rates that suit supervised training destroy the model here.
         warmup: steps of linear warm-up.
+        max_new_tokens: answers are cut here; one that rambles holds up the whole batch.
         start: position in the training stream of the first prompt.
     """
 
@@ -73,6 +74,7 @@ class ReinforcePlan:
     samples: int = 8
     lr: float = 1.5e-4
     warmup: int = 10
+    max_new_tokens: int = 16
     start: int = 0
 
 

@@ -36,7 +36,6 @@ def train_reinforce(
     source: PromptSource,
     plan: ReinforcePlan,
     *,
-    max_new_tokens: int,
     seed: int,
     progress: StepProgress | None = None,
 ) -> float:
@@ -49,7 +48,7 @@ def train_reinforce(
             group["lr"] = plan.lr * min(1.0, (step + 1) / plan.warmup)
         prompts = source.prompts("train", plan.prompts, plan.start + step * plan.prompts)
         rows = [prompt for prompt in prompts for _ in range(plan.samples)]
-        batch = sample(model, tokenizer, rows, max_new_tokens=max_new_tokens, generator=generator)
+        batch = sample(model, tokenizer, rows, max_new_tokens=plan.max_new_tokens, generator=generator)
         found = verdicts(batch, rows, source, tokenizer)
         advantages = leave_one_out(found, plan.samples)
         scores.append(sum(verdict.value for verdict in found) / len(found))

@@ -37,16 +37,15 @@ def test_unknown_verdicts_neither_learn_nor_count_in_the_baseline():
 def test_training_raises_the_score():
     tokenizer = make_tokenizer()
     model = make_model(Shape(hidden=32, layers=1, heads=2), seed=0)
-    plan = ReinforcePlan(steps=30, prompts=8, samples=8, lr=1e-2, warmup=1)
+    plan = ReinforcePlan(steps=30, prompts=8, samples=8, lr=1e-2, warmup=1, max_new_tokens=4)
     first = train_reinforce(
         make_model(Shape(hidden=32, layers=1, heads=2), seed=0),
         tokenizer,
         ShortAnswers(),
-        ReinforcePlan(steps=1, prompts=8),
-        max_new_tokens=4,
+        ReinforcePlan(steps=1, prompts=8, max_new_tokens=4),
         seed=0,
     )
-    last = train_reinforce(model, tokenizer, ShortAnswers(), plan, max_new_tokens=4, seed=0)
+    last = train_reinforce(model, tokenizer, ShortAnswers(), plan, seed=0)
     assert first < 0.3 < 0.8 < last
 
 
@@ -57,5 +56,5 @@ def test_a_batch_without_contrast_leaves_the_weights_alone():
 
     model = make_model(Shape(hidden=32, layers=1, heads=2), seed=0)
     before = [weight.clone() for weight in model.parameters()]
-    train_reinforce(model, make_tokenizer(), AlwaysRight(), ReinforcePlan(steps=2), max_new_tokens=2, seed=0)
+    train_reinforce(model, make_tokenizer(), AlwaysRight(), ReinforcePlan(steps=2, max_new_tokens=2), seed=0)
     assert all(torch.equal(left, right) for left, right in zip(before, model.parameters(), strict=True))
