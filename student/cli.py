@@ -32,9 +32,12 @@ def train(
     checkpoint and stops; --resume goes on from there with bit-identical results.
     """
     from opd.config import load_settings
+    from student.plugins import build_plugins
     from student.recipe import Recipe
 
     job = load_settings(Recipe, recipe, overrides or ())
+    # Before the heavy imports: a wrong plug-in setting is refused at once.
+    build_plugins(job)
     if dry_run:
         from student.dry_run import check
 

@@ -3,8 +3,8 @@
 import yaml
 
 from opd.tasks.source import build_prompts
-from student.job import build_plugins, connect
 from student.needs import Needs
+from student.plugins import build_plugins
 from student.recipe import Recipe
 
 
@@ -34,6 +34,7 @@ def check(recipe: Recipe, *, offline: bool) -> str:
 
 def _shake_hands(recipe: Recipe, needs: Needs) -> str:
     from student.handshake import shake_hands
+    from student.job import connect
     from student.model import load_tokenizer
 
     fleet = connect(recipe) if needs.signals else None

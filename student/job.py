@@ -10,17 +10,17 @@ from accelerate import Accelerator
 from google.protobuf.json_format import MessageToDict
 
 from opd.config import parse_settings
-from opd.errors import ConfigError
 from opd.fleet.client import TeacherFleet
 from opd.tasks.source import PromptSource, build_prompts
 from opd.wire.v1 import teacher_pb2 as pb
-from student.controllers import CONTROLLERS, Controller
+from student.controllers import Controller
 from student.handshake import shake_hands
 from student.learner import Learner
 from student.methods.opd import OnPolicyDistillation, OpdSettings
 from student.model import load_student, load_tokenizer
-from student.needs import TEACHER, Needs, merge
-from student.objective import Objective, build_terms
+from student.needs import TEACHER, Needs
+from student.objective import Objective
+from student.plugins import build_plugins
 from student.recipe import Recipe
 from student.rollout.transformers import RolloutSpec
 from student.score import Scorer
@@ -41,36 +41,6 @@ class Job:
     scorer: Scorer
     controllers: list[Controller]
     services: LoopServices
-
-
-@dataclass(frozen=True, slots=True)
-class Plugins:
-    """The plug-ins a recipe names, with validated settings."""
-
-    objective: Objective
-    controllers: list[Controller]
-    needs: Needs
-
-
-def build_plugins(recipe: Recipe) -> Plugins:
-    """Instantiate terms and controllers; needs neither models nor the network.
-
-    Raises:
-        ConfigError: for unknown names or settings, or a combination that cannot work.
-    """
-    objective = Objective(build_terms(recipe.objective), recipe.rollout.max_new_tokens)
-    controllers = []
-    for index, entry in enumerate(recipe.methods):
-        if "name" not in entry:
-            raise ConfigError(f"methods.{index} has no name; see `opd plugins list`.")
-        cls: type[Controller] = CONTROLLERS.load(str(entry["name"]))
-        controllers.append(cls(parse_settings(cls.settings_type, entry, source=f"methods.{index}")))
-    needs = merge([objective.needs(), *(controller.needs() for controller in controllers)])
-    if needs.signals and recipe.teachers is None:
-        raise ConfigError(
-            "the objective needs a teacher; set teachers.endpoints, or use an objective of rewards alone."
-        )
-    return Plugins(objective, controllers, needs)
 
 
 def connect(recipe: Recipe) -> TeacherFleet | None:
@@ -138,7 +108,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     scorer = Scorer(fleet, recipe.teachers, plugins.needs, source, accelerator.device)
     learner = Learner(
         student,
-        plugins.objective,
+        Objective(plugins.terms, recipe.rollout.max_new_tokens),
         plugins.needs,
         recipe.train,
         accelerator,

@@ -12,37 +12,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from opd.config import parse_settings
-from opd.errors import ConfigError
 from student.needs import Needs, merge
 from student.row import Row
-from student.terms import OBJECTIVES, Term, TermOutput, TokenBatch
+from student.terms import Term, TermOutput, TokenBatch
 
-AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
 Metrics = dict[str, tuple[float, float]]
-
-
-def build_terms(entries: Sequence[Mapping[str, Any]]) -> list[Term]:
-    """Terms from the `objective` entries of a recipe.
-
-    Raises:
-        ConfigError: for an unknown name, key or value.
-    """
-    import student.methods
-    import student.rl  # noqa: F401  (registers the names)
-
-    terms: list[Term] = []
-    for index, entry in enumerate(entries):
-        if "name" not in entry:
-            raise ConfigError(f"objective.{index} has no name; see `opd plugins list`.")
-        cls: type[Term] = OBJECTIVES.load(str(entry["name"]))
-        term = cls(parse_settings(cls.settings_type, entry, source=f"objective.{index}"))
-        if term.settings.aggregation not in AGGREGATIONS:
-            raise ConfigError(
-                f"objective.{index}.aggregation is {term.settings.aggregation!r}; use one of {', '.join(AGGREGATIONS)}."
-            )
-        terms.append(term)
-    return terms
 
 
 class Objective:

@@ -69,13 +69,16 @@ def test_a_wrong_recipe_exits_with_2_and_names_key_and_fix(
     assert all(word in err for word in words), err
 
 
-def test_a_misspelt_key_is_refused_before_torch_is_even_imported(recipe_file: Path) -> None:
+@pytest.mark.parametrize("override", ["train.stepz=1", "objective.0.paylod=hidden"])
+def test_a_misspelt_key_is_refused_before_torch_is_even_imported(recipe_file: Path, override: str) -> None:
     code = (
-        "import sys, opd.cli\nsys.argv = ['opd', 'train', sys.argv[1], 'train.stepz=1']\n"
+        "import sys, opd.cli\nsys.argv = ['opd', 'train', *sys.argv[1:]]\n"
         "try:\n    opd.cli.main()\nexcept SystemExit as stop:\n    print(stop.code, 'torch' in sys.modules)"
     )
-    out = subprocess.run([sys.executable, "-c", code, str(recipe_file)], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "2 False"
+    out = subprocess.run(
+        [sys.executable, "-c", code, str(recipe_file), override], capture_output=True, text=True, check=True
+    )
+    assert out.stdout.strip() == "2 False", out.stderr
 
 
 def test_an_unreachable_teacher_exits_with_7_and_names_the_address(opd: Run, recipe_file: Path) -> None:

@@ -12,8 +12,9 @@ from opd.wire.types import PayloadKind
 from student.learner import Learner
 from student.model import load_student
 from student.needs import Needs
-from student.objective import Objective, build_terms
+from student.objective import Objective
 from student.plan import plan_step
+from student.plugins import build_terms
 from student.recipe import TrainSettings
 from student.rollout.transformers import RolloutSpec, rollout
 from student.row import Row

@@ -1,0 +1,60 @@
+"""The plug-ins a recipe names, with validated settings; imports no torch, so that a typo is refused at once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import student.methods
+import student.rl  # noqa: F401  (registers the names)
+from opd.config import parse_settings
+from opd.errors import ConfigError
+from opd.registry import Registry
+from student.controllers import CONTROLLERS, Controller
+from student.needs import Needs, merge
+from student.recipe import Recipe
+from student.terms import OBJECTIVES, Term
+
+AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
+
+
+@dataclass(frozen=True, slots=True)
+class Plugins:
+    """Terms of the objective, controllers of the loop, and what all of them need."""
+
+    terms: list[Term]
+    controllers: list[Controller]
+    needs: Needs
+
+
+def build_plugins(recipe: Recipe) -> Plugins:
+    """Instantiate the terms and controllers of a recipe.
+
+    Raises:
+        ConfigError: for unknown names or settings, or a combination that cannot work.
+    """
+    terms = build_terms(recipe.objective)
+    controllers = [_build(CONTROLLERS, entry, f"methods.{i}") for i, entry in enumerate(recipe.methods)]
+    needs = merge([*(term.needs() for term in terms), *(controller.needs() for controller in controllers)])
+    if needs.signals and recipe.teachers is None:
+        raise ConfigError("the objective needs a teacher; set teachers.endpoints or use an objective of rewards.")
+    return Plugins(terms, controllers, needs)
+
+
+def build_terms(entries: Sequence[Mapping[str, Any]]) -> list[Term]:
+    """Terms from the `objective` entries of a recipe."""
+    terms: list[Term] = []
+    for index, entry in enumerate(entries):
+        term: Term = _build(OBJECTIVES, entry, f"objective.{index}")
+        if term.settings.aggregation not in AGGREGATIONS:
+            raise ConfigError(
+                f"objective.{index}.aggregation is {term.settings.aggregation!r}; use one of {', '.join(AGGREGATIONS)}."
+            )
+        terms.append(term)
+    return terms
+
+
+def _build(registry: Registry, entry: Mapping[str, Any], where: str) -> Any:
+    if "name" not in entry:
+        raise ConfigError(f"{where} has no name; see `opd plugins list {registry.kind}`.")
+    cls = registry.load(str(entry["name"]))
+    return cls(parse_settings(cls.settings_type, entry, source=where))
