@@ -1,16 +1,15 @@
 """What the student shows while it runs: metrics.jsonl, Prometheus series, progress bar and console lines.
 
-Prometheus names: `opd_student_*` in base units; see docs/metrics.md for the list.
+The Prometheus series are in `student.series`; docs/metrics.md lists them.
 """
 
 import logging
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, start_http_server
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -24,9 +23,9 @@ from rich.progress import (
 
 from opd.errors import PortInUseError
 from student.run_folder import RunFolder
+from student.series import Series
 
 log = logging.getLogger(__name__)
-STAGES = ("rollout", "wait_teacher", "learn", "after_update", "evaluate", "checkpoint")
 _SHOWN = ("reverse_kl", "accuracy", "reward", "response_length", "grad_norm")
 
 
@@ -61,17 +60,7 @@ class Telemetry:
         self._total = total_steps
         self.console = console or Console(stderr=True)
         self.registry = CollectorRegistry()
-        self._gauges: dict[str, Gauge] = {}
-        self._steps = Counter("opd_student_steps_total", "Optimizer steps done.", registry=self.registry)
-        self._tokens = Counter("opd_student_response_tokens_total", "Response tokens sampled.", registry=self.registry)
-        self._bytes = Counter("opd_student_payload_bytes_total", "Bytes of teacher payloads.", registry=self.registry)
-        self._stage = Histogram(
-            "opd_student_stage_seconds",
-            "Seconds of a stage within a step.",
-            ["stage"],
-            buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000),
-            registry=self.registry,
-        )
+        self._series = Series(self.registry)
         self._server: Any = None
         if port:
             try:
@@ -102,26 +91,12 @@ class Telemetry:
         record = {"step": step, **metrics, "seconds": dict(stages)}
         if self._folder is not None:
             self._folder.append_metrics(record)
-        self._steps.inc()
-        self._tokens.inc(metrics.get("response_tokens", 0))
-        self._bytes.inc(metrics.get("payload_bytes", 0))
-        for name, seconds in stages.items():
-            self._stage.labels(name).observe(seconds)
-        self._set_gauges(metrics)
+        self._series.record(metrics, stages)
         note = "  ".join(f"{name} {metrics[name]:.4g}" for name in _SHOWN if name in metrics)
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=step, note=note)
             if not self.console.is_terminal and (step % max(1, self._total // 20) == 0 or step == self._total):
                 self.console.print(f"step {step}/{self._total}  {note}", highlight=False)
-
-    def _set_gauges(self, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            full = "opd_student_" + re.sub(r"[^a-z0-9_]", "_", name.lower())
-            if full in ("opd_student_response_tokens", "opd_student_payload_bytes"):
-                continue
-            if full not in self._gauges:
-                self._gauges[full] = Gauge(full, f"{name} of the latest step.", registry=self.registry)
-            self._gauges[full].set(value)
 
     def say(self, line: str) -> None:
         """One line for people."""

@@ -138,7 +138,7 @@ def test_metrics_are_served_to_prometheus_while_the_run_lasts(make_recipe: Calla
         done.set()
         thread.join()
     assert "opd_student_steps_total" in pages[-1]
-    assert any("opd_student_reverse_kl " in page for page in pages)
+    assert any("opd_student_reverse_kl_nats " in page for page in pages)
 
 
 def test_an_existing_run_folder_is_refused_and_left_alone(make_recipe: Callable[..., Recipe]) -> None:

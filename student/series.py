@@ -1,0 +1,80 @@
+"""Names of the student's Prometheus series: `opd_student_`, base units as suffix, bounded labels.
+
+metrics.jsonl keeps the short names of the loop ("reverse_kl", "loss/opd", "cost/train/sampled_tokens"); here they
+become series ("opd_student_reverse_kl_nats", "opd_student_loss_nats{term}", "opd_student_cost_tokens_total").
+"""
+
+import re
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+STAGES = ("rollout", "wait_teacher", "learn", "after_update", "evaluate", "checkpoint")
+
+_NATS = re.compile(r"(kl|entropy|jsd|log_ratio|divergence|advantage)$")
+_RATIO = re.compile(r"(mass|rate|overlap|fraction|accuracy|sampled|clipped|weight)$")
+
+
+class Series:
+    """The series of one run, made as metrics first appear.
+
+    Args:
+        registry: where they are registered.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._gauges: dict[str, Gauge] = {}
+        self._steps = self._counter("steps", "Optimizer steps done.")
+        self._tokens = self._counter("response_tokens", "Response tokens sampled for training.")
+        self._bytes = self._counter("payload_bytes", "Bytes of tensors received from teachers.")
+        self._costs = self._counter("cost_tokens", "Tokens spent, by purpose and kind.", "purpose", "kind")
+        self._loss = Gauge("opd_student_loss_nats", "Loss of a term, latest step.", ["term"], registry=registry)
+        self._stage = Histogram(
+            "opd_student_stage_seconds",
+            "Seconds of a stage within a step.",
+            ["stage"],
+            buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000),
+            registry=registry,
+        )
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"opd_student_{name}", text, labels, registry=self._registry)
+
+    def record(self, metrics: Mapping[str, float], stages: Mapping[str, float]) -> None:
+        """Record a step."""
+        self._steps.inc()
+        self._tokens.inc(metrics.get("response_tokens", 0.0))
+        self._bytes.inc(metrics.get("payload_bytes", 0.0))
+        for stage, seconds in stages.items():
+            self._stage.labels(stage).observe(seconds)
+        for name, value in metrics.items():
+            head, _, rest = name.partition("/")
+            if name in ("response_tokens", "payload_bytes"):
+                continue
+            if head == "loss":
+                self._loss.labels(rest).set(value)
+            elif head == "cost":
+                purpose, _, kind = rest.partition("/")
+                self._costs.labels(purpose, kind.removesuffix("_tokens")).inc(value)
+            else:
+                self._gauge(name).set(value)
+
+    def _gauge(self, name: str) -> Gauge:
+        full = gauge_name(name)
+        if full not in self._gauges:
+            text = f"{name.replace('/', ' ').replace('_', ' ')}, latest step."
+            self._gauges[full] = Gauge(full, text, registry=self._registry)
+        return self._gauges[full]
+
+
+def gauge_name(name: str) -> str:
+    """The series of a metric: lower case, one unit at the end."""
+    base = "opd_student_" + re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    if base.endswith("response_length"):
+        return base + "_tokens"
+    if _NATS.search(base):
+        return base + "_nats"
+    if base.endswith("learning_rate") or not _RATIO.search(base):
+        return base
+    return base + "_ratio"
