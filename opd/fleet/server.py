@@ -116,7 +116,8 @@ class Server:
         """Announce what an event did to a replica's life cycle, if it did anything."""
         if change is None:
             return
-        level = logging.INFO if change.after is ReplicaState.HEALTHY else logging.WARNING
+        passing = change.after in (ReplicaState.HEALTHY, ReplicaState.SUSPECT)
+        level = logging.INFO if passing else logging.WARNING
         where = f"{self.address} of {teacher!r}"
         log.log(level, "replica %s: %s -> %s, %s", where, change.before, change.after, change.reason)
         self._owner.moved(self, teacher, change)
