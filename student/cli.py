@@ -6,8 +6,20 @@ from typing import Annotated
 import typer
 
 
+def _print_keys(wanted: bool) -> None:
+    """Print every key of a recipe and exit."""
+    if not wanted:
+        return
+    from opd.config.reference import describe_keys
+    from student.recipe import Recipe
+
+    for key, default, text in describe_keys(Recipe):
+        typer.echo(f"{key}: {default}. {text}")
+    raise typer.Exit
+
+
 def train(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="The student job; see docs/recipes.md.")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="The student job; --keys lists its keys.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[dotted.key=value ...]", help="Replace keys of the recipe.")
     ] = None,
@@ -17,6 +29,12 @@ def train(
             "--dry-run",
             help="Check everything that can be checked without training: keys, plug-ins, prompts, and, when the "
             "teachers are reachable, the handshake. Prints the resolved recipe.",
+        ),
+    ] = False,
+    keys: Annotated[
+        bool,
+        typer.Option(
+            "--keys", is_eager=True, callback=_print_keys, help="Print every key of a recipe with its default and exit."
         ),
     ] = False,
     resume: Annotated[
