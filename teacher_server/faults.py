@@ -26,7 +26,6 @@ from typing import Any
 
 from opd.errors import ConfigError, UnavailableError
 from opd.wire.types import Scores
-from opd.wire.v1 import teacher_pb2 as pb
 
 POINTS = (
     "parsed",
@@ -190,12 +189,12 @@ class CallFaults:
             return replace(scores, sampled=sampled)
         return scores
 
-    def on_chunk(self, chunk: pb.Chunk) -> pb.Chunk:
-        """Flip a bit, once."""
-        if self.corrupt and chunk.data:
-            self.corrupt = False
-            return pb.Chunk(offset=chunk.offset, data=chunk.data[:-1] + bytes([chunk.data[-1] ^ 0x40]))
-        return chunk
+    def on_chunk(self, message: bytes) -> bytes:
+        """Flip a bit in the last byte of a chunk's serialised message, once."""
+        if not self.corrupt:
+            return message
+        self.corrupt = False
+        return message[:-1] + bytes([message[-1] ^ 0x40])
 
     def after_sequence(self) -> None:
         """Cut the stream, once."""

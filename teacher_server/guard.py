@@ -75,7 +75,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         make = (
             grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
         )
-        return make(call, request_deserializer=None, response_serializer=handler.response_serializer)
+        return make(call, request_deserializer=None, response_serializer=_to_bytes)
 
     def _authenticate(self, context: grpc.aio.ServicerContext[Any, Any], scope: str) -> Principal:
         try:
@@ -102,6 +102,11 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         await context.abort(
             grpc.StatusCode.UNKNOWN, f"the server met an unexpected error; its log has incident {incident}."
         )
+
+
+def _to_bytes(message: Message | bytes) -> bytes:
+    """Serialise a message; bytes are one already."""
+    return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: OpdError) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from opd.errors import IncompatibleTeacherError, UnavailableError
 from opd.wire.bounds import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, RequestBounds, reply_bytes
-from opd.wire.encoder import EncodedSequence, chunk_messages, encode_scores, timings_message
+from opd.wire.encoder import EncodedSequence, chunk_responses, encode_scores, timings_message
 from opd.wire.request import ParsedRequest, parse_score_request
 from opd.wire.types import Scores, Timings
 from opd.wire.v1 import teacher_pb2 as pb
@@ -78,7 +78,7 @@ class ScoreCall:
     Args:
         shared: of the server.
         message: the request, not yet validated.
-        write: sends a message and waits for flow control.
+        write: sends a message, or the bytes of one, and waits for flow control.
         principal: who calls, from the credentials; "" without authentication.
         seconds_left: until the client's deadline, None when it set none.
         arrived: when the call came in, seconds, monotonic.
@@ -88,7 +88,7 @@ class ScoreCall:
         self,
         shared: Shared,
         message: pb.ScoreRequest,
-        write: Callable[[pb.ScoreResponse], Any],
+        write: Callable[[Any], Any],
         *,
         principal: str,
         seconds_left: float | None,
@@ -268,8 +268,8 @@ class ScoreCall:
         if places is None:
             wanted = request.chunk_bytes or shared.settings.transport.chunk_bytes
             size = min(max(wanted, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
-            for chunk in chunk_messages(encoded.buffers, size):
-                await self._sender.send(pb.ScoreResponse(chunk=self._call_faults.on_chunk(chunk)))
+            for chunk in chunk_responses(encoded.buffers, size):
+                await self._sender.send(self._call_faults.on_chunk(chunk))
                 await shared.faults.reach("chunk_sent")
         self._watch.until("send", time.monotonic())
 

@@ -212,15 +212,15 @@ class ScoreStreamDecoder:
             return replace(made, sampled=sampled)
         item = self._items[self._next]
         values, log_tail = arrays[pb.TENSOR_ROLE_VALUES], arrays[pb.TENSOR_ROLE_LOG_TAIL][:, 0]
-        checks.check_log_probs("values", values)
+        wide = values.astype(np.float32, copy=False)
+        checks.check_log_probs("values", wide)
         checks.check_log_probs("log_tail", log_tail)
         topk = self._spec.kind is PayloadKind.TOPK
         ids = arrays[pb.TENSOR_ROLE_IDS] if topk else item.gather_ids
         if ids is None:
             raise CorruptPayloadError("gathered values came for a sequence without gather ids.")
         if topk:
-            checks.check_top_ids(ids, values, self._bounds.vocab_size)
-        wide = values.astype(np.float32, copy=False)
+            checks.check_top_ids(ids, wide, self._bounds.vocab_size)
         checks.check_mass(wide, log_tail, checks.MASS_TOLERANCE[self._spec.value_dtype])
         checks.check_sampled(sampled, item.response_ids, ids, wide, log_tail, topk=topk)
         return replace(made, sampled=sampled, values=values, ids=ids, log_tail=log_tail)

@@ -11,7 +11,7 @@ from opd.errors import CorruptPayloadError, NonFiniteError
 from opd.wire.bounds import RequestBounds
 from opd.wire.checksum import crc32c
 from opd.wire.decoder import ScoreStreamDecoder
-from opd.wire.encoder import chunk_messages, encode_scores, timings_message
+from opd.wire.encoder import chunk_messages, chunk_responses, encode_scores, timings_message
 from opd.wire.request import token_bytes
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores, Timings
 from opd.wire.v1 import teacher_pb2 as pb
@@ -250,3 +250,13 @@ def test_an_engine_that_returns_another_shape_is_a_bug_not_an_answer(
         encode_scores(c.scores, PayloadSpec.topk(7), 7, vocab_size=300)
     with pytest.raises(ValueError, match="missing"):
         encode_scores(Scores(), PayloadSpec.sampled(), 7, vocab_size=300)
+
+
+@pytest.mark.parametrize("sizes", [[1], [127], [128, 5], [70_000, 70_000], [3, 0, 300_000]])
+@pytest.mark.parametrize("chunk", [65_536, 1 << 20])
+def test_hand_written_chunk_messages_are_those_of_protobuf(sizes: list[int], chunk: int) -> None:
+    rng = np.random.default_rng(0)
+    buffers = [memoryview(rng.bytes(size)) for size in sizes]
+    plain = [pb.ScoreResponse(chunk=message).SerializeToString() for message in chunk_messages(buffers, chunk)]
+    assert list(chunk_responses(buffers, chunk)) == plain
+    assert b"".join(pb.ScoreResponse.FromString(m).chunk.data for m in plain) == b"".join(buffers)

@@ -1,0 +1,85 @@
+"""An engine that answers at once, or after a fixed time per token, with prepared numbers: what remains is the service.
+
+Used by benchmarks of transport and load, in server processes too: `--engine constant_engine:ConstantEngine` with this
+folder on PYTHONPATH.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from opd.wire.types import Head, PayloadKind, Scores
+from teacher_server.engines.base import EngineInfo, EngineItem, HeadIdentity, TokenizerIdentity
+
+VOCAB = 151_936
+HIDDEN = 4096
+
+
+class ConstantEngine:
+    """Answers every position with the same distribution.
+
+    Args:
+        model: any name.
+        seconds_per_token: how long a batch takes, times its tokens.
+    """
+
+    def __init__(self, model: str, *, seconds_per_token: float = 0.0) -> None:
+        self._model = model
+        self._pace = seconds_per_token
+        self._made: dict[tuple[int, int], Scores] = {}
+
+    @property
+    def info(self) -> EngineInfo:
+        """Identity."""
+        return EngineInfo(
+            engine="constant 1",
+            model=self._model,
+            weights_hash="c" * 64,
+            compute_dtype="f32",
+            vocab_size=VOCAB,
+            tokenizer=TokenizerIdentity("", "", VOCAB),
+            head=HeadIdentity("0" * 64, HIDDEN, 1.0, 0.0, "bf16", has_bias=False),
+            payloads=frozenset({PayloadKind.SAMPLED, PayloadKind.TOPK, PayloadKind.HIDDEN}),
+            supports_temperature=True,
+            max_sequence_tokens=1 << 20,
+            max_k=1024,
+        )
+
+    def score(self, batch: Sequence[EngineItem]) -> list[Scores | None]:
+        """Prepared answers."""
+        if self._pace:
+            time.sleep(self._pace * sum(len(entry.item.token_ids) for entry in batch))
+        return [self._answer(entry) for entry in batch]
+
+    def _answer(self, entry: EngineItem) -> Scores:
+        rows, k = entry.item.response_length, entry.spec.k
+        if entry.spec.kind is PayloadKind.HIDDEN:
+            if entry.spec.value_dtype == "f32":
+                return Scores(hidden=np.ones((rows, HIDDEN), np.float32))
+            if (rows, -1) not in self._made:
+                self._made[rows, -1] = Scores(hidden=np.full((rows, HIDDEN), 0x3F80, np.uint16))
+            return self._made[rows, -1]
+        if (rows, k) not in self._made:
+            values = np.tile(np.log(np.full(max(k, 1), 0.5 / max(k, 1), np.float32)), (rows, 1))
+            ids = np.tile(np.arange(1000, 1000 + max(k, 1), dtype=np.uint32), (rows, 1))
+            tail = np.full(rows, np.log(0.5), np.float32)
+            self._made[rows, k] = Scores(tail - 20, values, ids, tail)
+        return self._made[rows, k]
+
+    def head(self) -> Head:
+        """There is none."""
+        raise ValueError("this engine has no head")
+
+    def update_weights(self, folder: Path) -> None:
+        """Nothing to do."""
+
+    def sleep(self) -> None:
+        """Nothing to do."""
+
+    def wake(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""

@@ -1,0 +1,148 @@
+"""Served scoring against the same engine in-process: tokens per second as a ratio, by payload and concurrency.
+
+    python benchmarks/server_throughput.py            # about three minutes on two cores
+    python benchmarks/server_throughput.py --quick    # one payload, fewer rounds
+
+The model has Qwen3's architecture and random weights and is large enough for its forward to dominate. Both sides score
+the same sequences with the same token budget per batch; the server is another process, reached over loopback. Rounds
+alternate, and the median of the ratios is shown.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from opd.wire.bounds import RequestBounds
+from opd.wire.channel import open_channel
+from opd.wire.decoder import ScoreStreamDecoder
+from opd.wire.request import build_score_request
+from opd.wire.types import PayloadSpec, ScoreItem
+from opd.wire.v1 import teacher_pb2 as pb
+from opd.wire.v1 import teacher_pb2_grpc
+from teacher_server.engines.base import EngineItem
+from teacher_server.engines.transformers import TransformersEngine
+
+VOCAB = 8192
+BATCH_TOKENS = 2048
+SPECS = {
+    "sampled": PayloadSpec.sampled(),
+    "topk 64": PayloadSpec.topk(64),
+    "gather 64": PayloadSpec.gather(64),
+    "hidden": PayloadSpec.hidden(),
+}
+
+
+def save_model(folder: Path) -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=2048,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+
+
+def make_items(count: int, k: int) -> list[ScoreItem]:
+    rng = np.random.default_rng(0)
+    items = []
+    for _ in range(count):
+        ids = rng.integers(0, VOCAB, 32 + 224).astype(np.uint32)
+        gather = np.argsort(rng.random((224, 512)), axis=1)[:, :k].astype(np.uint32) if k else None
+        items.append(ScoreItem(ids, 32, gather))
+    return items
+
+
+def in_process(engine: Any, items: list[ScoreItem], spec: PayloadSpec) -> float:
+    started = time.perf_counter()
+    per_batch = BATCH_TOKENS // len(items[0].token_ids)
+    for at in range(0, len(items), per_batch):
+        engine.score([EngineItem(item, spec) for item in items[at : at + per_batch]])
+    return sum(len(item.token_ids) for item in items) / (time.perf_counter() - started)
+
+
+async def served(address: str, items: list[ScoreItem], spec: PayloadSpec, concurrency: int) -> float:
+    async with open_channel(address) as channel:
+        stub = teacher_pb2_grpc.TeacherServiceStub(channel)
+        info = (await stub.Describe(pb.DescribeRequest(teacher="t"))).teachers[0]
+        bounds = RequestBounds.from_info(info)
+        parts = [items[n::concurrency] for n in range(concurrency)]
+
+        async def run(number: int) -> None:
+            request = build_score_request(parts[number], spec, teacher="t", request_id=f"r{number}")
+            decoder = ScoreStreamDecoder(parts[number], spec, bounds)
+            async for message in stub.Score(request):
+                decoder.feed(message)
+            decoder.finish()
+
+        started = time.perf_counter()
+        await asyncio.gather(*(run(number) for number in range(concurrency)))
+        return sum(len(item.token_ids) for item in items) / (time.perf_counter() - started)
+
+
+def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    port_file = folder / "port"
+    command = [sys.executable, "-m", "teacher_server", "--model", f"t={folder / 'model'}", "--port-file", port_file]
+    command += ["--max-batch-tokens", str(BATCH_TOKENS), "--threads", "1", "--metrics-port", "-1", "--device", "cpu"]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+    while not port_file.exists():
+        if process.poll() is not None:
+            raise SystemExit("the server did not start")
+        time.sleep(0.1)
+    return process, port_file.read_text().split()[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--sequences", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    rounds, names = (3, ["topk 64"]) if args.quick else (args.rounds, list(SPECS))
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        save_model(folder / "model")
+        engine = TransformersEngine(str(folder / "model"), device="cpu", max_batch_tokens=BATCH_TOKENS)
+        process, address = start_server(folder)
+        table = []
+        print(f"{'payload':12} {'calls at once':>13} {'in-process tok/s':>17} {'served tok/s':>13} {'ratio':>6}")
+        try:
+            for name in names:
+                items = make_items(args.sequences, SPECS[name].k if name.startswith("gather") else 0)
+                for concurrency in (1, 4, 16):
+                    pairs = []
+                    for _ in range(rounds):
+                        own = in_process(engine, items, SPECS[name])
+                        pairs.append((own, asyncio.run(served(address, items, SPECS[name], concurrency))))
+                    ratio = statistics.median(b / a for a, b in pairs)
+                    own, other = (statistics.median(pair[i] for pair in pairs) for i in range(2))
+                    table.append({"payload": name, "concurrency": concurrency, "ratio": ratio})
+                    print(f"{name:12} {concurrency:13} {own:17.0f} {other:13.0f} {ratio:6.2f}", flush=True)
+        finally:
+            process.terminate()
+            process.wait(30)
+    if args.json:
+        args.json.write_text(json.dumps(table, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Megabytes per second from a server process to one client: score streams by chunk size, shared memory, Arrow Flight.
+
+    python benchmarks/server_transport.py         # about a minute on two cores
+
+The engine answers at once with prepared scores, so what is measured is encoding, checksums, transport, decoding and
+every validation. "bare gRPC" streams the same bytes without any of those. Rounds are interleaved; the median is shown,
+and ratios are to the default.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import numpy as np
+
+from opd.wire.bounds import RequestBounds
+from opd.wire.channel import open_channel
+from opd.wire.decoder import ScoreStreamDecoder
+from opd.wire.request import build_score_request
+from opd.wire.types import PayloadSpec, ScoreItem
+from opd.wire.v1 import teacher_pb2 as pb
+from opd.wire.v1 import teacher_pb2_grpc
+
+ROWS, TOPK_ROWS, SEQUENCES = 1024, 8192, 8
+HIDDEN, TOPK = PayloadSpec.hidden(), PayloadSpec.topk(64)
+Way = Callable[[], Awaitable[int]]
+MIB = 1 << 20
+
+
+def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    port_file = folder / "port"
+    command = [sys.executable, "-m", "teacher_server", "--model", "t=constant", "--port-file", port_file]
+    command += ["--engine", "constant_engine:ConstantEngine", "--metrics-port", "-1"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    while not port_file.exists():
+        if process.poll() is not None:
+            raise SystemExit("the server did not start")
+        time.sleep(0.05)
+    return process, port_file.read_text().split()[0]
+
+
+def scorer(address: str, *, spec: PayloadSpec = HIDDEN, chunk: int = 0, shared: bool = False) -> Way:
+    """A call that scores and validates; returns bytes of tensors."""
+    rng = np.random.default_rng(0)
+    rows = ROWS if spec is HIDDEN else TOPK_ROWS
+    items = [ScoreItem(rng.integers(0, 1000, 1 + rows).astype(np.uint32), 1) for _ in range(SEQUENCES)]
+
+    async def run() -> int:
+        async with open_channel(address) as channel:
+            stub = teacher_pb2_grpc.TeacherServiceStub(channel)
+            bounds = RequestBounds.from_info((await stub.Describe(pb.DescribeRequest())).teachers[0])
+            token = (await stub.GetLoad(pb.GetLoadRequest())).shared_memory_token if shared else ""
+            request = build_score_request(
+                items, spec, teacher="t", request_id="r", chunk_bytes=chunk, shared_memory_token=token
+            )
+            decoder = ScoreStreamDecoder(items, spec, bounds, shared_memory=shared)
+            async for message in stub.Score(request):
+                decoder.feed(message)
+            return sum(scores.wire_bytes for scores in decoder.finish())
+
+    return run
+
+
+class Bare:
+    """A gRPC server on a thread that streams bytes and nothing else."""
+
+    def __init__(self, chunk: int) -> None:
+        self._chunk = bytes(chunk)
+        self._ready = threading.Event()
+        self.port = 0
+        threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True).start()
+        self._ready.wait(30)
+
+    async def _serve(self) -> None:
+        server = grpc.aio.server()
+
+        async def stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
+            for _ in range(total_bytes() // len(self._chunk)):
+                yield self._chunk
+
+        handlers = {"S": grpc.unary_stream_rpc_method_handler(stream)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("b", handlers),))
+        self.port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        self._ready.set()
+        await server.wait_for_termination()
+
+    async def run(self) -> int:
+        """Read it all."""
+        async with open_channel(f"127.0.0.1:{self.port}") as channel:
+            count = 0
+            async for data in channel.unary_stream("/b/S")(b""):
+                count += len(data)
+            return count
+
+
+def flight() -> Way | None:
+    """Arrow Flight with the same bytes, unchecked; None where it is not installed."""
+    try:
+        import pyarrow as pa
+        import pyarrow.flight as pf
+    except ImportError:
+        return None
+    rows = total_bytes() // 8 // SEQUENCES
+    batch = pa.record_batch([pa.array(np.zeros(rows, np.float64))], names=["x"])
+
+    class Server(pf.FlightServerBase):
+        def do_get(self, context: Any, ticket: Any) -> Any:
+            return pf.GeneratorStream(batch.schema, (batch for _ in range(SEQUENCES)))
+
+    server = Server("grpc://127.0.0.1:0")
+    client = pf.FlightClient(f"grpc://127.0.0.1:{server.port}")
+
+    async def run() -> int:
+        reader = client.do_get(pf.Ticket(b""))
+        return sum(chunk.data.nbytes for chunk in reader)
+
+    return run
+
+
+def total_bytes() -> int:
+    """What one call for hidden states carries: 4,096 bf16 per token."""
+    return SEQUENCES * ROWS * 4096 * 2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as text:
+        process, address = start_server(Path(text))
+        ways: dict[str, Way | None] = {
+            f"hidden, {size // 1024} KiB chunks": scorer(address, chunk=size)
+            for size in (64 * 1024, 256 * 1024, 512 * 1024, MIB, 4 * MIB)
+        }
+        ways["hidden, shared memory"] = scorer(address, shared=True)
+        ways["topk 64, 512 KiB chunks"] = scorer(address, spec=TOPK)
+        ways["topk 64, shared memory"] = scorer(address, spec=TOPK, shared=True)
+        ways["bare gRPC, 512 KiB chunks, no codec"] = Bare(512 * 1024).run
+        ways["Arrow Flight, no codec"] = flight()
+        times: dict[str, list[float]] = {}
+        try:
+            for _ in range(args.rounds + 1):
+                for name, way in ways.items():
+                    if way is not None:
+                        started = time.perf_counter()
+                        count = asyncio.run(way())  # type: ignore[arg-type]
+                        times.setdefault(name, []).append(count / MIB / (time.perf_counter() - started))
+        finally:
+            process.terminate()
+            process.wait(30)
+    base = statistics.median(times["hidden, 512 KiB chunks"][1:])
+    table = []
+    print(f"{SEQUENCES} sequences per call; hidden states: {total_bytes() // MIB} MiB")
+    print(f"{'':38} {'MiB/s':>7} {'best':>7} {'x default':>9}")
+    for name, rates in times.items():
+        rate = statistics.median(rates[1:])
+        table.append({"name": name, "mib_per_second": rate, "best": max(rates), "ratio": rate / base})
+        print(f"{name:38} {rate:7.0f} {max(rates):7.0f} {rate / base:9.2f}")
+    if args.json:
+        args.json.write_text(json.dumps(table, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
