@@ -1,0 +1,51 @@
+"""Write docs/metrics.md from the code: python scripts/metrics_doc.py [OUT]."""
+
+import sys
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+ROOT = Path(__file__).resolve().parent.parent
+INTRO = """# Metrics
+
+Written by `python scripts/metrics_doc.py`; a test fails when it is out of date. Base units, `_total` on counters, no
+unbounded labels.
+
+A student also writes metrics.jsonl in its run folder, one line per step, under the short names; gauges of metrics that
+only some objectives have (`head_kl`, `student_head_mass`, ...) appear as `opd_student_<name>` with the unit as suffix.
+"""
+# A step's metrics with the objective `opd`; other terms add their own.
+STEP = (
+    "reverse_kl student_entropy teacher_entropy student_head_mass teacher_head_mass topk_overlap tail_sampled "
+    "importance_weight grad_norm grad_clipped learning_rate response_length truncation_rate reward tokens_per_second "
+    "payload_bytes_per_token eval/accuracy eval/reverse_kl eval/response_length loss/opd"
+).split()
+
+
+def table(registry: CollectorRegistry) -> str:
+    """A row per series: name, type, labels, meaning."""
+    lines = ["| series | type | labels | meaning |", "| --- | --- | --- | --- |"]
+    for collector in dict.fromkeys(registry._collector_to_names):
+        labels = ", ".join(getattr(collector, "_labelnames", ()))
+        for family in collector.describe() if hasattr(collector, "describe") else []:
+            name = family.name + ("_total" if family.type == "counter" else "")
+            lines.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
+    return "\n".join(lines)
+
+
+def render() -> str:
+    """The whole document."""
+    from student.series import Series
+    from teacher_server.metrics import ServerMetrics
+
+    student = CollectorRegistry()
+    Series(student).record(dict.fromkeys(STEP, 0.0), {})
+    return (
+        f"{INTRO}\n## Teacher server (`opd serve --metrics-port`)\n\n{table(ServerMetrics().registry)}\n"
+        f"\n## Student (`metrics_port` of a recipe)\n\n{table(student)}\n"
+    )
+
+
+if __name__ == "__main__":
+    out = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "metrics.md"
+    out.write_text(render(), encoding="utf-8")

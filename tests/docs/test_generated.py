@@ -1,0 +1,30 @@
+"""Generated files equal what generates them."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_metrics_page_lists_the_series_of_the_code() -> None:
+    assert (ROOT / "docs" / "metrics.md").read_text() == script("metrics_doc").render()
+
+
+def test_series_follow_the_naming_rules() -> None:
+    rows = [line.split("|") for line in script("metrics_doc").render().splitlines() if line.startswith("| `")]
+    assert len(rows) > 50
+    for _, name, kind, _, text, _ in rows:
+        series = name.strip(" `")
+        assert series.startswith(("opd_teacher_", "opd_student_", "process_")), series
+        assert (kind.strip() == "counter") == series.endswith("_total"), series
+        assert not series.endswith(("_ms", "_us", "_kb", "_percent")), series
+        assert text.strip(), series
