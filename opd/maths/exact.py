@@ -26,7 +26,7 @@ from opd.maths.checks import (
 )
 from opd.maths.pointwise import Kind, Spec, divergence_spec
 from opd.maths.result import Divergence, reduced
-from opd.maths.rows import Row, row_gradient, row_statistics
+from opd.maths.rows import Row, fold_rows_
 
 
 def forward_kl(
@@ -174,7 +174,7 @@ def _exact(
 
 
 class _LogitDivergence(torch.autograd.Function):
-    """Value per row, and the gradient recomputed from the logits in the backward pass, block by block."""
+    """Value and entropies per row; the backward pass folds the logits again, block by block."""
 
     @staticmethod
     def forward(
@@ -183,13 +183,14 @@ class _LogitDivergence(torch.autograd.Function):
         dtype = accumulator_dtype(student, teacher)
         stats = torch.empty(len(Row), student.shape[0], dtype=dtype, device=student.device)
         for block in row_blocks(student):
-            stats[:, block] = row_statistics(student[block], teacher[block], spec, temperature, dtype)
+            ours, theirs = (logits[block].to(dtype, copy=True) for logits in (student, teacher))
+            stats[:, block] = fold_rows_(ours, theirs, spec, temperature)
         if check:
             check_rows_finite("student_logits", student, stats[Row.STUDENT_LOG_Z], mask)
             check_rows_finite("teacher_logits", teacher, stats[Row.TEACHER_LOG_Z], mask)
         if mask is not None:
             stats = torch.where(mask, stats, torch.zeros_like(stats))
-        ctx.save_for_backward(student, teacher, mask, stats)
+        ctx.save_for_backward(student, teacher, mask)
         ctx.spec, ctx.temperature = spec, temperature
         entropies = stats[Row.STUDENT_ENTROPY], stats[Row.TEACHER_ENTROPY]
         ctx.mark_non_differentiable(*entropies)
@@ -198,12 +199,12 @@ class _LogitDivergence(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        student, teacher, mask, stats = ctx.saved_tensors
+        student, teacher, mask = ctx.saved_tensors
         out = torch.empty_like(student)
-        factor = (grad * (ctx.spec.scale / ctx.temperature)).unsqueeze(-1)
+        factor = grad * (ctx.spec.scale / ctx.temperature)
         for block in row_blocks(student):
-            gradient = row_gradient(student[block], teacher[block], stats[:, block], ctx.spec, ctx.temperature)
-            gradient *= factor[block]
+            ours, theirs = (logits[block].to(grad.dtype, copy=True) for logits in (student, teacher))
+            fold_rows_(ours, theirs, ctx.spec, ctx.temperature, factor=factor[block])
             chosen = select_rows(mask, block)
-            out[block] = gradient if chosen is None else torch.where(chosen, gradient, torch.zeros_like(gradient))
+            out[block] = ours if chosen is None else torch.where(chosen, ours, torch.zeros_like(ours))
         return out, None, None, None, None, None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from opd.maths.blocks import row_blocks
 from opd.maths.pointwise import Spec
-from opd.maths.rows import Row, row_gradient, row_statistics
+from opd.maths.rows import Row, fold_rows_
 
 #: Default scratch of the tiles, bytes.
 CPU_SCRATCH, GPU_SCRATCH = 128 << 20, 1 << 30
@@ -97,7 +97,7 @@ def run_tiles(
         scratch_bytes: bound on the logit buffers; None for the device's default.
         backend: "torch" or "triton".
     """
-    kernels = _kernels(backend)
+    fold_ = _kernel(backend)
     statistics = torch.empty(len(Row), len(student.hidden), dtype=student.dtype, device=student.hidden.device)
     gradients = LogitGradients(student, wanted)
     for tile, (ours, theirs, *spare) in tiles_of(student, 2 if reference is None else 3, scratch_bytes):
@@ -106,11 +106,9 @@ def run_tiles(
         if reference is not None:
             project(reference, tile, spare[0])
             theirs.mul_(teacher_power).add_(spare[0], alpha=1.0 - teacher_power)
-        figures = statistics[:, tile]
-        kernels.statistics(ours, theirs, spec, temperature, figures)
+        factor = token_weights[tile] * (spec.scale * student.scale / temperature) if any(wanted) else None
+        statistics[:, tile] = fold_(ours, theirs, spec, temperature, soft_cap=student.soft_cap, factor=factor)
         if any(wanted):
-            factor = token_weights[tile] * (spec.scale * student.scale / temperature)
-            kernels.gradient_(ours, theirs, figures, factor, spec, temperature, student.soft_cap)
             gradients.add(tile, ours)
     return Tiles(statistics, *gradients.tensors())
 
@@ -207,47 +205,31 @@ def _accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left, right.to(total.dtype))
 
 
-@dataclass(frozen=True, slots=True)
-class _Kernels:
-    """The two steps that a backend provides.
-
-    Attributes:
-        statistics: (student, teacher, spec, temperature, out [6, n]).
-        gradient_: (student, teacher, statistics, factor [n], spec, temperature, soft_cap): replaces the student's
-            logits by factor * the gradient before the soft-cap.
-    """
-
-    statistics: Callable[..., None]
-    gradient_: Callable[..., None]
-
-
-def _kernels(backend: str) -> _Kernels:
+def _kernel(backend: str) -> Callable[..., Tensor]:
+    """`opd.maths.rows.fold_rows_` for a whole tile, by the backend."""
     if backend == "triton":
         from opd.maths import linear_triton
 
-        return _Kernels(linear_triton.statistics, linear_triton.gradient_)
-    return _Kernels(_statistics, _gradient_)
+        return linear_triton.fold_
+    return fold_tile_
 
 
-def _statistics(student: Tensor, teacher: Tensor, spec: Spec, temperature: float, out: Tensor) -> None:
-    for block in row_blocks(student):
-        out[:, block] = row_statistics(student[block], teacher[block], spec, temperature, student.dtype)
-
-
-def _gradient_(
-    student: Tensor,
-    teacher: Tensor,
-    statistics: Tensor,
-    factor: Tensor,
+def fold_tile_(
+    student: Float[Tensor, "n V"],
+    teacher: Float[Tensor, "n V"],
     spec: Spec,
     temperature: float,
-    soft_cap: float,
-) -> None:
+    *,
+    soft_cap: float = 0.0,
+    factor: Float[Tensor, " n"] | None = None,
+) -> Float[Tensor, "6 n"]:
+    """`fold_rows_` over the blocks of a tile."""
+    statistics = torch.empty(len(Row), len(student), dtype=student.dtype, device=student.device)
     for block in row_blocks(student):
-        gradient = row_gradient(student[block], teacher[block], statistics[:, block], spec, temperature)
-        if soft_cap:  # d tanh: the buffer holds the capped logits
-            gradient *= 1.0 - (student[block] / soft_cap).square()
-        torch.mul(gradient, factor[block].unsqueeze(-1), out=student[block])
+        part = None if factor is None else factor[block]
+        found = fold_rows_(student[block], teacher[block], spec, temperature, soft_cap=soft_cap, factor=part)
+        statistics[:, block] = found
+    return statistics
 
 
 def _vocabulary_steps(vocabulary: int) -> Iterator[slice]:

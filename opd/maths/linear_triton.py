@@ -24,61 +24,37 @@ _SKEW_FORWARD = tl.constexpr(_CODES[Kind.SKEW_FORWARD_KL])
 _SKEW_REVERSE = tl.constexpr(_CODES[Kind.SKEW_REVERSE_KL])
 
 
-def statistics(
+def fold_(
     student: Float[Tensor, "n V"],
     teacher: Float[Tensor, "n V"],
     spec: Spec,
     temperature: float,
-    out: Float[Tensor, "6 n"],
-) -> None:
-    """Writes the statistics of `opd.maths.rows.row_statistics` into `out`."""
+    *,
+    soft_cap: float = 0.0,
+    factor: Float[Tensor, " n"] | None = None,
+) -> Float[Tensor, "6 n"]:
+    """`opd.maths.rows.fold_rows_` for a whole tile: statistics, and with a factor the gradient in place of `student`."""
     rows, vocabulary = student.shape
-    found = torch.empty(rows, len(Row), dtype=torch.float32, device=student.device)
-    _statistics_kernel[(rows,)](
-        student,
-        teacher,
-        found,
-        student.stride(0),
-        teacher.stride(0),
-        vocabulary,
-        1.0 / temperature,
-        spec.weight,
-        1.0 - spec.weight,
-        KIND=_CODES[spec.kind],
-        BLOCK=_BLOCK,
-        num_warps=8,
-    )
-    out.copy_(found.t())
-
-
-def gradient_(
-    student: Float[Tensor, "n V"],
-    teacher: Float[Tensor, "n V"],
-    figures: Float[Tensor, "6 n"],
-    factor: Float[Tensor, " n"],
-    spec: Spec,
-    temperature: float,
-    soft_cap: float,
-) -> None:
-    """Replaces the student's logits by factor times the gradient before the soft-cap."""
-    rows, vocabulary = student.shape
-    _gradient_kernel[(rows, triton.cdiv(vocabulary, _BLOCK))](
-        student,
-        teacher,
-        figures.t().contiguous(),
-        factor.contiguous(),
-        student.stride(0),
-        teacher.stride(0),
-        vocabulary,
-        1.0 / temperature,
-        spec.weight,
-        1.0 - spec.weight,
-        soft_cap or 1.0,
-        KIND=_CODES[spec.kind],
-        HAS_SOFT_CAP=soft_cap > 0,
-        BLOCK=_BLOCK,
-        num_warps=8,
-    )
+    figures = torch.empty(rows, len(Row), dtype=torch.float32, device=student.device)
+    sizes = student.stride(0), teacher.stride(0), vocabulary
+    numbers = 1.0 / temperature, spec.weight, 1.0 - spec.weight
+    code = _CODES[spec.kind]
+    _statistics_kernel[(rows,)](student, teacher, figures, *sizes, *numbers, KIND=code, BLOCK=_BLOCK, num_warps=8)
+    if factor is not None:
+        _gradient_kernel[(rows, triton.cdiv(vocabulary, _BLOCK))](
+            student,
+            teacher,
+            figures,
+            factor.contiguous(),
+            *sizes,
+            *numbers,
+            soft_cap or 1.0,
+            KIND=code,
+            HAS_SOFT_CAP=soft_cap > 0,
+            BLOCK=_BLOCK,
+            num_warps=8,
+        )
+    return figures.t()
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -107,7 +107,11 @@ def log_mix_ratio(weight: float, log_ratio: Tensor) -> Tensor:
 
 
 def term_and_slope(
-    spec: Spec, log_p: Float[Tensor, "..."], log_q: Float[Tensor, "..."]
+    spec: Spec,
+    log_p: Float[Tensor, "..."],
+    log_q: Float[Tensor, "..."],
+    p: Float[Tensor, "..."] | None = None,
+    q: Float[Tensor, "..."] | None = None,
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
     """Summand and slope of a divergence (see the module), before `spec.scale`.
 
@@ -115,11 +119,13 @@ def term_and_slope(
         spec: the divergence.
         log_p: log-probs of the student; -inf allowed.
         log_q: log-probs of the teacher; -inf allowed. Entries that are -inf on both sides contribute nothing.
+        p: exp(log_p), if at hand.
+        q: exp(log_q), if at hand.
 
     Returns:
         (term, slope), both like `log_p`; +inf where the divergence is infinite.
     """
-    p, q, w = log_p.exp(), log_q.exp(), spec.weight
+    p, q, w = log_p.exp() if p is None else p, log_q.exp() if q is None else q, spec.weight
     if spec.kind is Kind.FORWARD_KL:
         return _where_positive(q, q * (log_q - log_p)), -q
     if spec.kind is Kind.REVERSE_KL:
@@ -129,8 +135,15 @@ def term_and_slope(
         gap = p - q
         return 0.5 * gap.abs(), 0.5 * p * gap.sign()
     if spec.kind is Kind.JSD:
-        student_part = _where_positive(p, -p * log_mix_ratio(w, log_q - log_p))  # p (log p - log m)
-        teacher_part = _where_positive(q, -q * log_mix_ratio(1.0 - w, log_p - log_q))
+        if 0.01 <= w <= 0.99:  # m is at least a hundredth of p and q: its logarithm is accurate
+            log_m = torch.add(w * q, p, alpha=1.0 - w).log_()
+            student_part, teacher_part = p * (log_p - log_m), q * (log_q - log_m)
+        else:
+            student_part, teacher_part = (
+                -p * log_mix_ratio(w, log_q - log_p),
+                -q * log_mix_ratio(1.0 - w, log_p - log_q),
+            )
+        student_part, teacher_part = _where_positive(p, student_part), _where_positive(q, teacher_part)
         return w * teacher_part + (1.0 - w) * student_part, (1.0 - w) * student_part
     if spec.kind is Kind.SKEW_FORWARD_KL:
         log_ratio = log_mix_ratio(1.0 - w, log_p - log_q)  # log m - log q
@@ -141,5 +154,5 @@ def term_and_slope(
 
 
 def _where_positive(probability: Tensor, values: Tensor) -> Tensor:
-    """`values` where the probability is positive, else 0: 0 log 0 = 0, also against an infinite log."""
-    return torch.where(probability > 0, values, torch.zeros_like(values))
+    """`values`, in place, where the probability is positive, else 0: 0 log 0 = 0, also against an infinite log."""
+    return values.masked_fill_(probability == 0, 0.0)

@@ -1,7 +1,7 @@
-"""A few rows of logits at once: their statistics, their gradient. The torch twin of the Triton kernels.
+"""A few rows of logits at once: statistics and gradient together. The torch twin of the Triton kernels.
 
-Both work on blocks small enough for the cache (see `opd.maths.blocks`) and know nothing of where logits come from, so
-the exact divergences and the tiled linear ones share them.
+Works in place on blocks small enough for the cache (see `opd.maths.blocks`) and knows nothing of where logits come
+from, so the exact divergences and the tiled linear ones share it.
 """
 
 from enum import IntEnum
@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from opd.maths.pointwise import Spec, term_and_slope
+from opd.maths.pointwise import Kind, Spec, term_and_slope
 
 
 class Row(IntEnum):
@@ -24,37 +24,87 @@ class Row(IntEnum):
     TEACHER_ENTROPY = 5
 
 
-def row_statistics(
-    student: Float[Tensor, "n V"], teacher: Float[Tensor, "n V"], spec: Spec, temperature: float, dtype: torch.dtype
+def fold_rows_(
+    student: Float[Tensor, "n V"],
+    teacher: Float[Tensor, "n V"],
+    spec: Spec,
+    temperature: float,
+    *,
+    soft_cap: float = 0.0,
+    factor: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "6 n"]:
-    """Log-normalisers, divergence, sum of slopes and entropies of each row, in the order of `Row`.
+    """Statistics of each row in the order of `Row`; overwrites both arguments.
 
     Args:
-        student: logits, any float dtype.
+        student: logits in the accumulator's dtype; becomes `factor` times the gradient of the divergence with respect
+            to logits / temperature, before `Spec.scale`, if a factor is given.
         teacher: logits.
         spec: the divergence; its scale is not applied.
         temperature: divides the logits.
-        dtype: of the computation and the result.
+        soft_cap: of the student's logits, through which the gradient goes back; 0 for none.
+        factor: [n], or None for no gradient.
     """
-    log_zs = [torch.logsumexp(logits.to(dtype) / temperature, dim=-1) for logits in (student, teacher)]
-    log_p = log_probs(student, log_zs[0], temperature)
-    log_q = log_probs(teacher, log_zs[1], temperature)
-    term, slope = term_and_slope(spec, log_p, log_q)
-    return torch.stack([*log_zs, term.sum(-1), slope.sum(-1), entropy(log_p), entropy(log_q)])
+    slack = None
+    if soft_cap and factor is not None:  # d tanh, from the capped logits
+        slack = 1.0 - (student / soft_cap).square_()
+    p, our_log_z = _normalise_(student, temperature)
+    q, their_log_z = _normalise_(teacher, temperature)
+    ours, theirs = -torch.linalg.vecdot(p, student), -torch.linalg.vecdot(q, teacher)
+    # An excluded entry is 0 * -inf in its entropy. Looking would make an accelerator wait: there all rows are careful.
+    careful = student.device.type != "cpu" or bool((ours + theirs).isnan().any())
+    if careful:
+        ours, theirs = _entropy(p, student), _entropy(q, teacher)
+    if careful or spec.kind not in (Kind.FORWARD_KL, Kind.REVERSE_KL):
+        value, slopes = _fold_any_(student, teacher, p, q, spec, factor)
+    else:
+        value, slopes = _fold_kl_(student, teacher, p, q, spec.kind is Kind.FORWARD_KL, factor)
+    if slack is not None:
+        student *= slack
+    return torch.stack([our_log_z, their_log_z, value, slopes, ours, theirs])
 
 
-def row_gradient(
-    student: Float[Tensor, "n V"],
-    teacher: Float[Tensor, "n V"],
-    statistics: Float[Tensor, "6 n"],
-    spec: Spec,
-    temperature: float,
-) -> Float[Tensor, "n V"]:
-    """Gradient of each row's divergence with respect to logits / temperature, before `Spec.scale`."""
-    log_p = log_probs(student, statistics[Row.STUDENT_LOG_Z], temperature)
-    log_q = log_probs(teacher, statistics[Row.TEACHER_LOG_Z], temperature)
-    slope = term_and_slope(spec, log_p, log_q)[1]
-    return slope - log_p.exp_().mul_(statistics[Row.SLOPE_SUM].unsqueeze(-1))
+def _normalise_(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Turns logits into log-probs in place; returns probabilities and the log-normalisers."""
+    if temperature != 1.0:
+        logits /= temperature
+    highest = logits.amax(-1, keepdim=True)
+    logits -= highest
+    p = logits.exp()
+    total = p.sum(-1, keepdim=True)
+    log_total = total.log()
+    logits -= log_total
+    p /= total
+    return p, (highest + log_total).squeeze(-1)
+
+
+def _fold_kl_(
+    log_p: Tensor, log_q: Tensor, p: Tensor, q: Tensor, forward: bool, factor: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The two KLs of rows without excluded entries, with as few sweeps as they need."""
+    log_ratio = torch.sub(log_p, log_q, out=log_q)
+    value = -torch.linalg.vecdot(q, log_ratio) if forward else torch.linalg.vecdot(p, log_ratio)
+    if factor is not None and forward:
+        torch.sub(p, q, out=log_p).mul_(factor.unsqueeze(-1))
+    elif factor is not None:
+        p *= factor.unsqueeze(-1)
+        torch.mul(p, log_ratio.sub_(value.unsqueeze(-1)), out=log_p)
+    return value, torch.full_like(value, -1.0) if forward else value
+
+
+def _fold_any_(
+    log_p: Tensor, log_q: Tensor, p: Tensor, q: Tensor, spec: Spec, factor: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Any divergence, excluded entries included, from the definition."""
+    term, slope = term_and_slope(spec, log_p, log_q, p, q)
+    value, slopes = term.sum(-1), slope.sum(-1)
+    if factor is not None:
+        gradient = torch.addcmul(slope, p, slopes.unsqueeze(-1), value=-1.0)
+        torch.mul(gradient, factor.unsqueeze(-1), out=log_p)
+    return value, slopes
+
+
+def _entropy(p: Tensor, log_p: Tensor) -> Float[Tensor, " n"]:
+    return -torch.linalg.vecdot(p, log_p.clamp(min=torch.finfo(log_p.dtype).min))
 
 
 def log_probs(logits: Float[Tensor, "n V"], log_z: Float[Tensor, " n"], temperature: float) -> Float[Tensor, "n V"]:
@@ -64,4 +114,4 @@ def log_probs(logits: Float[Tensor, "n V"], log_z: Float[Tensor, " n"], temperat
 
 def entropy(log_probs: Float[Tensor, "n V"]) -> Float[Tensor, " n"]:
     """Entropy of each row of log-probs, nats; entries of -inf contribute nothing."""
-    return -(log_probs.exp() * log_probs.clamp(min=torch.finfo(log_probs.dtype).min)).sum(-1)
+    return _entropy(log_probs.exp(), log_probs)

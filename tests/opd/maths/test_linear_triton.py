@@ -51,15 +51,12 @@ def test_kernels_agree_with_their_torch_twin(kind, weight, normalised, case):
 
     spec = divergence_spec(kind, weight=weight, normalised=normalised)
     student, teacher = tile(case)
-    got, want = torch.empty(6, 5, device=DEVICE), torch.empty(6, 5, device=DEVICE)
-    linear_triton.statistics(student, teacher, spec, 0.7, got)
-    linear_tiles._statistics(student, teacher, spec, 0.7, want)
-    unit = torch.tensor([1, 1, spec.scale, spec.scale, 1, 1], device=DEVICE).unsqueeze(1)
-    assert_close(got * unit, want * unit, rtol=1e-5, atol=1e-5)
     factor = torch.linspace(0.5, 1.5, 5, device=DEVICE) * spec.scale
     ours, twin = student.clone(), student.clone()
-    linear_triton.gradient_(ours, teacher, want, factor, spec, 0.7, 0.0)
-    linear_tiles._gradient_(twin, teacher, want, factor, spec, 0.7, 0.0)
+    got = linear_triton.fold_(ours, teacher.clone(), spec, 0.7, factor=factor)
+    want = linear_tiles.fold_tile_(twin, teacher.clone(), spec, 0.7, factor=factor)
+    unit = torch.tensor([1, 1, spec.scale, spec.scale, 1, 1], device=DEVICE).unsqueeze(1)
+    assert_close(got * unit, want * unit, rtol=1e-5, atol=1e-5)
     assert_close(ours, twin, rtol=1e-4, atol=2e-6)
 
 
