@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from opd.errors import ConfigError, IncompatibleTeacherError
-from teacher_server.engines.head import OutputHead, scale_and_cap
+from opd.heads import scale_and_cap
+from teacher_server.engines.head import OutputHead
 
 Header = dict[str, tuple[Path, tuple[int, ...], str]]
 

@@ -1,10 +1,9 @@
 """The output head: hidden states to logits in f32, with the logit scale and soft-cap that some families apply.
 
-Which config field of which family means what stands in one table here; `teacher_server.engines.probe` checks at load
-that head and table reproduce the model's own logits, so that a family missing from the table is refused.
+Which config field of which family means what stands in `opd.heads`; `teacher_server.engines.probe` checks at load that
+head and table reproduce the model's own logits, so that a family missing from the table is refused.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,29 +17,7 @@ from opd.wire.types import Head
 # Vocabulary rows converted to f32 at a time where the device cannot multiply half precision into f32.
 _TILE_ROWS = 16_384
 
-# Field of the model's (text) config -> logit scale. Granite and MiniCPM divide by `logits_scaling`, HyperCLOVA X
-# multiplies by it; Cohere's, Falcon-H1's and Muse's fields multiply.
-_SCALES: dict[str, Callable[[str, float], float]] = {
-    "logit_scale": lambda family, value: value,
-    "logits_scaling": lambda family, value: value if family.startswith("hyperclovax") else 1.0 / value,
-    "lm_head_multiplier": lambda family, value: value,
-    "output_multiplier": lambda family, value: value,
-}
-# Gemma 2, 3, 3n, 4, T5Gemma, VaultGemma, NanoChat: soft_cap * tanh(logits / soft_cap).
-_SOFT_CAP = "final_logit_softcapping"
-
 DTYPE_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
-
-
-def scale_and_cap(config: Any) -> tuple[float, float]:
-    """(logit scale, soft-cap) of a transformers text config; (1.0, 0.0) when the family has neither."""
-    scale = 1.0
-    for name, rule in _SCALES.items():
-        value = getattr(config, name, None)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value != 0:
-            scale *= rule(str(getattr(config, "model_type", "")), float(value))
-    cap = getattr(config, _SOFT_CAP, None)
-    return scale, float(cap) if cap else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

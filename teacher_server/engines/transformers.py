@@ -15,12 +15,13 @@ import torch
 import transformers
 
 from opd.errors import ConfigError, UnavailableError
+from opd.heads import scale_and_cap
 from opd.wire.fingerprint import head_hash, weights_hash
 from opd.wire.types import Head, PayloadKind, ScoreItem, Scores
 from teacher_server.engines.backbone import Backbone
 from teacher_server.engines.base import EngineInfo, EngineItem, HeadIdentity
 from teacher_server.engines.checks import check_batch
-from teacher_server.engines.head import DTYPE_NAMES, OutputHead, scale_and_cap
+from teacher_server.engines.head import DTYPE_NAMES, OutputHead
 from teacher_server.engines.loading import (
     check_finite,
     check_same_architecture,

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from opd.heads import scale_and_cap
 from opd.wire.fingerprint import head_hash
-from teacher_server.engines.head import OutputHead, scale_and_cap
+from teacher_server.engines.head import OutputHead
 
 
 @pytest.mark.parametrize(
