@@ -110,12 +110,20 @@ def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.devi
 
 
 def load_tokenizer_identity(folder: Path, *, trust_remote_code: bool) -> TokenizerIdentity:
-    """What identifies the tokenizer saved beside a model; an empty fingerprint when there is none."""
+    """What identifies the tokenizer saved beside a model; an empty fingerprint when there is none.
+
+    Raises:
+        ConfigError: when there are tokenizer files that cannot be read.
+    """
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         return TokenizerIdentity("", "", 0)
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:  # tokenizers raises bare Exception for a damaged file
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"the tokenizer of model {folder} cannot be read: {reason}") from error
     vocabulary = tokenizer.get_vocab()
     return TokenizerIdentity(
         fingerprint=tokenizer_fingerprint(tokenizer),

@@ -221,6 +221,14 @@ def test_a_model_without_tokenizer_files_has_an_empty_fingerprint(make_model, tm
     assert TransformersEngine(str(folder)).info.tokenizer.fingerprint == ""
 
 
+def test_a_damaged_tokenizer_is_named(make_model, tmp_path: Path) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(make_model("llama"), folder)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="tokenizer"):
+        TransformersEngine(str(folder))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
