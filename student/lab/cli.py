@@ -5,6 +5,7 @@ opd lab run adwin --quick
 opd lab report
 """
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,6 +53,7 @@ def run(
     from student.lab.farm import run_experiment
     from student.lab.world import open_world
 
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the workers: threads of one process fight those of the others
     console = Console()
     form = "quick" if quick else "full"
 

@@ -1,22 +1,21 @@
 """Run an experiment: serve its teachers, choose learning rates, train all seeds, evaluate models; all resumable."""
 
 import json
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from opd.errors import OpdError
+from opd.config import parse_settings
+from student.evaluate_model import evaluate_model
 from student.lab.answers import write_answers
 from student.lab.experiment import Arm, Experiment
 from student.lab.plan import Plan
 from student.lab.results import choose_rate, collect, judge, to_json
-from student.lab.runs import Launcher, Run
+from student.lab.runs import Run, train_run
 from student.lab.world import Cast, served
+from student.recipe import Recipe
 
 Say = Callable[[str], None]
 
@@ -38,7 +37,7 @@ def run_experiment(
         cast: the models.
         root: folder of the lab.
         form: "full" or "quick".
-        jobs: runs at a time, each one process with one thread.
+        jobs: runs at a time, each in a process with one thread; 1 runs them in this process.
         arms: restrict to these arms; all when empty.
         say: called with a line for people whenever a run ends.
 
@@ -77,34 +76,29 @@ def seed_runs(plan: Plan, arms: Iterable[Arm]) -> list[Run]:
 
 def _train(runs: Sequence[Run], jobs: int, say: Say) -> None:
     waiting = [run for run in runs if not run.done]
-    if not waiting:
-        return
-    launcher = Launcher()
 
-    def train(run: Run) -> None:
-        launcher.train(run)
+    def tell(run: Run) -> None:
         left = sum(not other.done for other in waiting)
         after = run.summary()["after"]
         kl = "" if after["reverse_kl"] is None else f", reverse KL {after['reverse_kl']:.4f}"
         say(f"{run.folder}: accuracy {after['accuracy']:.3f}{kl}; {left} of {len(waiting)} runs left")
 
-    with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(train, run) for run in waiting]
-        try:
-            done, pending = wait(futures, return_when=FIRST_EXCEPTION)
-            if pending:
-                launcher.stop()
-            for future in done:
-                future.result()
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            launcher.stop()
-            raise
+    if jobs == 1 or len(waiting) < 2:
+        for run in waiting:
+            tell(train_run(run))
+        return
+    # Spawned, because a forked child of a process with gRPC threads may hang. Workers are kept for all runs: loading
+    # torch takes longer than many a run of the short form.
+    pool = ProcessPoolExecutor(min(jobs, len(waiting)), mp_context=multiprocessing.get_context("spawn"))
+    try:
+        for future in as_completed([pool.submit(train_run, run) for run in waiting]):
+            tell(future.result())
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def evaluate_models(plan: Plan, say: Say) -> dict[str, dict[int, float]]:
-    """Accuracy of the evaluated models on the prompts of each seed, by `opd eval` in processes of their own."""
+    """Accuracy of the evaluated models on the prompts of each seed, as `opd eval` measures it."""
     experiment = plan.experiment
     for name in experiment.evaluated:
         for seed in plan.seeds:
@@ -112,18 +106,13 @@ def evaluate_models(plan: Plan, say: Say) -> dict[str, dict[int, float]]:
             if out.is_file():
                 continue
             recipe = plan.recipe(Arm("models", ""), seed, plan.default_rate())
-            recipe |= {"run": str(plan.folder / "models" / "unused"), "methods": []}
-            recipe["objective"] = [{"name": "opd", "payload": "sampled"}]
-            recipe["eval"] = {**recipe.get("eval", {}), "reverse_kl": False}
+            recipe |= {"run": "unused", "methods": [], "objective": [{"name": "opd", "payload": "sampled"}]}
+            recipe["eval"] = {**recipe["eval"], "reverse_kl": False}
+            settings = parse_settings(Recipe, recipe, source=f"evaluation of {name}")
+            found = evaluate_model(settings, str(plan.cast.model(name).path))
             out.parent.mkdir(parents=True, exist_ok=True)
-            file = out.with_suffix(".yaml")
-            file.write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
-            model = str(plan.cast.model(name).path)
-            command = [sys.executable, "-m", "opd.cli", "eval", model, "--recipe", str(file), "--out", str(out)]
-            result = subprocess.run(command, capture_output=True, text=True, check=False)
-            if result.returncode:
-                raise OpdError(f"the evaluation of {model} failed: {result.stderr.strip()[-400:]}")
-            say(f"{name} on the prompts of seed {seed}: accuracy {json.loads(out.read_text())['accuracy']:.3f}")
+            out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            say(f"{name} on the prompts of seed {seed}: accuracy {found['accuracy']:.3f}")
     return _read_models(plan)
 
 

@@ -72,9 +72,9 @@ class Plan:
         return float(self.experiment.recipe["train"]["learning_rate"])
 
     def rates(self, arm: Arm) -> tuple[float, ...]:
-        """Rates to sweep for an arm; one rate needs no sweep. The short form sweeps two."""
+        """Rates to sweep for an arm; one rate needs no sweep. The short form sweeps two, for the first arm only."""
         rates = arm.learning_rates or (float(arm.overrides.get("train.learning_rate", self.default_rate())),)
-        return rates if self.form == "full" else rates[:2]
+        return rates if self.form == "full" else rates[: 2 if arm is self.experiment.arms[0] else 1]
 
     def tuning(self, arm: Arm) -> list[Run]:
         """Runs that choose the learning rate of an arm; none when there is nothing to choose."""

@@ -1,4 +1,4 @@
-"""One run of the lab: a recipe in a folder, trained by `opd train` in a process of its own, resumable.
+"""One run of the lab: a recipe in a folder, trained by the same loop as `opd train`, resumable.
 
 A folder is reused when it holds a finished run of the same recipe, resumed when it holds an interrupted one, and
 emptied otherwise.
@@ -6,24 +6,16 @@ emptied otherwise.
 
 import hashlib
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from opd.errors import OpdError
+from opd.config import parse_settings
 
 _VOLATILE = ("run", "teachers.endpoints")
-_STOP_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,57 +102,32 @@ def merge(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
     return result
 
 
-class Launcher:
-    """Starts runs as processes and stops them all when asked to."""
+def train_run(run: Run) -> Run:
+    """Train `run` to its end in this process; returns at once when it is done already.
 
-    def __init__(self) -> None:
-        self._processes: set[subprocess.Popen[bytes]] = set()
-        self._lock = threading.Lock()
-        self._stopped = False
+    Raises:
+        OpdError: when the run fails, or is stopped by a signal (then it goes on from its checkpoint next time).
+    """
+    # Imported here: a parent that only schedules needs no torch.
+    from rich.console import Console
 
-    def train(self, run: Run) -> None:
-        """Train `run` to its end; returns at once when it is done already.
+    from student.loop import train
+    from student.recipe import Recipe
+    from student.run_folder import RunFolder
+    from student.telemetry import Telemetry
 
-        Raises:
-            OpdError: when the process fails; names its log.
-        """
-        if run.done:
-            return
-        resume = run.prepare()
-        recipe_file, log = beside(run.folder, ".yaml"), beside(run.folder, ".log")
-        recipe_file.write_text(yaml.safe_dump({"run": str(run.folder), **run.recipe}, sort_keys=False))
-        command = [sys.executable, "-m", "opd.cli", "train", str(recipe_file), *(["--resume"] if resume else [])]
-        begin = time.monotonic()
-        with log.open("ab") as out:
-            process = self._start(command, out)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        with self._lock:
-            self._processes.discard(process)
-        _add_times(run, usage.ru_utime + usage.ru_stime, time.monotonic() - begin, fresh=not resume)
-        if process.returncode != 0:
-            raise OpdError(f"run {run.folder} ended with exit code {process.returncode}; see {log}.")
-
-    def _start(self, command: list[str], out: Any) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-        with self._lock:
-            if self._stopped:
-                raise OpdError("the lab was stopped; start it again to go on.")
-            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
-            self._processes.add(process)
-        return process
-
-    def stop(self) -> None:
-        """Ask all running processes to save and stop; later runs are refused."""
-        with self._lock:
-            self._stopped = True
-            running = list(self._processes)
-        for process in running:
-            if process.returncode is None:
-                process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + _STOP_SECONDS
-        while self._processes and time.monotonic() < deadline:
-            time.sleep(0.1)
+    if run.done:
+        return run
+    resume = run.prepare()
+    recipe = parse_settings(Recipe, {"run": str(run.folder), **run.recipe}, source=f"arm {run.arm}")
+    cpu, wall = time.process_time(), time.monotonic()
+    with beside(run.folder, ".log").open("a", encoding="utf-8") as log:
+        sinks = Telemetry(RunFolder(run.folder), recipe.train.steps, 0, Console(file=log, width=120))
+        try:
+            train(recipe, resume=resume, telemetry=sinks)
+        finally:
+            _add_times(run, time.process_time() - cpu, time.monotonic() - wall, fresh=not resume)
+    return run
 
 
 def _add_times(run: Run, cpu: float, wall: float, *, fresh: bool) -> None:
@@ -170,7 +137,7 @@ def _add_times(run: Run, cpu: float, wall: float, *, fresh: bool) -> None:
 
 
 def times(run: Run) -> dict[str, float]:
-    """CPU and wall-clock seconds of the run's process, start-up and evaluations included; resumed parts added up."""
+    """CPU and wall-clock seconds of the run, evaluations included; resumed parts added up."""
     path = beside(run.folder, ".times.json")
     data: dict[str, float] = json.loads(path.read_text()) if path.is_file() else {"cpu": 0.0, "wall": 0.0}
     return data
