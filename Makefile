@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help setup demo test engines lint type protos clean
+.PHONY: help setup demo test engines fuzz soak bench lint type protos clean
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -37,6 +37,17 @@ engines: .venv-vllm/.installed ## the engines' conformance suite on a real vLLM,
 .venv-vllm/.installed: pyproject.toml constraints.txt scripts/engines.sh
 	@bash scripts/engines.sh .venv-vllm $(PYTHON)
 	@touch $@
+
+fuzz: $(STAMP) ## hostile requests and answers, at least 10,000 cases of each kind, about ten minutes
+	OPD_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/teacher_server/test_fuzz.py --timeout 3000
+
+soak: $(STAMP) ## a server under load and abuse for 15 minutes, then one that leaks on purpose and must be caught
+	$(BIN)/python benchmarks/server_soak.py
+	$(BIN)/python benchmarks/server_soak.py --minutes 2 --leak
+
+bench: $(STAMP) ## all benchmarks, as ratios within one run
+	@for file in $(filter-out benchmarks/constant_engine.py benchmarks/server_soak.py,$(wildcard benchmarks/*_*.py)); do \
+		echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 lint: $(STAMP) ## ruff
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -7,6 +7,7 @@ Every flag is a setting of `teacher_server.settings`; `--config FILE` takes them
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -145,6 +146,10 @@ def _options(entries: list[str] | None) -> dict[str, Any]:
         if not separator or not key:
             raise ConfigError(f"--engine-option {entry!r} must be KEY=VALUE.")
         options[key] = yaml.safe_load(value)
+        if isinstance(options[key], str):
+            # YAML 1.1 takes 1e-5 for a word.
+            with contextlib.suppress(ValueError):
+                options[key] = float(value)
     return options
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from opd.errors import OpdError, UnavailableError
+from opd.errors import UnavailableError
 from opd.wire.bounds import RequestBounds
 from opd.wire.checksum import crc32c
 from opd.wire.decoder import ScoreStreamDecoder
@@ -126,7 +126,7 @@ def self_test(engine: Engine, name: str) -> None:
     for spec in specs:
         try:
             first, second = (_through_the_codec(engine, item, spec, bounds) for _ in range(2))
-        except (OpdError, ValueError) as error:
+        except Exception as error:
             raise UnavailableError(
                 f"teacher {name!r} failed its self-test with payload {spec.kind}: {error}"
             ) from error

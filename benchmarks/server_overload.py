@@ -1,0 +1,130 @@
+"""Overload: goodput at four times the capacity against its peak, the wait in the queue, refusals, memory.
+
+    python benchmarks/server_overload.py              # about a minute
+    python benchmarks/server_overload.py --seconds 300
+
+Closed-loop clients ask for as much as they can and come back when the server tells them. The engine takes a fixed time
+per token, so that the ratio is about queueing and not about this machine's speed.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import numpy as np
+import psutil
+
+from opd.errors import OverloadedError
+from opd.wire.channel import open_channel
+from opd.wire.request import build_score_request
+from opd.wire.status import error_from_rpc
+from opd.wire.types import PayloadSpec, ScoreItem
+from opd.wire.v1 import teacher_pb2_grpc
+
+SEQUENCES, TOKENS = 8, 512
+BUDGET = 16 * SEQUENCES * TOKENS
+SECONDS_PER_TOKEN = 1e-5
+
+
+@dataclass
+class Load:
+    """What a run of clients saw."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    waits: list[float] = field(default_factory=list)
+
+
+def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    port_file = folder / "port"
+    command = [sys.executable, "-m", "teacher_server", "--model", "t=constant", "--port-file", port_file]
+    command += ["--engine", "constant_engine:ConstantEngine", "--metrics-port", "-1", "--log-level", "error"]
+    command += ["--engine-option", f"seconds_per_token={SECONDS_PER_TOKEN}", "--max-tokens-in-flight", str(BUDGET)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    process = subprocess.Popen(command, env=environment)
+    while not port_file.exists():
+        if process.poll() is not None:
+            raise SystemExit("the server did not start")
+        time.sleep(0.05)
+    return process, port_file.read_text().split()[0]
+
+
+async def drive(address: str, clients: int, seconds: float) -> Load:
+    load = Load()
+    rng = np.random.default_rng(0)
+    items = [ScoreItem(rng.integers(0, 1000, TOKENS).astype(np.uint32), 128) for _ in range(SEQUENCES)]
+    async with open_channel(address) as channel:
+        stub = teacher_pb2_grpc.TeacherServiceStub(channel)
+        started = time.monotonic()
+
+        async def run(number: int) -> None:
+            count = 0
+            while time.monotonic() - started < seconds:
+                count += 1
+                request = build_score_request(
+                    items, PayloadSpec.sampled(), teacher="t", request_id=f"{number}.{count}", client=f"c{number}"
+                )
+                try:
+                    async for message in stub.Score(request, timeout=60):
+                        if message.WhichOneof("message") == "trailer":
+                            load.waits.append(message.trailer.timings.queue_seconds)
+                    load.tokens += SEQUENCES * TOKENS
+                    load.outcomes["OK"] += 1
+                except grpc.RpcError as error:
+                    typed = error_from_rpc(error)
+                    load.outcomes[type(typed).__name__] += 1
+                    if isinstance(typed, OverloadedError):
+                        await asyncio.sleep(typed.retry_after)
+
+        await asyncio.gather(*(run(number) for number in range(clients)))
+        load.seconds = time.monotonic() - started
+    return load
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        process, address = start_server(Path(folder))
+        try:
+            asyncio.run(drive(address, 16, 2.0))
+            table = []
+            peak = 0.0
+            print(f"{'clients':>8} {'tokens/s':>9} {'of peak':>8} {'refused':>8} {'p99 wait s':>10} {'RSS MiB':>8}")
+            # 16 clients fill the budget exactly; 64 ask for four times as much.
+            for clients in (8, 16, 64):
+                load = asyncio.run(drive(address, clients, args.seconds))
+                rate = load.tokens / load.seconds
+                peak = max(peak, rate)
+                resident = psutil.Process(process.pid).memory_info().rss / 2**20
+                wait = float(np.quantile(load.waits, 0.99))
+                refused = load.outcomes["OverloadedError"]
+                untyped = sum(load.outcomes.values()) - load.outcomes["OK"] - refused
+                row = {"clients": clients, "tokens_per_second": rate, "of_peak": rate / peak, "refused": refused}
+                table.append({**row, "p99_wait": wait, "rss_mib": resident, "untyped_failures": untyped})
+                print(
+                    f"{clients:8} {rate:9.0f} {rate / peak:8.2f} {refused:8} {wait:10.2f} {resident:8.0f}", flush=True
+                )
+                if untyped:
+                    raise SystemExit(f"{untyped} calls failed otherwise: {dict(load.outcomes)}")
+        finally:
+            process.terminate()
+            process.wait(60)
+    if args.json:
+        args.json.write_text(json.dumps(table, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
