@@ -70,6 +70,10 @@ class StepReport:
 class Services(Protocol):
     """What a controller may ask of the loop."""
 
+    @property
+    def tokenizer(self) -> Any:
+        """The student's tokenizer."""
+
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Names and trained tensors of the student, on its device; writable under no_grad."""
 

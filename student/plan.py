@@ -16,12 +16,14 @@ class PlannedRow:
         prompt: the prompt.
         max_new_tokens: longest response, tokens.
         temperature: sampling temperature.
+        answer: the response as text when it is given instead of sampled; such rows have origin expert.
     """
 
     key: RowKey
     prompt: Prompt
     max_new_tokens: int
     temperature: float
+    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

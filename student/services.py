@@ -37,6 +37,7 @@ class LoopServices:
         poll: called while waiting for the fleet.
 
     Attributes:
+        tokenizer: see `Services.tokenizer`.
         costs: tokens spent since the loop last took them.
     """
 
@@ -54,7 +55,7 @@ class LoopServices:
     ) -> None:
         self._recipe = recipe
         self._learner = learner
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._source = source
         self._scorer = scorer
         self.rollout_spec = rollout_spec
@@ -77,7 +78,7 @@ class LoopServices:
         """See `Services.rollout`."""
         return rollout(
             self._learner.student.lm,
-            self._tokenizer,
+            self.tokenizer,
             plan.rows,
             self.rollout_spec,
             policy_version=self._learner.updates,
@@ -131,7 +132,7 @@ class LoopServices:
         def sample(temp: float, count: int, scorer: Scorer | None) -> list[Row]:
             return sample_answers(
                 self._learner,
-                self._tokenizer,
+                self.tokenizer,
                 prompts,
                 self.rollout_spec,
                 samples=count,

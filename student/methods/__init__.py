@@ -5,6 +5,22 @@ from student.terms import OBJECTIVES
 
 __all__ = ["CONTROLLERS", "OBJECTIVES"]
 
-OBJECTIVES.add(
-    "opd", "student.methods.opd:OnPolicyDistillation", "a divergence to the teacher on the student's samples"
-)
+for name, path, summary in [
+    ("opd", "opd:OnPolicyDistillation", "a divergence to the teacher on the student's samples"),
+    ("gopd", "gopd:GeneralisedOpd", "distillation with the teacher's reward scaled by lambda, against a reference"),
+    ("exopd", "gopd:ExOpd", "G-OPD with lambda 1.25: beyond the teacher"),
+    ("sft", "sft:SupervisedFineTuning", "cross-entropy on given answers"),
+    ("reference_kl", "reference_kl:ReferenceKl", "a penalty for leaving a reference model"),
+    ("vopd", "vopd:Vopd", "sampled distillation with the KL as control variate"),
+    ("poweropd", "poweropd:PowerOpd", "sampled distillation with a Box-Cox reward"),
+    ("reopold", "reopold:Reopold", "sampled distillation with a floor under the reward, in two phases"),
+    ("tropd", "tropd:Tropd", "sampled distillation in a trust region, forward KL outside"),
+    ("tip", "tip:TokenSelection", "distillation on the tokens with the highest entropy or divergence"),
+]:
+    OBJECTIVES.add(name, f"student.methods.{path}", summary)
+
+for name, path, summary in [
+    ("expert_rows", "expert_rows:ExpertRows", "given answers among the sampled ones: GKD's mix, cold start"),
+    ("mask_tokens", "mask_tokens:MaskTokens", "leave special tokens out of every loss"),
+]:
+    CONTROLLERS.add(name, f"student.methods.{path}", summary)

@@ -27,6 +27,7 @@ from pydantic import Field, model_validator
 from opd import maths
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.methods.given_rows import refuse_given_rows, untied_tokens
 from student.methods.output import divergence_metrics
 from student.methods.return_to_go import future_surrogate
 from student.needs import HIDDEN, SCORES, SCORES_AT_TEACHER, TEACHER, Needs, SignalNeed
@@ -34,8 +35,6 @@ from student.terms import Term, TermOutput, TermSettings, TokenBatch, have
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from torch import Tensor
 
     from opd.maths import Divergence, HeadSettings
     from student.row import Row
@@ -125,11 +124,8 @@ class OnPolicyDistillation(Term):
 
     def prepare(self, rows: Sequence[Row]) -> None:
         """Refuse given rows where the payload is an estimate from the response token alone."""
-        if self.settings.payload == "sampled" and any(row.origin == "expert" and self.selects(row) for row in rows):
-            raise ConfigError(
-                f"term {self.settings.name!r} has payload sampled, which needs rows that the student sampled; set its "
-                "rows to sampled, or use payload gather, topk or hidden."
-            )
+        if self.settings.payload == "sampled":
+            refuse_given_rows(self, rows)
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
         """Divergence per position, nats; its metrics carry the name of the divergence."""
@@ -205,14 +201,6 @@ class OnPolicyDistillation(Term):
             mask=batch.mask,
             token_weights=batch.weights,
         )
-
-
-def untied_tokens(batch: TokenBatch, ids: Tensor) -> Tensor:
-    """[N] response tokens, on given rows replaced by the first candidate, so that no tail is estimated from them."""
-    import torch
-
-    given = batch.of_rows([row.origin == "expert" for row in batch.rows])
-    return torch.where(given, ids[:, 0], batch.token_ids)
 
 
 def head_settings(head: HeadWeights, factor: float = 1.0) -> HeadSettings:

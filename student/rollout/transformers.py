@@ -5,7 +5,6 @@ half of a batch has finished, the cache is cut down to the rows that go on.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,28 +14,13 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from opd.errors import DataError
 from opd.tasks.encode import encode_prompt
 from student.plan import PlannedRow
+from student.rollout.expert import expert_rows
 from student.rollout.sampling import draw
+from student.rollout.spec import RolloutSpec
 from student.row import Row
 from student.streams import stream, uniforms
 
-
-@dataclass(frozen=True, slots=True)
-class RolloutSpec:
-    """What every rollout of a run shares.
-
-    Attributes:
-        seed: the run's seed; with a row's key it names the row's random stream.
-        batch_rows: rows decoded together.
-        candidates: K most likely ids to keep per position, 0 for none.
-        valid_vocab: ids the tokenizer can produce.
-        max_prompt_tokens: longer prompts are an error.
-    """
-
-    seed: int
-    batch_rows: int
-    candidates: int
-    valid_vocab: int
-    max_prompt_tokens: int
+__all__ = ["RolloutSpec", "rollout"]
 
 
 class _Active:
@@ -63,7 +47,7 @@ def rollout(
     purpose: tuple[object, ...] = ("rollout",),
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
-    """Sample one response for each planned row.
+    """Sample one response for each planned row that does not bring its answer.
 
     Args:
         model: causal LM in the state to sample from; put into eval mode for the duration.
@@ -82,9 +66,18 @@ def rollout(
     model.eval()
     rows: dict[int, Row] = {}
     try:
-        actives = [_Active(p, _encode(p, tokenizer, spec.max_prompt_tokens), spec.seed, purpose) for p in planned]
+        prompts = [_encode(p, tokenizer, spec.max_prompt_tokens) for p in planned]
+        given = [i for i, p in enumerate(planned) if p.answer is not None]
+        if given:
+            answered = expert_rows(
+                model, tokenizer, [planned[i] for i in given], [prompts[i] for i in given], spec, policy_version
+            )
+            for i, row in zip(given, answered, strict=True):
+                rows[i] = row
+                on_row(row)
+        actives = {i: _Active(p, prompts[i], spec.seed, purpose) for i, p in enumerate(planned) if p.answer is None}
         # Rows of similar prompt length share a batch; the order is a function of the plan, so it resumes.
-        order = sorted(range(len(actives)), key=lambda i: (len(actives[i].prompt_ids), i))
+        order = sorted(actives, key=lambda i: (len(actives[i].prompt_ids), i))
         for start in range(0, len(order), spec.batch_rows):
             indices = order[start : start + spec.batch_rows]
 

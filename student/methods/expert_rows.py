@@ -1,0 +1,108 @@
+"""Given answers among the sampled ones: GKD's mix, golden rollouts, and a cold start.
+
+    share        of each step's rows is given instead of sampled. GKD (arXiv 2306.13649) has share = 1 - lambda, with
+                 one divergence on all rows; StableOPD (2604.08527) mixes golden rollouts in against length inflation
+    cold_steps   first steps that are given throughout, usually with term sft (arXiv 2604.13016)
+
+Answers are the worked solution or the reference answer of the prompt, or recorded ones from a file, for example the
+teacher's. Terms tell the rows apart by their setting `rows`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, model_validator
+
+from opd.errors import DataError
+from student.controllers import Controller, ControllerSettings
+from student.rollout.recorded import read_answers
+from student.streams import stream
+
+if TYPE_CHECKING:
+    from opd.tasks.prompt import Prompt
+    from student.controllers import Services
+    from student.plan import PlannedRow, StepPlan
+    from student.row import Row
+
+
+class ExpertRowsSettings(ControllerSettings):
+    """Settings of given rows."""
+
+    share: float = Field(0.0, ge=0, le=1, description="Share of a step's rows that is given.")
+    cold_steps: int = Field(0, ge=0, description="First steps in which every row is given.")
+    source: Literal["solution", "answer", "file"] = Field(
+        "solution",
+        description="Where answers come from: the prompt's worked solution, its answer, or `file`.",
+    )
+    file: Path | None = Field(None, description='A .jsonl file with "prompt" and "answer" in each line.')
+    seed: int = Field(0, ge=0, description="Decides which rows are given.")
+
+    @model_validator(mode="after")
+    def _check(self) -> ExpertRowsSettings:
+        if (self.source == "file") != (self.file is not None):
+            raise ValueError(f"source is {self.source} and file is {self.file}; give a file with source: file only")
+        if not (self.share or self.cold_steps):
+            raise ValueError("share and cold_steps are both 0, so that nothing is given; set one")
+        return self
+
+
+class ExpertRows(Controller):
+    """Turns planned rows into given ones."""
+
+    settings_type = ExpertRowsSettings
+    settings: ExpertRowsSettings
+
+    def __init__(self, settings: ExpertRowsSettings) -> None:
+        super().__init__(settings)
+        self._recorded: dict[int, list[str]] = {}
+        self._given = self._rows = self._tokens = 0
+
+    def start(self, services: Services) -> None:
+        """Read the recorded answers."""
+        if self.settings.file is not None:
+            self._recorded = read_answers(self.settings.file)
+
+    def plan(self, plan: StepPlan) -> StepPlan:
+        """Give a fixed number of rows their answer, chosen by seed and step among those that have one.
+
+        Raises:
+            DataError: when fewer rows than wanted have an answer.
+        """
+        s = self.settings
+        wanted = len(plan.rows) if plan.step < s.cold_steps else round(s.share * len(plan.rows))
+        able = [i for i, row in enumerate(plan.rows) if self._answers(row.prompt)]
+        if len(able) < wanted:
+            missing = next(row.prompt.uid for i, row in enumerate(plan.rows) if i not in able)
+            raise DataError(
+                f"{wanted} of the {len(plan.rows)} rows of step {plan.step} shall be given, but only {len(able)} have "
+                f"an answer (source {s.source}); prompt {missing} has none. Lower share or give more answers."
+            )
+        order = stream(s.seed, "expert_rows", plan.step).permutation(len(able))
+        chosen = {able[int(i)] for i in order[:wanted]}
+        return replace(plan, rows=tuple(self._give(row) if i in chosen else row for i, row in enumerate(plan.rows)))
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        """Only measures."""
+        given = [row for row in rows if row.origin == "expert"]
+        self._given, self._rows, self._tokens = len(given), len(rows), sum(row.length for row in given)
+        return rows
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Metrics expert_share, of this rank's rows, and cost/train/expert_tokens, which their author once sampled."""
+        return {
+            "expert_share": self._given / max(1, self._rows),
+            "cost/train/expert_tokens": float(self._tokens),
+        }
+
+    def _give(self, row: PlannedRow) -> PlannedRow:
+        answers = self._answers(row.prompt)
+        return replace(row, answer=answers[row.key.sample % len(answers)])
+
+    def _answers(self, prompt: Prompt) -> list[str]:
+        if self.settings.source == "file":
+            return self._recorded.get(prompt.content_hash, [])
+        text = prompt.answer if self.settings.source == "answer" else prompt.extra.get("solution")
+        return [] if text is None else [str(text)]

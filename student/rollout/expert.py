@@ -1,0 +1,102 @@
+"""Rows whose response is given as text: encoded, then read once by the student for log-probs and candidates.
+
+`behaviour_logp` holds the student's own log-probs, as if it had sampled the response: nobody knows those of the true
+author. Terms that need a real sampler look at `Row.origin`, which is "expert".
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from opd.errors import DataError
+from student.batch import collate, split
+from student.plan import PlannedRow
+from student.rollout.spec import RolloutSpec
+from student.row import Row
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_CHUNK = 4096
+
+
+@torch.no_grad()
+def expert_rows(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    planned: Sequence[PlannedRow],
+    prompts: Sequence[np.ndarray],
+    spec: RolloutSpec,
+    policy_version: int,
+) -> list[Row]:
+    """One row per planned row, from its `answer` and the end of sequence, cut at its length limit.
+
+    Args:
+        model: the student, in the mode to read with.
+        tokenizer: its tokenizer.
+        planned: rows with an answer.
+        prompts: their encoded prompts.
+        spec: shared settings.
+        policy_version: updates the weights have seen.
+
+    Raises:
+        DataError: for an answer that encodes to no token.
+    """
+    rows = [_encode(p, ids, tokenizer, policy_version) for p, ids in zip(planned, prompts, strict=True)]
+    for temperature in sorted({p.temperature for p in planned}):
+        same = [row for row, p in zip(rows, planned, strict=True) if p.temperature == temperature]
+        longest = max(len(row.prompt_ids) + row.length for row in same)
+        for part in split(same, spec.batch_rows * longest):
+            _read(model, [same[i] for i in part], spec, temperature or 1.0)
+    return rows
+
+
+def _encode(
+    planned: PlannedRow, prompt_ids: np.ndarray, tokenizer: "PreTrainedTokenizerBase", policy_version: int
+) -> Row:
+    text = planned.answer or ""
+    ids = [int(i) for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
+    if tokenizer.eos_token_id is not None and ids[-1:] != [tokenizer.eos_token_id]:
+        ids.append(int(tokenizer.eos_token_id))
+    if not ids:
+        raise DataError(f"the given answer {text!r} to prompt {planned.prompt.uid} encodes to no token; drop it.")
+    truncated = len(ids) > planned.max_new_tokens
+    ids = ids[: planned.max_new_tokens]
+    return Row(
+        key=planned.key,
+        prompt=planned.prompt,
+        prompt_ids=prompt_ids,
+        response_ids=np.array(ids, dtype=np.uint32),
+        behaviour_logp=np.zeros(len(ids), dtype=np.float32),
+        policy_version=np.full(len(ids), policy_version, dtype=np.int32),
+        loss_mask=np.ones(len(ids), dtype=np.bool_),
+        truncated=truncated,
+        text=str(tokenizer.decode(ids, skip_special_tokens=True)),
+        origin="expert",
+        turns=((0, len(ids)),),
+    )
+
+
+def _read(model: "PreTrainedModel", rows: Sequence[Row], spec: RolloutSpec, temperature: float) -> None:
+    """Fill in log-probs and candidates of `rows` from one forward pass."""
+    from student.model import ProjectionSpec, Student, logits_of
+
+    student = Student(model)
+    micro = collate(rows, range(len(rows)), model.device)
+    hidden = student(micro.input_ids, micro.attention_mask, micro.row, micro.source)
+    head, projection = student.head(), ProjectionSpec(frozenset(), spec.valid_vocab, temperature, _CHUNK)
+    logp, candidates = [], []
+    for start in range(0, len(hidden), _CHUNK):
+        piece = slice(start, start + _CHUNK)
+        scores = logits_of(hidden[piece], head, projection).log_softmax(-1)
+        logp.append(scores.gather(-1, micro.token_ids[piece].unsqueeze(-1)).squeeze(-1).cpu())
+        if spec.candidates:
+            candidates.append(scores.topk(spec.candidates, dim=-1).indices.cpu())
+    ends = np.cumsum([row.length for row in rows])[:-1]
+    for row, part in zip(rows, np.split(torch.cat(logp).numpy().astype(np.float32), ends), strict=True):
+        row.behaviour_logp = part
+    if spec.candidates:
+        for row, top in zip(rows, np.split(torch.cat(candidates).numpy().astype(np.uint32), ends), strict=True):
+            row.candidates = top
