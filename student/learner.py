@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ class Learner:
         self.settings = settings
         self.accelerator = accelerator
         self.head_of = head_of
-        self.projection = ProjectionSpec(needs.student, valid_vocab, temperature, settings.head_chunk)
+        self.projection = ProjectionSpec(needs.student, valid_vocab, temperature, settings.logit_scratch_mib * 2**20)
         self.student = student
         matrices = [p for p in student.parameters() if p.requires_grad and p.ndim >= 2]
         others = [p for p in student.parameters() if p.requires_grad and p.ndim < 2]
@@ -105,11 +106,12 @@ class Learner:
 
         Args:
             rows: this rank's rows.
-            select: narrows the trained positions of a micro-batch to a bool mask [N]; denominators stay those of
-                all rows, so gradients of disjoint selections add up to the whole.
+            select: narrows the trained positions of a micro-batch to a bool mask [N]; weights stay those of all
+                rows, so gradients of disjoint selections add up to the whole.
         """
         self.objective.prepare(rows)
-        denominators = self.objective.denominators(rows, self._sum_over_ranks)
+        weights = self.objective.position_weights(rows, self.accelerator.device)
+        ends = list(accumulate((row.length for row in rows), initial=0))
         parts = split(rows, self.settings.micro_batch_tokens, by_teacher=HIDDEN in self.needs.student)
         rounds = int(self._max_over_ranks(len(parts)))
         sums: Metrics = {}
@@ -119,10 +121,9 @@ class Learner:
             filler = index >= len(parts)
             last = index == rounds - 1
             with self.accelerator.autocast(), self.accelerator.no_sync(self.wrapped) if not last else nullcontext():
-                loss, metrics = self._micro_loss(micro, denominators, select)
-                # Data-parallel wrappers average gradients over ranks; the denominators already span all ranks.
-                scale = 0.0 if filler else float(self.accelerator.num_processes)
-                self.accelerator.backward(loss * scale)
+                index_of = torch.cat([torch.arange(ends[i], ends[i + 1]) for i in part]).to(self.accelerator.device)
+                loss, metrics = self._micro_loss(micro, [every[index_of] for every in weights], select)
+                self.accelerator.backward(loss * (0.0 if filler else 1.0))
             if not filler:
                 for name, (top, bottom) in metrics.items():
                     old = sums.get(name, (0.0, 0.0))
@@ -135,7 +136,7 @@ class Learner:
         needs = needs or self.needs
         hidden = self.wrapped(micro.input_ids, micro.attention_mask, micro.row, micro.source)
         spec = ProjectionSpec(
-            needs.student, self.projection.valid_vocab, self.projection.temperature, self.projection.chunk
+            needs.student, self.projection.valid_vocab, self.projection.temperature, self.projection.scratch_bytes
         )
         device = self.accelerator.device
         signals = {
@@ -159,12 +160,12 @@ class Learner:
         )
 
     def _micro_loss(
-        self, micro: MicroBatch, denominators: Sequence[float], select: Callable[[MicroBatch], Tensor] | None
+        self, micro: MicroBatch, weights: Sequence[Tensor], select: Callable[[MicroBatch], Tensor] | None
     ) -> tuple[Tensor, Metrics]:
         batch = self.token_batch(micro)
         if select is not None:
             batch = dataclasses.replace(batch, mask=batch.mask & select(micro))
-        return self.objective.loss(batch, denominators)
+        return self.objective.loss(batch, weights)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Trained parameters by the name they have in the saved model."""
@@ -190,11 +191,6 @@ class Learner:
                 }
         self.updates = int(state["updates"])
         torch.set_rng_state(state["torch_rng"])
-
-    def _sum_over_ranks(self, tensor: Tensor) -> Tensor:
-        if self.accelerator.num_processes == 1:
-            return tensor
-        return self.accelerator.reduce(tensor.to(self.accelerator.device), "sum").cpu()  # type: ignore[no-any-return]
 
     def _max_over_ranks(self, value: int) -> int:
         if self.accelerator.num_processes == 1:

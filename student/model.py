@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from opd import maths
 from opd.errors import ConfigError
 from opd.heads import scale_and_cap
-from opd.maths import TokenScores, score_tokens
+from opd.maths import TokenScores
 from student.batch import MicroBatch
 from student.needs import HIDDEN, SCORES, SCORES_AT_TEACHER
 from student.terms import HeadWeights, StudentTokens
@@ -97,14 +97,13 @@ class ProjectionSpec:
         want: what terms ask for, of {"scores", "scores_at_teacher", "hidden"}.
         valid_vocab: ids the tokenizer can produce; further rows of the head are padding and get no probability.
         temperature: divides the logits.
-        chunk: positions projected at a time under activation checkpointing, so that logits of size N x V are
-            never held; 0 projects all at once.
+        scratch_bytes: bound on the tiles of logits, bytes; 0 for the default of the device.
     """
 
     want: frozenset[str]
     valid_vocab: int
     temperature: float
-    chunk: int
+    scratch_bytes: int = 0
 
 
 def logits_of(hidden: Float[Tensor, "n h"], head: HeadWeights, spec: ProjectionSpec) -> Float[Tensor, "n v"]:
@@ -128,29 +127,25 @@ def project(
     spec: ProjectionSpec,
 ) -> StudentTokens:
     """What `spec.want` asks of the student's distribution at every response position of the micro-batch."""
-    scores = _chunked(hidden, head, batch.token_ids, batch.candidates, spec) if SCORES in spec.want else None
+    scores = _scores(hidden, head, batch.token_ids, batch.candidates, spec) if SCORES in spec.want else None
     at_teacher = None
     if SCORES_AT_TEACHER in spec.want and teacher_ids is not None:
-        at_teacher = _chunked(hidden, head, batch.token_ids, teacher_ids, spec)
+        at_teacher = _scores(hidden, head, batch.token_ids, teacher_ids, spec)
     wants_hidden = HIDDEN in spec.want
     return StudentTokens(scores, at_teacher, hidden if wants_hidden else None, head if wants_hidden else None)
 
 
-def _chunked(
+def _scores(
     hidden: Tensor, head: HeadWeights, token_ids: Tensor, ids: Tensor | None, spec: ProjectionSpec
 ) -> TokenScores:
-    """Log-probs at the response token and at `ids`, `spec.chunk` positions at a time."""
-
-    def scores(part: Tensor, tokens: Tensor, chosen: Tensor | None) -> tuple[Tensor, ...]:
-        out = score_tokens(logits_of(part, head, spec), candidate_ids=chosen, sampled_ids=tokens)
-        return out.candidates, out.sampled, out.log_tail, out.log_z, out.entropy
-
-    step = spec.chunk or len(hidden)
-    if len(hidden) <= step:
-        return TokenScores(*scores(hidden, token_ids, ids))
-    parts = []
-    for start in range(0, len(hidden), step):
-        piece = slice(start, start + step)
-        arguments = (hidden[piece], token_ids[piece], None if ids is None else ids[piece])
-        parts.append(checkpoint(scores, *arguments, use_reentrant=False))
-    return TokenScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    """Log-probs at the response token and at `ids`, in tiles: logits of size N x V are never held."""
+    return maths.linear_token_scores(
+        hidden,
+        head.weight,
+        candidate_ids=ids,
+        sampled_ids=token_ids,
+        settings=maths.HeadSettings(head.bias, head.logit_scale, head.soft_cap),
+        temperature=spec.temperature,
+        vocab_size=spec.valid_vocab,
+        scratch_bytes=spec.scratch_bytes or None,
+    )

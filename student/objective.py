@@ -1,22 +1,27 @@
-"""The objective: a sum of terms, each averaged by a denominator that the whole step shares.
+"""The objective: a sum of terms, each an average with weights that the whole step shares.
 
-Denominators are counted over all rows of the step on all ranks before the first backward, so the gradient does not
+Weights are counted over all rows of the step on all ranks before the first backward, so the gradient does not
 depend on how rows are cut into micro-batches or spread over ranks.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from opd import maths
 from student.needs import Needs, merge
 from student.row import Row
 from student.terms import Term, TermOutput, TokenBatch
 
 Metrics = dict[str, tuple[float, float]]
+
+# `constant` sums the tokens of a sequence and divides by sequences times the length limit.
+_MODES = {"token_mean": "token_mean", "sequence_mean": "sequence_mean", "constant": "sequence_sum"}
 
 
 class Objective:
@@ -47,33 +52,46 @@ class Objective:
         for term in self.terms:
             term.prepare(rows)
 
-    def denominators(self, rows: Sequence[Row], reduce: Callable[[Tensor], Tensor]) -> list[float]:
-        """One denominator per term, over all ranks.
+    def position_weights(self, rows: Sequence[Row], device: torch.device) -> list[Float[Tensor, " N"]]:
+        """Per term the weight of every response position of the step, row after row; 0 where it is not trained.
+
+        Counted over all rows on all ranks by `opd.maths.token_weights`, the one place that divides.
+        """
+        lengths = torch.tensor([row.length for row in rows], device=device)
+        sequence = torch.arange(len(rows), device=device).repeat_interleave(lengths)
+        trained = torch.from_numpy(np.concatenate([row.loss_mask for row in rows])).to(device)
+        factor = torch.tensor([row.weight for row in rows], device=device)[sequence]
+        found = maths.token_weights(
+            {
+                str(i): maths.Term(
+                    mask=trained & torch.tensor([term.selects(row) for row in rows], device=device)[sequence],
+                    mode=_MODES[term.settings.aggregation],
+                    sequence=sequence,
+                    num_sequences=len(rows),
+                )
+                for i, term in enumerate(self.terms)
+            }
+        )
+        weights = []
+        for i, term in enumerate(self.terms):
+            divisor = self.length_limit if term.settings.aggregation == "constant" else 1
+            weights.append(found[str(i)] * factor / divisor)
+        return weights
+
+    def loss(self, batch: TokenBatch, weights: Sequence[Float[Tensor, " n"]]) -> tuple[Float[Tensor, ""], Metrics]:
+        """This micro-batch's share of the step's loss in nats, and its metrics as sums with denominators.
 
         Args:
-            rows: this rank's rows of the step.
-            reduce: sums a tensor over ranks.
+            batch: the micro-batch.
+            weights: per term, of the batch's positions, from `position_weights`.
         """
-        counts = []
-        for term in self.terms:
-            lengths = [int(row.loss_mask.sum()) for row in rows if term.selects(row)]
-            counts.append([float(sum(lengths)), float(sum(length > 0 for length in lengths))])
-        total = reduce(torch.tensor(counts, dtype=torch.float64)).tolist()
-        denominators = []
-        for term, (tokens, trained) in zip(self.terms, total, strict=True):
-            by_name = {"token_mean": tokens, "sequence_mean": trained, "constant": trained * self.length_limit}
-            denominators.append(max(1.0, by_name[term.settings.aggregation]))
-        return denominators
-
-    def loss(self, batch: TokenBatch, denominators: Sequence[float]) -> tuple[Float[Tensor, ""], Metrics]:
-        """This micro-batch's share of the step's loss in nats, and its metrics as sums with denominators."""
         total = torch.zeros((), device=batch.mask.device)
         metrics: Metrics = {}
-        for term, label, denominator in zip(self.terms, self._labels, denominators, strict=True):
+        for term, label, given in zip(self.terms, self._labels, weights, strict=True):
             mine = dataclasses.replace(batch, mask=batch.mask & batch.of_rows([term.selects(r) for r in batch.rows]))
-            weights = _position_weights(mine, term.settings.aggregation) / denominator
-            output = term.token_losses(dataclasses.replace(mine, weights=weights))
-            part = _weighted(output, mine, weights)
+            mine = dataclasses.replace(mine, weights=given * mine.mask)
+            output = term.token_losses(mine)
+            part = _weighted(output, mine)
             total = total + term.settings.weight * part
             metrics[f"loss/{label}"] = (float(part.detach()), 1.0)
             for key, (top, bottom) in output.metrics.items():
@@ -90,18 +108,10 @@ class Objective:
             term.load_state_dict(state.get(str(i), {}))
 
 
-def _position_weights(batch: TokenBatch, aggregation: str) -> Float[Tensor, " n"]:
-    """[N] weights before the division by the denominator: mask, row weight, and 1 / length for sequence_mean."""
-    per_row = [row.weight for row in batch.rows]
-    if aggregation == "sequence_mean":
-        per_row = [row.weight / max(1, int(row.loss_mask.sum())) for row in batch.rows]
-    return batch.mask.float() * batch.of_rows(per_row)
-
-
-def _weighted(output: TermOutput, batch: TokenBatch, weights: Tensor) -> Float[Tensor, ""]:
+def _weighted(output: TermOutput, batch: TokenBatch) -> Float[Tensor, ""]:
     if output.total is not None:
         return output.total
     if output.loss is None:
         raise TypeError("a term returned neither loss nor total")
     # where() and not a product: a NaN at a masked position must not reach the sum.
-    return (torch.where(batch.mask, output.loss, torch.zeros_like(output.loss)) * weights).sum()
+    return (torch.where(batch.mask, output.loss, torch.zeros_like(output.loss)) * batch.weights).sum()

@@ -60,8 +60,8 @@ class TrainSettings(Settings):
     weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradients are scaled down to this norm.")
     micro_batch_tokens: int = Field(16_384, ge=1, description="Rows times padded length of one forward and backward.")
-    head_chunk: int = Field(
-        4096, ge=0, description="Positions projected to logits at a time, recomputed in the backward pass; 0: all."
+    logit_scratch_mib: int = Field(
+        0, ge=0, description="Bound on tiles of logits in MiB; 0 means 1024 on a GPU and 128 on CPU."
     )
     mixed_precision: Literal["auto", "no", "bf16"] = Field(
         "auto", description="Autocast: auto means bf16 on a GPU that has it, else no."
