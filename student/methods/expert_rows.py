@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 
 from opd.errors import DataError
 from student.controllers import Controller, ControllerSettings
+from student.costs import positions
 from student.rollout.recorded import read_answers
 from student.streams import stream
 
@@ -58,7 +59,8 @@ class ExpertRows(Controller):
     def __init__(self, settings: ExpertRowsSettings) -> None:
         super().__init__(settings)
         self._recorded: dict[int, list[str]] = {}
-        self._given = self._rows = self._tokens = 0
+        self._given: list[Row] = []
+        self._rows = 0
 
     def start(self, services: Services) -> None:
         """Read the recorded answers."""
@@ -86,16 +88,16 @@ class ExpertRows(Controller):
 
     def compose(self, rows: list[Row]) -> list[Row]:
         """Only measures."""
-        given = [row for row in rows if row.origin == "expert"]
-        self._given, self._rows, self._tokens = len(given), len(rows), sum(row.length for row in given)
+        self._given, self._rows = [row for row in rows if row.origin == "expert"], len(rows)
         return rows
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Metrics expert_share, of this rank's rows, and cost/train/expert_tokens, which their author once sampled."""
-        return {
-            "expert_share": self._given / max(1, self._rows),
-            "cost/train/expert_tokens": float(self._tokens),
-        }
+        """Metrics expert_share, of this rank's rows, and what recorded answers once cost their author."""
+        metrics = {"expert_share": len(self._given) / max(1, self._rows)}
+        if self.settings.source == "file":
+            metrics["cost/train/expert_tokens"] = float(sum(row.length for row in self._given))
+            metrics["cost/train/expert_positions"] = float(positions(self._given))
+        return metrics
 
     def _give(self, row: PlannedRow) -> PlannedRow:
         answers = self._answers(row.prompt)

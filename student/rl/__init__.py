@@ -1,1 +1,21 @@
-"""RL plug-ins: reward-driven terms of the objective, a file each."""
+"""Reinforcement learning on the same loop: advantage estimators and the terms that use them, by name."""
+
+from opd.registry import Registry
+from student.terms import OBJECTIVES
+
+__all__ = ["ADVANTAGES", "OBJECTIVES"]
+
+ADVANTAGES = Registry("advantage", "opd.advantages")
+
+for name, path, summary in [
+    ("group_mean", "advantages:GroupMean", "reward minus the group's mean, by default over its deviation"),
+    ("leave_one_out", "advantages:LeaveOneOut", "reward minus the mean of the rest of the group"),
+]:
+    ADVANTAGES.add(name, f"student.rl.{path}", summary)
+
+for name, path, summary in [
+    ("policy_gradient", "policy_gradient:PolicyGradient", "a policy gradient with any advantage, ratio and clip"),
+    ("grpo", "grpo:Grpo", "group-relative policy optimisation on a verifier's reward"),
+    ("rloo", "rloo:Rloo", "REINFORCE with a leave-one-out baseline on a verifier's reward"),
+]:
+    OBJECTIVES.add(name, f"student.rl.{path}", summary)
