@@ -4,8 +4,8 @@
     python benchmarks/maths_linear.py --tokens 8192 65536 --vocabulary 151936 --hidden 4096 --dtype bfloat16   # a GPU
 
 Every contestant runs forward and backward in a process of its own, in rounds, and its best round counts. Seconds are
-wall-clock on a GPU and processor time on CPU, so that other work on the machine matters little. Memory is the peak above
-the inputs less the gradients that everybody must return. The two floors are what the matrix products and the
+wall-clock on a GPU and processor time on CPU, so that other work on the machine matters little. Memory is the peak
+above the inputs less the gradients that everybody must return. The two floors are what the matrix products and the
 traffic alone would take at the rates measured in the same run. Ratios are against the materialised form.
 """
 

@@ -33,7 +33,7 @@ def fold_(
     soft_cap: float = 0.0,
     factor: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "6 n"]:
-    """`opd.maths.rows.fold_rows_` for a whole tile: statistics, and with a factor the gradient in place of `student`."""
+    """`opd.maths.rows.fold_rows_` for a whole tile, but for leaving `teacher` as it is."""
     rows, vocabulary = student.shape
     figures = torch.empty(rows, len(Row), dtype=torch.float32, device=student.device)
     sizes = student.stride(0), teacher.stride(0), vocabulary

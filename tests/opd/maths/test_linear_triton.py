@@ -57,7 +57,7 @@ def test_kernels_agree_with_their_torch_twin(kind, weight, normalised, case):
     want = linear_tiles.fold_tile_(twin, teacher.clone(), spec, 0.7, factor=factor)
     unit = torch.tensor([1, 1, spec.scale, spec.scale, 1, 1], device=DEVICE).unsqueeze(1)
     assert_close(got * unit, want * unit, rtol=1e-5, atol=1e-5)
-    assert_close(ours, twin, rtol=1e-4, atol=2e-6)
+    assert_close(ours, twin, rtol=1e-4, atol=2e-5)
 
 
 @runs
