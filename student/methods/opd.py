@@ -28,7 +28,7 @@ from opd import maths
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.methods.given_rows import refuse_given_rows, untied_tokens
-from student.methods.output import divergence_metrics
+from student.methods.output import Metrics, divergence_metrics
 from student.methods.return_to_go import future_surrogate
 from student.needs import HIDDEN, SCORES, SCORES_AT_TEACHER, TEACHER, Needs, SignalNeed
 from student.terms import Term, TermOutput, TermSettings, TokenBatch, have
@@ -120,7 +120,9 @@ class OnPolicyDistillation(Term):
             views.add(SCORES)
             if s.payload == "hidden":
                 signals.append(SignalNeed(TEACHER, PayloadSpec.sampled(), s.teacher_temperature))
-        return Needs(signals=tuple(signals), student=frozenset(views))
+        # The student's own top k lets the overlap of the two supports be watched; it costs no request.
+        candidates = s.k if s.payload == "topk" else 0
+        return Needs(signals=tuple(signals), candidates=candidates, student=frozenset(views))
 
     def prepare(self, rows: Sequence[Row]) -> None:
         """Refuse given rows where the payload is an estimate from the response token alone."""
@@ -132,7 +134,7 @@ class OnPolicyDistillation(Term):
         result = {"sampled": self._sampled, "gather": self._partial, "topk": self._partial, "hidden": self._exact}[
             self.settings.payload
         ](batch)
-        metrics = divergence_metrics(self.settings.divergence, result)
+        metrics = divergence_metrics(self.settings.divergence, result) | self._overlap(batch)
         exact = self.settings.payload == "hidden"
         # The linear divergence takes its gradient in the forward pass, for the weights it was given.
         loss, total = (None, result.total) if exact else (result.per_token, None)
@@ -141,6 +143,15 @@ class OnPolicyDistillation(Term):
             loss = None if loss is None else loss + future
             total = None if total is None else total + (future * batch.weights).sum()
         return TermOutput(loss, total, metrics)
+
+    def _overlap(self, batch: TokenBatch) -> Metrics:
+        """Share of the student's k most likely ids, at rollout, that are among the teacher's k."""
+        if self.settings.payload != "topk" or batch.candidates is None:
+            return {}
+        k = self.settings.k
+        teacher_ids = have(batch.signal(PayloadKind.TOPK).ids, "ids")[:, :k]
+        shared = maths.topk_overlap(batch.candidates[:, :k], teacher_ids)
+        return {"topk_overlap": ((shared * batch.mask).sum(), batch.mask.sum())}
 
     def _behaviour(self, batch: TokenBatch) -> dict[str, Any]:
         cap = self.settings.importance_cap

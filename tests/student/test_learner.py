@@ -140,3 +140,13 @@ def test_steps_on_the_same_rows_bring_the_student_closer_to_the_teacher(bench: C
     rows = made.rows()
     losses = [made.learner.step(rows, step)["forward_kl"] for step in range(8)]
     assert losses[-1] < 0.8 * losses[0]
+
+
+def test_the_overlap_of_supports_is_one_for_equal_models_and_less_for_others(bench: Callable[..., Any]) -> None:
+    term = {"name": "opd", "payload": "topk", "k": 16}
+    overlaps = {}
+    for teacher in ("student", "teacher"):
+        made = bench(term, teacher=teacher)
+        overlaps[teacher] = made.learner.step(made.rows(), 0)["topk_overlap"]
+    assert overlaps["student"] > 0.999
+    assert 0.05 < overlaps["teacher"] < 0.9
