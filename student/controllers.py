@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from opd.tasks.prompt import Prompt
+    from student.probe import Probe, ProbeSpec
+    from student.recipe import Recipe
+    from student.terms import Term
 
 CONTROLLERS = Registry("method", "opd.methods")
 
@@ -83,8 +86,17 @@ class Services(Protocol):
     def score(self, rows: Sequence[Row]) -> list[Row]:
         """Score rows with the payloads that the objective needs; blocks."""
 
-    def segment_gradients(self, rows: Sequence[Row], edges: Sequence[int]) -> list[dict[str, Tensor]]:
-        """Gradients of the objective on response positions [edges[i], edges[i+1]); they add up to the whole."""
+    def start_probe(self, plan: StepPlan, spec: ProbeSpec, weights: dict[str, Tensor] | None = None) -> Probe:
+        """Measure gradients of full rollouts of `plan` beside training; see `student.probe`.
+
+        Args:
+            plan: the rows; all of them are sampled on every rank.
+            spec: what to measure.
+            weights: measure these trained tensors instead of the current ones.
+        """
+
+    def add_costs(self, counts: Mapping[str, float]) -> None:
+        """Count what a probe spent among the costs of the step."""
 
     def evaluate(
         self, prompts: Sequence[Prompt], *, seed_names: Sequence[object], samples: int = 1, reverse_kl: bool = False
@@ -112,6 +124,13 @@ class Controller:
     def needs(self) -> Needs:
         """What the controller needs beyond the objective."""
         return Needs()
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Look at the whole recipe before anything is loaded, also in a dry run.
+
+        Raises:
+            ConfigError: when the method cannot work in it.
+        """
 
     def start(self, services: Services) -> None:
         """Called once before the first step, also after a resume."""

@@ -15,7 +15,7 @@ that only report are not counted: every run has the same ones.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from student.needs import Needs
@@ -57,6 +57,10 @@ class Costs:
     def trained(self, purpose: Purpose, rows: Sequence[Row], passes: int = 1) -> None:
         """Count forward and backward passes over `rows`."""
         self.add(purpose, "gradient_positions", passes * positions(rows))
+
+    def merge(self, counts: Mapping[str, float]) -> None:
+        """Add what another counter gave."""
+        self._counts.update(counts)
 
     def take(self) -> dict[str, float]:
         """The counts as metrics; starts over."""

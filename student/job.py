@@ -21,6 +21,7 @@ from student.model import load_student, load_tokenizer
 from student.needs import TEACHER, Needs
 from student.objective import Objective
 from student.plugins import build_plugins
+from student.probe import Prober
 from student.recipe import Recipe
 from student.rollout.transformers import RolloutSpec
 from student.score import Scorer
@@ -104,11 +105,12 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         gradient_checkpointing=recipe.model.gradient_checkpointing,
         revision=None if model_path else recipe.model.revision,
     )
-    plugins.objective.bind(tokenizer)
+    objective = Objective(plugins.terms, recipe.rollout.max_new_tokens)
+    objective.bind(tokenizer)
     scorer = Scorer(fleet, recipe.teachers, plugins.needs, source, accelerator.device)
     learner = Learner(
         student,
-        Objective(plugins.terms, recipe.rollout.max_new_tokens),
+        objective,
         plugins.needs,
         recipe.train,
         accelerator,
@@ -126,7 +128,11 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         valid_vocab=len(tokenizer),
         max_prompt_tokens=recipe.rollout.max_prompt_tokens,
     )
-    services = LoopServices(recipe, learner, tokenizer, source, scorer, spec, kl_scorer, kl_term, poll)
+    # A scorer of its own, because it is used from the probe's thread.
+    probe_scorer = Scorer(fleet, recipe.teachers, plugins.needs, source, accelerator.device)
+    prober = Prober(learner, tokenizer, probe_scorer, spec, poll)
+    stack.callback(prober.close)
+    services = LoopServices(recipe, learner, tokenizer, source, scorer, spec, kl_scorer, kl_term, poll, prober)
     return Job(recipe, accelerator, fleet, infos, source, tokenizer, learner, scorer, plugins.controllers, services)
 
 

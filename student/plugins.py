@@ -37,6 +37,8 @@ def build_plugins(recipe: Recipe) -> Plugins:
     needs = merge([*(term.needs() for term in terms), *(controller.needs() for controller in controllers)])
     if needs.signals and recipe.teachers is None:
         raise ConfigError("the objective needs a teacher; set teachers.endpoints or use an objective of rewards.")
+    for controller in controllers:
+        controller.check(recipe, terms)
     return Plugins(terms, controllers, needs)
 
 

@@ -1,10 +1,8 @@
 """The services that controllers may use, on top of the loop's stages."""
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from opd.fleet.outage import OutageHooks
@@ -16,6 +14,7 @@ from student.evaluate import mean_divergence, report, sample_answers
 from student.learner import Learner
 from student.methods.opd import OnPolicyDistillation
 from student.plan import StepPlan
+from student.probe import Probe, Prober, ProbeSpec
 from student.recipe import Recipe
 from student.rollout.transformers import RolloutSpec, rollout
 from student.row import Row
@@ -39,6 +38,7 @@ class LoopServices:
     Attributes:
         tokenizer: see `Services.tokenizer`.
         costs: tokens spent since the loop last took them.
+        prober: runs gradient probes, with a scorer of its own.
     """
 
     def __init__(
@@ -52,7 +52,9 @@ class LoopServices:
         kl_scorer: Scorer | None,
         kl_term: OnPolicyDistillation | None,
         poll: Callable[[], None],
+        prober: Prober,
     ) -> None:
+        self.prober = prober
         self._recipe = recipe
         self._learner = learner
         self.tokenizer = tokenizer
@@ -92,26 +94,13 @@ class LoopServices:
         self._scorer.collect(rows, poll=self._poll)
         return list(rows)
 
-    def segment_gradients(self, rows: Sequence[Row], edges: Sequence[int]) -> list[dict[str, Tensor]]:
-        """See `Services.segment_gradients`."""
-        gradients = []
-        kept = {name: p.grad for name, p in self._learner.named_parameters()}
-        for start, end in pairwise(edges):
-            self._learner.optimizer.zero_grad(set_to_none=True)
+    def start_probe(self, plan: StepPlan, spec: ProbeSpec, weights: dict[str, Tensor] | None = None) -> Probe:
+        """See `Services.start_probe`."""
+        return self.prober.start(plan, spec, weights)
 
-            def inside(micro: Any, start: int = start, end: int = end) -> Tensor:
-                return (micro.position >= start) & (micro.position < end)
-
-            self._learner.accumulate(rows, inside)
-            gradients.append(
-                {
-                    name: torch.zeros_like(p) if p.grad is None else p.grad.detach().clone()
-                    for name, p in self._learner.named_parameters()
-                }
-            )
-        for name, parameter in self._learner.named_parameters():
-            parameter.grad = kept[name]
-        return gradients
+    def add_costs(self, counts: Mapping[str, float]) -> None:
+        """See `Services.add_costs`."""
+        self.costs.merge(counts)
 
     def evaluate(
         self,
