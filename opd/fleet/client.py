@@ -13,14 +13,16 @@ from typing import Any, TypeVar
 
 from opd.errors import OpdError, UnavailableError
 from opd.fleet.agreement import AgreementReport
+from opd.fleet.cache import CachedScores
 from opd.fleet.core import FleetCore
-from opd.fleet.discovery import parse_endpoints
+from opd.fleet.discovery import parse_endpoints, recorded_folder
 from opd.fleet.grpc_link import GrpcLink
 from opd.fleet.job import Job
 from opd.fleet.link import LinkFactory, ReplicaLink
 from opd.fleet.outage import Outage, OutageHooks, OutageWatch
 from opd.fleet.settings import FleetSettings
 from opd.fleet.status import FleetStatus
+from opd.fleet.store import ScoreStore
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 
@@ -38,6 +40,8 @@ class TeacherFleet:
         self._loop = loop
         self._thread = thread
         self._closed = False
+        cache = core.settings.cache
+        self._cache = None if cache.folder is None else CachedScores(ScoreStore(cache.folder, cache.max_bytes))
 
     @classmethod
     def connect(
@@ -52,7 +56,8 @@ class TeacherFleet:
 
         Args:
             endpoints: "host:port", several of them (a list, or one string with commas), "file:PATH" (read again when
-                it changes), "dns:NAME:PORT"; or a mapping from teacher name to the endpoints it may be used at.
+                it changes), "dns:NAME:PORT"; a mapping from teacher name to the endpoints it may be used at; or
+                "store:FOLDER", scores recorded earlier, which needs no server at all.
             settings: everything that can be set; the defaults when None.
             client: name for fair queueing and logs on the servers, at most 64 characters of [A-Za-z0-9._-].
             link: makes the connection to an address; gRPC when None.
@@ -64,6 +69,11 @@ class TeacherFleet:
             IncompatibleTeacherError: replicas of one teacher differ and no side has a majority.
         """
         settings = settings or FleetSettings()
+        folder = recorded_folder(endpoints)
+        if folder is not None:
+            from opd.fleet.recorded import RecordedFleet
+
+            return RecordedFleet(folder)
         sources = parse_endpoints(endpoints)
 
         def over_grpc(address: str) -> ReplicaLink:
@@ -148,10 +158,14 @@ class TeacherFleet:
             raise ValueError(f"groups: expected one per item, {len(items)}, but got {len(groups)}")
         self._core.check(teacher, items, spec, temperature)
         futures: list[ScoreFuture] = [concurrent.futures.Future() for _ in items]
+        if self._cache is not None:
+            self._cache.look_up(self._core.known(teacher).info, items, spec, temperature, futures)
 
         def enter() -> None:
             jobs = []
             for index, (item, future) in enumerate(zip(items, futures, strict=True)):
+                if future.done():
+                    continue
                 group = groups[index] if groups is not None else ""
                 job = self._core.make_job(teacher, item, spec, temperature, group, deadline, _deliver_to(future))
                 jobs.append(job)
@@ -231,7 +245,10 @@ class TeacherFleet:
             TeacherNotFoundError: no such teacher, or it hands out no head.
             OpdError: of the last replica that was asked.
         """
-        return self._run(self._core.head(teacher))
+        head = self._run(self._core.head(teacher))
+        if self._cache is not None:
+            self._cache.keep_head(head)
+        return head
 
     def verify(self, teacher: str) -> AgreementReport:
         """Score one fixed probe on every replica now, and report max |dlogp| to the pool in nats."""
@@ -261,6 +278,8 @@ class TeacherFleet:
             asyncio.run_coroutine_threadsafe(self._core.close(), self._loop).result(timeout=30)
         finally:
             _end_loop(self._loop, self._thread)
+            if self._cache is not None:
+                self._cache.close()
 
     def __enter__(self) -> "TeacherFleet":
         return self

@@ -89,6 +89,21 @@ def parse_endpoints(endpoints: str | Sequence[str] | Mapping[str, Sequence[str]]
     return sources
 
 
+def recorded_folder(endpoints: str | Sequence[str] | Mapping[str, Sequence[str]]) -> str | None:
+    """The folder of "store:FOLDER", None for live endpoints.
+
+    Raises:
+        ConfigError: a store beside live endpoints.
+    """
+    texts = [endpoints] if isinstance(endpoints, str) else list(endpoints)
+    stores = [text for text in texts if text.startswith("store:")]
+    if not stores or isinstance(endpoints, Mapping):
+        return None
+    if len(texts) > 1 or not stores[0].removeprefix("store:"):
+        raise ConfigError(f"endpoint {stores[0]!r} must stand alone and name a folder: 'store:FOLDER'.")
+    return stores[0].removeprefix("store:")
+
+
 async def resolve_all(sources: Sequence[Source], known: Mapping[Source, Places]) -> dict[Source, Places]:
     """The servers of every source; a source that cannot be asked now keeps what it had.
 

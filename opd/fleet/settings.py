@@ -1,5 +1,7 @@
 """Settings of the fleet client; every key is documented here and nowhere else."""
 
+from pathlib import Path
+
 from pydantic import Field
 
 from opd.config import Settings
@@ -136,6 +138,15 @@ class OutageSettings(Settings):
     )
 
 
+class CacheSettings(Settings):
+    """A store of scores in front of the fleet; rows that were scored before are not sent again."""
+
+    folder: Path | None = Field(default=None, description="Folder of the store; no cache without one.")
+    max_bytes: int = Field(
+        default=0, ge=0, description="Drop the entries used least recently beyond this size; 0 keeps everything."
+    )
+
+
 class FleetSettings(Settings):
     """Everything that can be set on a `TeacherFleet`."""
 
@@ -144,6 +155,7 @@ class FleetSettings(Settings):
     health: HealthSettings = Field(default_factory=HealthSettings, description="Health of replicas.")
     outage: OutageSettings = Field(default_factory=OutageSettings, description="A whole pool gone.")
     security: ClientSecurity = Field(default_factory=ClientSecurity, description="TLS and credentials.")
+    cache: CacheSettings = Field(default_factory=CacheSettings, description="A store of scores on disk.")
     connect_seconds: float = Field(
         default=30.0,
         gt=0,

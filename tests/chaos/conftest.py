@@ -77,6 +77,10 @@ class Replica:
             self.wait()
         return self
 
+    @property
+    def ready(self) -> bool:
+        return self._ready.exists() and self.process is not None and self.process.poll() is None
+
     def wait(self) -> None:
         deadline = time.monotonic() + 120
         while not self._ready.exists():

@@ -53,7 +53,10 @@ def monkey(replicas: list[Any], seed: int, pause: tuple[float, float] = (0.3, 1.
 
     def play() -> None:
         while not stop.wait(rng.uniform(*pause)):
-            victim = rng.choice(replicas)
+            ready = [replica for replica in replicas if replica.ready]
+            if not ready:
+                continue
+            victim = rng.choice(ready)
             what = rng.choice(["kill", "freeze", "drain"])
             done.append(what)
             if what == "freeze":
@@ -63,7 +66,7 @@ def monkey(replicas: list[Any], seed: int, pause: tuple[float, float] = (0.3, 1.
                 continue
             victim.signal(signal.SIGKILL if what == "kill" else signal.SIGTERM)
             victim.process.wait(60)
-            victim.start()
+            victim.start(wait=False)
 
     thread = threading.Thread(target=play)
     thread.start()

@@ -1,0 +1,89 @@
+"""The score store in front of a live fleet: known rows are answered from disk, new ones are written behind."""
+
+import concurrent.futures
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from opd.fleet.store import ScoreStore, score_key
+from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
+from opd.wire.v1 import teacher_pb2 as pb
+
+T = TypeVar("T")
+
+log = logging.getLogger("opd.fleet")
+
+
+class CachedScores:
+    """Look-ups in the caller's thread, writes in a thread of its own; a disk that fails costs the cache, not the run.
+
+    Attributes:
+        hits, misses: rows so far.
+    """
+
+    def __init__(self, store: ScoreStore) -> None:
+        self._store = store
+        self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="opd-fleet-cache")
+        self._described: set[tuple[str, str]] = set()
+        self.hits = 0
+        self.misses = 0
+
+    def look_up(
+        self,
+        info: pb.TeacherInfo | None,
+        items: Sequence[ScoreItem],
+        spec: PayloadSpec,
+        temperature: float,
+        futures: Sequence[concurrent.futures.Future[Scores]],
+    ) -> None:
+        """Fulfil the futures of known rows; arrange for the others to be kept when they are answered."""
+        if info is None:
+            return
+        if (info.name, info.weights_hash) not in self._described:
+            self._described.add((info.name, info.weights_hash))
+            self._attempt(lambda: self._store.put_teacher(info))
+        for item, future in zip(items, futures, strict=True):
+            key = score_key(info.weights_hash, item, spec, temperature)
+            found = self._attempt(lambda key=key: self._store.get(key))  # type: ignore[misc]
+            if found is not None:
+                self.hits += 1
+                future.set_result(found)
+            else:
+                self.misses += 1
+                future.add_done_callback(self._keeper(info.name, item, spec, temperature))
+
+    def keep_head(self, head: Head) -> None:
+        """Keep a fetched head beside the hidden states that need it."""
+        self._attempt(lambda: self._store.put_head(head))
+
+    def close(self) -> None:
+        """Finish what is being written."""
+        self._writer.shutdown(wait=True)
+
+    def _keeper(self, teacher: str, item: ScoreItem, spec: PayloadSpec, temperature: float) -> "_Keeper":
+        return _Keeper(self, teacher, item, spec, temperature)
+
+    def write(self, teacher: str, item: ScoreItem, spec: PayloadSpec, temperature: float, scores: Scores) -> None:
+        """Keep a row's scores, soon."""
+        self._writer.submit(self._attempt, lambda: self._store.put(teacher, item, spec, temperature, scores))
+
+    def _attempt(self, action: Callable[[], T]) -> T | None:
+        try:
+            return action()
+        except OSError as error:
+            log.warning("the score cache %s cannot be used: %s", self._store.folder, error.strerror)
+            return None
+
+
+class _Keeper:
+    """Writes a row's scores when its future has them."""
+
+    def __init__(
+        self, cache: CachedScores, teacher: str, item: ScoreItem, spec: PayloadSpec, temperature: float
+    ) -> None:
+        self._cache = cache
+        self._row = (teacher, item, spec, temperature)
+
+    def __call__(self, future: concurrent.futures.Future[Scores]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            self._cache.write(*self._row, future.result())

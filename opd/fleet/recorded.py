@@ -1,0 +1,136 @@
+"""A recorded store in the place of a fleet: training without any teacher.
+
+    with TeacherFleet.connect("store:scores/math") as fleet: ...
+
+A row that was not recorded, with its very ids, payload and temperature, is an error: there is nobody to ask.
+"""
+
+import asyncio
+import concurrent.futures
+from collections.abc import Sequence
+from pathlib import Path
+
+from opd.errors import DataError, TeacherNotFoundError
+from opd.fleet.agreement import AgreementReport
+from opd.fleet.client import ScoreFuture, TeacherFleet
+from opd.fleet.outage import Outage, OutageHooks
+from opd.fleet.status import FleetCounters, FleetStatus, TeacherStatus
+from opd.fleet.store import ScoreStore, score_key
+from opd.wire.bounds import RequestBounds, check_items
+from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
+from opd.wire.v1 import teacher_pb2 as pb
+
+
+class RecordedFleet(TeacherFleet):
+    """The face of `TeacherFleet` over a `ScoreStore`; nothing is sent anywhere.
+
+    Args:
+        folder: of a store that `opd score` or a fleet with a cache has filled.
+
+    Raises:
+        DataError: the folder is no store, or holds no teacher.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        if not (Path(folder) / "teachers").is_dir():
+            raise DataError(f"{folder} is not a score store; make one with `opd score --out {folder}`.")
+        self.store = ScoreStore(folder)
+        self._infos = self.store.teachers()
+        if not self._infos:
+            raise DataError(f"score store {folder} holds no teacher; fill it with `opd score --out {folder}`.")
+        self._counters = FleetCounters()
+
+    def teachers(self) -> dict[str, pb.TeacherInfo]:
+        """See `TeacherFleet.teachers`."""
+        return dict(self._infos)
+
+    def describe(self, teacher: str) -> pb.TeacherInfo:
+        """See `TeacherFleet.describe`."""
+        if teacher not in self._infos:
+            recorded = ", ".join(sorted(self._infos))
+            raise TeacherNotFoundError(f"there is no teacher {teacher!r} in this store; it holds {recorded}.")
+        return self._infos[teacher]
+
+    def submit_many(
+        self,
+        teacher: str,
+        items: Sequence[ScoreItem],
+        spec: PayloadSpec,
+        *,
+        temperature: float = 1.0,
+        groups: Sequence[str] | None = None,
+        deadline: float | None = None,
+    ) -> list[ScoreFuture]:
+        """See `TeacherFleet.submit_many`; the futures are done when they are returned."""
+        info = self.describe(teacher)
+        bounds = RequestBounds.from_info(info)
+        futures: list[ScoreFuture] = []
+        for item in items:
+            check_items([item], spec, temperature, bounds)
+            scores = self.store.get(score_key(info.weights_hash, item, spec, temperature))
+            future: ScoreFuture = concurrent.futures.Future()
+            self._counters.rows_submitted += 1
+            if scores is None:
+                self._counters.rows_failed += 1
+                future.set_exception(
+                    DataError(
+                        f"store {self.store.folder} has no {spec.kind.value} scores of teacher {teacher!r} for a row "
+                        f"of {len(item.token_ids)} tokens; record it with `opd score` or connect to a live teacher."
+                    )
+                )
+            else:
+                self._counters.rows_answered += 1
+                future.set_result(scores)
+            futures.append(future)
+        return futures
+
+    async def ascore(
+        self,
+        teacher: str,
+        items: Sequence[ScoreItem],
+        spec: PayloadSpec,
+        *,
+        temperature: float = 1.0,
+        groups: Sequence[str] | None = None,
+        deadline: float | None = None,
+    ) -> list[Scores]:
+        """See `TeacherFleet.ascore`."""
+        futures = self.submit_many(teacher, items, spec, temperature=temperature)
+        return list(await asyncio.gather(*(asyncio.wrap_future(future) for future in futures)))
+
+    def wait(self, futures: Sequence[ScoreFuture], hooks: OutageHooks | None = None) -> list[Scores]:
+        """See `TeacherFleet.wait`; there are no outages."""
+        return [future.result() for future in futures]
+
+    def head(self, teacher: str) -> Head:
+        """See `TeacherFleet.head`."""
+        wanted = self.describe(teacher).head.hash
+        found = self.store.head(wanted) if wanted else None
+        if found is None:
+            raise TeacherNotFoundError(
+                f"the head of teacher {teacher!r} was not recorded; record hidden payloads again."
+            )
+        return found
+
+    def verify(self, teacher: str) -> AgreementReport:
+        """A record agrees with itself."""
+        self.describe(teacher)
+        return AgreementReport(teacher, 0.0, {f"store:{self.store.folder}": 0.0}, {})
+
+    def adopt(self, teacher: str) -> None:
+        """A record has one set of weights."""
+        self.describe(teacher)
+
+    def outages(self) -> list[Outage]:
+        """Always empty."""
+        return []
+
+    def status(self) -> FleetStatus:
+        """The recorded teachers as one replica each."""
+        teachers = [
+            TeacherStatus(name, info.weights_hash, 1, 1, 0, 0, 0, 0.0) for name, info in sorted(self._infos.items())
+        ]
+        return FleetStatus(teachers, [], [], self._counters)
+
+    def close(self) -> None:
+        """Nothing to free."""

@@ -1,0 +1,200 @@
+"""Which teacher scores which prompt: by a column, by rules, by a declared default; an unmapped prompt is an error.
+
+A destination is one teacher, or several with weights. How several are combined is data, not code, for the objective
+to carry out: `probability` mixes the distributions, p = sum w_i p_i, exactly, with the tail (`mix_scores`);
+`divergence` sums the divergences with the weights. A reference model (G-OPD) is a teacher like any other, and a
+teacher never inherits the student's sampling settings: its temperature is the one written here.
+"""
+
+import difflib
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from opd.config import Settings
+from opd.errors import ConfigError
+from opd.wire.types import Scores
+
+Combine = Literal["probability", "divergence"]
+
+
+class RouteRule(Settings):
+    """One rule: rows whose columns match go to a destination."""
+
+    when: dict[str, str | list[str]] = Field(
+        description="Column to the value it must have, or to several of them; * and ? are wildcards. All must match.",
+    )
+    teacher: str | dict[str, float] = Field(description="Teacher, or teachers with their weights.")
+
+
+class RoutingSettings(Settings):
+    """Which teacher scores which prompt."""
+
+    column: str = Field(default="teacher", description="Column of a prompt that names its teacher; it goes first.")
+    rules: list[RouteRule] = Field(default_factory=list, description="Tried in order; the first that matches decides.")
+    default: str | dict[str, float] | None = Field(
+        default=None, description="Where rows go that no column and no rule maps; without it they are an error."
+    )
+    combine: Combine = Field(
+        default="probability",
+        description="How several teachers on one row become one signal: 'probability' mixes their distributions, "
+        "'divergence' sums their divergences.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a row goes.
+
+    Attributes:
+        parts: (teacher, weight), by name; weights are positive and sum to 1.
+        combine: how several become one signal.
+    """
+
+    parts: tuple[tuple[str, float], ...]
+    combine: Combine = "probability"
+
+    @property
+    def single(self) -> str | None:
+        """The teacher when there is only one."""
+        return self.parts[0][0] if len(self.parts) == 1 else None
+
+
+class Router:
+    """Routes rows to the teachers of a fleet.
+
+    Args:
+        settings: column, rules, default.
+        served: names of the teachers that can be asked.
+
+    Raises:
+        ConfigError: a rule or the default names a teacher that is not served, or a weight that is not positive.
+    """
+
+    def __init__(self, settings: RoutingSettings, served: Iterable[str]) -> None:
+        self._settings = settings
+        self._served = sorted(served)
+        where = "the default route"
+        self._default = None if settings.default is None else self._destination(settings.default, where)
+        self._rules = [
+            (rule.when, self._destination(rule.teacher, f"route {number}"))
+            for number, rule in enumerate(settings.rules, 1)
+        ]
+
+    def route(self, row: Mapping[str, Any]) -> Destination:
+        """Where a row goes: its own column, else the first rule that matches, else the default.
+
+        Args:
+            row: the columns of the prompt.
+
+        Raises:
+            ConfigError: nothing maps the row, or its column names a teacher that is not served.
+        """
+        own = row.get(self._settings.column)
+        if own is not None and own != "":
+            return self._destination(own, f"column {self._settings.column!r} of a prompt")
+        for when, destination in self._rules:
+            if all(_matches(row.get(column), wanted) for column, wanted in when.items()):
+                return destination
+        if self._default is not None:
+            return self._default
+        shown = {key: value for key, value in row.items() if isinstance(value, (str, int, float)) and key != "prompt"}
+        raise ConfigError(
+            f"no teacher is mapped for a prompt with {shown or 'no columns'}; fill its column "
+            f"{self._settings.column!r}, add a rule or declare a default."
+        )
+
+    def check(self, rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+        """Route all rows before the first step; returns how many rows each teacher gets.
+
+        Raises:
+            ConfigError: names the first row that is not mapped, by its number from 0.
+        """
+        counts: dict[str, int] = {}
+        for number, row in enumerate(rows):
+            try:
+                destination = self.route(row)
+            except ConfigError as error:
+                raise ConfigError(f"row {number}: {error}") from error
+            for name, _ in destination.parts:
+                counts[name] = counts.get(name, 0) + 1
+        return counts
+
+    def _destination(self, value: Any, where: str) -> Destination:
+        if isinstance(value, str):
+            parts = {value: 1.0}
+        elif isinstance(value, Mapping) and value:
+            parts = {str(name): weight for name, weight in value.items() if weight is not None}
+        else:
+            raise ConfigError(f"{where} is {value!r}; give a teacher's name or a mapping from names to weights.")
+        for name, weight in parts.items():
+            if name not in self._served:
+                near = difflib.get_close_matches(name, self._served, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"served: {', '.join(self._served) or 'none'}."
+                raise ConfigError(f"{where} names teacher {name!r}, which is not served; {hint}")
+            if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
+                raise ConfigError(
+                    f"{where} gives teacher {name!r} the weight {weight!r}; weights are positive numbers."
+                )
+        total = sum(parts.values())
+        return Destination(tuple((name, parts[name] / total) for name in sorted(parts)), self._settings.combine)
+
+
+def _matches(value: Any, wanted: str | list[str]) -> bool:
+    if value is None:
+        return False
+    patterns = [wanted] if isinstance(wanted, str) else wanted
+    return any(fnmatch.fnmatchcase(str(value), pattern) for pattern in patterns)
+
+
+def mix_scores(parts: Sequence[tuple[Scores, float]]) -> Scores:
+    """The scores of the mixture p = sum_i w_i p_i, exactly, from the teachers' scores of one row at the same ids.
+
+    Every log-prob of the mixture, the tail's too, is a log-sum-exp of the parts': mass is linear in p.
+
+    Args:
+        parts: (scores, weight); payloads sampled or gather (the same ids in all), weights sum to 1.
+
+    Returns:
+        [T] and [T, K] float32 log-probs, nats; `weights_hash` joins the parts', `wire_bytes` sums them.
+
+    Raises:
+        ValueError: ids that differ, or a payload whose mixture is not determined (topk, hidden).
+    """
+    if not parts:
+        raise ValueError("parts: at least one teacher is needed, but there is none")
+    total = sum(weight for _, weight in parts)
+    if not np.isclose(total, 1.0):
+        raise ValueError(f"parts: weights must sum to 1, but sum to {total}")
+    first = parts[0][0]
+    if first.sampled is None:
+        raise ValueError("parts: a mixture needs sampled or gather payloads, but sampled log-probs are missing")
+    for scores, _ in parts[1:]:
+        one, other = first.ids, scores.ids
+        same = one is other if one is None or other is None else np.array_equal(one, other)
+        if not same:
+            raise ValueError("parts: all teachers must be asked at the same ids; use payload gather, not topk")
+    return Scores(
+        sampled=_mix([(scores.sampled, weight) for scores, weight in parts]),
+        values=_mix([(scores.values, weight) for scores, weight in parts]),
+        ids=first.ids,
+        log_tail=_mix([(scores.log_tail, weight) for scores, weight in parts]),
+        weights_hash="+".join(scores.weights_hash for scores, _ in parts),
+        wire_bytes=sum(scores.wire_bytes for scores, _ in parts),
+    )
+
+
+def _mix(parts: Sequence[tuple[NDArray[Any] | None, float]]) -> NDArray[np.float32] | None:
+    arrays = [(array.astype(np.float64) + np.log(weight)) for array, weight in parts if array is not None]
+    if len(arrays) != len(parts):
+        return None
+    stacked = np.stack(arrays)
+    peak = stacked.max(0)
+    safe = np.where(np.isneginf(peak), 0.0, peak)
+    with np.errstate(divide="ignore"):
+        return np.asarray(safe + np.log(np.exp(stacked - safe).sum(0)), dtype=np.float32)
