@@ -28,7 +28,7 @@ from opd import maths
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.methods.given_rows import refuse_given_rows, untied_tokens
-from student.methods.output import Metrics, divergence_metrics
+from student.methods.output import divergence_metrics
 from student.methods.return_to_go import future_surrogate
 from student.needs import HIDDEN, SCORES, SCORES_AT_TEACHER, TEACHER, Needs, SignalNeed
 from student.terms import Term, TermOutput, TermSettings, TokenBatch, have
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from opd.maths import Divergence, HeadSettings
+    from student.methods.output import Metrics
     from student.row import Row
     from student.terms import HeadWeights
 
