@@ -1,24 +1,28 @@
-"""Scored rows of the test world, without a server: the engine is called in this process."""
+"""Scored rows without a server: of the test world, with its engine called in this process, and of random numbers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from opd.maths import score_tokens
 from opd.tasks.prompt import Prompt
+from opd.tasks.verdict import Verdict
 from opd.wire.types import PayloadKind
 from student.learner import Learner
 from student.model import load_student
-from student.needs import Needs
+from student.needs import REFERENCE, TEACHER, Needs
 from student.objective import Objective
 from student.plan import plan_step
 from student.plugins import build_terms
 from student.recipe import TrainSettings
 from student.rollout.transformers import RolloutSpec, rollout
-from student.row import Row
-from student.terms import HeadWeights
+from student.row import Row, RowKey
+from student.terms import HeadWeights, SignalTokens, StudentTokens, Term, TokenBatch
 
 PROMPTS = ["1+1=", "12+34=", "7+7=", "99+1=", "5+50="]
 
@@ -83,3 +87,129 @@ def bench(world: Path) -> Callable[..., Bench]:
         return Bench(world, list(objective) or [{"name": "opd", "k": 8}], teacher, **train)
 
     return make
+
+
+class Toy:
+    """Rows of random numbers, in float64: a student whose hidden states and head are the trained parameters.
+
+    Every position has its own hidden state, so a gradient with respect to it is the gradient of that position.
+
+    Args:
+        lengths: response tokens of each row.
+        seed: decides all numbers.
+        group: rows of a group.
+        origins: origin of each row; all "policy" if None.
+    """
+
+    vocab, width, k = 7, 5, 3
+
+    def __init__(
+        self,
+        lengths: Sequence[int] = (4, 1, 5, 3),
+        seed: int = 0,
+        group: int = 2,
+        origins: Sequence[str] | None = None,
+        masked: bool = True,
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        count = sum(lengths)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        self.hidden, self.head = normal(count, self.width), normal(self.vocab, self.width)
+        self.models = {
+            role: (normal(count, self.width), normal(self.vocab, self.width)) for role in (TEACHER, REFERENCE)
+        }
+        self.token_ids = torch.randint(self.vocab, (count,), generator=generator)
+        self.row = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+        self.position = torch.cat([torch.arange(length) for length in lengths])
+        self.behaviour = self.logp(self.hidden, self.head).gather(1, self.token_ids[:, None])[:, 0]
+        mask = torch.rand(count, generator=generator) < (0.7 if masked else 2.0)
+        mask[0] = True
+        self.rows = [self._row(i, length, group, origins, mask) for i, length in enumerate(lengths)]
+        self.candidates = self.logp(self.hidden, self.head).topk(self.k, dim=-1).indices
+
+    @staticmethod
+    def logp(hidden: Tensor, head: Tensor) -> Tensor:
+        return (hidden @ head.T).log_softmax(-1)
+
+    def _row(self, index: int, length: int, group: int, origins: Sequence[str] | None, mask: Tensor) -> Row:
+        prompt = Prompt.make(f"p{index // group}", domain=f"d{index // group % 2}")
+        mine = self.row == index
+        return Row(
+            key=RowKey(0, prompt.uid, index % group),
+            prompt=prompt,
+            prompt_ids=np.ones(2, np.uint32),
+            response_ids=self.token_ids[mine].numpy().astype(np.uint32),
+            behaviour_logp=self.behaviour[mine].numpy().astype(np.float32),
+            policy_version=np.zeros(length, np.int32),
+            loss_mask=mask[mine].numpy(),
+            truncated=False,
+            text="",
+            origin="policy" if origins is None else origins[index],  # type: ignore[arg-type]
+            verdict=Verdict.of(index % group == 0),
+        )
+
+    def signals(self, chosen: Tensor) -> dict[tuple[str, PayloadKind], SignalTokens]:
+        found = {}
+        for role, (hidden, head) in self.models.items():
+            logp = self.logp(hidden, head)[chosen]
+            sampled = logp.gather(1, self.token_ids[chosen, None])[:, 0]
+            for kind in (PayloadKind.GATHER, PayloadKind.TOPK):
+                ids = self.candidates[chosen] if kind is PayloadKind.GATHER else self.teacher_ids()[chosen]
+                tail = logp.scatter(1, ids, -torch.inf).logsumexp(-1)
+                found[role, kind] = SignalTokens(sampled, logp.gather(1, ids), ids, tail)
+            found[role, PayloadKind.SAMPLED] = SignalTokens(sampled)
+            found[role, PayloadKind.HIDDEN] = SignalTokens(hidden=hidden[chosen], head=HeadWeights(head))
+        return found
+
+    def teacher_ids(self) -> Tensor:
+        return self.logp(*self.models[TEACHER]).nan_to_num(0.0).topk(self.k, dim=-1).indices
+
+    def positions(self, indices: Sequence[int]) -> Tensor:
+        return torch.cat([(self.row == i).nonzero()[:, 0] for i in indices])
+
+    def batch(self, indices: Sequence[int] | None = None) -> TokenBatch:
+        """The rows `indices` as terms see them, with gradients to `hidden` and `head`."""
+        indices = range(len(self.rows)) if indices is None else indices
+        chosen = self.positions(indices)
+        logits, ids = self.hidden[chosen] @ self.head.T, self.token_ids[chosen]
+        rows = [self.rows[i] for i in indices]
+        mask = torch.from_numpy(np.concatenate([row.loss_mask for row in rows]))
+        at_teacher = score_tokens(logits, candidate_ids=self.teacher_ids()[chosen], sampled_ids=ids)
+        return TokenBatch(
+            token_ids=ids,
+            mask=mask,
+            weights=mask.float(),
+            row=torch.cat([torch.full((row.length,), b) for b, row in enumerate(rows)]),
+            position=self.position[chosen],
+            behaviour_logp=self.behaviour[chosen],
+            candidates=self.candidates[chosen],
+            student=StudentTokens(
+                score_tokens(logits, candidate_ids=self.candidates[chosen], sampled_ids=ids),
+                at_teacher,
+                self.hidden[chosen],
+                HeadWeights(self.head),
+            ),
+            signals=self.signals(chosen),
+            rows=rows,
+            valid_vocab=self.vocab,
+        )
+
+    def gradient(self, terms: Sequence[Term], parts: Sequence[Sequence[int]] | None = None) -> tuple[Tensor, Tensor]:
+        """Gradients of the objective with respect to hidden states and head, over micro-batches of rows `parts`."""
+        objective = Objective(terms, length_limit=8)
+        self.hidden, self.head = (p.detach().clone().requires_grad_() for p in (self.hidden, self.head))
+        objective.prepare(self.rows)
+        weights = objective.position_weights(self.rows, torch.device("cpu"))
+        for part in parts or [range(len(self.rows))]:
+            chosen = self.positions(part)
+            objective.loss(self.batch(part), [weight[chosen] for weight in weights])[0].backward()
+        gradients = tuple(torch.zeros_like(p) if p.grad is None else p.grad for p in (self.hidden, self.head))
+        return gradients[0], gradients[1]
+
+
+@pytest.fixture
+def toy() -> type[Toy]:
+    return Toy
