@@ -269,6 +269,10 @@ class TeacherFleet:
         """The fleet now: teachers, replicas, queues, speeds, counters."""
         return self._on_loop(self._core.status)
 
+    def observe(self, watcher: Callable[[str, float], None]) -> None:
+        """Call `watcher(teacher, seconds from submission to scores)` for every answered row; it must be quick."""
+        self._core.dispatcher.observe = lambda job, scores, seconds: watcher(job.teacher, seconds)
+
     def close(self) -> None:
         """Cancel what runs, fail what waits, close every connection. May be called twice."""
         if self._closed:

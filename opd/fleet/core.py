@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opd.errors import AuthError, OpdError, TeacherNotFoundError, UnavailableError
-from opd.fleet.agreement import AgreementReport, distance
+from opd.fleet.agreement import AgreementReport, Identity, distance
 from opd.fleet.discovery import Places, Source, merge, resolve_all
 from opd.fleet.dispatch import Cargo, Dispatcher
 from opd.fleet.job import Job
@@ -121,23 +121,48 @@ class FleetCore:
             everybody = bool(self.servers) and all(server.looked for server in self.servers.values())
             settled = answered_at is not None and now - answered_at >= _SETTLE_SECONDS
             if not self._elected and answered_at is not None and (everybody or settled):
-                self._elect()
+                await self._elect()
             if self._elected and not self._missing():
                 return
             if now - start >= self.settings.connect_seconds:
                 raise self._why_not_connected()
             await self._wait_for_news(0.5)
 
-    def _elect(self) -> None:
-        """Decide what each pool is, from everybody who has answered, and open the gates."""
+    async def _elect(self) -> None:
+        """Decide what each pool is and computes, from everybody who has answered, and open the gates."""
         names = sorted({name for server in self.servers.values() for name in server.infos})
+        members: list[tuple[Pool, Server]] = []
         for name in names:
             seen = {address: server.infos[name] for address, server in self.servers.items() if name in server.infos}
-            self.pool(name).choose(seen, self.settings.expected_weights.get(name, ""))
+            pool = self.pool(name)
+            identity = pool.choose(seen, self.settings.expected_weights.get(name, ""))
+            agreed = [address for address, info in seen.items() if Identity.of(info) == identity]
+            members += [(pool, self.servers[address]) for address in agreed if len(agreed) > 1]
+        await self._settle_references(members)
         self._elected = True
         for server in self.servers.values():
             server.gated.set()
             server.wake()
+
+    async def _settle_references(self, members: list[tuple[Pool, Server]]) -> None:
+        """Let the replicas of a teacher vote on the probe; of two that disagree, the one listed first is right."""
+        asked = {
+            asyncio.create_task(server.probe(server.infos[pool.name], _SETTLE_SECONDS)): pool
+            for pool, server in members
+        }
+        if not asked:
+            return
+        done, late = await asyncio.wait(asked, timeout=_SETTLE_SECONDS)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        vectors: dict[str, list[NDArray[np.float32]]] = {}
+        for task in (task for task in asked if task in done):
+            vector = None if task.exception() is not None else task.result()
+            if vector is not None:
+                vectors.setdefault(asked[task].name, []).append(vector)
+        for name, found in vectors.items():
+            self.pools[name].settle_reference(found)
 
     def _missing(self) -> list[str]:
         """Teachers that must have a replica before connect returns and have none."""

@@ -7,7 +7,7 @@ A row that was not recorded, with its very ids, payload and temperature, is an e
 
 import asyncio
 import concurrent.futures
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from opd.errors import DataError, TeacherNotFoundError
@@ -131,6 +131,9 @@ class RecordedFleet(TeacherFleet):
             TeacherStatus(name, info.weights_hash, 1, 1, 0, 0, 0, 0.0) for name, info in sorted(self._infos.items())
         ]
         return FleetStatus(teachers, [], [], self._counters)
+
+    def observe(self, watcher: Callable[[str, float], None]) -> None:
+        """Recorded rows take no time worth watching."""
 
     def close(self) -> None:
         """Nothing to free."""

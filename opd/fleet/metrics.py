@@ -1,0 +1,127 @@
+"""The fleet as Prometheus metrics, `opd_student_fleet_*`; read at every scrape, so they cost nothing in between.
+
+registry = CollectorRegistry()
+register_metrics(fleet, registry)
+"""
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from opd.errors import OpdError
+from opd.fleet.client import TeacherFleet
+from opd.fleet.life_cycle import ReplicaState
+from opd.fleet.status import FleetCounters, FleetStatus
+
+PREFIX = "opd_student_fleet_"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+
+COUNTERS = {
+    "rows_submitted": "Rows handed to the fleet.",
+    "rows_answered": "Rows whose scores were delivered.",
+    "rows_failed": "Rows whose future failed.",
+    "rows_cancelled": "Rows withdrawn by the caller.",
+    "tokens_answered": "Prompt and response tokens of answered rows.",
+    "wire_bytes": "Bytes of tensors received with answered rows.",
+    "calls": "Score calls started, hedges included.",
+    "calls_failed": "Score calls that ended in an error.",
+    "reissues": "Rows sent again after a failure.",
+    "moved": "Rows taken back from a server that stalled.",
+    "hedges": "Rows sent to a second replica.",
+    "hedges_won": "Hedged rows that the second replica answered first.",
+    "pushbacks": "Score calls refused by a busy server.",
+    "refused_payloads": "Answers that failed validation.",
+    "condemned": "Replicas given up.",
+}
+"""Counter of `FleetCounters` to its help text; the metric's name is the prefix, the counter and `_total`."""
+
+
+def register_metrics(fleet: TeacherFleet, registry: CollectorRegistry) -> None:
+    """Show a fleet in a registry; once per registry.
+
+    Args:
+        fleet: the fleet; after it is closed the metrics are empty.
+        registry: for example the one that the trainer serves.
+    """
+    seconds = Histogram(
+        PREFIX + "row_seconds",
+        "Seconds from submission of a row to its scores.",
+        ["teacher"],
+        buckets=_SECONDS,
+        registry=registry,
+    )
+    fleet.observe(lambda teacher, elapsed: seconds.labels(teacher).observe(elapsed))
+    registry.register(FleetCollector(fleet))
+
+
+class FleetCollector(Collector):
+    """Turns a fleet's status into metrics."""
+
+    def __init__(self, fleet: TeacherFleet) -> None:
+        self._fleet = fleet
+
+    def describe(self) -> list[Metric]:
+        """Names and help texts, without asking the fleet."""
+        return list(collect_status(FleetStatus([], [], [])))
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics now; none when the fleet is closed."""
+        try:
+            status = self._fleet.status()
+        except OpdError:
+            return
+        yield from collect_status(status)
+
+
+def collect_status(status: FleetStatus) -> Iterator[Metric]:
+    """The metrics of a status."""
+    for field in fields(FleetCounters):
+        value = getattr(status.counters, field.name)
+        yield CounterMetricFamily(PREFIX + field.name, COUNTERS[field.name], value=value)
+    yield from _teachers(status)
+    yield from _replicas(status)
+
+
+def _teachers(status: FleetStatus) -> Iterator[Metric]:
+    gauges = {
+        "queued_rows": "Rows that wait in this client.",
+        "queued_tokens": "Tokens of the rows that wait in this client.",
+        "in_flight_rows": "Rows sent and not answered.",
+        "down_seconds": "Seconds since nobody can serve the teacher; 0 while somebody can.",
+    }
+    for name, text in gauges.items():
+        family = GaugeMetricFamily(PREFIX + name, text, labels=["teacher"])
+        for teacher in status.teachers:
+            family.add_metric([teacher.teacher], float(getattr(teacher, name)))
+        yield family
+    info = GaugeMetricFamily(PREFIX + "weights_info", "1 for the weights in use.", labels=["teacher", "weights_hash"])
+    for teacher in status.teachers:
+        info.add_metric([teacher.teacher, teacher.weights_hash], 1.0)
+    yield info
+    states = GaugeMetricFamily(PREFIX + "replicas", "Replicas by state.", labels=["teacher", "state"])
+    for teacher in status.teachers:
+        for state in ReplicaState:
+            count = sum(r.state == state for r in status.replicas if r.teacher == teacher.teacher)
+            states.add_metric([teacher.teacher, state.value], float(count))
+    yield states
+
+
+def _replicas(status: FleetStatus) -> Iterator[Metric]:
+    gauges = {
+        "in_flight_tokens": ("replica_in_flight_tokens", "Tokens sent to the server and not answered."),
+        "window_tokens": ("replica_window_tokens", "Tokens that may be in flight to the server."),
+        "tokens_per_second": ("replica_tokens_per_second", "Speed of the server as this client measures it."),
+        "agreement_nats": ("replica_agreement_nats", "Largest difference from the pool on the probe, nats."),
+        "paused_seconds": ("replica_paused_seconds", "How long the server's pushback still holds."),
+    }
+    for field, (name, text) in gauges.items():
+        family = GaugeMetricFamily(PREFIX + name, text, labels=["teacher", "address"])
+        for replica in status.replicas:
+            value = getattr(replica, field)
+            if value is not None:
+                family.add_metric([replica.teacher, replica.address], float(value))
+        yield family

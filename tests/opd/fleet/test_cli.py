@@ -1,0 +1,120 @@
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from opd.errors import ConfigError, DataError, IncompatibleTeacherError
+from opd.fleet import cli
+from opd.fleet.client import TeacherFleet
+from opd.fleet.store import ScoreStore
+from opd.wire.types import PayloadSpec, ScoreItem
+
+app = typer.Typer()
+app.add_typer(cli.app, name="fleet")
+app.command(name="score")(cli.score)
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "240"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_status_shows_teachers_and_replicas(tiny: SimpleNamespace) -> None:
+    one, two = tiny.serve(), tiny.serve()
+    text = run("fleet", "status", f"{one.address},{two.address}")
+    assert one.address in text and two.address in text and "healthy" in text and "math" in text
+    assert tiny.model(1).weights_hash[:12] in text
+
+
+def test_status_as_json_is_the_typed_record(tiny: SimpleNamespace) -> None:
+    server = tiny.serve()
+    found = json.loads(run("fleet", "status", server.address, "--json"))
+    assert found["teachers"][0]["teacher"] == "math" and found["replicas"][0]["queued_tokens"] == 7
+    assert found["counters"]["rows_failed"] == 0
+
+
+def test_verify_reports_and_fails_when_replicas_disagree(tiny: SimpleNamespace) -> None:
+    servers = [tiny.serve() for _ in range(3)]
+    addresses = ",".join(s.address for s in servers)
+    assert "3 replicas, largest difference 0 nats" in run("fleet", "verify", addresses)
+    servers[2].models["math"].states += 0.3
+    with pytest.raises(IncompatibleTeacherError, match=servers[2].address):
+        run("fleet", "verify", addresses)
+
+
+def test_settings_of_the_fleet_can_be_set_and_mistakes_name_the_key(tiny: SimpleNamespace) -> None:
+    server = tiny.serve()
+    run("fleet", "status", server.address, "--set", "health.probe_tokens=8")
+    with pytest.raises(ConfigError, match=r"probe_tokenz.*probe_tokens"):
+        run("fleet", "status", server.address, "--set", "health.probe_tokenz=8")
+
+
+def write_rows(path: Path, count: int, **extra: object) -> list[ScoreItem]:
+    rng = np.random.default_rng(0)
+    items = []
+    lines = []
+    for _ in range(count):
+        ids = rng.integers(0, 64, 9).tolist()
+        lines.append(json.dumps({"prompt_ids": ids[:4], "response_ids": ids[4:], **extra}))
+        items.append(ScoreItem(np.array(ids, np.uint32), 4))
+    path.write_text("\n".join(lines) + "\n\n")
+    return items
+
+
+def test_score_records_rows_that_a_run_can_then_use_without_a_teacher(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    server = tiny.serve()
+    items = write_rows(tmp_path / "rows.jsonl", 6)
+    arguments = ["score", server.address, "--rows", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "store")]
+    text = run(*arguments, "--payload", "hidden")
+    assert "6 rows, 30 response tokens" in text
+    live = tiny.model(1)
+    run(*arguments, "--payload", "hidden")
+    assert server.scored_rows() == 6 and len(ScoreStore(tmp_path / "store")) == 6
+    server.stop()
+    with TeacherFleet.connect(f"store:{tmp_path / 'store'}") as fleet:
+        scores = fleet.score("math", items, PayloadSpec.hidden())
+        assert np.array_equal(fleet.head("math").weight, live.head)
+        assert scores[0].hidden is not None and scores[0].hidden.shape == (5, 8)
+
+
+def test_score_takes_ids_to_gather_from_the_rows(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    server = tiny.serve()
+    write_rows(tmp_path / "rows.jsonl", 2, gather_ids=[[1, 2]] * 5)
+    text = run(
+        *["score", server.address, "--rows", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "store")],
+        *["--payload", "gather", "--k", "2"],
+    )
+    assert "2 rows" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no rows"),
+        ("{}", "line 1 .* prompt_ids"),
+        ('{"prompt_ids": [1], "response_ids": [2]}\nnonsense', "line 2"),
+        ('{"prompt_ids": [-1], "response_ids": [2]}', "line 1"),
+    ],
+)
+def test_rows_that_are_none_are_named(tiny: SimpleNamespace, tmp_path: Path, text: str, message: str) -> None:
+    server = tiny.serve()
+    (tmp_path / "rows.jsonl").write_text(text)
+    with pytest.raises(DataError, match=message):
+        run("score", server.address, "--rows", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "store"))
+
+
+def test_an_unknown_payload_and_an_ambiguous_teacher_are_refused(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    server = tiny.serve(names=("math", "code"))
+    write_rows(tmp_path / "rows.jsonl", 1)
+    arguments = ["score", server.address, "--rows", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "store")]
+    with pytest.raises(DataError, match="'logits' is none of sampled"):
+        run(*arguments, "--payload", "logits")
+    with pytest.raises(DataError, match="serves code, math; name one"):
+        run(*arguments)
