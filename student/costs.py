@@ -14,7 +14,7 @@ A model of P parameters spends about 2 P FLOPs on a position forward and 4 P bac
 that only report are not counted: every run has the same ones.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -33,7 +33,7 @@ class Costs:
     """Counts since the last `take`, on this rank."""
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
+        self._counts: defaultdict[str, float] = defaultdict(float)
 
     def add(self, purpose: Purpose, name: str, tokens: float) -> None:
         """Count `tokens` as cost/`purpose`/`name`."""
@@ -60,9 +60,10 @@ class Costs:
 
     def merge(self, counts: Mapping[str, float]) -> None:
         """Add what another counter gave."""
-        self._counts.update(counts)
+        for name, value in counts.items():
+            self._counts[name] += value
 
     def take(self) -> dict[str, float]:
         """The counts as metrics; starts over."""
-        counts, self._counts = self._counts, Counter()
-        return {name: float(value) for name, value in sorted(counts.items())}
+        counts, self._counts = self._counts, defaultdict(float)
+        return dict(sorted(counts.items()))

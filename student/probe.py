@@ -82,12 +82,6 @@ class Probe:
         """Wait for the result."""
         return self._future.result()
 
-    def finished(self) -> ProbeResult | None:
-        """The result when it is there, None while the probe runs or after it was cancelled."""
-        if not self._future.done() or self._future.exception() is not None:
-            return None
-        return self._future.result()
-
     def weights(self) -> dict[str, Tensor]:
         """The trained tensors it measures: from them a resumed run starts it again."""
         return self._weights()

@@ -21,6 +21,13 @@ for name, path, summary in [
 
 for name, path, summary in [
     ("expert_rows", "expert_rows:ExpertRows", "given answers among the sampled ones: GKD's mix, cold start"),
+    ("adwin", "adwin:Adwin", "the shortest rollout window whose gradient points where the full one does"),
+    ("fixed_window", "windows:FixedWindow", "train on a fixed prefix of each response (TOPD)"),
+    ("first_n", "windows:FirstN", "train on the first N tokens (ESR)"),
+    ("staircase", "windows:Staircase", "a rollout window that grows by stairs (POPD)"),
+    ("linear_window", "windows:LinearWindow", "a rollout window that grows in a straight line"),
+    ("prune_opd", "prune_opd:PruneOpd", "end responses where student and teacher have drifted apart"),
+    ("effopd", "effopd:EffOpd", "jump along the path of the weights, as long as a gate accepts"),
     ("mask_tokens", "mask_tokens:MaskTokens", "leave special tokens out of every loss"),
 ]:
     CONTROLLERS.add(name, f"student.methods.{path}", summary)
