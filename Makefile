@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help setup demo test engines fuzz soak bench lint type protos clean
+.PHONY: help setup demo test engines oracles estimators fuzz soak bench lint type protos clean
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -37,6 +37,16 @@ engines: .venv-vllm/.installed ## the engines' conformance suite on a real vLLM,
 .venv-vllm/.installed: pyproject.toml constraints.txt scripts/engines.sh
 	@bash scripts/engines.sh .venv-vllm $(PYTHON)
 	@touch $@
+
+oracles: .venv-oracles/.installed ## our mathematics against TRL's and Liger's, in their own environment
+	.venv-oracles/bin/python -m pytest tests/opd/maths/test_oracles.py -rs
+
+.venv-oracles/.installed: pyproject.toml constraints.txt scripts/oracles.sh
+	@bash scripts/oracles.sh .venv-oracles $(PYTHON)
+	@touch $@
+
+estimators: $(STAMP) ## write docs/estimators.md, every figure by enumeration, about a minute
+	$(BIN)/python benchmarks/estimators.py docs/estimators.md
 
 fuzz: $(STAMP) ## hostile requests and answers, at least 10,000 cases of each kind, about ten minutes
 	OPD_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/teacher_server/test_fuzz.py --timeout 3000

@@ -85,7 +85,7 @@ def rounds(kind: str, tokens: int, options: argparse.Namespace) -> dict[str, dic
         for who in options.only:
             if "error" in best.get(who, {}):
                 continue
-            command = [sys.executable, __file__, "--one", who, "--kinds", kind, "--tokens", str(tokens)]
+            command = [interpreter(), __file__, "--one", who, "--kinds", kind, "--tokens", str(tokens)]
             for name in ("vocabulary", "hidden", "dtype", "threads"):
                 command += [f"--{name}", str(getattr(options, name))]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -100,6 +100,12 @@ def rounds(kind: str, tokens: int, options: argparse.Namespace) -> dict[str, dic
             else:
                 best[who] = {name: min(best[who][name], found[name]) for name in found}
     return best
+
+
+def interpreter() -> str:
+    """The environment of `make oracles`, which has the peers, for all contestants; else this one."""
+    peers = Path(__file__).parents[1] / ".venv-oracles/bin/python"
+    return str(peers) if peers.exists() else sys.executable
 
 
 def measure(who: str, tokens: int, kind: str, options: argparse.Namespace) -> dict:

@@ -49,7 +49,7 @@ def fold_rows_(
         slack = 1.0 - (student / soft_cap).square_()
     p, our_log_z = _normalise_(student, temperature)
     q, their_log_z = _normalise_(teacher, temperature)
-    ours, theirs = -torch.linalg.vecdot(p, student), -torch.linalg.vecdot(q, teacher)
+    ours, theirs = -_dot(p, student), -_dot(q, teacher)
     # An excluded entry is 0 * -inf in its entropy. Looking would make an accelerator wait: there all rows are careful.
     careful = student.device.type != "cpu" or bool((ours + theirs).isnan().any())
     if careful:
@@ -82,7 +82,7 @@ def _fold_kl_(
 ) -> tuple[Tensor, Tensor]:
     """The two KLs of rows without excluded entries, with as few sweeps as they need."""
     log_ratio = torch.sub(log_p, log_q, out=log_q)
-    value = -torch.linalg.vecdot(q, log_ratio) if forward else torch.linalg.vecdot(p, log_ratio)
+    value = -_dot(q, log_ratio) if forward else _dot(p, log_ratio)
     if factor is not None and forward:
         torch.sub(p, q, out=log_p).mul_(factor.unsqueeze(-1))
     elif factor is not None:
@@ -103,8 +103,14 @@ def _fold_any_(
     return value, slopes
 
 
+def _dot(left: Tensor, right: Tensor) -> Float[Tensor, " n"]:
+    """Sum of products of each row, in full precision: autocast would round the dot product's inputs."""
+    with torch.autocast(left.device.type, enabled=False):
+        return torch.linalg.vecdot(left, right)
+
+
 def _entropy(p: Tensor, log_p: Tensor) -> Float[Tensor, " n"]:
-    return -torch.linalg.vecdot(p, log_p.clamp(min=torch.finfo(log_p.dtype).min))
+    return -_dot(p, log_p.clamp(min=torch.finfo(log_p.dtype).min))
 
 
 def log_probs(logits: Float[Tensor, "n V"], log_z: Float[Tensor, " n"], temperature: float) -> Float[Tensor, "n V"]:

@@ -223,6 +223,16 @@ def test_jsd_refuses_ends_and_nonsense(beta):
         jsd(torch.zeros(2, 3), torch.zeros(2, 3), beta=beta)
 
 
+@pytest.mark.parametrize("name", ["forward_kl", "reverse_kl", "jsd"])
+def test_autocast_does_not_touch_the_precision(name, make_logits):
+    student, teacher = make_logits(3, 500, seed=30).float(), make_logits(3, 500, seed=31).float()
+    function = getattr(exact, name)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = function(student, teacher)
+    torch.testing.assert_close(inside.per_token, function(student, teacher).per_token, rtol=0, atol=0)
+    torch.testing.assert_close(inside.student_entropy, function(student, teacher).student_entropy, rtol=0, atol=0)
+
+
 def test_annotated_shapes_are_checked_in_these_tests():
     with pytest.raises(Exception, match=r"(?s)forward_kl.*teacher_logits"):
         forward_kl(torch.zeros(2, 3), torch.zeros(2, 4))

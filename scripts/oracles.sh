@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Makes the environment VENV with PYTHON that holds the projects we compare our mathematics with, TRL and Liger.
+# torch first: the CPU build that constraints.txt pins must not be replaced by what they ask for.
+set -euo pipefail
+venv=$1 python=$2
+peers=('trl==1.16.0' 'liger-kernel==0.8.5')
+project=(-c constraints.txt -e '.[test]')
+if command -v uv >/dev/null 2>&1; then
+    [ -x "$venv/bin/python" ] || uv venv --quiet --python "$python" "$venv"
+    export UV_FIND_LINKS=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}
+    uv pip install --quiet --python "$venv/bin/python" -c constraints.txt torch
+    uv pip install --quiet --python "$venv/bin/python" "${project[@]}" "${peers[@]}"
+else
+    [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+    "$venv/bin/python" -m pip install --quiet -c constraints.txt torch
+    "$venv/bin/python" -m pip install --quiet "${project[@]}" "${peers[@]}"
+fi
