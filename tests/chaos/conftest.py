@@ -48,9 +48,10 @@ def free_port() -> int:
 class Replica:
     """One server process at a fixed address; teacher "t" on the numpy engine unless `flags` say otherwise."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, prefix: tuple[str, ...] = (), host: str = "127.0.0.1") -> None:
         self.port = free_port()
-        self.address = f"127.0.0.1:{self.port}"
+        self.address = f"{host}:{self.port}"
+        self.prefix = prefix
         self.flags = flags
         self._folder = folder
         self._folder.mkdir()
@@ -60,7 +61,16 @@ class Replica:
     def start(self, *flags: str, wait: bool = True) -> "Replica":
         self._starts += 1
         port_file = self._folder / f"port{self._starts}"
-        command = [sys.executable, "-m", "teacher_server", "--port", str(self.port), "--metrics-port", "-1"]
+        command = [
+            *self.prefix,
+            sys.executable,
+            "-m",
+            "teacher_server",
+            "--port",
+            str(self.port),
+            "--metrics-port",
+            "-1",
+        ]
         command += ["--port-file", str(port_file), *(flags or self.flags)]
         if "--model" not in command:
             command += ["--engine", "numpy_teacher:NumpyEngine", "--model", "t=numpy"]
@@ -82,7 +92,7 @@ class Replica:
         return self._ready.exists() and self.process is not None and self.process.poll() is None
 
     def wait(self) -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 400
         while not self._ready.exists():
             assert self.process is not None and self.process.poll() is None, (self._folder / "log").read_text()
             assert time.monotonic() < deadline, (self._folder / "log").read_text()
@@ -105,8 +115,8 @@ def pool(tmp_path: Path) -> Iterator[Callable[..., list[Replica]]]:
     """pool(n, *flags) starts n replicas at once and waits until they serve; all are killed at the end."""
     made: list[Replica] = []
 
-    def start(count: int, *flags: str) -> list[Replica]:
-        fresh = [Replica(tmp_path / f"replica{len(made) + i}", *flags) for i in range(count)]
+    def start(count: int, *flags: str, **where: Any) -> list[Replica]:
+        fresh = [Replica(tmp_path / f"replica{len(made) + i}", *flags, **where) for i in range(count)]
         made.extend(fresh)
         for replica in fresh:
             replica.start(wait=False)
@@ -181,4 +191,4 @@ def chaos() -> SimpleNamespace:
         return next((r.state for r in fleet.status().replicas if r.address == replica.address), "absent")
 
     work = Work(engine.VOCAB, engine)
-    return SimpleNamespace(work=work, connect=connect, wait_until=wait_until, state=state)
+    return SimpleNamespace(work=work, connect=connect, wait_until=wait_until, state=state, spec=SPEC, numbers=numbers)
