@@ -55,6 +55,9 @@ soak: $(STAMP) ## a server under load and abuse for 15 minutes, then one that le
 	$(BIN)/python benchmarks/server_soak.py
 	$(BIN)/python benchmarks/server_soak.py --minutes 2 --leak
 
+chaos: $(STAMP) ## server processes killed, frozen, cut off and lying under a training run, about half an hour
+	$(BIN)/python -m pytest tests/chaos -m "chaos or not chaos" -rs
+
 bench: $(STAMP) ## all benchmarks, as ratios within one run
 	@for file in $(filter-out benchmarks/constant_engine.py benchmarks/server_soak.py,$(wildcard benchmarks/*_*.py)); do \
 		echo "== $$file"; $(BIN)/python $$file || exit 1; done
