@@ -1,0 +1,185 @@
+"""ADWIN, its rivals and EffOPD in the loop, against a real server."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from opd.config import parse_settings
+from opd.errors import ConfigError
+from student.loop import train
+from student.plugins import build_plugins
+from student.recipe import Recipe
+
+Make = Callable[..., Recipe]
+TERM = {"name": "opd", "payload": "hidden", "aggregation": "constant"}
+ADWIN = {"name": "adwin", "windows": [2, 4], "rows": 8, "folds": 2, "delay": 2, "null_every": 2, "rho": 0.3}
+
+
+@pytest.fixture
+def make(world: Path, teacher: Any, tmp_path: Path) -> Make:
+    def recipe(name: str, *methods: dict[str, Any], steps: int = 6, **changes: Any) -> Recipe:
+        data = {
+            "run": str(tmp_path / name),
+            "model": {"path": str(world / "student")},
+            "teachers": {"endpoints": [teacher.address], "default": "teacher"},
+            "prompts": {"task": "addition", "options": {"digits": 2}},
+            "rollout": {"prompts_per_step": 8, "max_new_tokens": 8, "max_prompt_tokens": 32},
+            "objective": [TERM],
+            "methods": list(methods),
+            "train": {
+                "steps": steps,
+                "learning_rate": 3e-3,
+                "checkpoint_every": 1,
+                "keep_checkpoints": 9,
+                "threads": 1,
+            },
+            "eval": {"prompts": 0},
+        }
+        return parse_settings(Recipe, {**data, **changes})
+
+    return recipe
+
+
+def weights_of(summary: dict[str, Any]) -> dict[str, str]:
+    folder = Path(summary["checkpoint"])
+    return {
+        str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.rglob("*.safetensors")
+    }
+
+
+def records(recipe: Recipe) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        ADWIN,
+        {
+            "name": "effopd",
+            "tries": 2,
+            "gate": {"kind": "reverse_kl", "prompts": 8, "gain": 0.0, "length_tolerance": 5},
+        },
+        {"name": "prune_opd", "k": 8, "threshold": 0.2, "smoothing": 2, "shortest": 2},
+    ],
+    ids=lambda m: m["name"],
+)
+def test_a_run_cut_anywhere_resumes_bit_for_bit(make: Make, method: dict[str, Any]) -> None:
+    calm = train(make("calm", method, steps=5))
+    for cut in (1, 4):  # for adwin: with a probe under way
+        train(make(f"cut{cut}", method, steps=cut))
+        resumed = train(make(f"cut{cut}", method, steps=5), resume=True)
+        assert weights_of(resumed) == weights_of(calm)
+
+
+def test_adwin_acts_after_the_delay_and_counts_its_probes(make: Make) -> None:
+    recipe = make("adwin", ADWIN)
+    train(recipe)
+    steps = records(recipe)
+    acted = [line["step"] for line in steps if "adwin/next_window" in line]
+    assert acted == [3, 5]
+    assert [line["window"] for line in steps[:3]] == [8, 8, 8]
+    assert steps[3]["window"] == steps[2]["adwin/next_window"]
+    assert max(line["response_length"] for line in steps[3:5]) <= max(steps[3]["window"], steps[4]["window"])
+    for line in steps:
+        probed = "adwin/next_window" in line
+        assert (line.get("cost/probe/sampled_tokens", 0) > 0) == probed
+        assert (line.get("cost/probe/gradient_positions", 0) > line.get("cost/probe/decoded_positions", 0)) == probed
+    assert steps[2]["adwin/published_8"] == pytest.approx(1.0)
+    assert -1 <= steps[2]["adwin/published_2"] <= steps[2]["adwin/published_8"]
+    assert "adwin/null_2" in steps[2] and "adwin/null_2" not in steps[4]
+
+
+@pytest.mark.parametrize("metric", ["sketch", "last_layers"])
+def test_cheaper_metrics_give_nearly_the_same_cosines(make: Make, metric: str) -> None:
+    exact, cheap = make("exact", ADWIN, steps=3), make("cheap", {**ADWIN, "metric": metric}, steps=3)
+    train(exact)
+    train(cheap)
+    name, tolerance = "adwin/published_4", {"sketch": 0.03, "last_layers": 0.35}[metric]
+    assert records(cheap)[2][name] == pytest.approx(records(exact)[2][name], abs=tolerance)
+
+
+def test_domains_get_windows_of_their_own(make: Make) -> None:
+    mix = {"mix": [{"task": t, "options": {"digits": 2}} for t in ("addition", "subtraction")]}
+    recipe = make("domains", {**ADWIN, "per_domain": True}, steps=3, prompts=mix)
+    train(recipe)
+    assert {"adwin/next_window/addition", "adwin/next_window/subtraction"} <= set(records(recipe)[2])
+
+
+@pytest.mark.parametrize(
+    ("method", "lengths"),
+    [
+        ({"name": "fixed_window", "tokens": 3}, [3, 3, 3, 3]),
+        ({"name": "fixed_window", "fraction": 0.5}, [4, 4, 4, 4]),
+        ({"name": "first_n", "tokens": 100}, [8, 8, 8, 8]),
+        ({"name": "staircase", "first": 2, "rise": 3, "every": 2}, [2, 2, 5, 5]),
+        ({"name": "linear_window", "first": 2, "until": 0.5}, [2, 5, 8, 8]),
+    ],
+    ids=lambda v: "" if isinstance(v, list) else v["name"],
+)
+def test_schedules_cut_the_rollouts(make: Make, method: dict[str, Any], lengths: list[int]) -> None:
+    recipe = make("schedule", method, steps=4)
+    train(recipe)
+    for line, limit in zip(records(recipe), lengths, strict=True):
+        assert line["window"] == limit
+        assert line["response_length"] <= limit
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
+def test_windows_refuse_other_aggregations(make: Make, aggregation: str) -> None:
+    recipe = make("refused", ADWIN, objective=[{**TERM, "aggregation": aggregation}])
+    with pytest.raises(ConfigError, match="needs aggregation constant"):
+        build_plugins(recipe)
+
+
+def test_windows_refuse_terms_that_look_ahead(make: Make) -> None:
+    recipe = make("refused", ADWIN, objective=[{**TERM, "payload": "sampled", "discount": 0.9}])
+    with pytest.raises(ConfigError, match="discount: 0"):
+        build_plugins(recipe)
+
+
+def test_adwin_refuses_candidates_that_are_all_too_long(make: Make) -> None:
+    with pytest.raises(ConfigError, match="shorter than rollout.max_new_tokens"):
+        build_plugins(make("refused", {"name": "adwin"}))
+
+
+def test_a_refused_jump_leaves_the_run_as_if_there_were_no_searches(make: Make) -> None:
+    never = {"name": "effopd", "tries": 3, "gate": {"kind": "reverse_kl", "prompts": 4, "gain": 0.999}}
+    with_it, without = train(make("with", never, steps=3)), train(make("without", steps=3))
+    one, two = (load_file(Path(s["checkpoint"]) / "model" / "model.safetensors") for s in (with_it, without))
+    assert all(torch.equal(one[name], two[name]) for name in two)
+    assert records(make("with", never))[0]["effopd/tried"] == 1
+
+
+def test_jumps_move_attention_and_mlp_by_the_stated_factor(make: Make, world: Path) -> None:
+    always = {
+        "name": "effopd",
+        "tries": 2,
+        "gate": {"kind": "accuracy", "prompts": 4, "strict": False},
+        "moments": "reset",
+    }
+    jumped, plain = make("jumped", always, steps=1), make("plain", steps=1)
+    one, two = (load_file(Path(train(r)["checkpoint"]) / "model" / "model.safetensors") for r in (jumped, plain))
+    start = load_file(world / "student" / "model.safetensors")
+    line = records(jumped)[0]
+    factor = line["effopd/displacement"]
+    assert factor == 5.0 and line["effopd/accepted"] == 2 and line["cost/gate/sampled_tokens"] > 0
+    moved = {name for name in one if not torch.equal(one[name], two[name])}
+    assert moved == {n for n in one if (".self_attn." in n or ".mlp." in n) and "norm" not in n}
+    for name in moved:
+        torch.testing.assert_close(one[name] - start[name], factor * (two[name] - start[name]), rtol=1e-3, atol=1e-6)
+    learner = load_file(jumped.run / "checkpoints" / "step-000001" / "trainer" / "learner.safetensors")
+    still = {key for key, value in learner.items() if key.endswith("exp_avg") and not value.any()}
+    assert {key.split("/")[2] for key in still} == moved
+
+
+def test_searches_come_at_powers_of_two(make: Make) -> None:
+    recipe = make("powers", {"name": "effopd", "tries": 1, "gate": {"prompts": 4}}, steps=5)
+    train(recipe)
+    assert [line["step"] for line in records(recipe) if "effopd/tried" in line] == [1, 2, 4]
