@@ -96,7 +96,9 @@ def test_trls_tail_bucket_loses_the_gradient_of_a_saturated_student_and_ours_doe
     student = torch.tensor([[24.0, 0.0, 0.5, -1.0]])
     log_q = torch.tensor([[0.0, 0.3, 0.1, 0.2]]).log_softmax(-1)
     ids, tail = torch.tensor([[0]]), log_q[:, 1:].logsumexp(-1)
-    exact, mine, theirs = (student.to(d, copy=True).requires_grad_() for d in (torch.float64, torch.float32, torch.float32))
+    exact, mine, theirs = (
+        student.to(d, copy=True).requires_grad_() for d in (torch.float64, torch.float32, torch.float32)
+    )
     topk_divergence(exact, ids, log_q[:, :1].double(), tail.double()).total.backward()
     topk_divergence(mine, ids, log_q[:, :1], tail).total.backward()
     bucketed_by_trl(theirs, log_q, ids, 0.0).sum().backward()

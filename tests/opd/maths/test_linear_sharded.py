@@ -1,0 +1,48 @@
+"""A head sharded over two ranks, as FSDP2 holds it, in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+WORKER = """
+import json, sys, torch
+from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from opd.maths import linear_divergence, linear_token_scores
+
+rank = int(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
+mesh = init_device_mesh("cpu", (2,))
+generator = torch.Generator().manual_seed(0)
+head, teacher_head = torch.randn(11, 4, generator=generator), torch.randn(11, 3, generator=generator)
+hidden, teacher = torch.randn(2, 5, 4, generator=generator), torch.randn(2, 5, 3, generator=generator)
+
+# What one process without sharding computes from the mean of the ranks' losses.
+whole = head.clone().requires_grad_()
+sum(linear_divergence(hidden[r], whole, teacher[r], teacher_head).mean / 2 for r in range(2)).backward()
+sum(linear_token_scores(hidden[r], whole).log_z.mean() / 2 for r in range(2)).backward()
+
+sharded = distribute_tensor(head, mesh, [Shard(0)]).requires_grad_()
+theirs = distribute_tensor(teacher_head, mesh, [Shard(0)])
+linear_divergence(hidden[rank], sharded, teacher[rank], theirs).mean.backward()
+linear_token_scores(hidden[rank], sharded).log_z.mean().backward()
+error = (sharded.grad.full_tensor() - whole.grad).abs().max().item()
+print(json.dumps([error, list(sharded.grad.to_local().shape)]))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_sharded_head_is_gathered_and_gets_the_mean_of_the_ranks_gradients(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-c", WORKER, str(tmp_path / "rendezvous")]
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [
+        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True, env=environment) for rank in range(2)
+    ]
+    found = [json.loads(process.communicate(timeout=240)[0]) for process in ranks]
+    assert [error for error, _ in found] == pytest.approx([0, 0], abs=1e-6)
+    assert sorted(shape for _, shape in found) == [[5, 4], [6, 4]]
