@@ -12,8 +12,9 @@ probe samples new prompts instead of continuing cut responses; its gradients are
 parameters enter the cosine with the Euclidean inner product; without an admissible window the full length is used, and
 so it is before the first probe acts; `criterion`, `per_domain` and the null.
 
-Costs are counted under cost/probe. Memory: see `student.probe`; a checkpoint written while a probe is under way holds
-the snapshot, one more copy of the trained weights.
+Costs are counted under cost/probe at the step where the probe acts; one that the end of the run overtakes is not.
+Memory: see `student.probe`; a checkpoint written while a probe is under way holds the snapshot, one more copy of the
+trained weights.
 """
 
 from __future__ import annotations
@@ -75,14 +76,14 @@ class Adwin(WindowController):
         super().__init__(settings)
         self._windows: dict[str, int] = {}
         self._edges: tuple[int, ...] = ()
-        self._steps = self._temperature = 0.0
+        self._temperature = 1.0
         self._probe: Probe | None = None
         self._started: int | None = None
         self._saved: dict[str, Any] | None = None
         self._probes = 0
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Also learn the length limit and the number of steps.
+        """Also learn the length limit and the temperature.
 
         Raises:
             ConfigError: when no candidate is shorter than the length limit.
@@ -96,7 +97,7 @@ class Adwin(WindowController):
                 f"({limit}); give shorter ones."
             )
         self._edges = (*shorter, limit)
-        self._steps, self._temperature = recipe.train.steps, recipe.rollout.temperature
+        self._temperature = recipe.rollout.temperature
 
     def start(self, services: Services) -> None:
         """Take up the probe that was under way when the run was saved."""
@@ -116,7 +117,7 @@ class Adwin(WindowController):
             metrics |= self._act(self._probe.result(), services)
             self._probe = None
         due = self._started is None or step - self._started >= max(s.every, s.delay)
-        if self._probe is None and due and step + s.delay < self._steps:
+        if self._probe is None and due:
             self._probe, self._started = self._launch(step, services, None), step
             self._probes += 1
         return metrics

@@ -145,7 +145,7 @@ def test_windows_refuse_terms_that_look_ahead(make: Make) -> None:
 
 
 def test_adwin_refuses_candidates_that_are_all_too_long(make: Make) -> None:
-    with pytest.raises(ConfigError, match="shorter than rollout.max_new_tokens"):
+    with pytest.raises(ConfigError, match=r"shorter than rollout\.max_new_tokens"):
         build_plugins(make("refused", {"name": "adwin"}))
 
 
