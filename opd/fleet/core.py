@@ -124,7 +124,8 @@ class FleetCore:
                 await self._elect()
             if self._elected and not self._missing():
                 return
-            if now - start >= self.settings.connect_seconds:
+            refused = everybody and all(isinstance(server.error, AuthError) for server in self.servers.values())
+            if refused or now - start >= self.settings.connect_seconds:
                 raise self._why_not_connected()
             await self._wait_for_news(0.5)
 
@@ -179,8 +180,11 @@ class FleetCore:
             listed = ", ".join(source.text for source in self._sources)
             return UnavailableError(f"no teacher server is listed at {listed}; check the file or the name.")
         if len(silent) == len(self.servers):
-            kind = AuthError if all(isinstance(error, AuthError) for error in errors) else UnavailableError
-            return kind(f"no teacher server answers: {' '.join(silent.values())} Start one or fix the address.")
+            if all(isinstance(error, AuthError) for error in errors):
+                return AuthError(f"no teacher server accepts this client: {' '.join(silent.values())}")
+            return UnavailableError(
+                f"no teacher server answers: {' '.join(silent.values())} Start one or fix the address."
+            )
         served = sorted({name for server in self.servers.values() for name in server.infos})
         missing = self._missing()
         absent = [name for name in missing if name not in served]

@@ -1,6 +1,7 @@
 """The connection to one teacher server over gRPC: one channel, one attempt per call, everything validated."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -21,7 +22,8 @@ from opd.wire.types import Head, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1.teacher_pb2_grpc import TeacherServiceStub
 
-_TLS_SIGNS = ("handshake", "ssl", "certificate", "tls", "peer name")
+_TLS_SIGNS = ("handshake", "ssl", "certificate", "tls", "hostname verification")
+_NOISE = re.compile(r"failed to connect to all addresses; last error: \w+: (ipv[46]:\S+: )?|: OK$|SSL_ERROR_SSL: \S+ ")
 
 
 class GrpcLink:
@@ -146,7 +148,7 @@ class GrpcLink:
     def _named(self, error: grpc.RpcError) -> OpdError:
         """The error in our classes, with the replica's name and, for the usual mishaps, the fix."""
         found = error_from_rpc(error)
-        text = str(found).rstrip(".")
+        text = _NOISE.sub("", str(found).rstrip("."))
         if isinstance(found, UnavailableError):
             lower = text.lower()
             if any(sign in lower for sign in _TLS_SIGNS):
@@ -154,6 +156,8 @@ class GrpcLink:
                     f"replica {self.address} and this client do not agree on TLS: {text}; check ca_file, server_name "
                     "and whether the server uses TLS at all."
                 )
+            if "socket closed" in lower and not self._security.uses_tls:
+                text += ", perhaps because it expects TLS: set ca_file then"
             return UnavailableError(f"replica {self.address} cannot be reached or broke off: {text}.")
         if isinstance(found, AuthError):
             return AuthError(f"replica {self.address} refuses the credentials: {text}; renew the token or certificate.")

@@ -67,7 +67,9 @@ class FakeServer(TeacherServiceServicer):
     """Serves models by name. Knobs: `delay` seconds per row, `wedged` (never answers Score), `trouble(request)` may
     raise an OpdError, `mangle(messages)` may change the answer, `draining`, `state`, `deaf` (answers nothing)."""
 
-    def __init__(self, models: dict[str, TinyModel], port: int = 0) -> None:
+    def __init__(
+        self, models: dict[str, TinyModel], port: int = 0, credentials: grpc.ServerCredentials | None = None
+    ) -> None:
         self.models = models
         self.delay = 0.0
         self.wedged = False
@@ -84,7 +86,11 @@ class FakeServer(TeacherServiceServicer):
         self._stopping = threading.Event()
         self._server = grpc.server(ThreadPoolExecutor(24), options=[("grpc.so_reuseport", 0)])
         add_TeacherServiceServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        where = f"127.0.0.1:{port}"
+        if credentials is None:
+            self.port = self._server.add_insecure_port(where)
+        else:
+            self.port = self._server.add_secure_port(where, credentials)
         self._server.start()
         self.address = f"127.0.0.1:{self.port}"
 
@@ -223,8 +229,13 @@ def tiny() -> Iterator[SimpleNamespace]:
     """serve(seed=..., names=..., port=...) starts a server; every server is stopped at the end of the test."""
     running: list[FakeServer] = []
 
-    def serve(seed: int = 1, names: tuple[str, ...] = ("math",), port: int = 0) -> FakeServer:
-        server = FakeServer({name: TinyModel(seed + 100 * i) for i, name in enumerate(names)}, port)
+    def serve(
+        seed: int = 1,
+        names: tuple[str, ...] = ("math",),
+        port: int = 0,
+        credentials: grpc.ServerCredentials | None = None,
+    ) -> FakeServer:
+        server = FakeServer({name: TinyModel(seed + 100 * i) for i, name in enumerate(names)}, port, credentials)
         running.append(server)
         return server
 
