@@ -18,8 +18,8 @@ EXPERIMENT = Experiment(
     ),
     tasks=("addition",),
     recipe=recipe(steps=200, rows=64, length=16, objective={"name": "opd"}),
-    served=("large",),
-    evaluated=("base", "large"),
+    served=("addition",),
+    evaluated=("base", "addition"),
     arms=(
         _arm("sampled", "log-ratio of the sampled token (k1 as policy gradient)", payload="sampled"),
         _arm("gather4", "exact on the student's top 4, sampled beyond", payload="gather", k=4),
