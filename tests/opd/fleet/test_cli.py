@@ -8,14 +8,14 @@ import typer
 from typer.testing import CliRunner
 
 from opd.errors import ConfigError, DataError, IncompatibleTeacherError
-from opd.fleet import cli
+from opd.fleet import cli, score_cli
 from opd.fleet.client import TeacherFleet
 from opd.fleet.store import ScoreStore
 from opd.wire.types import PayloadSpec, ScoreItem
 
 app = typer.Typer()
 app.add_typer(cli.app, name="fleet")
-app.command(name="score")(cli.score)
+app.command(name="score")(score_cli.score)
 
 
 def run(*arguments: str) -> str:
@@ -92,6 +92,34 @@ def test_score_takes_ids_to_gather_from_the_rows(tiny: SimpleNamespace, tmp_path
         *["--payload", "gather", "--k", "2"],
     )
     assert "2 rows" in text
+
+
+def test_without_a_store_the_log_probs_are_printed_a_line_per_row(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    server = tiny.serve()
+    items = write_rows(tmp_path / "rows.jsonl", 3)
+    text = run("score", server.address, "--rows", str(tmp_path / "rows.jsonl"))
+    records = [json.loads(line) for line in text.splitlines()]
+    with TeacherFleet.connect(server.address) as fleet:
+        expected = fleet.score("math", items, PayloadSpec.sampled())
+    for record, scores in zip(records, expected, strict=True):
+        assert scores.sampled is not None
+        np.testing.assert_allclose(record["log_probs"], scores.sampled, rtol=1e-6)
+        assert record["log_prob"] == pytest.approx(sum(record["log_probs"]), rel=1e-5)
+
+
+def test_rows_of_text_are_tokenised_as_ids_would_be(tiny: SimpleNamespace, tmp_path: Path, world: Path) -> None:
+    from transformers import AutoTokenizer
+
+    server = tiny.serve()
+    tokenizer = AutoTokenizer.from_pretrained(world / "student")
+    prompt, response = tokenizer.encode("!", add_special_tokens=True), tokenizer.encode('"#', add_special_tokens=False)
+    texts, ids = tmp_path / "texts.jsonl", tmp_path / "ids.jsonl"
+    texts.write_text(json.dumps({"prompt": "!", "response": '"#'}))
+    ids.write_text(json.dumps({"prompt_ids": prompt, "response_ids": response}))
+    by_text = run("score", server.address, "--rows", str(texts), "--tokenizer", str(world / "student"))
+    assert by_text == run("score", server.address, "--rows", str(ids))
+    with pytest.raises(DataError, match="--tokenizer"):
+        run("score", server.address, "--rows", str(texts))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,125 @@
+"""`opd score`: score a file of rows against a fleet, to read the numbers or to train from them without a teacher."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from opd.errors import DataError
+from opd.fleet.cli import Endpoints, Override, SettingsFile, fleet_settings
+
+if TYPE_CHECKING:
+    from opd.wire.types import PayloadSpec, ScoreItem, Scores
+
+
+def score(
+    endpoints: Endpoints,
+    rows: Annotated[
+        Path,
+        typer.Option(
+            help="JSON lines with prompt_ids and response_ids (and gather_ids for gather), or with prompt and response "
+            "as text together with --tokenizer."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a store to train from (endpoint store:FOLDER); rows there are not scored again."),
+    ] = None,
+    tokenizer: Annotated[str, typer.Option(help="Folder or hub id of the tokenizer, for rows of text.")] = "",
+    teacher: Annotated[str, typer.Option(help="Teacher; may be left out when only one is served.")] = "",
+    payload: Annotated[str, typer.Option(help="sampled, topk, gather or hidden.")] = "sampled",
+    k: Annotated[int, typer.Option(help="Ids per position, for topk and gather.")] = 64,
+    value_dtype: Annotated[str, typer.Option(help="f16, f32 or u16; bf16 or f32 for hidden.")] = "",
+    temperature: Annotated[float, typer.Option(help="Divides the logits before normalisation.")] = 1.0,
+    settings: SettingsFile = None,
+    override: Override = [],  # noqa: B006 - typer reads the default
+) -> None:
+    """Score rows: one JSON line per row with its log-probs in nats, or with --out a store of whole payloads."""
+    from opd.fleet.client import TeacherFleet
+
+    spec = _spec(payload, k, value_dtype)
+    overrides = [*override, *([f"cache.folder={json.dumps(str(out))}"] if out is not None else [])]
+    chosen = fleet_settings(settings, overrides)
+    items = list(_read_rows(rows, spec, tokenizer))
+    if not items:
+        raise DataError(f"{rows} holds no rows; give one JSON object per line.")
+    with TeacherFleet.connect(endpoints, settings=chosen, client="score") as fleet:
+        served = sorted(fleet.teachers())
+        if not teacher and len(served) > 1:
+            raise DataError(f"the fleet serves {', '.join(served)}; name one with --teacher.")
+        name = teacher or served[0]
+        scores = fleet.score(name, items, spec, temperature=temperature)
+        if payload == "hidden" and out is not None:
+            fleet.head(name)
+    if out is None:
+        for line in _lines(scores):
+            typer.echo(line)
+        return
+    tokens = sum(item.response_length for item in items)
+    size = sum(found.wire_bytes for found in scores)
+    typer.echo(f"{len(scores)} rows, {tokens} response tokens, {size} bytes of scores by {name!r} in {out}")
+
+
+def _lines(scores: Sequence["Scores"]) -> Iterator[str]:
+    for index, found in enumerate(scores):
+        record: dict[str, Any] = {"row": index}
+        if found.sampled is not None:
+            record |= {"log_prob": float(found.sampled.sum()), "log_probs": found.sampled.tolist()}
+        if found.ids is not None and found.values is not None and found.log_tail is not None:
+            values = found.values.astype("float32").tolist()
+            record |= {"ids": found.ids.tolist(), "values": values, "log_tail": found.log_tail.tolist()}
+        if found.hidden is not None:
+            raise DataError("hidden states do not go to the terminal; give --out.")
+        yield json.dumps(record)
+
+
+def _spec(payload: str, k: int, value_dtype: str) -> "PayloadSpec":
+    from opd.wire.types import PayloadKind, PayloadSpec
+
+    if payload not in list(PayloadKind):
+        raise DataError(f"payload {payload!r} is none of {', '.join(PayloadKind)}.")
+    kind = PayloadKind(payload)
+    default = "bf16" if kind is PayloadKind.HIDDEN else "f16"
+    return PayloadSpec(kind, k if kind in (PayloadKind.TOPK, PayloadKind.GATHER) else 0, value_dtype or default)
+
+
+def _read_rows(path: Path, spec: "PayloadSpec", tokenizer: str) -> Iterator["ScoreItem"]:
+    import numpy as np
+
+    from opd.wire.types import PayloadKind, ScoreItem
+
+    encode = _encoder(tokenizer) if tokenizer else None
+    gathers = spec.kind is PayloadKind.GATHER
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise DataError(f"rows {path} cannot be read: {error.strerror}; check the path.") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if encode is not None and "prompt_ids" not in row:
+                prompt, response = encode(row["prompt"], True), encode(row["response"], False)
+            else:
+                prompt, response = row["prompt_ids"], row["response_ids"]
+            ids = np.array([*prompt, *response], dtype=np.uint32)
+            gather = np.array(row["gather_ids"], dtype=np.uint32) if gathers else None
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            wanted = "prompt_ids and response_ids" + (" and gather_ids" if gathers else "")
+            hint = "" if tokenizer else "; rows of text need --tokenizer"
+            raise DataError(f"line {number} of {path} is not a row with {wanted}: {error}{hint}.") from error
+        yield ScoreItem(ids, len(prompt), gather)
+
+
+def _encoder(tokenizer: str) -> Any:
+    """A function (text, special tokens?) -> ids."""
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(tokenizer)
+    except (OSError, ValueError) as error:
+        raise DataError(f"tokenizer {tokenizer!r} cannot be loaded: {str(error).splitlines()[0]}") from error
+    return lambda text, special: loaded.encode(text, add_special_tokens=special)
