@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from opd.errors import ConfigError
+from opd.wire.types import PayloadKind
 from student.methods.extrapolation import Extrapolation, Guards, flip_limit
 from student.needs import REFERENCE, TEACHER
 from student.plugins import build_terms
@@ -190,8 +191,6 @@ def test_a_capped_lambda_keeps_the_teachers_mode(toy: Any) -> None:
     teacher, reference = (made.logp(*made.models[role]).gather(1, made.candidates) for role in (TEACHER, REFERENCE))
     batch = made.batch()
     guarded = Extrapolation(Guards(flip_cap=0.99), frozenset(), torch.full((len(made.row),), 3.0))
-    from opd.wire.types import PayloadKind
-
     signals = [batch.signal(PayloadKind.GATHER, role) for role in (TEACHER, REFERENCE)]
     (values, _, _), metrics = guarded.payload(batch, *signals)
     free = 3.0 * teacher - 2.0 * reference

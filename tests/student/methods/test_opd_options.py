@@ -1,5 +1,6 @@
 """Return-to-go, temperatures and given rows of on-policy distillation."""
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -65,8 +66,6 @@ def test_a_return_to_go_counts_what_follows_a_trained_prefix(toy: Any) -> None:
     whole, prefix = toy(lengths=(4,), group=1, masked=False), toy(lengths=(4,), group=1, masked=False)
     expected = gradient(whole, payload="sampled", discount=1.0, aggregation="constant")
     term = build_terms([{"name": "opd", "payload": "sampled", "discount": 1.0}])[0]
-    import dataclasses
-
     prefix.hidden.requires_grad_()
     batch = prefix.batch()
     narrowed = dataclasses.replace(batch, mask=batch.position < 2)

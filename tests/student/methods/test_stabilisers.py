@@ -12,6 +12,7 @@ from torch import Tensor
 
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind
+from student.methods.mask_tokens import MaskTokens, MaskTokensSettings
 from student.methods.selection import spread, top_share
 from student.methods.token_set import TokenSetSettings, token_ids
 from student.needs import REFERENCE, TEACHER
@@ -247,8 +248,6 @@ def test_a_set_of_tokens_is_the_union_of_what_it_names() -> None:
 
 
 def test_masked_tokens_leave_losses_and_denominators(toy: Any) -> None:
-    from student.methods.mask_tokens import MaskTokens, MaskTokensSettings
-
     made = toy(masked=False)
     banned = int(made.token_ids[0])
     controller = MaskTokens(MaskTokensSettings(name="mask_tokens", tokens=TokenSetSettings(ids=[banned])))
