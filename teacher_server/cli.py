@@ -18,6 +18,17 @@ import typer
 from opd.config.load import parse_settings
 from opd.errors import ConfigError
 
+_GROUPS = {
+    "": ("host", "port", "metrics_port", "fault"),
+    "engine": ("engine", "device", "dtype", "deterministic", "memory_budget_bytes"),
+    "limits": ("max_batch_tokens", "max_tokens_in_flight", "max_sequence_tokens", "max_k", "allow_full"),
+    "security": ("tls_cert", "tls_key", "client_ca", "tokens", "allow_insecure"),
+}
+_FLAGS = {name: f"{group}.{name}" if group else name for group, names in _GROUPS.items() for name in names}
+_FLAGS |= {"grace": "grace_seconds", "log_level": "log.level", "log_requests": "log.requests"}
+_FLAGS |= {"tracing": "log.tracing", "metrics_host": "metrics_host"}
+"""Which setting a flag is."""
+
 
 def serve(
     model: Annotated[list[str], typer.Option(help="Model folder or hub id, or NAME=MODEL; repeatable.")],
@@ -26,6 +37,7 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the service [0: a free one].")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="Port of /metrics [0: a free one]; -1 is off.")] = None,
+    metrics_host: Annotated[str | None, typer.Option(help="Address of /metrics [that of the service].")] = None,
     port_file: Annotated[
         Path | None, typer.Option(help="File to write 'host:port metrics_port pid' into when teachers are ready.")
     ] = None,
@@ -64,33 +76,9 @@ def serve(
     fault: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve one or more teacher models over gRPC until SIGTERM."""
-    values = {
-        "host": host,
-        "port": port,
-        "metrics_port": metrics_port,
-        "grace_seconds": grace,
-        "fault": fault,
-        "engine.engine": engine,
-        "engine.device": device,
-        "engine.dtype": dtype,
-        "engine.deterministic": deterministic,
-        "engine.options": _options(engine_option) or None,
-        "engine.memory_budget_bytes": memory_budget_bytes,
-        "limits.max_batch_tokens": max_batch_tokens,
-        "limits.max_tokens_in_flight": max_tokens_in_flight,
-        "limits.max_sequence_tokens": max_sequence_tokens,
-        "limits.max_k": max_k,
-        "limits.allow_full": allow_full,
-        "security.tls_cert": tls_cert,
-        "security.tls_key": tls_key,
-        "security.client_ca": client_ca,
-        "security.tokens": tokens,
-        "security.allow_insecure": allow_insecure,
-        "security.trust_remote_code": trust_remote_code or None,
-        "log.level": log_level,
-        "log.requests": log_requests,
-        "log.tracing": tracing,
-    }
+    values = {_FLAGS[flag]: value for flag, value in locals().items() if flag in _FLAGS}
+    values["engine.options"] = _options(engine_option) or None
+    values["security.trust_remote_code"] = trust_remote_code or None
     code = asyncio.run(_serve(_settings(config, values), _teachers(model, name), port_file, threads))
     if code:
         raise typer.Exit(code)
@@ -169,11 +157,12 @@ async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None
     try:
         await server.start(teachers)
     except asyncio.CancelledError:
-        return 0
+        # A model that is being read on a thread cannot be interrupted; what matters is closed already.
+        os._exit(0)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
     if port_file is not None:
-        _write_atomically(port_file, f"{settings.host}:{server.port} {server.metrics_port} {os.getpid()}\n")
+        _write_atomically(port_file, f"{server.address} {server.metrics_port} {os.getpid()}\n")
     return await server.wait()
 
 

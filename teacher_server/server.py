@@ -93,6 +93,11 @@ class TeacherServer:
         metrics.budget_tokens.set(limits.max_tokens_in_flight)
         metrics.budget_reply_bytes.set(limits.max_reply_bytes_in_flight)
 
+    @property
+    def address(self) -> str:
+        """Host and port of the service, once started."""
+        return _join(self.settings.host, self.port)
+
     async def start(self, teachers: Mapping[str, str]) -> None:
         """Bind, then load the teachers one after the other; health says SERVING as they pass their self-tests.
 
@@ -169,7 +174,7 @@ class TeacherServer:
             maximum_concurrent_rpcs=settings.max_streams,
         )
         self.add_services(self._server)
-        address = f"{settings.host}:{settings.port}"
+        address = _join(settings.host, settings.port)
         try:
             if settings.security.tls_cert is not None:
                 self.port = self._server.add_secure_port(address, Certificates(settings.security).credentials())
@@ -185,7 +190,7 @@ class TeacherServer:
         log("info", "listening", host=settings.host, port=self.port, metrics_port=self.metrics_port)
 
     def _start_metrics(self) -> None:
-        host, port = self.settings.host.strip("[]"), self.settings.metrics_port
+        host, port = (self.settings.metrics_host or self.settings.host).strip("[]"), self.settings.metrics_port
         try:
             self._metrics_server, _ = start_http_server(port, addr=host, registry=self.shared.metrics.registry)
         except OSError as error:
@@ -198,6 +203,7 @@ class TeacherServer:
         """A teacher's state changed: tell health and metrics."""
         if teacher.state == pb.TEACHER_STATE_UNSPECIFIED:
             await self.health.forget(teacher.name)
+            self._forget_weights(teacher)
         else:
             await self.health.set(teacher.name, serving=teacher.serving)
         self._show_state(teacher, teacher.state)
@@ -207,10 +213,14 @@ class TeacherServer:
 
     def show_weights(self, teacher: Teacher) -> None:
         """Put a teacher's weights hash into the metrics, in place of an older one."""
-        gauge, info = self.shared.metrics.weights_info, teacher.info
+        self._forget_weights(teacher)
+        info = teacher.info
+        self.shared.metrics.weights_info.labels(teacher.name, info.weights_hash, info.engine).set(1)
+
+    def _forget_weights(self, teacher: Teacher) -> None:
+        gauge = self.shared.metrics.weights_info
         for labels in [key for key in gauge._metrics if key[0] == teacher.name]:
             gauge.remove(*labels)
-        gauge.labels(teacher.name, info.weights_hash, info.engine).set(1)
 
     def _show_state(self, teacher: Teacher, state: int) -> None:
         for name, value in pb.TeacherState.items():
@@ -238,6 +248,11 @@ class TeacherServer:
                     metrics.running_tokens.labels(teacher.name).set(running)
                     metrics.token_rate.labels(teacher.name).set(teacher.worker.tokens_per_second)
             shared.roster.watch()
+
+
+def _join(host: str, port: int) -> str:
+    """Host and port; an IPv6 address gets its brackets."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def _options(settings: ServerSettings) -> list[tuple[str, Any]]:

@@ -127,7 +127,9 @@ class ServerSettings(Settings):
     port: int = Field(default=0, ge=0, le=65_535)
     """Port of the service; 0 picks a free one."""
     metrics_port: int = Field(default=0, ge=-1, le=65_535)
-    """Port of /metrics on the same address; 0 picks a free one, -1 turns it off."""
+    """Port of /metrics; 0 picks a free one, -1 turns it off."""
+    metrics_host: str = ""
+    """Address of /metrics, which is never encrypted; empty is the address of the service."""
     grace_seconds: float = Field(default=120.0, ge=0)
     """How long calls in flight may take after SIGTERM."""
     settle_seconds: float = Field(default=0.5, ge=0)

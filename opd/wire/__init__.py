@@ -19,6 +19,7 @@ Client side, in order (nothing here imports torch):
         except grpc.RpcError as error:
             raise status.error_from_rpc(error) from error                          # an opd.errors class
     head.HeadStreamDecoder().feed(response) / .finish() -> Head                    # GetHead
+    tracing.trace_metadata()                                        # `traceparent`, to add to a call's metadata
     shm.shared_memory_available(load.shared_memory_token) -> bool                  # then pass it to build_score_request
 
 Server side: `request.parse_score_request`, `encoder.encode_scores`, `encoder.chunk_messages`, `head.encode_head`,

@@ -182,3 +182,21 @@ def test_a_kill_fault_dies_like_sigkill(launch: Callable[..., Any], items: Any) 
 
     asyncio.run(run())
     assert process.popen.wait(30) == 137
+
+
+def test_an_ipv6_address_is_listened_on_and_written_with_brackets(launch: Callable[..., Any], items: Any) -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")
+    process = launch("--host", "::1", "--metrics-host", "127.0.0.1")
+    assert process.address.startswith("[::1]:")
+
+    async def run() -> int:
+        async with open_channel(process.address) as channel:
+            stub = teacher_pb2_grpc.TeacherServiceStub(channel)
+            return len((await stub.Describe(pb.DescribeRequest())).teachers)
+
+    assert asyncio.run(run()) == 1
+    assert urllib.request.urlopen(f"http://127.0.0.1:{process.metrics_port}/metrics", timeout=10).status == 200

@@ -312,3 +312,19 @@ async def test_an_operator_administers_over_the_wire(start: Any, items: Any, tmp
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     await stub.UnloadTeacher(admin.UnloadTeacherRequest(teacher="u", grace_seconds=1), metadata=meta)
     assert len(client.server.shared.roster) == 1
+
+
+async def test_each_wait_is_counted_as_the_wait_it_is(start: Any, items: Any) -> None:
+    client = await start({"t": "first", "u": "second"})
+    client.engines["first"].seconds_per_batch = 0.4
+    running = asyncio.create_task(client.score(items(1), SAMPLED, teacher="t"))
+    await asyncio.sleep(0.1)
+    behind, beside = await asyncio.gather(
+        client.score(items(1), SAMPLED, teacher="t"), client.score(items(1), SAMPLED, teacher="u")
+    )
+    await running
+    # The same teacher's engine is busy: it waits in the queue. Another teacher waits for the device, already picked.
+    assert behind[0].timings.queue > 0.2 > behind[0].timings.batch_wait
+    assert beside[0].timings.batch_wait > 0.2 > beside[0].timings.queue
+    assert behind[0].timings.engine >= 0.39
+    assert beside[0].timings.engine < 0.2
