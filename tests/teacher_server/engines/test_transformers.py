@@ -1,6 +1,7 @@
 """The reference engine: families, determinism, shortcuts, weights, sleep, refusals."""
 
 import hashlib
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -141,7 +142,7 @@ def test_new_weights_give_the_new_models_numbers_and_hash(make_model, make_item,
     assert engine.info.head.hash == head_hash(engine.head()) != before.head.hash
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated", "other_shape", "nan", "absent"])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "other_shape", "other_config", "nan", "absent"])
 def test_weights_that_do_not_fit_change_nothing(
     damage: str, make_model: Callable[..., Path], make_item, entry, tmp_path: Path
 ) -> None:
@@ -161,6 +162,9 @@ def test_weights_that_do_not_fit_change_nothing(
     elif damage == "other_shape":
         shutil.rmtree(folder)
         shutil.copytree(make_model("llama", seed=1, intermediate_size=96), folder)
+    elif damage == "other_config":  # the same tensors would compute something else
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
     elif damage == "nan":
         tensors[name][3, 3] = torch.nan
         save_file(tensors, file, {"format": "pt"})
