@@ -17,7 +17,7 @@ EXPERIMENT = Experiment(
         "number of sampled tokens?"
     ),
     tasks=("addition",),
-    recipe=recipe(steps=200, rows=64, length=16, objective={"name": "opd"}),
+    recipe=recipe(steps=100, rows=64, length=16, objective={"name": "opd"}),
     served=("addition",),
     evaluated=("base", "addition"),
     arms=(
