@@ -2,17 +2,19 @@
 
 A segment is normally unlinked by its reader. What readers leave is unlinked when its call ends badly, after a time,
 when the server stops, and, should the server die by SIGKILL, by a janitor: a small process that waits for the end of
-its standard input, which the kernel closes together with the server.
+its standard input, which the kernel closes together with the server. Should the janitor be killed too, the next server
+on the host removes what is left: a server holds a lock on its marker file for as long as it lives.
 """
 
 import contextlib
+import fcntl
 import os
 import secrets
 import subprocess
 import sys
 import time
 
-from opd.wire.shm import SHM_ROOT, host_identity
+from opd.wire.shm import SHM_ROOT, host_identity, is_marker
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.logs import log
 
@@ -47,6 +49,7 @@ class SharedMemory:
         self._counter = 0
         self._prefix = ""
         self._janitor: subprocess.Popen[bytes] | None = None
+        self._marker = -1
         identity = host_identity()
         if max_bytes <= 0 or not identity:
             return
@@ -61,7 +64,9 @@ class SharedMemory:
                 # Signals to the server's group must not end the janitor before it has work.
                 start_new_session=True,
             )
-            os.close(self._create(self._prefix, 0))
+            _sweep_dead_servers()
+            self._marker = self._create(self._prefix, 0)
+            fcntl.flock(self._marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             log("warning", "shared memory is off", reason=error)
             self.close()
@@ -126,6 +131,9 @@ class SharedMemory:
         for name in [*self._segments, self._prefix]:
             if name:
                 self.discard(name)
+        if self._marker >= 0:
+            os.close(self._marker)
+            self._marker = -1
         if self._janitor is not None and self._janitor.stdin is not None:
             self._janitor.stdin.close()
             self._janitor.wait(timeout=30)
@@ -142,3 +150,19 @@ class SharedMemory:
             os.close(fd)
             raise
         return fd
+
+
+def _sweep_dead_servers() -> None:
+    """Unlink markers that no living server locks, and the segments that go with them."""
+    for marker in SHM_ROOT.glob("opd-*"):
+        if not is_marker(marker.name):
+            continue
+        with contextlib.suppress(OSError):
+            fd = os.open(marker, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for left in SHM_ROOT.glob(f"{marker.name}-*"):
+                    left.unlink(missing_ok=True)
+                marker.unlink()
+            finally:
+                os.close(fd)

@@ -34,7 +34,12 @@ def shared_memory_available(token: str) -> bool:
     """Whether this process shares /dev/shm with the server that gave `token` (`GetLoadResponse`)."""
     identity, _, nonce = token.rpartition(":")
     marker = f"opd-{nonce}"
-    return bool(identity) and identity == host_identity() and bool(_MARKER.fullmatch(marker)) and _is_file(marker)
+    return bool(identity) and identity == host_identity() and is_marker(marker) and _is_file(marker)
+
+
+def is_marker(name: str) -> bool:
+    """Whether a name below /dev/shm is that of a server's marker."""
+    return bool(_MARKER.fullmatch(name))
 
 
 def _is_file(name: str) -> bool:

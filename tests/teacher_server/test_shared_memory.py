@@ -143,3 +143,21 @@ def test_shared_memory_that_was_not_offered_is_off() -> None:
     assert memory.put([memoryview(b"x")]) is None
     assert pb.GetLoadResponse().shared_memory_token == ""
     memory.close()
+
+
+def test_the_next_server_removes_what_a_dead_one_and_its_janitor_left() -> None:
+    alive = SharedMemory(1 << 20)
+    left = [Path("/dev/shm") / ("opd-" + "e" * 32), Path("/dev/shm") / ("opd-" + "e" * 32 + "-1")]
+    foreign = Path("/dev/shm/opd-not-ours")
+    try:
+        for path in (*left, foreign):
+            path.write_bytes(b"x")
+        place = alive.put([memoryview(b"abc")])[0]
+        SharedMemory(1 << 20).close()
+        assert not any(path.exists() for path in left)
+        assert foreign.exists()
+        assert bytes(shm.take([(place.name, 0, 3)])[0]) == b"abc"
+        assert shm.shared_memory_available(alive.token)
+    finally:
+        foreign.unlink()
+        alive.close()
