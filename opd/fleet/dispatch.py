@@ -228,8 +228,6 @@ class Dispatcher:
             return
         now = self._now()
         self.scheduler.answered(call, job, now)
-        if job.done:
-            return
         self.counters.rows_answered += 1
         self.counters.tokens_answered += job.tokens
         self.counters.wire_bytes += scores.wire_bytes
@@ -284,7 +282,7 @@ class Dispatcher:
         self._taken_back.discard(call.number)
         for job in self.scheduler.ended(call, now):
             if taken_back:
-                job.moved = True
+                job.moves += 1
                 job.avoid.add(call.lane.key)
                 self.counters.moved += 1
                 self.scheduler.submit(job, urgent=True)

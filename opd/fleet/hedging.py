@@ -21,6 +21,7 @@ _FIRST_RATIO = 3.0
 _ENOUGH = 20
 _TAIL_GAIN = 0.25
 _STALL_GAIN = 0.5
+_MOST_MOVES = 3
 
 
 class RatioQuantile:
@@ -69,7 +70,7 @@ class Hedger:
 
         Returns:
             The started hedges, and the calls to take back: overdue ones on a server that has stalled, once the
-            budget is spent. Their rows move instead of being doubled, each at most once.
+            budget is spent. Their rows move instead of being doubled, each at most three times.
         """
         started: list[Call] = []
         stalled: dict[int, Call] = {}
@@ -88,7 +89,7 @@ class Hedger:
                     continue
                 if self.budget.take():
                     started.append(scheduler.start(target, [job], look.speed(target), now, hedge=True))
-                elif straggler.late and straggler.gain > _STALL_GAIN * straggler.remaining and not job.moved:
+                elif straggler.late and straggler.gain > _STALL_GAIN * straggler.remaining and job.moves < _MOST_MOVES:
                     stalled[call.number] = call
         return started, list(stalled.values())
 

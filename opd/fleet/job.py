@@ -25,7 +25,7 @@ class Job:
         avoid: servers where an attempt failed; others are preferred.
         calls: calls that carry the row now: one, or two when it is hedged.
         hedged: whether a second call was started.
-        moved: whether it was taken back from a server that stalled; that happens once.
+        moves: how often it was taken back from a server that stalled.
         done: whether a result, an error or a cancellation was delivered.
     """
 
@@ -41,7 +41,7 @@ class Job:
     avoid: set[str] = field(default_factory=set)
     calls: list["Call"] = field(default_factory=list)
     hedged: bool = False
-    moved: bool = False
+    moves: int = 0
     done: bool = False
 
 

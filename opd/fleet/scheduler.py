@@ -116,10 +116,6 @@ class Scheduler:
         if queue is not None and job in queue:
             queue.remove(job)
 
-    def next_due(self) -> float:
-        """Time at which the next delayed row comes due, inf when there is none."""
-        return self._delayed[0][0] if self._delayed else float("inf")
-
     def waiting(self, teacher: str) -> list[Job]:
         """Rows of a teacher that are queued or delayed."""
         queue = self.queues.get(teacher)

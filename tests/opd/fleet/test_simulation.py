@@ -50,6 +50,29 @@ def test_one_of_eight_replicas_three_times_slow_costs_at_most_a_quarter_at_64_ro
     assert first <= 1.25 and second <= 1.25 and hedged <= 0.05
 
 
+def test_a_fleet_that_knows_its_speeds_wastes_little_even_at_64_rows() -> None:
+    later = [ratios(64, [SPEED] * 7 + [SPEED / 3], seed)[0][1] for seed in range(4)]
+    assert sum(later) / len(later) <= 1.06
+
+
+def test_hedges_stay_within_their_cap_when_half_of_the_fleet_stalls_and_rows_move_instead() -> None:
+    async def run() -> tuple[int, int, int, float]:
+        pool = servers([SPEED] * 4)
+        core = await connect_simulated(pool)
+        rows = draw(120, 3)
+        await score_batch(core, [("t", n) for n in rows])
+        for server in pool[:2]:
+            server.tokens_per_second /= 1000
+        span, _ = await score_batch(core, [("t", n) for n in rows])
+        counters = core.dispatcher.counters
+        await core.close()
+        return counters.hedges, counters.rows_submitted, counters.moved, span / (sum(rows) / (2 * SPEED))
+
+    hedges, rows, moved, ratio = run_virtual(run())
+    assert hedges <= 0.05 * rows and moved > 0
+    assert ratio <= 1.3
+
+
 def test_equal_replicas_are_used_almost_ideally() -> None:
     (first, second), hedged = ratios(256, [SPEED] * 8, 0)
     assert first <= 1.05 and second <= 1.05 and hedged == 0
