@@ -57,7 +57,17 @@ class Plan:
         }
         recipe = merge(merge(base, flatten(experiment.recipe)), self._resolved(arm.overrides))
         recipe = merge(recipe, {"train.learning_rate": rate, "train.threads": 1})
-        return recipe if self.form == "full" else merge(recipe, experiment.quick)
+        return recipe if self.form == "full" else merge(recipe, self._quick(recipe))
+
+    def _quick(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
+        """The short form's overrides; those of a method apply to arms that have one with such a key."""
+        methods = recipe.get("methods", [])
+        first = methods[0] if methods else {}
+        return {
+            key: value
+            for key, value in self.experiment.quick.items()
+            if not key.startswith("methods.0.") or key.split(".")[2] in first
+        }
 
     def _resolved(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
         return {k: str(self.answers) if v == "{answers}" else v for k, v in overrides.items()}

@@ -5,7 +5,17 @@ import importlib
 from opd.errors import ConfigError
 from student.lab.experiment import Experiment
 
-NAMES = ("estimators",)
+_WHERE = {
+    "estimators": "estimators:EXPERIMENT",
+    "baselines": "baselines:EXPERIMENT",
+    "windows_restate": "windows:RESTATE",
+    "windows_parts": "windows:PARTS",
+    "effopd": "effopd:EXPERIMENT",
+    "exopd": "exopd:EXPERIMENT",
+    "correction": "correction:EXPERIMENT",
+    "combinations": "combinations:EXPERIMENT",
+}
+NAMES = tuple(_WHERE)
 """In the order in which `make lab` runs them."""
 
 
@@ -17,5 +27,6 @@ def load_experiment(name: str) -> Experiment:
     """
     if name not in NAMES:
         raise ConfigError(f"there is no experiment {name!r}; known: {', '.join(NAMES)}.")
-    experiment: Experiment = importlib.import_module(f"student.lab.experiments.{name}").EXPERIMENT
+    module, _, attribute = _WHERE[name].partition(":")
+    experiment: Experiment = getattr(importlib.import_module(f"student.lab.experiments.{module}"), attribute)
     return experiment

@@ -1,0 +1,65 @@
+"""(e) EffOPD: jumps along the path, at the paper's low learning rate and at swept ones, with all gates."""
+
+from typing import Any
+
+from student.lab.experiment import Arm, Claim, Experiment, Fires
+from student.lab.experiments.common import QUICK, RATES, recipe
+
+_FIRED = (Fires("effopd/accepted", ">", 0.0),)
+_LOW = 1e-4
+
+
+def _jumps(**gate: Any) -> dict[str, Any]:
+    return {"methods": [{"name": "effopd", "gate": {"prompts": 50, **gate}}]}
+
+
+_LABEL_FREE = _jumps(kind="reverse_kl")
+
+EXPERIMENT = Experiment(
+    name="effopd",
+    letter="e",
+    title="EffOPD: extrapolated steps",
+    question=(
+        "Jumping 3 to 11 times the displacement after steps 1, 2, 4, ... is said to reach the plateau in a third of "
+        "the steps. Does it, with its gates paid for, and against a learning rate that was swept?"
+    ),
+    tasks=("addition",),
+    recipe=recipe(steps=64, rows=64, length=16, objective={"name": "opd", "payload": "hidden"})
+    | {"eval": {"every": 4, "prompts": 512, "temperature": 1.0}},
+    served=("addition",),
+    evaluated=("base", "addition"),
+    arms=(
+        Arm("opd_low", "OPD at a tenth of the best rate's order", {"train.learning_rate": _LOW}),
+        Arm("effopd_low", "EffOPD, accuracy gate, strict", {"train.learning_rate": _LOW, **_jumps()}, fires=_FIRED),
+        Arm(
+            "paired_low",
+            "EffOPD, paired gate",
+            {"train.learning_rate": _LOW, **_jumps(kind="paired")},
+            fires=_FIRED,
+        ),
+        Arm("kl_low", "EffOPD, label-free gate", {"train.learning_rate": _LOW, **_LABEL_FREE}, fires=_FIRED),
+        Arm("opd", "OPD, swept rate", {}, RATES),
+        Arm("kl", "EffOPD, label-free gate, swept rate", _LABEL_FREE, RATES),
+        Arm(
+            "kl_reset",
+            "EffOPD, label-free gate, moments reset, the same rate",
+            {"methods": [{"name": "effopd", "moments": "reset", "gate": {"kind": "reverse_kl"}}]},
+            same_rate_as="kl",
+        ),
+    ),
+    claims=(
+        Claim(
+            "At a low rate EffOPD needs fewer FLOPs than OPD, its gates counted",
+            "effopd_low",
+            "opd_low",
+            "flops_to",
+            "less",
+        ),
+        Claim("With the label-free gate too", "kl_low", "opd_low", "flops_to", "less"),
+        Claim("At a low rate EffOPD ends more accurate", "effopd_low", "opd_low", "accuracy", "more"),
+        Claim("EffOPD at a low rate beats OPD at a swept rate", "effopd_low", "opd", "accuracy", "more"),
+        Claim("At swept rates EffOPD needs fewer FLOPs than OPD", "kl", "opd", "flops_to", "less"),
+        Claim("At swept rates EffOPD ends more accurate", "kl", "opd", "accuracy", "more"),
+    ),
+    quick={**QUICK, "methods.0.gate.prompts": 8},
+)

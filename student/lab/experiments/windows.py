@@ -1,0 +1,73 @@
+"""(d) Rollout windows: ADWIN and its rivals, where the tail follows from the prefix and where it does not."""
+
+from typing import Any
+
+from student.lab.experiment import Arm, Claim, Experiment, Fires
+from student.lab.experiments.common import QUICK, RATES, recipe
+
+
+def _experiment(
+    name: str, letter: str, task: str, what: str, length: int, candidates: list[int], steps: int
+) -> Experiment:
+    adwin = {"name": "adwin", "windows": candidates, "rows": 64, "every": 25, "delay": 5, "null_every": 3}
+    shorter = (Fires("window", "<", float(length)),)
+
+    def arm(key: str, title: str, fires: tuple[Fires, ...] = shorter, **method: Any) -> Arm:
+        return Arm(key, title, {"methods": [method]}, same_rate_as="full", fires=fires)
+
+    return Experiment(
+        name=name,
+        letter=letter,
+        title=f"Rollout windows where {what}",
+        question=f"How many tokens does each window need to the accuracy of full rollouts, on a task where {what}?",
+        tasks=(task,),
+        recipe=recipe(
+            steps=steps,
+            rows=64,
+            length=length,
+            objective={"name": "opd", "payload": "hidden", "aggregation": "constant"},
+        ),
+        served=("large",),
+        evaluated=("base", "large"),
+        arms=(
+            Arm("full", "full rollouts", {}, RATES),
+            arm("adwin", "ADWIN, published criterion", (), **adwin),
+            arm("adwin_cross", "ADWIN, cross-fitted criterion", (), **adwin, criterion="cross_fitted"),
+            arm("fixed25", "first quarter (TOPD)", name="fixed_window", fraction=0.25),
+            arm("fixed50", "first half (TOPD)", name="fixed_window", fraction=0.5),
+            arm(
+                "staircase", "staircase (POPD)", name="staircase", first=length // 4, rise=length // 4, every=steps // 5
+            ),
+            arm("linear", "linear", name="linear_window", first=length // 8, until=0.5),
+            arm(
+                "prune", "overlap drift (Prune-OPD)", (), name="prune_opd", k=4, threshold=0.5, smoothing=4, shortest=4
+            ),
+        ),
+        claims=(
+            Claim(
+                "ADWIN needs fewer tokens than full rollouts, its probes counted", "adwin", "full", "tokens_to", "less"
+            ),
+            Claim(
+                "ADWIN needs fewer FLOPs than full rollouts, its probes counted", "adwin", "full", "flops_to", "less"
+            ),
+            Claim("ADWIN needs fewer tokens than a fixed half", "adwin", "fixed50", "tokens_to", "less"),
+            Claim("ADWIN ends as accurate as a fixed half or better", "adwin", "fixed50", "accuracy", "more"),
+            Claim("A fixed quarter ends less accurate than full rollouts", "fixed25", "full", "accuracy", "less"),
+            Claim(
+                "The cross-fitted criterion ends more accurate than the published one",
+                "adwin_cross",
+                "adwin",
+                "accuracy",
+                "more",
+            ),
+        ),
+        quick={**QUICK, "methods.0.delay": 1, "methods.0.every": 2},
+        note=(
+            "All arms average with `aggregation: constant` and use the rate swept for full rollouts. The windows of "
+            "ADWIN and Prune-OPD may stay at full length: that is a finding, not a failure, so it need not fire."
+        ),
+    )
+
+
+RESTATE = _experiment("windows_restate", "d1", "restate", "the tail follows from the prefix", 40, [5, 10, 20], 120)
+PARTS = _experiment("windows_parts", "d2", "parts", "a prefix says nothing about what follows", 24, [4, 8, 12], 120)

@@ -1,0 +1,71 @@
+"""Plots of an experiment: accuracy over sampled tokens and over FLOPs, every seed thin, the mean of an arm thick."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+
+_GRID = 60
+_COSTS = (("tokens", "sampled tokens, probes and gates included"), ("flops", "FLOPs, everything included"))
+
+
+def plot_experiment(data: Mapping[str, Any], title: str, path: Path) -> None:
+    """Write a PNG with accuracy (and reverse KL where measured) over both costs.
+
+    Args:
+        data: results of the experiment, as in its JSON.
+        title: of the figure.
+        path: of the file.
+    """
+    arms = [arm for arm in data["arms"] if arm["seeds"]]
+    measured = any(_values(seed["curve"], "reverse_kl") for arm in arms for seed in arm["seeds"])
+    rows = ["accuracy", "reverse_kl"] if measured else ["accuracy"]
+    figure, axes = pyplot.subplots(
+        len(rows), 2, figsize=(12, 3.9 * len(rows)), squeeze=False, sharex="col", layout="constrained"
+    )
+    colours = pyplot.get_cmap("tab10" if len(arms) <= 10 else "tab20")
+    for i, measure in enumerate(rows):
+        for j, (cost, label) in enumerate(_COSTS):
+            for index, arm in enumerate(arms):
+                _plot_arm(axes[i][j], arm, cost, measure, colours(index))
+            axes[i][j].grid(alpha=0.3)
+            axes[-1][j].set_xlabel(label)
+        axes[i][0].set_ylabel("accuracy on held-out prompts" if measure == "accuracy" else "reverse KL, nats per token")
+        if measure == "reverse_kl":
+            axes[i][0].set_yscale("log")
+            axes[i][1].set_yscale("log")
+    for model, found in data["models"].items():
+        if found:
+            level = float(np.mean(list(found.values())))
+            for j in range(2):
+                axes[0][j].axhline(level, color="grey", linestyle=":", linewidth=1)
+                axes[0][j].annotate(model, (0.995, level), xycoords=("axes fraction", "data"), ha="right", va="bottom")
+    axes[0][1].legend(fontsize="small", loc="lower right")
+    figure.suptitle(title)
+    figure.savefig(path, dpi=90, metadata={"Software": None})
+    pyplot.close(figure)
+
+
+def _values(curve: Mapping[str, Sequence[float | None]], measure: str) -> list[float]:
+    return [value for value in curve[measure] if value is not None]
+
+
+def _plot_arm(axes: Axes, arm: Mapping[str, Any], cost: str, measure: str, colour: Any) -> None:
+    lines = []
+    for seed in arm["seeds"]:
+        pairs = [(x, y) for x, y in zip(seed["curve"][cost], seed["curve"][measure], strict=True) if y is not None]
+        if pairs:
+            x, y = np.array(pairs).T
+            axes.plot(x, y, color=colour, linewidth=0.6, alpha=0.45)
+            lines.append((x, y))
+    if lines:
+        # The mean over seeds, where all of them have values.
+        grid = np.linspace(0, min(x[-1] for x, _ in lines), _GRID)
+        mean = np.mean([np.interp(grid, x, y) for x, y in lines], axis=0)
+        axes.plot(grid, mean, color=colour, linewidth=2, label=arm["title"])
