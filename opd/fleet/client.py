@@ -35,6 +35,9 @@ _WAIT_SECONDS = 0.5
 class TeacherFleet:
     """The client of all teachers. Thread-safe; use `connect` to make one, and close it or use it in a `with`."""
 
+    recorded = False
+    """Whether the scores come from a store: rows that were not recorded, probes included, cannot be asked then."""
+
     def __init__(self, core: FleetCore, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
         self._core = core
         self._loop = loop

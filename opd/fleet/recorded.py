@@ -31,6 +31,8 @@ class RecordedFleet(TeacherFleet):
         DataError: the folder is no store, or holds no teacher.
     """
 
+    recorded = True
+
     def __init__(self, folder: Path | str) -> None:
         if not (Path(folder) / "teachers").is_dir():
             raise DataError(f"{folder} is not a score store; make one with `opd score --out {folder}`.")
