@@ -11,6 +11,9 @@ from student.lab.plan import Plan
 from student.lab.runs import Run, times
 from student.lab.stats import Interval, bootstrap, bootstrap_ratio
 
+LEAST_GAIN = 0.02
+"""Accuracy that a rival must have gained before the cost of reaching it means anything."""
+
 
 @dataclass(frozen=True, slots=True)
 class SeedResult:
@@ -150,13 +153,19 @@ def _pair(claim: Claim, mine: Curve, rival: Curve) -> tuple[float, float]:
         tokens = min(mine.tokens[-1], rival.tokens[-1])
         name = measure.removesuffix("_at_tokens")
         return mine.at(name, tokens), rival.at(name, tokens)
-    level = rival.accuracy[0] + claim.level * (rival.final("accuracy") - rival.accuracy[0])
+    gain = rival.final("accuracy") - rival.accuracy[0]
+    if gain < LEAST_GAIN:
+        return math.nan, math.nan
+    level = rival.accuracy[0] + claim.level * gain
     cost = measure.removesuffix("_to")
     return mine.cost_to(level, cost), rival.cost_to(level, cost)
 
 
 def _decide(claim: Claim, pairs: list[tuple[float, float]]) -> Verdict:
     ratio = claim.measure.endswith("_to")
+    if any(math.isnan(value) for pair in pairs for value in pair):
+        why = f"{claim.rival} gained too little accuracy to be reached" if ratio else "the measure is missing"
+        return Verdict(claim.text, "not shown", why=why, ratio=ratio)
     if any(math.isinf(top) or math.isinf(bottom) for top, bottom in pairs):
         missed = [i for i, (top, _) in enumerate(pairs) if math.isinf(top)]
         if len(missed) == len(pairs):
