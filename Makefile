@@ -62,6 +62,10 @@ bench: $(STAMP) ## all benchmarks, as ratios within one run
 	@for file in $(filter-out benchmarks/constant_engine.py benchmarks/server_soak.py,$(wildcard benchmarks/*_*.py)); do \
 		echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
+lab: $(STAMP) ## reproduce the papers' claims in the tiny world, resumable; hours on two cores
+	$(BIN)/opd lab run
+	$(BIN)/opd lab report
+
 lint: $(STAMP) ## ruff
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 

@@ -46,7 +46,8 @@ def plot_experiment(data: Mapping[str, Any], title: str, path: Path) -> None:
             for j in range(2):
                 axes[0][j].axhline(level, color="grey", linestyle=":", linewidth=1)
                 axes[0][j].annotate(model, (0.995, level), xycoords=("axes fraction", "data"), ha="right", va="bottom")
-    axes[0][1].legend(fontsize="small", loc="lower right")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize="small")
     figure.suptitle(title)
     figure.savefig(path, dpi=90, metadata={"Software": None})
     pyplot.close(figure)

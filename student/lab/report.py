@@ -45,6 +45,7 @@ def write_report(root: Path, out: Path, *, form: str) -> list[Path]:
         plot_experiment(data, experiment.title, plot)
         written += [target, plot]
         sections.append(_section(experiment, data))
+    sections.sort(key=lambda section: section["letter"])
     missing = [load_experiment(name) for name in NAMES if name not in {section["name"] for section in sections}]
     environment = jinja2.Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
@@ -96,7 +97,7 @@ def _arm(arm: Mapping[str, Any]) -> dict[str, str]:
         "probe": tokens("probe"),
         "gate": tokens("gate"),
         "scored": _thousands(scored),
-        "flops": f"{sum(c.flops[-1] for c in curves) / len(curves) / 1e9:,.0f}",
+        "flops": f"{sum(c.flops[-1] for c in curves) / len(curves) / 1e9:,.4g}",
         "cpu": f"{sum(s['cpu_seconds'] for s in arm['seeds']) / len(totals):.0f}",
         "wall": f"{sum(s['wall_seconds'] for s in arm['seeds']) / len(totals):.0f}",
         "fired": "" if all(s["fired"] for s in arm["seeds"]) else "never fired",
