@@ -72,6 +72,14 @@ def test_the_size_of_the_tiles_changes_nothing(scratch, parts):
         assert_close(one, other)
 
 
+def test_the_normalised_jsd_is_scaled_in_value_and_gradient(parts):
+    hidden, head, _, *teacher = parts
+    got = linear_divergence(hidden, head, *teacher, kind="jsd", weight=0.2, normalised=True)
+    want = exact.jsd(hidden @ head.T, teacher[0] @ teacher[1].T, beta=0.2, normalised=True)
+    assert_close(got.per_token, want.per_token)
+    assert_close(torch.autograd.grad(got.mean, head)[0], torch.autograd.grad(want.mean, head)[0])
+
+
 def test_gradcheck(make_logits):
     hidden, head = make_logits(3, 4).requires_grad_(), make_logits(5, 4, seed=1).requires_grad_()
     teacher = make_logits(3, 2, seed=2), make_logits(5, 2, seed=3)
