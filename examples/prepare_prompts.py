@@ -1,0 +1,69 @@
+"""Write the prompt files of the recipes for real models: one JSON line per prompt, the chat template applied.
+
+    python examples/prepare_prompts.py deepmath data/deepmath.jsonl --tokenizer Qwen/Qwen3-4B
+    python examples/prepare_prompts.py eurus-code data/eurus-code.jsonl --tokenizer Qwen/Qwen3-4B
+
+deepmath is DeepMath-103K at difficulty 6 and above, eurus-code the code part of Eurus-2-RL-Data: the training prompts
+of G-OPD (arXiv 2602.12125). The template is applied here, with thinking switched off, because the student starts from
+the non-thinking mode; prompts are text then, and nothing is added to them later.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+_INSTRUCTION = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+
+
+def deepmath(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str | None]]:
+    """Questions and answers of the hard problems."""
+    for row in rows:
+        if float(row["difficulty"]) >= 6:
+            yield row["question"] + _INSTRUCTION, str(row["final_answer"])
+
+
+def eurus_code(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str | None]]:
+    """Problems of the code part, without answers: their tests are not run here."""
+    for row in rows:
+        if row["ability"] == "code":
+            yield next(m["content"] for m in row["prompt"] if m["role"] == "user"), None
+
+
+SETS = {"deepmath": ("zwhe99/DeepMath-103K", deepmath), "eurus-code": ("PRIME-RL/Eurus-2-RL-Data", eurus_code)}
+
+
+def line(question: str, answer: str | None, tokenizer: Any) -> str:
+    """One JSON line: the prompt as the model reads it, and the answer where there is one."""
+    chat = [{"role": "user", "content": question}]
+    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False, enable_thinking=False)
+    entry = {"prompt": prompt} | ({} if answer is None else {"answer": answer})
+    return json.dumps(entry, ensure_ascii=False) + "\n"
+
+
+def main() -> None:
+    """Read the arguments, write the file."""
+    from datasets import load_dataset
+    from transformers import AutoTokenizer
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=sorted(SETS))
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--tokenizer", required=True, help="Folder or hub id of the student.")
+    parser.add_argument("--rows", help="A local .jsonl file with the data set's columns, in place of the hub.")
+    arguments = parser.parse_args()
+    hub, pick = SETS[arguments.name]
+    source = {"path": "json", "data_files": arguments.rows} if arguments.rows else {"path": hub}
+    tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    count = 0
+    with arguments.out.open("w", encoding="utf-8") as file:
+        for question, answer in pick(load_dataset(**source, split="train")):
+            file.write(line(question, answer, tokenizer))
+            count += 1
+    print(f"{arguments.out}: {count} prompts")
+
+
+if __name__ == "__main__":
+    main()

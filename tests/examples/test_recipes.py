@@ -1,0 +1,88 @@
+"""The recipes that ship: each passes a dry run, and holds the settings that its header claims."""
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from student.cli import train
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "examples" / "recipes").glob("*.yaml"))
+EXOPD = [path for path in RECIPES if "exopd" in path.name]
+
+
+def read(path: Path) -> dict[str, Any]:
+    return dict(yaml.safe_load(path.read_text()))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_passes_a_dry_run(path: Path) -> None:
+    app = typer.Typer()
+    app.command()(train)
+    result = CliRunner().invoke(app, [str(path), "--dry-run", "--offline"])
+    assert result.exit_code == 0, result.output
+    assert "needs: " in result.output
+
+
+@pytest.mark.parametrize("path", EXOPD, ids=lambda path: path.stem)
+def test_an_exopd_recipe_holds_the_papers_settings(path: Path) -> None:
+    recipe = read(path)
+    (term,) = recipe["objective"]
+    assert (term["name"], term["payload"], term["reward_scale"], term["importance_cap"]) == (
+        "exopd",
+        "sampled",
+        1.25,
+        5.0,
+    )
+    assert term["aggregation"] == "token_mean"
+    rollout, optimizer = recipe["rollout"], recipe["train"]
+    assert (rollout["prompts_per_step"], rollout["samples_per_prompt"], rollout["temperature"]) == (1024, 1, 1.0)
+    assert (rollout["max_prompt_tokens"], rollout["max_new_tokens"]) == (2048, 16384)
+    assert (optimizer["learning_rate"], optimizer["schedule"]) == (1e-5, "constant")
+    assert optimizer["steps"] == (100 if "30b" in path.name else 50)
+    assert recipe["teachers"]["reference"] == "start"
+
+
+def test_there_are_recipes_for_a_twin_a_large_teacher_and_two_domains() -> None:
+    assert len(EXOPD) == 3
+    routes = {path.name: len(read(path)["teachers"].get("routes", {})) for path in EXOPD}
+    assert sorted(routes.values()) == [0, 0, 2]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_micro_batch_holds_the_longest_row(path: Path) -> None:
+    recipe = read(path)
+    longest = recipe["rollout"]["max_prompt_tokens"] + recipe["rollout"]["max_new_tokens"]
+    assert recipe["train"].get("micro_batch_tokens", 16384) >= longest
+
+
+class Tokenizer:
+    """Shows what the chat template was given."""
+
+    def apply_chat_template(self, chat: list[dict[str, str]], **options: Any) -> str:
+        return f"<{chat[0]['content']}>{sorted(options.items())}"
+
+
+def test_the_prompt_files_hold_hard_problems_and_code_with_the_template_applied() -> None:
+    script = runpy.run_path(str(ROOT / "examples" / "prepare_prompts.py"))
+    problems = [
+        {"question": "easy", "final_answer": 1, "difficulty": 5.5},
+        {"question": "hard", "final_answer": 2, "difficulty": 6.0},
+    ]
+    code = [
+        {"ability": "math", "prompt": [{"role": "user", "content": "m"}]},
+        {"ability": "code", "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "c"}]},
+    ]
+    (hard,), (task,) = list(script["deepmath"](problems)), list(script["eurus_code"](code))
+    assert hard[0].startswith("hard\n") and hard[0].endswith("\\boxed{}.") and hard[1] == "2"
+    assert task == ("c", None)
+    entry = json.loads(script["line"](*task, Tokenizer()))
+    options = [("add_generation_prompt", True), ("enable_thinking", False), ("tokenize", False)]
+    assert entry == {"prompt": f"<c>{options}"}
+    assert json.loads(script["line"](*hard, Tokenizer()))["answer"] == "2"
