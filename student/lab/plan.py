@@ -52,7 +52,11 @@ class Plan:
         base: dict[str, Any] = {
             "seed": seed,
             "model": {"path": str(self.cast.model("base").path)},
-            "teachers": {"endpoints": [self.address], "routes": dict(experiment.routes)},
+            "teachers": {
+                "endpoints": [self.address],
+                "default": experiment.served[0],
+                "routes": dict(experiment.routes),
+            },
             "prompts": mix[0] if len(mix) == 1 else {"mix": mix},
         }
         recipe = merge(merge(base, flatten(experiment.recipe)), self._resolved(arm.overrides))

@@ -15,7 +15,7 @@ from typing import Any
 
 from opd.config import parse_settings
 
-_VOLATILE = ("run", "teachers.endpoints")
+_VOLATILE = ("run", "teachers.endpoints", "teachers.default")
 
 
 @dataclass(frozen=True, slots=True)
