@@ -1,9 +1,11 @@
 """Write docs/metrics.md from the code: python scripts/metrics_doc.py [OUT]."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
 
 ROOT = Path(__file__).resolve().parent.parent
 INTRO = """# Metrics
@@ -22,6 +24,16 @@ STEP = (
 ).split()
 
 
+def rows(families: Iterable[Metric]) -> str:
+    """A row per family that is collected at scrape time."""
+    lines = []
+    for family in families:
+        name = family.name + ("_total" if family.type == "counter" else "")
+        labels = ", ".join(getattr(family, "_labelnames", ()))
+        lines.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
+    return "\n".join(lines)
+
+
 def table(registry: CollectorRegistry) -> str:
     """A row per series: name, type, labels, meaning."""
     lines = ["| series | type | labels | meaning |", "| --- | --- | --- | --- |"]
@@ -35,14 +47,17 @@ def table(registry: CollectorRegistry) -> str:
 
 def render() -> str:
     """The whole document."""
+    from opd.fleet.metrics import collect_status
+    from opd.fleet.status import FleetStatus
     from student.series import Series
     from teacher_server.metrics import ServerMetrics
 
     student = CollectorRegistry()
     Series(student).record(dict.fromkeys(STEP, 0.0), {})
+    fleet = rows(collect_status(FleetStatus([], [], [])))
     return (
         f"{INTRO}\n## Teacher server (`opd serve --metrics-port`)\n\n{table(ServerMetrics().registry)}\n"
-        f"\n## Student (`metrics_port` of a recipe)\n\n{table(student)}\n"
+        f"\n## Student (`metrics_port` of a recipe)\n\n{table(student)}\n{fleet}\n"
     )
 
 

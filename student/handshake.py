@@ -10,11 +10,13 @@ from transformers import PreTrainedTokenizerBase
 
 from opd.errors import ConfigError, IncompatibleTeacherError, TeacherNotFoundError
 from opd.fleet.client import TeacherFleet
+from opd.tasks.source import PromptSource
 from opd.wire.fingerprint import tokenizer_fingerprint
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
 from student.needs import REFERENCE, TEACHER, Needs
 from student.recipe import Recipe, TeacherSettings
+from student.score import build_router, destination
 
 _KINDS = {
     PayloadKind.SAMPLED: pb.PAYLOAD_KIND_SAMPLED,
@@ -23,6 +25,8 @@ _KINDS = {
     PayloadKind.HIDDEN: pb.PAYLOAD_KIND_HIDDEN,
     PayloadKind.FULL: pb.PAYLOAD_KIND_FULL,
 }
+_MIXABLE = {PayloadKind.SAMPLED, PayloadKind.GATHER}
+_ROUTED_PROMPTS = 1000
 
 
 def named_teachers(settings: TeacherSettings, served: Sequence[str], needs: Needs) -> dict[str, set[str]]:
@@ -30,15 +34,21 @@ def named_teachers(settings: TeacherSettings, served: Sequence[str], needs: Need
 
     Raises:
         TeacherNotFoundError: when the recipe names a model that the fleet does not serve.
-        ConfigError: when an objective needs a reference and the recipe names none.
+        ConfigError: when an objective needs a reference and the recipe names none, or teachers are mixed under a
+            payload whose mixture is not determined.
     """
     roles: dict[str, set[str]] = {}
     wanted = {need.role for need in needs.signals}
     if TEACHER in wanted:
-        named = set(settings.routes.values()) | ({settings.default} if settings.default else set())
-        if not named:
-            named = set(served) - {settings.reference}
-        for name in named:
+        targets = [target for target in (settings.default, *settings.routes.values()) if target is not None]
+        kinds = {need.spec.kind for need in needs.signals if need.role == TEACHER}
+        if any(len(target) > 1 for target in targets if isinstance(target, dict)) and kinds - _MIXABLE:
+            raise ConfigError(
+                f"several teachers on one row can be mixed with payload sampled or gather, not {', '.join(kinds)}; "
+                "change the payload or route each prompt to one teacher."
+            )
+        named = {name for target in targets for name in ([target] if isinstance(target, str) else target)}
+        for name in named or set(served) - {settings.reference}:
             roles.setdefault(str(name), set()).add(TEACHER)
     if REFERENCE in wanted:
         if settings.reference is None:
@@ -73,9 +83,25 @@ def shake_hands(
         info = fleet.describe(name)
         _check_tokenizer(info, recipe.model.path, tokenizer, fingerprint)
         _check_needs(info, recipe, needs, wanted)
-        _check_probe(fleet, info, settings.fleet.health.agreement_nats)
+        if not fleet.recorded:
+            _check_probe(fleet, info, settings.fleet.health.agreement_nats)
         infos[name] = info
     return infos
+
+
+def check_routes(recipe: Recipe, served: Sequence[str], source: PromptSource) -> None:
+    """Route the first training prompts and all held-out ones: an unmapped prompt stops the run before its first step.
+
+    Raises:
+        ConfigError: naming the prompt.
+    """
+    if recipe.teachers is None:
+        return
+    router = build_router(recipe.teachers, served)
+    for prompt in source.prompts("train", _ROUTED_PROMPTS):
+        destination(router, prompt)
+    for prompt in source.prompts("heldout", recipe.eval.prompts):
+        destination(router, prompt)
 
 
 def _check_tokenizer(info: pb.TeacherInfo, student: str, tokenizer: PreTrainedTokenizerBase, fingerprint: str) -> None:

@@ -11,10 +11,11 @@ from google.protobuf.json_format import MessageToDict
 
 from opd.config import parse_settings
 from opd.fleet.client import TeacherFleet
+from opd.fleet.discovery import recorded_folder
 from opd.tasks.source import PromptSource, build_prompts
 from opd.wire.v1 import teacher_pb2 as pb
 from student.controllers import Controller
-from student.handshake import shake_hands
+from student.handshake import check_routes, shake_hands
 from student.learner import Learner
 from student.methods.opd import OnPolicyDistillation, OpdSettings
 from student.model import load_student, load_tokenizer
@@ -22,10 +23,12 @@ from student.needs import TEACHER, Needs
 from student.objective import Objective
 from student.plugins import build_plugins
 from student.probe import Prober
-from student.recipe import Recipe
+from student.recipe import Recipe, TeacherSettings
 from student.rollout.transformers import RolloutSpec
 from student.score import Scorer
 from student.services import LoopServices
+
+_MEASURED_IDS = 64
 
 
 @dataclass(slots=True)
@@ -55,17 +58,27 @@ def connect(recipe: Recipe) -> TeacherFleet | None:
     return TeacherFleet.connect(recipe.teachers.endpoints, settings=recipe.teachers.fleet)
 
 
-def kl_term_for(infos: dict[str, pb.TeacherInfo], needs: Needs) -> OnPolicyDistillation | None:
-    """The term that measures reverse KL in evaluations: exact where every teacher serves hidden states."""
+def kl_term_for(
+    infos: dict[str, pb.TeacherInfo], needs: Needs, settings: TeacherSettings | None
+) -> OnPolicyDistillation | None:
+    """The term that measures reverse KL in evaluations: exact where every teacher serves hidden states.
+
+    None where it cannot be measured: without a teacher, or from a store, which has no scores of new samples.
+    """
+    if settings is None or recorded_folder(settings.endpoints) is not None:
+        return None
     if not any(need.role == TEACHER for need in needs.signals):
         return None
     kinds = [set(info.payloads) for info in infos.values()]
     payload = "sampled"
-    if all(pb.PAYLOAD_KIND_HIDDEN in served for served in kinds):
+    mixed = any(isinstance(target, dict) for target in (settings.default, *settings.routes.values()))
+    if not mixed and all(pb.PAYLOAD_KIND_HIDDEN in served for served in kinds):
         payload = "hidden"
     elif all(pb.PAYLOAD_KIND_GATHER in served for served in kinds):
         payload = "gather"
-    return OnPolicyDistillation(parse_settings(OpdSettings, {"name": "opd", "payload": payload}))
+    # Rows carry one set of candidates, so the measurement asks at as many ids as the objective does.
+    k = needs.candidates or min([_MEASURED_IDS, *(info.limits.max_k for info in infos.values())])
+    return OnPolicyDistillation(parse_settings(OpdSettings, {"name": "opd", "payload": payload, "k": k}))
 
 
 def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None, poll: Callable[[], None]) -> Job:
@@ -94,6 +107,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         stack.callback(fleet.close)
         tokenizer = load_tokenizer(path, None if model_path else recipe.model.revision)
         infos = shake_hands(fleet, recipe, plugins.needs, tokenizer)
+        check_routes(recipe, sorted(fleet.teachers()), source)
     mixed = recipe.train.mixed_precision
     if mixed == "auto":
         mixed = "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
@@ -118,7 +132,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         temperature=recipe.rollout.temperature,
         head_of=scorer.head_of,
     )
-    kl_term = kl_term_for(infos, plugins.needs)
+    kl_term = kl_term_for(infos, plugins.needs, recipe.teachers)
     kl_needs = kl_term.needs() if kl_term is not None else Needs()
     kl_scorer = Scorer(fleet, recipe.teachers, kl_needs, source, accelerator.device) if kl_term is not None else None
     spec = RolloutSpec(

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from opd.errors import CancelledError, CheckpointError, OutageError
+from opd.fleet.metrics import register_metrics
 from opd.fleet.outage import Outage, OutageHooks
 from student.checkpoint import latest_checkpoint, save_checkpoint
 from student.controllers import EvalReport, StepReport
@@ -93,6 +94,8 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
             folder = RunFolder(recipe.run)
         sinks = telemetry or Telemetry(folder, recipe.train.steps, recipe.metrics_port)
         stack.callback(sinks.close)
+        if job.fleet is not None:
+            register_metrics(job.fleet, sinks.registry)
         return _Run(job, folder, sinks, interrupts, checkpoint).run()
 
 

@@ -27,10 +27,14 @@ class TeacherSettings(Settings):
         description="Addresses host:port of teacher servers, or teacher name to its replicas; also file:PATH (re-read "
         "when it changes) and dns:NAME:PORT."
     )
-    default: str | None = Field(
-        None, description="Teacher of prompts that name none; may be left out when the fleet serves a single teacher."
+    default: str | dict[str, float] | None = Field(
+        None,
+        description="Teacher of prompts that name none, or teachers with weights, whose distributions are mixed "
+        "(payloads sampled and gather); may be left out when the fleet serves a single teacher.",
     )
-    routes: dict[str, str] = Field(default_factory=dict, description="Domain of a prompt to the teacher it goes to.")
+    routes: dict[str, str | dict[str, float]] = Field(
+        default_factory=dict, description="Domain of a prompt to the teacher, or the weighted teachers, it goes to."
+    )
     reference: str | None = Field(
         None, description="Served model that objectives use as their reference (G-OPD, KL to reference)."
     )

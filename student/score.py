@@ -6,6 +6,7 @@ A row is submitted the moment its rollout finishes, so the fleet works while the
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from opd.errors import ConfigError
 from opd.fleet.client import TeacherFleet
 from opd.fleet.outage import OutageHooks, OutageWatch
+from opd.fleet.routing import Destination, Router, RouteRule, RoutingSettings, mix_scores
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
 from opd.wire.types import Head, PayloadKind, Scores
@@ -25,25 +27,34 @@ from student.terms import HeadWeights
 _POLL_SECONDS = 0.5
 
 
-def route(prompt: Prompt, settings: TeacherSettings, served: Sequence[str]) -> str:
-    """Name of the teacher that scores answers to `prompt`: its own, else its domain's, else the default.
+def build_router(settings: TeacherSettings, served: Sequence[str]) -> Router:
+    """The routes of a recipe: a prompt's own teacher, else its domain's, else the default or the only one served.
 
     Raises:
-        ConfigError: when nothing names a teacher.
+        ConfigError: when a route names a teacher that is not served.
     """
-    if prompt.teacher is not None:
-        return prompt.teacher
-    if prompt.domain is not None and prompt.domain in settings.routes:
-        return settings.routes[prompt.domain]
-    if settings.default is not None:
-        return settings.default
-    candidates = [name for name in served if name != settings.reference]
-    if len(candidates) == 1:
-        return candidates[0]
-    raise ConfigError(
-        f"prompt {prompt.uid} (domain {prompt.domain!r}) has no teacher; set teachers.default, teachers.routes or a "
-        f"teacher column. The fleet serves {', '.join(served)}."
-    )
+    others = [name for name in served if name != settings.reference]
+    default = settings.default if settings.default is not None or len(others) != 1 else others[0]
+    rules = [RouteRule(when={"domain": domain}, teacher=teacher) for domain, teacher in settings.routes.items()]
+    return Router(RoutingSettings(rules=rules, default=default), served)
+
+
+def destination(router: Router, prompt: Prompt) -> Destination:
+    """Where answers to `prompt` are scored.
+
+    Raises:
+        ConfigError: when nothing names a teacher for it.
+    """
+    return router.route({"uid": prompt.uid, "teacher": prompt.teacher, "domain": prompt.domain})
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A request for one signal of a row, with the weight of its teacher in the mixture."""
+
+    key: SignalKey
+    weight: float
+    future: Future[Scores]
 
 
 class Scorer:
@@ -75,22 +86,27 @@ class Scorer:
         self._device = device
         self._served = sorted(fleet.teachers()) if fleet is not None else []
         self._heads: dict[str, HeadWeights] = {}
-        self._pending: dict[int, list[tuple[SignalKey, Future[Scores]]]] = {}
+        self._router = build_router(settings, self._served) if settings is not None and self._served else None
+        self._pending: dict[int, list[_Call]] = {}
         self.hooks = OutageHooks()
 
     def submit(self, row: Row) -> None:
         """Start scoring a row; returns at once."""
-        if self._fleet is None or self._settings is None:
+        if self._fleet is None or self._settings is None or self._router is None:
             return
-        row.teacher = route(row.prompt, self._settings, self._served)
-        calls: list[tuple[SignalKey, Future[Scores]]] = []
+        parts = destination(self._router, row.prompt).parts
+        row.teacher = parts[0][0] if len(parts) == 1 else " + ".join(f"{weight:g} {name}" for name, weight in parts)
+        calls: list[_Call] = []
         for need in self.needs.signals:
-            name = self._settings.reference if need.role == REFERENCE else row.teacher
-            if name is None:
-                raise ConfigError("the objective needs a reference; set teachers.reference to a served model.")
+            targets: Sequence[tuple[str, float]] = parts
+            if need.role == REFERENCE:
+                if self._settings.reference is None:
+                    raise ConfigError("the objective needs a reference; set teachers.reference to a served model.")
+                targets = [(self._settings.reference, 1.0)]
             item = row.score_item(gather=need.spec.kind is PayloadKind.GATHER)
-            future = self._fleet.submit(name, item, need.spec, temperature=need.temperature, group=row.key.group)
-            calls.append(((need.role, need.spec.kind), future))
+            for name, weight in targets:
+                future = self._fleet.submit(name, item, need.spec, temperature=need.temperature, group=row.key.group)
+                calls.append(_Call((need.role, need.spec.kind), weight, future))
         self._pending[id(row)] = calls
 
     def collect(self, rows: Sequence[Row], *, poll: Callable[[], None] = lambda: None) -> float:
@@ -107,14 +123,19 @@ class Scorer:
             for row in rows:
                 row.verdict = self._source.verify(row.prompt, row.text)
         begin = time.monotonic()
-        calls = [(row, key, future) for row in rows for key, future in self._pending.pop(id(row), [])]
+        calls = {id(row): self._pending.pop(id(row), []) for row in rows}
+        futures = [call.future for row in rows for call in calls[id(row)]]
         try:
-            self._wait([future for _, _, future in calls], poll)
+            self._wait(futures, poll)
         finally:
-            for _, _, future in calls:
+            for future in futures:
                 future.cancel()
-        for row, key, future in calls:
-            row.signals[key] = future.result()
+        for row in rows:
+            answers: dict[SignalKey, list[tuple[Scores, float]]] = {}
+            for call in calls[id(row)]:
+                answers.setdefault(call.key, []).append((call.future.result(), call.weight))
+            for key, parts in answers.items():
+                row.signals[key] = parts[0][0] if len(parts) == 1 else mix_scores(parts)
         return time.monotonic() - begin
 
     def _wait(self, futures: Sequence[Future[Scores]], poll: Callable[[], None]) -> None:

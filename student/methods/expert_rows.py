@@ -16,17 +16,21 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
-from opd.errors import DataError
+from opd.errors import ConfigError, DataError
 from student.controllers import Controller, ControllerSettings
 from student.costs import positions
 from student.rollout.recorded import read_answers
 from student.streams import stream
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from opd.tasks.prompt import Prompt
     from student.controllers import Services
     from student.plan import PlannedRow, StepPlan
+    from student.recipe import Recipe
     from student.row import Row
+    from student.terms import Term
 
 
 class ExpertRowsSettings(ControllerSettings):
@@ -61,6 +65,21 @@ class ExpertRows(Controller):
         self._recorded: dict[int, list[str]] = {}
         self._given: list[Row] = []
         self._rows = 0
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse terms that cannot learn from given rows, and objectives of which no term does.
+
+        Raises:
+            ConfigError: before the first rollout.
+        """
+        for term in terms:
+            if getattr(term.settings, "payload", None) == "sampled" and term.settings.rows != "sampled":
+                raise ConfigError(
+                    f"term {term.settings.name!r} has payload sampled, which needs rows that the student sampled, but "
+                    "method expert_rows gives some; set its rows to sampled, or use payload gather."
+                )
+        if all(term.settings.rows == "sampled" for term in terms):
+            raise ConfigError("no term learns from the rows of method expert_rows; add term sft, or set rows to all.")
 
     def start(self, services: Services) -> None:
         """Read the recorded answers."""
