@@ -1,6 +1,7 @@
 """The recipes that ship: each passes a dry run, and holds the settings that its header claims."""
 
 import json
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
+from opd.config import parse_settings
 from student.cli import train
+from student.plugins import build_plugins
+from student.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "examples" / "recipes").glob("*.yaml"))
@@ -86,3 +90,11 @@ def test_the_prompt_files_hold_hard_problems_and_code_with_the_template_applied(
     options = [("add_generation_prompt", True), ("enable_thinking", False), ("tokenize", False)]
     assert entry == {"prompt": f"<c>{options}"}
     assert json.loads(script["line"](*hard, Tokenizer()))["answer"] == "2"
+
+
+def test_the_recipe_in_the_documentation_of_methods_is_valid() -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "methods.md").read_text(), flags=re.DOTALL)
+    assert blocks
+    for block in blocks:
+        rest = {"run": "x", "model": {"path": "x"}, "prompts": {"task": "addition"}}
+        build_plugins(parse_settings(Recipe, {**rest, **yaml.safe_load(block)}))

@@ -11,6 +11,8 @@ from opd.errors import ConfigError, DataError
 from opd.tasks.prompt import Prompt
 from student.methods.expert_rows import ExpertRows, ExpertRowsSettings
 from student.plan import StepPlan, plan_step
+from student.plugins import build_plugins
+from student.recipe import Recipe
 
 PROMPTS = [Prompt.make(f"{i}+1=", answer=str(i + 1), extra={"solution": f":{i + 1}"}) for i in range(10)]
 
@@ -71,3 +73,20 @@ def test_too_few_answers_are_an_error_that_names_a_prompt() -> None:
 def test_settings_that_cannot_work_are_refused_with_a_reason(settings: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         controller(**settings)
+
+
+@pytest.mark.parametrize(
+    ("objective", "word"),
+    [
+        ([{"name": "opd", "payload": "sampled"}], "payload sampled"),
+        ([{"name": "opd", "rows": "sampled"}, {"name": "grpo"}], "no term learns"),
+    ],
+)
+def test_an_objective_that_cannot_use_given_rows_is_refused_before_the_first_step(
+    objective: list[dict[str, Any]], word: str
+) -> None:
+    data = {"run": "x", "model": {"path": "x"}, "teachers": {"endpoints": ["x:1"]}, "prompts": {"task": "addition"}}
+    methods = [{"name": "expert_rows", "share": 0.5}]
+    with pytest.raises(ConfigError, match=word):
+        build_plugins(parse_settings(Recipe, {**data, "objective": objective, "methods": methods}))
+    build_plugins(parse_settings(Recipe, {**data, "objective": [*objective, {"name": "sft"}][1:], "methods": methods}))
