@@ -6,6 +6,8 @@ opd lab report
 """
 
 import os
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,6 +55,8 @@ def run(
     from student.lab.farm import run_experiment
     from student.lab.world import open_world
 
+    # SIGTERM like Ctrl-C: runs save, servers stop.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     os.environ["OMP_NUM_THREADS"] = "1"  # for the workers: threads of one process fight those of the others
     console = Console()
     form = "quick" if quick else "full"

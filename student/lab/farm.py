@@ -93,6 +93,11 @@ def _train(runs: Sequence[Run], jobs: int, say: Say) -> None:
     try:
         for future in as_completed([pool.submit(train_run, run) for run in waiting]):
             tell(future.result())
+    except BaseException:
+        # SIGTERM lets a run save its state and stop.
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 
