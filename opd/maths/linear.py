@@ -112,19 +112,16 @@ def linear_divergence(
         ValueError: for shapes, dtypes or settings that cannot work.
     """
     spec = divergence_spec(kind, weight=weight, normalised=normalised)
-    ours, theirs = student_settings or HeadSettings(), teacher_settings or HeadSettings()
     check_temperature(temperature)
     tokens = len(student_hidden)
-    sides = [("student", student_hidden, student_head, ours), ("teacher", teacher_hidden, teacher_head, theirs)]
-    if reference is not None:
-        if not reference.power >= 0:
-            raise ValueError(f"reference.power must be at least 0, but is {reference.power!r}.")
-        sides.append(("reference", reference.hidden, reference.head, reference.settings))
-    for side in sides:
-        _check_side(*side, tokens)
     check_mask("mask", mask, (tokens,), "student_hidden")
-    limit = _vocabulary_limit(vocab_size, [len(side[2]) for side in sides])
-
+    sides = [
+        ("student", student_hidden, student_head, student_settings or HeadSettings()),
+        ("teacher", teacher_hidden, teacher_head, teacher_settings or HeadSettings()),
+    ]
+    if reference is not None:
+        sides.append(("reference", reference.hidden, reference.head, reference.settings))
+    limit = _checked_sides(sides, reference, tokens, vocab_size)
     dtype = torch.float64 if student_hidden.dtype == torch.float64 else torch.float32
     weights = torch.ones(tokens, dtype=dtype, device=student_hidden.device)
     if token_weights is not None:
@@ -215,6 +212,17 @@ def gathered(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
     return tensor.full_tensor(grad_placements=[Partial("avg")] * tensor.device_mesh.ndim)
+
+
+def _checked_sides(
+    sides: list[tuple[str, Tensor, Tensor, HeadSettings]], reference: Reference | None, tokens: int, limit: int | None
+) -> int:
+    """Number of vocabulary entries that count."""
+    if reference is not None and not reference.power >= 0:
+        raise ValueError(f"reference.power must be at least 0, but is {reference.power!r}.")
+    for side in sides:
+        _check_side(*side, tokens)
+    return _vocabulary_limit(limit, [len(side[2]) for side in sides])
 
 
 def _check_side(name: str, hidden: Tensor, head: Tensor, settings: HeadSettings, tokens: int) -> None:
