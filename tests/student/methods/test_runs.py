@@ -12,16 +12,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from opd.config import parse_settings
 from opd.fleet.client import TeacherFleet
-from opd.tasks.prompt import Prompt
 from opd.tasks.source import build_prompts
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.loop import train
 from student.needs import REFERENCE, TEACHER
 from student.plan import plan_step
 from student.plugins import build_plugins
-from student.recipe import Recipe, TeacherSettings
+from student.recipe import Recipe
 from student.rollout.transformers import RolloutSpec, rollout
-from student.score import Scorer, route
+from student.score import Scorer
 
 MIX = {
     "mix": [
@@ -95,14 +94,6 @@ def test_two_domains_learn_from_two_teachers(world: Path, teacher: Any) -> None:
                 assert signal.sampled is not None and expected.sampled is not None
                 np.testing.assert_allclose(signal.sampled, expected.sampled, atol=1e-5)
     source.close()
-
-
-def test_a_prompt_may_name_its_teacher_itself() -> None:
-    settings = parse_settings(TeacherSettings, {"endpoints": ["x:1"], "routes": {"code": "coder"}, "default": "any"})
-    served = ["any", "coder", "special"]
-    assert route(Prompt.make("a", teacher="special", domain="code"), settings, served) == "special"
-    assert route(Prompt.make("a", domain="code"), settings, served) == "coder"
-    assert route(Prompt.make("a", domain="art"), settings, served) == "any"
 
 
 @pytest.mark.parametrize("payload", ["sampled", "gather", "hidden"])
