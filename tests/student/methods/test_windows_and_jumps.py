@@ -183,3 +183,11 @@ def test_searches_come_at_powers_of_two(make: Make) -> None:
     recipe = make("powers", {"name": "effopd", "tries": 1, "gate": {"prompts": 4}}, steps=5)
     train(recipe)
     assert [line["step"] for line in records(recipe) if "effopd/tried" in line] == [1, 2, 4]
+
+
+def test_a_probe_beside_training_does_not_disturb_it(make: Make) -> None:
+    """With windows that are never admissible, ADWIN only watches."""
+    watching, plain = make("watching", {**ADWIN, "rho": 0.999999}, steps=4), make("plain", steps=4)
+    one, two = (load_file(Path(train(r)["checkpoint"]) / "model" / "model.safetensors") for r in (watching, plain))
+    assert records(watching)[2]["cost/probe/sampled_tokens"] > 0
+    assert all(torch.equal(one[name], two[name]) for name in two)
