@@ -3,7 +3,7 @@
 A probe runs in a thread beside training, on a copy of the student as it was when the probe began. It samples full
 responses, has them scored, cuts their tokens into segments of positions and into folds of prompts, and reduces the
 gradients of the objective on each (fold, segment) to one small Gram matrix. With several ranks it runs in the
-foreground, because collectives of two threads would meet out of order; its result is the same.
+foreground, because collectives of two threads would meet out of order; its result is the same, and it needs no copy.
 
 Costs: one more copy of the student; folds x segments gradient vectors while it measures; and about twice the forward
 and backward of the probe's rows, because the rows of a segment are cut at its end (exact for losses that are sums over
@@ -46,6 +46,7 @@ class ProbeSpec:
         metric: which inner product.
         null: also measure segments of the same sizes made of random positions.
         per_domain: keep the rows of different domains apart.
+        background: run beside training, on a copy of the student; else at once, while training waits.
     """
 
     edges: tuple[int, ...]
@@ -53,6 +54,7 @@ class ProbeSpec:
     metric: GradientMetric
     null: bool = False
     per_domain: bool = False
+    background: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +74,31 @@ class ProbeResult:
 
 
 class Probe:
-    """A probe under way."""
+    """A probe that has begun.
 
-    def __init__(self, future: Future[ProbeResult], weights: Callable[[], dict[str, Tensor]]) -> None:
-        self._future = future
+    Args:
+        outcome: the result, or what will give it.
+        weights: gives the tensors that it measures; None for a probe in the foreground, which is over.
+    """
+
+    def __init__(
+        self, outcome: ProbeResult | Future[ProbeResult], weights: Callable[[], dict[str, Tensor]] | None = None
+    ) -> None:
+        self._outcome = outcome
         self._weights = weights
 
     def result(self) -> ProbeResult:
         """Wait for the result."""
-        return self._future.result()
+        return self._outcome.result() if isinstance(self._outcome, Future) else self._outcome
 
-    def weights(self) -> dict[str, Tensor]:
-        """The trained tensors it measures: from them a resumed run starts it again."""
-        return self._weights()
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs: the trained tensors to start it again from, or the result.
+
+        A probe in the background is never asked whether it has finished, so that a checkpoint does not depend on time.
+        """
+        if self._weights is not None:
+            return {"weights": self._weights()}
+        return {"result": dataclasses.asdict(self.result())}
 
 
 class Prober:
@@ -108,6 +122,8 @@ class Prober:
 
     def start(self, plan: StepPlan, spec: ProbeSpec, weights: dict[str, Tensor] | None = None) -> Probe:
         """Begin a probe of the rows of `plan` on the current weights, or on `weights`."""
+        if not spec.background or self._learner.accelerator.num_processes > 1:
+            return Probe(self._measure(self._learner, plan, spec))
         twin = self._copy(weights)
         threads = torch.get_num_threads()
 
@@ -115,11 +131,7 @@ class Prober:
             torch.set_num_threads(threads)  # a thread starts with a setting of its own, and sums depend on it
             return self._measure(twin, plan, spec)
 
-        if self._learner.accelerator.num_processes > 1:
-            future: Future[ProbeResult] = Future()
-            future.set_result(self._measure(twin, plan, spec))
-        else:
-            future = self._pool.submit(work)
+        future = self._pool.submit(work)
         return Probe(future, lambda: {name: p.detach().clone() for name, p in twin.named_parameters()})
 
     def close(self) -> None:
@@ -135,8 +147,6 @@ class Prober:
     @torch.no_grad()
     def _copy(self, weights: dict[str, Tensor] | None) -> Learner:
         """The copy of the learner with the weights of now; made once, refreshed for every probe."""
-        if self._learner.accelerator.num_processes > 1:
-            return self._learner
         if self._twin is None:
             self._twin = copy.copy(self._learner)
             self._twin.student = self._twin.wrapped = copy.deepcopy(self._learner.student)

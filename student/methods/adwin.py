@@ -55,6 +55,9 @@ class AdwinSettings(ControllerSettings):
     folds: int = Field(4, ge=2, description="Parts of a probe for the cross-fitted cosine.")
     delay: int = Field(5, ge=1, description="Steps from a probe's snapshot to the step that acts on it.")
     every: int = Field(1, ge=1, description="Steps from one probe's snapshot to the next, at least `delay`.")
+    background: bool = Field(
+        True, description="Probe beside training, on a copy of the student; false: training waits, no copy is needed."
+    )
     per_domain: bool = Field(False, description="A window for each domain of the prompts.")
     metric: Literal["full", "sketch", "last_layers"] = Field(
         "full", description="Gradient vectors: all parameters, a count sketch of them, or the last decoder layers."
@@ -102,7 +105,7 @@ class Adwin(WindowController):
     def start(self, services: Services) -> None:
         """Take up the probe that was under way when the run was saved."""
         if self._saved is not None and self._started is not None:
-            self._probe = self._launch(self._started, services, self._saved)
+            self._probe = self._resume(self._saved, self._started, services)
             self._saved = None
 
     def window(self, step: int, row: PlannedRow) -> int:
@@ -123,14 +126,14 @@ class Adwin(WindowController):
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Windows and, while a probe is under way, the weights that it measures."""
-        weights = self._probe.weights() if self._probe is not None else None
-        return {"windows": self._windows, "started": self._started, "probes": self._probes, "weights": weights}
+        """Windows and, while a probe is under way, what it takes to have its result again."""
+        probe = self._probe.state_dict() if self._probe is not None else None
+        return {"windows": self._windows, "started": self._started, "probes": self._probes, "probe": probe}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self._windows = {name: int(window) for name, window in state["windows"].items()}
-        self._started, self._probes, self._saved = state["started"], int(state["probes"]), state["weights"]
+        self._started, self._probes, self._saved = state["started"], int(state["probes"]), state["probe"]
 
     def _domain(self, domain: str | None) -> str:
         return (domain or "") if self.settings.per_domain else ""
@@ -145,6 +148,13 @@ class Adwin(WindowController):
         )
         return services.start_probe(plan, self._spec(step), weights)
 
+    def _resume(self, saved: dict[str, Any], step: int, services: Services) -> Probe:
+        from student.probe import Probe, ProbeResult
+
+        if "weights" in saved:
+            return self._launch(step, services, saved["weights"])
+        return Probe(ProbeResult(**saved["result"]))
+
     def _spec(self, step: int) -> ProbeSpec:
         from student.gradient_metric import GradientMetric
         from student.probe import ProbeSpec
@@ -158,6 +168,7 @@ class Adwin(WindowController):
             metric=GradientMetric(s.metric, s.buckets, s.layers, seed=0),
             null=bool(s.null_every) and index % s.null_every == 0,
             per_domain=s.per_domain,
+            background=s.background,
         )
 
     def _act(self, found: ProbeResult, services: Services) -> dict[str, float]:

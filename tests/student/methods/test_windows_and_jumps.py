@@ -61,6 +61,7 @@ def records(recipe: Recipe) -> list[dict[str, Any]]:
     "method",
     [
         ADWIN,
+        {**ADWIN, "background": False},
         {
             "name": "effopd",
             "tries": 2,
@@ -68,11 +69,11 @@ def records(recipe: Recipe) -> list[dict[str, Any]]:
         },
         {"name": "prune_opd", "k": 8, "threshold": 0.2, "smoothing": 2, "shortest": 2},
     ],
-    ids=lambda m: m["name"],
+    ids=lambda m: m["name"] + "-waiting" * (not m.get("background", True)),
 )
 def test_a_run_cut_anywhere_resumes_bit_for_bit(make: Make, method: dict[str, Any]) -> None:
     calm = train(make("calm", method, steps=5))
-    for cut in (1, 4):  # for adwin: with a probe under way
+    for cut in (1, 3):  # for adwin with a probe under way, for effopd between two searches
         train(make(f"cut{cut}", method, steps=cut))
         resumed = train(make(f"cut{cut}", method, steps=5), resume=True)
         assert weights_of(resumed) == weights_of(calm)
@@ -191,3 +192,10 @@ def test_a_probe_beside_training_does_not_disturb_it(make: Make) -> None:
     one, two = (load_file(Path(train(r)["checkpoint"]) / "model" / "model.safetensors") for r in (watching, plain))
     assert records(watching)[2]["cost/probe/sampled_tokens"] > 0
     assert all(torch.equal(one[name], two[name]) for name in two)
+
+
+def test_a_probe_in_the_foreground_finds_the_same(make: Make) -> None:
+    runs = [make(name, {**ADWIN, "background": name == "beside"}, steps=4) for name in ("beside", "waiting")]
+    one, two = (records(recipe) for recipe in runs if train(recipe))
+    cosines = {key: value for key, value in one[2].items() if key.startswith("adwin/")}
+    assert len(cosines) > 6 and cosines == {key: two[2][key] for key in cosines}
