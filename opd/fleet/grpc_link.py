@@ -151,7 +151,8 @@ class GrpcLink:
         text = _NOISE.sub("", str(found).rstrip("."))
         if isinstance(found, UnavailableError):
             lower = text.lower()
-            if any(sign in lower for sign in _TLS_SIGNS):
+            # Without TLS, a handshake that fails is HTTP/2's: a busy server, not a wrong credential.
+            if self._security.uses_tls and any(sign in lower for sign in _TLS_SIGNS):
                 return AuthError(
                     f"replica {self.address} and this client do not agree on TLS: {text}; check ca_file, server_name "
                     "and whether the server uses TLS at all."
