@@ -40,7 +40,7 @@ def _experiment(
             ),
             arm("linear", "linear", name="linear_window", first=length // 8, until=0.5),
             arm(
-                "prune", "overlap drift (Prune-OPD)", (), name="prune_opd", k=4, threshold=0.5, smoothing=4, shortest=4
+                "prune", "overlap drift (Prune-OPD)", (), name="prune_opd", k=1, threshold=0.5, smoothing=4, shortest=4
             ),
         ),
         claims=(
