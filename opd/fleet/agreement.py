@@ -39,7 +39,7 @@ class Identity:
             tokenizer=info.tokenizer.fingerprint,
             chat_template=info.tokenizer.chat_template_hash,
             vocab_size=info.vocab_size,
-            compute_dtype=pb.DType.Name(info.compute_dtype).removeprefix("DTYPE_").lower(),
+            compute_dtype=pb.Dtype.Name(info.compute_dtype).removeprefix("DTYPE_").lower(),
             head=info.head.hash,
             logit_scale=info.head.logit_scale,
             soft_cap=info.head.soft_cap,

@@ -184,7 +184,7 @@ def _is_fine(array: NDArray[Any], layout: TensorLayout) -> bool:
     return highest and (layout.role != pb.TENSOR_ROLE_HIDDEN or bool(array.min() > -np.inf))
 
 
-def _dtype_for(array: NDArray[Any], layout: TensorLayout) -> pb.DType:
+def _dtype_for(array: NDArray[Any], layout: TensorLayout) -> pb.Dtype:
     if layout.dtype != pb.DTYPE_U16_AFFINE:
         return layout.dtype
     finite = np.isfinite(array)

@@ -13,7 +13,7 @@ class TensorLayout:
 
     role: pb.TensorRole
     cols: int
-    dtype: pb.DType
+    dtype: pb.Dtype
     accepted: frozenset[int]
 
 
@@ -40,5 +40,5 @@ def layout_of(spec: PayloadSpec, vocab_size: int, hidden_size: int) -> list[Tens
     return [*tensors, _one(pb.TENSOR_ROLE_LOG_TAIL, 1, f32)]
 
 
-def _one(role: pb.TensorRole, cols: int, dtype: pb.DType) -> TensorLayout:
+def _one(role: pb.TensorRole, cols: int, dtype: pb.Dtype) -> TensorLayout:
     return TensorLayout(role, cols, dtype, frozenset({int(dtype)}))

@@ -35,7 +35,7 @@ _PLAIN: dict[int, np.dtype[Any]] = {
     pb.DTYPE_BF16: np.dtype("<u2"),
     pb.DTYPE_U32: np.dtype("<u4"),
 }
-_CODES: dict[str, pb.DType] = {
+_CODES: dict[str, pb.Dtype] = {
     "f32": pb.DTYPE_F32,
     "f16": pb.DTYPE_F16,
     "bf16": pb.DTYPE_BF16,
@@ -46,7 +46,7 @@ _CODES: dict[str, pb.DType] = {
 _NAMES = {code: name for name, code in _CODES.items()}
 
 
-def dtype_code(name: str) -> pb.DType:
+def dtype_code(name: str) -> pb.Dtype:
     """The contract's code of "f32", "f16", "bf16", "u32", "u18" or "u16" (affine).
 
     Raises:

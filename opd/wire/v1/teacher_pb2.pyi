@@ -7,15 +7,15 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class Dtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    DTYPE_UNSPECIFIED: _ClassVar[DType]
-    DTYPE_F32: _ClassVar[DType]
-    DTYPE_F16: _ClassVar[DType]
-    DTYPE_BF16: _ClassVar[DType]
-    DTYPE_U32: _ClassVar[DType]
-    DTYPE_U18: _ClassVar[DType]
-    DTYPE_U16_AFFINE: _ClassVar[DType]
+    DTYPE_UNSPECIFIED: _ClassVar[Dtype]
+    DTYPE_F32: _ClassVar[Dtype]
+    DTYPE_F16: _ClassVar[Dtype]
+    DTYPE_BF16: _ClassVar[Dtype]
+    DTYPE_U32: _ClassVar[Dtype]
+    DTYPE_U18: _ClassVar[Dtype]
+    DTYPE_U16_AFFINE: _ClassVar[Dtype]
 
 class Compression(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -53,13 +53,13 @@ class TeacherState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TEACHER_STATE_ASLEEP: _ClassVar[TeacherState]
     TEACHER_STATE_DRAINING: _ClassVar[TeacherState]
     TEACHER_STATE_FAILED: _ClassVar[TeacherState]
-DTYPE_UNSPECIFIED: DType
-DTYPE_F32: DType
-DTYPE_F16: DType
-DTYPE_BF16: DType
-DTYPE_U32: DType
-DTYPE_U18: DType
-DTYPE_U16_AFFINE: DType
+DTYPE_UNSPECIFIED: Dtype
+DTYPE_F32: Dtype
+DTYPE_F16: Dtype
+DTYPE_BF16: Dtype
+DTYPE_U32: Dtype
+DTYPE_U18: Dtype
+DTYPE_U16_AFFINE: Dtype
 COMPRESSION_UNSPECIFIED: Compression
 COMPRESSION_NONE: Compression
 COMPRESSION_ZSTD: Compression
@@ -95,22 +95,22 @@ class TopKPayload(_message.Message):
     K_FIELD_NUMBER: _ClassVar[int]
     VALUE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     k: int
-    value_dtype: DType
-    def __init__(self, k: _Optional[int] = ..., value_dtype: _Optional[_Union[DType, str]] = ...) -> None: ...
+    value_dtype: Dtype
+    def __init__(self, k: _Optional[int] = ..., value_dtype: _Optional[_Union[Dtype, str]] = ...) -> None: ...
 
 class GatherPayload(_message.Message):
     __slots__ = ("k", "value_dtype")
     K_FIELD_NUMBER: _ClassVar[int]
     VALUE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     k: int
-    value_dtype: DType
-    def __init__(self, k: _Optional[int] = ..., value_dtype: _Optional[_Union[DType, str]] = ...) -> None: ...
+    value_dtype: Dtype
+    def __init__(self, k: _Optional[int] = ..., value_dtype: _Optional[_Union[Dtype, str]] = ...) -> None: ...
 
 class HiddenPayload(_message.Message):
     __slots__ = ("value_dtype",)
     VALUE_DTYPE_FIELD_NUMBER: _ClassVar[int]
-    value_dtype: DType
-    def __init__(self, value_dtype: _Optional[_Union[DType, str]] = ...) -> None: ...
+    value_dtype: Dtype
+    def __init__(self, value_dtype: _Optional[_Union[Dtype, str]] = ...) -> None: ...
 
 class FullPayload(_message.Message):
     __slots__ = ()
@@ -126,9 +126,9 @@ class Sequence(_message.Message):
     token_ids: bytes
     prompt_length: int
     gather_ids: bytes
-    gather_ids_dtype: DType
+    gather_ids_dtype: Dtype
     crc32c: int
-    def __init__(self, token_ids: _Optional[bytes] = ..., prompt_length: _Optional[int] = ..., gather_ids: _Optional[bytes] = ..., gather_ids_dtype: _Optional[_Union[DType, str]] = ..., crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, token_ids: _Optional[bytes] = ..., prompt_length: _Optional[int] = ..., gather_ids: _Optional[bytes] = ..., gather_ids_dtype: _Optional[_Union[Dtype, str]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("request_id", "teacher", "sequences", "sampled", "topk", "gather", "hidden", "full", "temperature", "expected_weights_hash", "accept_zstd", "chunk_bytes", "client", "first_sequence", "shared_memory_token")
@@ -174,13 +174,13 @@ class TensorSpec(_message.Message):
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     role: TensorRole
-    dtype: DType
+    dtype: Dtype
     rows: int
     cols: int
     byte_length: int
     compression: Compression
     crc32c: int
-    def __init__(self, role: _Optional[_Union[TensorRole, str]] = ..., dtype: _Optional[_Union[DType, str]] = ..., rows: _Optional[int] = ..., cols: _Optional[int] = ..., byte_length: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ..., crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, role: _Optional[_Union[TensorRole, str]] = ..., dtype: _Optional[_Union[Dtype, str]] = ..., rows: _Optional[int] = ..., cols: _Optional[int] = ..., byte_length: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class SharedTensor(_message.Message):
     __slots__ = ("name", "offset")
@@ -308,9 +308,9 @@ class HeadInfo(_message.Message):
     hidden_size: int
     logit_scale: float
     soft_cap: float
-    dtype: DType
+    dtype: Dtype
     has_bias: bool
-    def __init__(self, hash: _Optional[str] = ..., hidden_size: _Optional[int] = ..., logit_scale: _Optional[float] = ..., soft_cap: _Optional[float] = ..., dtype: _Optional[_Union[DType, str]] = ..., has_bias: bool = ...) -> None: ...
+    def __init__(self, hash: _Optional[str] = ..., hidden_size: _Optional[int] = ..., logit_scale: _Optional[float] = ..., soft_cap: _Optional[float] = ..., dtype: _Optional[_Union[Dtype, str]] = ..., has_bias: bool = ...) -> None: ...
 
 class TeacherInfo(_message.Message):
     __slots__ = ("name", "engine", "model", "weights_hash", "compute_dtype", "vocab_size", "tokenizer", "head", "payloads", "supports_temperature", "limits", "deterministic", "state")
@@ -331,7 +331,7 @@ class TeacherInfo(_message.Message):
     engine: str
     model: str
     weights_hash: str
-    compute_dtype: DType
+    compute_dtype: Dtype
     vocab_size: int
     tokenizer: TokenizerInfo
     head: HeadInfo
@@ -340,7 +340,7 @@ class TeacherInfo(_message.Message):
     limits: Limits
     deterministic: bool
     state: TeacherState
-    def __init__(self, name: _Optional[str] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., weights_hash: _Optional[str] = ..., compute_dtype: _Optional[_Union[DType, str]] = ..., vocab_size: _Optional[int] = ..., tokenizer: _Optional[_Union[TokenizerInfo, _Mapping]] = ..., head: _Optional[_Union[HeadInfo, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[PayloadKind, str]]] = ..., supports_temperature: bool = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., deterministic: bool = ..., state: _Optional[_Union[TeacherState, str]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., weights_hash: _Optional[str] = ..., compute_dtype: _Optional[_Union[Dtype, str]] = ..., vocab_size: _Optional[int] = ..., tokenizer: _Optional[_Union[TokenizerInfo, _Mapping]] = ..., head: _Optional[_Union[HeadInfo, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[PayloadKind, str]]] = ..., supports_temperature: bool = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., deterministic: bool = ..., state: _Optional[_Union[TeacherState, str]] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
     __slots__ = ("teachers", "server_version", "instance_id")
