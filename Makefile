@@ -66,8 +66,9 @@ lab: $(STAMP) ## reproduce the papers' claims in the tiny world, resumable; hour
 	$(BIN)/opd lab run
 	$(BIN)/opd lab report
 
-lint: $(STAMP) ## ruff
+lint: $(STAMP) ## ruff, and buf on the protos where it is installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@if command -v buf >/dev/null; then cd protos && buf lint; else echo "buf is not installed: protos not linted"; fi
 
 type: $(STAMP) ## mypy
 	$(BIN)/mypy

@@ -13,7 +13,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Triton reads this when it is first imported, which any test module may cause: without a GPU its kernels are interpreted.
+# Triton reads this when it is first imported, which any test may cause: without a GPU its kernels are interpreted.
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,6 +83,14 @@ def test_every_payload_trains(make_recipe: Callable[..., Recipe], payload: str) 
     term = {"name": "opd", "payload": payload} | ({"k": 8} if payload == "topk" else {})
     summary = train(make_recipe(objective=[term], train={"steps": 2}))
     assert summary["steps"] == 2 and summary["after"]["reverse_kl"] > 0
+
+
+@pytest.mark.parametrize(
+    "changes", [{"train": {"steps": 2, "mixed_precision": "bf16"}}, {"model": {"dtype": "bfloat16"}}]
+)
+def test_training_in_bf16_gives_a_finite_student(make_recipe: Callable[..., Recipe], changes: dict[str, Any]) -> None:
+    summary = train(make_recipe(**{"train": {"steps": 2}, **changes}))
+    assert np.isfinite(summary["after"]["reverse_kl"]) and summary["steps"] == 2
 
 
 def test_the_saved_student_loads_with_plain_transformers(make_recipe: Callable[..., Recipe]) -> None:
