@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from google.protobuf.json_format import MessageToDict
 
 from opd.config import parse_settings
@@ -112,6 +113,8 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     if mixed == "auto":
         mixed = "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
     accelerator = Accelerator(mixed_precision=mixed)
+    # accelerate keeps precision per process: without this a second job of another precision would be refused.
+    stack.callback(AcceleratorState._reset_state)
     student, tokenizer = load_student(
         path,
         dtype=recipe.model.dtype,
