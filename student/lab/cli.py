@@ -70,6 +70,7 @@ def run(
         for name in chosen:
             experiment.arm(name)
     say("building the tiny world where it is missing (many minutes for the full form)")
+    root = root.resolve()  # recipes, by which finished runs are known, hold paths
     cast = open_world(root, form)
     for experiment in experiments:
         say(f"({experiment.letter}) {experiment.title}")
@@ -83,7 +84,7 @@ def report(root: Root = DEFAULT_ROOT, out: Out = Path("docs"), quick: Quick = Fa
     """Write results.md, plots and a JSON per experiment from what is finished."""
     from student.lab.report import write_report
 
-    for path in write_report(root, out, form="quick" if quick else "full"):
+    for path in write_report(root.resolve(), out, form="quick" if quick else "full"):
         typer.echo(path)
 
 
