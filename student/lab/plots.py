@@ -49,7 +49,7 @@ def plot_experiment(data: Mapping[str, Any], title: str, path: Path) -> None:
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize="small")
     figure.suptitle(title)
-    figure.savefig(path, dpi=90, metadata={"Software": None})
+    figure.savefig(path, dpi=72, metadata={"Software": None})
     pyplot.close(figure)
 
 

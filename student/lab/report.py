@@ -19,7 +19,7 @@ _TEMPLATE = Path(__file__).parent / "results.md.jinja"
 
 
 def write_report(root: Path, out: Path, *, form: str) -> list[Path]:
-    """Write results.md and, below results/, a PNG and a JSON for each experiment with a finished run.
+    """Write results.md and, below results/, a PNG and a JSON for each experiment whose runs are all finished.
 
     Args:
         root: folder of the lab.
@@ -34,11 +34,14 @@ def write_report(root: Path, out: Path, *, form: str) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     cast = open_world(root, form)
     written, sections = [], []
+    unfinished = dict.fromkeys(NAMES, "not begun")
     for name in started:
         experiment = load_experiment(name)
         data = read_results(experiment, cast, root, form=form)
-        if not data["finished_runs"]:
+        if data["finished_runs"] < data["planned_runs"]:
+            unfinished[name] = f"{data['finished_runs']} of {data['planned_runs']} runs are finished"
             continue
+        del unfinished[name]
         target = folder / f"{name}.json"
         target.write_text(json.dumps(_rounded(data), indent=1) + "\n", encoding="utf-8")
         plot = folder / f"{name}.png"
@@ -46,7 +49,7 @@ def write_report(root: Path, out: Path, *, form: str) -> list[Path]:
         written += [target, plot]
         sections.append(_section(experiment, data))
     sections.sort(key=lambda section: section["letter"])
-    missing = [load_experiment(name) for name in NAMES if name not in {section["name"] for section in sections}]
+    missing = [{"experiment": load_experiment(name), "state": state} for name, state in unfinished.items()]
     environment = jinja2.Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
@@ -90,7 +93,7 @@ def _arm(arm: Mapping[str, Any]) -> dict[str, str]:
     rollout = mean("cost/train/sampled_tokens") + mean("cost/train/expert_tokens")
     return {
         "title": arm["title"],
-        "rate": f"{arm['rate']:g}",
+        "rate": f"{arm['rate']:g}{_edge(arm)}",
         "accuracy": _interval([curve.final("accuracy") for curve in curves], 3),
         "reverse_kl": "" if any(map(math.isnan, divergences)) else _interval(divergences, 4),
         "rollout": _thousands(rollout),
@@ -102,6 +105,12 @@ def _arm(arm: Mapping[str, Any]) -> dict[str, str]:
         "wall": f"{sum(s['wall_seconds'] for s in arm['seeds']) / len(totals):.0f}",
         "fired": "" if all(s["fired"] for s in arm["seeds"]) else "never fired",
     }
+
+
+def _edge(arm: Mapping[str, Any]) -> str:
+    """A mark for a rate at the edge of its sweep: a better one may lie outside."""
+    rates = sorted(float(rate) for rate in arm["swept"])
+    return " *" if len(rates) > 1 and arm["rate"] in (rates[0], rates[-1]) else ""
 
 
 def _claim(claim: Mapping[str, Any]) -> dict[str, str]:

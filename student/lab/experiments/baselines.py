@@ -29,13 +29,13 @@ EXPERIMENT = Experiment(
                 "methods": [{"name": "expert_rows", "share": 1.0, "source": "file"}],
                 "methods.0.file": "{answers}",
             },
-            RATES,
+            (1e-4, *RATES),
         ),
         Arm(
             "grpo",
             "GRPO on the verifier, groups of 8",
             {"objective": [{"name": "grpo"}], "rollout.prompts_per_step": 8, "rollout.samples_per_prompt": 8},
-            (5e-5, 1.5e-4, 5e-4),
+            (5e-5, 1.5e-4, 5e-4, 1.5e-3),
         ),
     ),
     claims=(
@@ -45,5 +45,9 @@ EXPERIMENT = Experiment(
         Claim("OPD reaches GRPO's accuracy with fewer FLOPs", "opd", "grpo", "flops_to", "less"),
     ),
     quick={**QUICK, "rollout.prompts_per_step": 4},
-    note="The teacher's answers count as sampled tokens when they are trained on, with the FLOPs of writing them.",
+    note=(
+        "The student begins by restating results, as another task of its world asks, and runs into the length limit; all "
+        "arms can unlearn that. The teacher's answers count as sampled tokens when they are trained on, with the FLOPs of "
+        "writing them."
+    ),
 )

@@ -67,7 +67,7 @@ def records(recipe: Recipe) -> list[dict[str, Any]]:
             "tries": 2,
             "gate": {"kind": "reverse_kl", "prompts": 8, "gain": 0.0, "length_tolerance": 5},
         },
-        {"name": "prune_opd", "k": 8, "threshold": 0.2, "smoothing": 2, "shortest": 2},
+        {"name": "prune_opd", "k": 8, "threshold": 0.6, "smoothing": 2, "shortest": 2, "quantile": 0.5},
     ],
     ids=lambda m: m["name"] + "-waiting" * (not m.get("background", True)),
 )
@@ -199,3 +199,14 @@ def test_a_probe_in_the_foreground_finds_the_same(make: Make) -> None:
     one, two = (records(recipe) for recipe in runs if train(recipe))
     cosines = {key: value for key, value in one[2].items() if key.startswith("adwin/")}
     assert len(cosines) > 6 and cosines == {key: two[2][key] for key in cosines}
+
+
+def test_prune_opd_cuts_where_the_top_k_sets_part(make: Make) -> None:
+    recipe = make(
+        "prune", {"name": "prune_opd", "k": 8, "threshold": 0.6, "smoothing": 2, "shortest": 2, "quantile": 0.5}
+    )
+    train(recipe)
+    steps = records(recipe)
+    assert steps[0]["window"] == 8 and steps[0]["pruned_tokens"] > 0 and 0 < steps[0]["overlap"] < 1
+    assert min(line["window"] for line in steps) < 8
+    assert all(line["response_length"] <= line["window"] for line in steps)
