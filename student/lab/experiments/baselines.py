@@ -46,8 +46,8 @@ EXPERIMENT = Experiment(
     ),
     quick={**QUICK, "rollout.prompts_per_step": 4},
     note=(
-        "The student begins by restating results, as another task of its world asks, and runs into the length limit; all "
-        "arms can unlearn that. The teacher's answers count as sampled tokens when they are trained on, with the FLOPs of "
-        "writing them."
+        "The student begins by restating results, as another task of its world asks, and runs into the length limit; "
+        "all arms can unlearn that. The teacher's answers count as sampled tokens when they are trained on, with the "
+        "FLOPs of writing them."
     ),
 )
