@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from opd.wire.types import Head, PayloadKind, Scores
-from teacher_server.engines.base import EngineInfo, EngineItem, HeadIdentity, TokenizerIdentity
+from teacher_server.engines.base import EngineInfo, EngineItem, Exchange, HeadIdentity, TokenizerIdentity
 
 VOCAB = 151_936
 HIDDEN = 4096
@@ -72,8 +72,13 @@ class ConstantEngine:
         """There is none."""
         raise ValueError("this engine has no head")
 
-    def update_weights(self, folder: Path) -> None:
+    def memory_bytes(self) -> int:
+        """It has no weights."""
+        return 0
+
+    def prepare_weights(self, folder: Path) -> Exchange:
         """Nothing to do."""
+        return lambda: None
 
     def sleep(self) -> None:
         """Nothing to do."""

@@ -1,24 +1,36 @@
 """The teachers of a server: loading, unloading, sleeping under a memory budget, replacing weights, restarting.
 
-All methods run on the event loop; what takes time runs on a worker's thread or a loader thread. One lock orders
-everything that changes who is resident; requests to an awake teacher never take it.
+All methods run on the event loop; what takes time runs on a worker's thread or a loader thread. Requests to an awake
+teacher take no lock. Three kinds order the rest: a teacher's `changing`, for what happens to that teacher; then the
+loader's, because models are read one at a time; then the room's, for who holds how much of the memory budget, which
+is held while teachers are put to sleep, but never while one is loaded or woken.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
-from opd.errors import ConfigError, InvalidRequestError, OverloadedError, TeacherNotFoundError, UnavailableError
+from opd.errors import (
+    ConfigError,
+    InvalidRequestError,
+    OpdError,
+    OverloadedError,
+    TeacherNotFoundError,
+    UnavailableError,
+)
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.engines.base import Engine
 from teacher_server.faults import FaultPoints
 from teacher_server.logs import log
 from teacher_server.settings import EngineSettings, LimitSettings
-from teacher_server.teacher import Teacher, self_test, weight_bytes
+from teacher_server.teacher import Teacher, self_test
+from teacher_server.weights import LostWeightsError, plain, prepare, swap, weight_bytes
 from teacher_server.worker import DeviceTurn, EngineWorker
 
+R = TypeVar("R")
 EngineFactory = Callable[[str], Engine]
 """Builds an engine for a model path or hub id; slow, called on a thread."""
 
@@ -55,7 +67,9 @@ class Roster:
         self._on_fatal = on_fatal
         self._on_batch = on_batch
         self._teachers: dict[str, Teacher] = {}
-        self._lock = asyncio.Lock()
+        self._room = asyncio.Lock()
+        # Libraries that load models set process-wide defaults while they do: one at a time.
+        self._loading = asyncio.Lock()
         self._turn = DeviceTurn()
         self._restarts: set[asyncio.Task[None]] = set()
         self.closing = False
@@ -79,11 +93,12 @@ class Roster:
         return teacher
 
     async def load(self, name: str, model: str) -> Teacher:
-        """Load a teacher and test it; other teachers go on serving.
+        """Load a teacher and test it; the others are scored, put to sleep and woken meanwhile.
 
         Raises:
             InvalidRequestError: when the name is taken.
-            ConfigError: when the model cannot be loaded.
+            ConfigError: when the model cannot be loaded, or is larger than the memory budget.
+            OverloadedError: when busy teachers hold the memory.
             UnavailableError: when it fails its self-test.
         """
         if name in self._teachers:
@@ -92,8 +107,7 @@ class Roster:
         teacher.idle.set()
         await self._set_state(teacher, pb.TEACHER_STATE_LOADING)
         try:
-            async with self._lock:
-                await self._make_room(teacher, weight_bytes(model))
+            async with teacher.changing:
                 await self._start(teacher)
         except BaseException:
             del self._teachers[name]
@@ -111,7 +125,7 @@ class Roster:
         await self._set_state(teacher, pb.TEACHER_STATE_DRAINING)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(teacher.idle.wait(), grace)
-        async with self._lock:
+        async with teacher.changing:
             worker, teacher.worker = teacher.worker, None
             if worker is not None:
                 await asyncio.to_thread(worker.close)
@@ -124,21 +138,17 @@ class Roster:
 
         Raises:
             TeacherNotFoundError: when there is none of that name.
-            UnavailableError: when it loads, drains or failed.
+            UnavailableError: when it loads, drains, failed or cannot be woken.
             OverloadedError: when it sleeps and busy teachers hold the memory.
         """
         teacher = self.get(name)
         teacher.enter()
         try:
             if teacher.state == pb.TEACHER_STATE_ASLEEP:
-                async with self._lock:
+                async with teacher.changing:
                     if teacher.state == pb.TEACHER_STATE_ASLEEP:
-                        await self._make_room(teacher, teacher.weight_bytes)
-                        await asyncio.wrap_future(teacher.running().call(lambda engine: engine.wake()))
-                        await self._set_state(teacher, pb.TEACHER_STATE_READY)
-            if teacher.state != pb.TEACHER_STATE_READY:
-                teacher.running()
-                raise UnavailableError(f"teacher {name!r} is not ready: it drains or failed.")
+                        await self._wake(teacher)
+            teacher.require_ready()
             yield teacher
         finally:
             teacher.leave()
@@ -148,12 +158,14 @@ class Roster:
 
         Raises:
             TeacherNotFoundError: when there is none of that name.
+            UnavailableError: when it is not ready.
             OverloadedError: when calls are in flight.
         """
         teacher = self.get(name)
-        async with self._lock:
+        async with teacher.changing, self._room:
             if teacher.state == pb.TEACHER_STATE_ASLEEP:
                 return
+            teacher.require_ready()
             if teacher.in_flight:
                 raise OverloadedError(f"teacher {name!r} has {teacher.in_flight} calls in flight; retry later.", 1.0)
             await self._put_to_sleep(teacher)
@@ -166,20 +178,31 @@ class Roster:
     async def update_weights(self, name: str, folder: Path) -> str:
         """Replace a teacher's weights between two batches; returns the new weights hash. All or nothing.
 
+        The folder is read while the teacher goes on scoring. The new weights are tested before any request meets
+        them; when they fail, the old ones come back and are tested in their turn.
+
         Raises:
             ConfigError, IncompatibleTeacherError: when the folder does not fit; the old weights stay.
-            UnavailableError: when the new weights fail the self-test; the teacher is then failed.
+            NonFiniteError, IncompatibleTeacherError: when its numbers fail the self-test; the old weights are back.
+            UnavailableError: when the old weights cannot be brought back; the teacher is then failed.
         """
-        async with self.use(name) as teacher:
+        async with self.use(name) as teacher, self._loading:
             worker = teacher.running()
-            await asyncio.wrap_future(worker.call(lambda engine: engine.update_weights(folder)))
+            before = teacher.info.weights_hash
+            exchange = await _finish(asyncio.to_thread(prepare, worker.engine, folder))
             try:
-                await asyncio.wrap_future(worker.call(lambda engine: self._test(engine, name)))
-            except Exception as error:
+                await asyncio.wrap_future(
+                    worker.call(lambda engine: swap(engine, exchange, folder, lambda: self._test(engine, name)))
+                )
+            except LostWeightsError as error:
                 teacher.reason = str(error)
                 await self._set_state(teacher, pb.TEACHER_STATE_FAILED)
+                log("error", "weights lost", teacher=name, reason=error)
+                raise UnavailableError(f"teacher {name!r} has failed: {error}") from error
+            except Exception as error:
+                log("warning", "weights refused", teacher=name, weights_hash=before, reason=error)
                 raise
-            await self._set_state(teacher, pb.TEACHER_STATE_READY)
+            await self._on_state(teacher)
             log("info", "weights replaced", teacher=name, weights_hash=teacher.info.weights_hash)
             return teacher.info.weights_hash
 
@@ -203,7 +226,14 @@ class Roster:
 
     async def _start(self, teacher: Teacher) -> None:
         loop = asyncio.get_running_loop()
-        engine = await asyncio.to_thread(self._build, teacher)
+        async with self._loading:
+            needed = await asyncio.to_thread(weight_bytes, teacher.model)
+            await self._reserve(teacher, needed)
+            try:
+                engine = await _finish(asyncio.to_thread(self._build, teacher), lambda unwanted: unwanted.close())
+            except BaseException:
+                teacher.held_bytes = 0
+                raise
         teacher.worker = EngineWorker(
             teacher.name,
             engine,
@@ -214,13 +244,23 @@ class Roster:
             on_dead=lambda reason: _call_if_open(loop, lambda: self._dead(teacher, reason)),
             on_batch=lambda n, tokens, seconds: self._on_batch(teacher.name, n, tokens, seconds),
         )
-        teacher.weight_bytes = weight_bytes(teacher.model)
         teacher.last_used = time.monotonic()
-        await self._set_state(teacher, pb.TEACHER_STATE_READY)
+        teacher.weight_bytes = engine.memory_bytes() or needed
+        try:
+            await self._settle(teacher)
+        except BaseException:
+            worker, teacher.worker = teacher.worker, None
+            await asyncio.to_thread(worker.close)
+            raise
         log("info", "teacher ready", teacher=teacher.name, weights_hash=engine.info.weights_hash)
 
     def _build(self, teacher: Teacher) -> Engine:
-        engine = self._factory(teacher.model)
+        try:
+            engine = self._factory(teacher.model)
+        except OpdError:
+            raise
+        except Exception as error:
+            raise UnavailableError(f"teacher {teacher.name!r} cannot be loaded: {plain(error)}") from error
         try:
             with self._turn:
                 self._test(engine, teacher.name)
@@ -233,26 +273,57 @@ class Roster:
         if self._settings.self_test:
             self_test(engine, name)
 
-    async def _make_room(self, newcomer: Teacher, needed: int) -> None:
-        """Put least recently used idle teachers to sleep until `needed` bytes fit into the budget."""
-        budget = self._settings.memory_budget_bytes
-        if not budget:
+    async def _settle(self, teacher: Teacher) -> None:
+        """Give a loaded teacher the room that it really takes, or let it sleep until there is some."""
+        if self._settings.memory_budget_bytes and not teacher.weight_bytes:
+            raise ConfigError(
+                f"nobody knows how many bytes teacher {teacher.name!r} takes, so it cannot count against "
+                "memory_budget_bytes; give a model folder with safetensors, or set no budget."
+            )
+        try:
+            await self._reserve(teacher, teacher.weight_bytes)
+        except OverloadedError:
+            async with self._room:
+                await self._put_to_sleep(teacher)
             return
-        if needed > budget:
-            raise ConfigError(f"teacher {newcomer.name!r} needs {needed} bytes, but the memory budget is {budget}.")
-        while self._awake_bytes(newcomer) + needed > budget:
-            idle = [t for t in self if t is not newcomer and t.state == pb.TEACHER_STATE_READY and not t.in_flight]
-            if not idle:
-                raise OverloadedError(f"no memory for teacher {newcomer.name!r}: the others are all in use.", 1.0)
-            await self._put_to_sleep(min(idle, key=lambda t: t.last_used))
+        if teacher.state == pb.TEACHER_STATE_LOADING:
+            await self._set_state(teacher, pb.TEACHER_STATE_READY)
 
-    def _awake_bytes(self, newcomer: Teacher) -> int:
-        return sum(t.weight_bytes for t in self if t is not newcomer and t.state == pb.TEACHER_STATE_READY)
+    async def _wake(self, teacher: Teacher) -> None:
+        await self._reserve(teacher, teacher.weight_bytes)
+        try:
+            await asyncio.wrap_future(teacher.running().call(lambda engine: engine.wake()))
+        except Exception as error:
+            teacher.held_bytes = 0
+            raise UnavailableError(f"teacher {teacher.name!r} cannot be woken: {plain(error)}") from error
+        if teacher.state == pb.TEACHER_STATE_ASLEEP:
+            await self._set_state(teacher, pb.TEACHER_STATE_READY)
+
+    async def _reserve(self, teacher: Teacher, needed: int) -> None:
+        """Promise a teacher `needed` bytes of the budget; the least recently used idle ones sleep for it.
+
+        Loading and waking happen under the promise but not under the lock, so that they hold up nobody.
+
+        Raises:
+            ConfigError: when the budget is smaller than that.
+            OverloadedError: when busy teachers hold the memory.
+        """
+        budget = self._settings.memory_budget_bytes
+        if budget and needed > budget:
+            raise ConfigError(f"teacher {teacher.name!r} needs {needed} bytes, but the memory budget is {budget}.")
+        async with self._room:
+            while budget and sum(t.held_bytes for t in self if t is not teacher) + needed > budget:
+                idle = [t for t in self if t is not teacher and t.state == pb.TEACHER_STATE_READY and not t.in_flight]
+                if not idle:
+                    raise OverloadedError(f"no memory for teacher {teacher.name!r}: the others are all in use.", 1.0)
+                await self._put_to_sleep(min(idle, key=lambda t: t.last_used))
+            teacher.held_bytes = needed
 
     async def _put_to_sleep(self, teacher: Teacher) -> None:
-        # The state changes first: a request that arrives meanwhile waits for the lock and wakes it again.
+        # The state changes first: a request that arrives meanwhile waits for the room and wakes it again.
         await self._set_state(teacher, pb.TEACHER_STATE_ASLEEP)
         await asyncio.wrap_future(teacher.running().call(lambda engine: engine.sleep()))
+        teacher.held_bytes = 0
 
     def _dead(self, teacher: Teacher, reason: str) -> None:
         if self.closing or teacher.worker is None:
@@ -271,8 +342,9 @@ class Roster:
         teacher.restarts += 1
         await self._set_state(teacher, pb.TEACHER_STATE_LOADING)
         try:
-            async with self._lock:
-                await self._start(teacher)
+            async with teacher.changing:
+                if self._teachers.get(teacher.name) is teacher:
+                    await self._start(teacher)
             teacher.reason = ""
         except Exception as error:
             self._on_fatal(f"teacher {teacher.name!r} could not be restarted: {error}")
@@ -280,6 +352,23 @@ class Roster:
     async def _set_state(self, teacher: Teacher, state: int) -> None:
         teacher.state = state
         await self._on_state(teacher)
+
+
+async def _finish(work: Coroutine[Any, Any, R], discard: Callable[[R], None] = lambda _: None) -> R:
+    """The result of work on a thread, which cannot be interrupted: a caller that is cancelled waits for its end too.
+
+    Args:
+        work: to be awaited.
+        discard: called with the result when nobody wants it any more.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait((task,))
+        if not task.cancelled() and task.exception() is None:
+            discard(task.result())
+        raise
 
 
 def _call_if_open(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:

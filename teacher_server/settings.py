@@ -95,7 +95,8 @@ class EngineSettings(Settings):
     options: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Further keyword arguments of the engine class."""
     memory_budget_bytes: int = Field(default=0, ge=0)
-    """Bytes of weights that may be awake at once; beyond, the least recently used teacher sleeps. 0 is no limit."""
+    """Bytes of weights that may be awake at once, as allocated; beyond, the least recently used teacher sleeps. 0 is no
+    limit."""
     on_failure: Literal["exit", "restart"] = "exit"
     """What happens when an engine is dead: the process exits non-zero, or the teacher is loaded again."""
     max_restarts: int = Field(default=3, ge=0)

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -38,8 +37,11 @@ class Teacher:
         worker: runs the engine; None while it is loaded.
         in_flight: Score and GetHead calls that hold it awake.
         last_used: seconds, monotonic.
-        weight_bytes: of its weights, 0 when unknown.
+        weight_bytes: of its weights when awake, 0 while unknown.
+        held_bytes: of the memory budget that it has or was promised.
         restarts: since the start of the server.
+        idle: set while no call is in flight.
+        changing: held by whoever loads, wakes, puts to sleep or unloads it.
     """
 
     name: str
@@ -51,8 +53,10 @@ class Teacher:
     in_flight: int = 0
     last_used: float = 0.0
     weight_bytes: int = 0
+    held_bytes: int = 0
     restarts: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def serving(self) -> bool:
@@ -80,9 +84,21 @@ class Teacher:
             UnavailableError: while the teacher is loaded, or when it failed.
         """
         if self.worker is None:
-            state = pb.TeacherState.Name(self.state).removeprefix("TEACHER_STATE_").lower()  # type: ignore[arg-type]
-            raise UnavailableError(f"teacher {self.name!r} is {state}{': ' + self.reason if self.reason else ''}.")
+            raise self._refusal()
         return self.worker
+
+    def require_ready(self) -> None:
+        """Refuse what needs a teacher that scores now.
+
+        Raises:
+            UnavailableError: when it is in any other state.
+        """
+        if self.state != pb.TEACHER_STATE_READY:
+            raise self._refusal()
+
+    def _refusal(self) -> UnavailableError:
+        state = pb.TeacherState.Name(self.state).removeprefix("TEACHER_STATE_").lower()  # type: ignore[arg-type]
+        return UnavailableError(f"teacher {self.name!r} is {state}{': ' + self.reason if self.reason else ''}.")
 
     def enter(self) -> None:
         """Count a call that needs the teacher awake."""
@@ -96,12 +112,6 @@ class Teacher:
         self.last_used = time.monotonic()
         if self.in_flight == 0:
             self.idle.set()
-
-
-def weight_bytes(model: str) -> int:
-    """Bytes of the safetensors files of a model folder, 0 when it is no folder."""
-    folder = Path(model)
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
 
 
 def self_test(engine: Engine, name: str) -> None:

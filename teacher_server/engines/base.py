@@ -98,6 +98,10 @@ class EngineItem:
     cancelled: Callable[[], bool] = field(default=_never)
 
 
+Exchange = Callable[[], None]
+"""Puts prepared weights in the place of those in use, all or nothing; called again, it puts the old ones back."""
+
+
 class Engine(Protocol):
     """Runs one teacher model."""
 
@@ -115,8 +119,15 @@ class Engine(Protocol):
     def head(self) -> Head:
         """The output head, for callers that take hidden states."""
 
-    def update_weights(self, folder: Path) -> None:
-        """Replace the weights in place from a safetensors folder of the same architecture; all or nothing."""
+    def memory_bytes(self) -> int:
+        """Bytes that the weights take where they compute; 0 when the engine cannot say."""
+
+    def prepare_weights(self, folder: Path) -> Exchange:
+        """Read and check weights of the same architecture from a safetensors folder; those in use stay.
+
+        The one method that another thread may call while `score` runs: reading takes long. The exchange it returns is
+        called between batches; `info` changes with it.
+        """
 
     def sleep(self) -> None:
         """Move the weights off the device."""

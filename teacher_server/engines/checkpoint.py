@@ -8,6 +8,7 @@ from torch import Tensor
 
 from opd.errors import ConfigError, IncompatibleTeacherError
 from opd.heads import scale_and_cap
+from opd.wire.fingerprint import weights_hash
 from teacher_server.engines.head import OutputHead
 
 Header = dict[str, tuple[Path, tuple[int, ...], str]]
@@ -49,6 +50,17 @@ def check_same_tensors(old: Header, new: Header, folder: Path) -> None:
                 f"weights in {folder} do not fit: tensor {name} has shape {theirs} there and {ours} here; load them as "
                 "a new teacher."
             )
+
+
+def check_unchanged(folder: Path, expected: str) -> None:
+    """Refuse to take weights back from a folder that holds others by now.
+
+    Raises:
+        ConfigError: when their hash is not `expected`.
+    """
+    found = weights_hash(folder)
+    if found != expected:
+        raise ConfigError(f"weights in {folder} changed from {expected} to {found}; the ones in use before are lost.")
 
 
 def load_head(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> OutputHead:

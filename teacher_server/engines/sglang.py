@@ -16,8 +16,8 @@ from typing import Any
 from opd.errors import ConfigError, CorruptPayloadError, IncompatibleTeacherError, UnavailableError
 from opd.wire.fingerprint import weights_hash
 from opd.wire.types import Head, PayloadKind, Scores
-from teacher_server.engines.base import EngineInfo, EngineItem
-from teacher_server.engines.checkpoint import check_same_tensors, read_header
+from teacher_server.engines.base import EngineInfo, EngineItem, Exchange
+from teacher_server.engines.checkpoint import check_same_tensors, check_unchanged, read_header
 from teacher_server.engines.checks import check_batch
 from teacher_server.engines.loading import (
     check_same_architecture,
@@ -128,24 +128,36 @@ class SglangEngine:
         """Not served: always raises `UnavailableError`."""
         raise UnavailableError(f"teacher {self._info.model} serves no hidden states; use another engine for them.")
 
-    def update_weights(self, folder: Path) -> None:
-        """Let the server load weights from a folder that it can read under the same path.
+    def memory_bytes(self) -> int:
+        """Bytes of the weights files: the memory is the SGLang server's, which does not tell."""
+        return sum(file.stat().st_size for file in self._folder.glob("*.safetensors"))
 
-        Names, shapes and config are checked here before the server is asked; the server puts back its old weights
-        when loading fails.
+    def prepare_weights(self, folder: Path) -> Exchange:
+        """Check names, shapes and config of new weights; the exchange lets the server load them from their folder.
+
+        The server must read the folder under the same path, and the old one when the old weights are to come back.
 
         Raises:
-            ConfigError: when the folder cannot be read, or the server refuses it.
+            ConfigError: when the folder cannot be read; by the exchange, when the server refuses it.
             IncompatibleTeacherError: when config, names or shapes differ.
         """
         folder = Path(folder).resolve()
         if (folder / "config.json").is_file():
             check_same_architecture(self._config, load_config(folder, trust_remote_code=self._trust), folder)
         check_same_tensors(read_header(self._folder), read_header(folder), folder)
-        new_hash = weights_hash(folder)
-        with self._lock:
-            self._require_awake()
-            self._load(folder, new_hash)
+        other, other_hash, known = folder, weights_hash(folder), True
+
+        def exchange() -> None:
+            nonlocal other, other_hash, known
+            with self._lock:
+                self._require_awake()
+                if not known:
+                    check_unchanged(other, other_hash)
+                old, old_hash, known = self._folder, self._info.weights_hash, False
+                self._load(other, other_hash)
+                other, other_hash = old, old_hash
+
+        return exchange
 
     def sleep(self) -> None:
         """Release the server's GPU memory (it must run with --enable-memory-saver)."""
@@ -197,7 +209,7 @@ class SglangEngine:
         try:
             answer = self._client.call("/update_weights_from_disk", body, admin=True)
         except UnavailableError as error:
-            raise ConfigError(f"weights in {folder} were not taken, the old ones stay: {error}") from error
+            raise ConfigError(f"the SGLang server did not take the weights in {folder}: {error}") from error
         if not answer.get("success"):
             raise ConfigError(f"the SGLang server did not take the weights in {folder}: {answer.get('message')}.")
         self._folder, self._version = folder, new_hash

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 
 from opd.errors import ConfigError, UnavailableError
 from opd.heads import scale_and_cap
 from opd.wire.fingerprint import head_hash, weights_hash
 from opd.wire.types import Head, PayloadKind, ScoreItem, Scores
 from teacher_server.engines.backbone import Backbone
-from teacher_server.engines.base import EngineInfo, EngineItem, HeadIdentity
+from teacher_server.engines.base import EngineInfo, EngineItem, Exchange, HeadIdentity
 from teacher_server.engines.checks import check_batch
 from teacher_server.engines.head import DTYPE_NAMES, OutputHead
 from teacher_server.engines.loading import (
@@ -140,10 +141,16 @@ class TransformersEngine:
                 raise UnavailableError(f"teacher {self._info.model} is closed; load it again.")
             return self._head().export(self._info.head.hash if self._info.head else "")
 
-    def update_weights(self, folder: Path) -> None:
-        """Replace the weights in place from a safetensors folder of the same architecture; all or nothing.
+    def memory_bytes(self) -> int:
+        """Bytes of all parameters and buffers, tied ones once."""
+        tensors = [*self._model.parameters(), *self._model.buffers()]
+        return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
-        The new weights are read whole into host memory and checked before the first tensor is overwritten.
+    def prepare_weights(self, folder: Path) -> Exchange:
+        """Read new weights whole into host memory and check them; the exchange swaps them in place.
+
+        Between exchanges the host holds the set that is not in use, so that the old weights can come back even when
+        the folder they were read from is gone.
 
         Raises:
             ConfigError: when the folder cannot be read or lacks tensors.
@@ -153,21 +160,25 @@ class TransformersEngine:
         folder = Path(folder)
         if (folder / "config.json").is_file():
             check_same_architecture(self._config, load_config(folder, trust_remote_code=self._trust), folder)
-        new_hash = weights_hash(folder)
-        fresh = load_model(
+        other_hash = weights_hash(folder)
+        spare: dict[str, Tensor] = load_model(
             folder, self._config, self._dtype, torch.device("cpu"), trust_remote_code=self._trust
         ).state_dict()
-        check_finite(fresh, folder)
-        with self._lock, torch.no_grad():
-            if self._closed:
-                raise UnavailableError(f"teacher {self._info.model} is closed; load it again.")
-            for name, tensor in self._model.state_dict().items():
-                tensor.copy_(fresh[name])
-            self._backbone.forget()
-            identity = self._info.head
-            if identity is not None:
-                identity = replace(identity, hash=head_hash(self._head().export("")))
-            self._info = replace(self._info, weights_hash=new_hash, head=identity)
+        check_finite(spare, folder)
+
+        def exchange() -> None:
+            nonlocal other_hash
+            with self._lock, torch.no_grad():
+                if self._closed:
+                    raise UnavailableError(f"teacher {self._info.model} is closed; load it again.")
+                self._swap(spare)
+                identity = self._info.head
+                if identity is not None:
+                    identity = replace(identity, hash=head_hash(self._head().export("")))
+                mine, other_hash = other_hash, self._info.weights_hash
+                self._info = replace(self._info, weights_hash=mine, head=identity)
+
+        return exchange
 
     def sleep(self) -> None:
         """Move the weights to host memory; on a CPU teacher nothing moves, it only refuses to score."""
@@ -188,6 +199,18 @@ class TransformersEngine:
             self._backbone.forget()
             self._model = self._backbone.model = torch.nn.Module()
             _release(self._device)
+
+    def _swap(self, spare: dict[str, Tensor]) -> None:
+        """Exchange the contents of the weights in use with those of `spare`."""
+        swapped = set()
+        for name, tensor in self._model.state_dict().items():
+            # Tied weights are one tensor under two names: a second swap would undo the first.
+            if tensor.data_ptr() not in swapped:
+                swapped.add(tensor.data_ptr())
+                old = tensor.to("cpu", copy=True)
+                tensor.copy_(spare[name])
+                spare[name].copy_(old)
+        self._backbone.forget()
 
     def _plan(self, items: Sequence[ScoreItem]) -> list[Pass]:
         if self._info.deterministic or not self._abilities.padding:

@@ -6,11 +6,12 @@ temperature 1 only, k up to what the engine was started with, and gather only wh
 `prompt_logprob_token_ids` (found out by trying). See docs/engines.md for the traps that this file avoids.
 """
 
+import math
 import os
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ from numpy.typing import NDArray
 from opd.errors import ConfigError, UnavailableError
 from opd.wire.fingerprint import head_hash, weights_hash
 from opd.wire.types import Head, PayloadKind, Scores
-from teacher_server.engines.base import EngineInfo, EngineItem, HeadIdentity
-from teacher_server.engines.checkpoint import check_same_tensors, load_head, read_header
+from teacher_server.engines.base import EngineInfo, EngineItem, Exchange, HeadIdentity
+from teacher_server.engines.checkpoint import Header, check_same_tensors, check_unchanged, load_head, read_header
 from teacher_server.engines.checks import check_batch
 from teacher_server.engines.head import DTYPE_NAMES, OutputHead
 from teacher_server.engines.loading import (
@@ -38,6 +39,16 @@ from teacher_server.engines.project import land, launch
 from teacher_server.engines.toplists import from_lists
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Weights:
+    """A set of weights, in use or ready to be."""
+
+    folder: Path
+    header: Header
+    head: OutputHead | None
+    info: EngineInfo
 
 
 class VllmEngine:
@@ -158,11 +169,16 @@ class VllmEngine:
             raise UnavailableError(f"teacher {self._info.model} serves no hidden states; use runner pooling.")
         return self._head.export(self._info.head.hash)
 
-    def update_weights(self, folder: Path) -> None:
-        """Replace the weights in place from a safetensors folder of the same architecture.
+    def memory_bytes(self) -> int:
+        """Bytes of the weights in the compute dtype, our own head included; the key-value cache comes on top."""
+        numbers = sum(math.prod(shape) for _, shape, _ in self._header.values())
+        head = 0 if self._head is None else self._head.weight.nbytes
+        return numbers * self._dtype.itemsize + head
 
-        Names and shapes are checked before vLLM reads anything; when vLLM fails half-way the old weights are loaded
-        again from where they came from.
+    def prepare_weights(self, folder: Path) -> Exchange:
+        """Check names, shapes and config of new weights and read their head; the exchange makes vLLM load the rest.
+
+        When vLLM fails half-way, the weights in use are loaded again from the folder that they came from.
 
         Raises:
             ConfigError: when the folder cannot be read, or this vLLM would take only part of the weights.
@@ -180,16 +196,26 @@ class VllmEngine:
         check_same_tensors(self._header, header, folder)
         new_hash = weights_hash(folder)
         head = None if self._head is None else load_head(folder, self._config, self._dtype, self._device)
-        with self._lock:
-            self._require_awake()
-            try:
-                self._reload(folder)
-            except Exception as error:
-                self._reload(self._folder)
-                reason = " ".join(str(error).split())[:200]
-                raise ConfigError(f"vLLM cannot take the weights in {folder}, the old ones stay: {reason}") from error
-            self._folder, self._header, self._head = folder, header, head
-            self._info = replace(self._info, weights_hash=new_hash, head=_identity(head))
+        other = _Weights(folder, header, head, replace(self._info, weights_hash=new_hash, head=_identity(head)))
+        known = True
+
+        def exchange() -> None:
+            nonlocal other, known
+            with self._lock:
+                self._require_awake()
+                if not known:
+                    check_unchanged(other.folder, other.info.weights_hash)
+                mine, known = _Weights(self._folder, self._header, self._head, self._info), False
+                try:
+                    self._reload(other.folder)
+                except Exception as error:
+                    self._reload(self._folder)
+                    reason = " ".join(str(error).split())[:200]
+                    raise ConfigError(f"vLLM cannot take the weights in {other.folder}: {reason}") from error
+                self._folder, self._header, self._head, self._info = other.folder, other.header, other.head, other.info
+                other = mine
+
+        return exchange
 
     def sleep(self) -> None:
         """Move the weights to host memory and drop the key-value cache; on a CPU it only refuses to score."""

@@ -11,7 +11,7 @@ import numpy as np
 from opd.wire.fingerprint import head_hash
 from opd.wire.tensors import bf16_bits
 from opd.wire.types import Head, PayloadKind, Scores
-from teacher_server.engines.base import EngineInfo, EngineItem, HeadIdentity, TokenizerIdentity
+from teacher_server.engines.base import EngineInfo, EngineItem, Exchange, HeadIdentity, TokenizerIdentity
 
 
 class NumpyEngine:
@@ -32,11 +32,16 @@ class NumpyEngine:
         self.batches: list[int] = []
         self.asleep = self.closed = False
         self.threads: set[int] = set()
+        self.bytes = 0
+        self.before_prepare: Callable[[Path], None] = lambda folder: None
         self._weights(seed)
 
-    def _weights(self, seed: int) -> None:
+    def _weights(self, seed: int, spoiled: bool = False) -> None:
+        self.weights = (seed, spoiled)
         rng = np.random.default_rng(seed)
         self._embed = rng.normal(size=(self.vocab, self.hidden)).astype(np.float32)
+        if spoiled:
+            self._embed[3] = np.nan
         self._head = rng.normal(size=(self.vocab, self.hidden)).astype(np.float32)
         made = Head(self._head, None, "f32", 1.0, 0.0, "")
         self._head_identity = HeadIdentity(head_hash(made), self.hidden, 1.0, 0.0, "f32", has_bias=False)
@@ -95,8 +100,21 @@ class NumpyEngine:
     def head(self) -> Head:
         return Head(self._head, None, "f32", 1.0, 0.0, self._head_identity.hash)
 
-    def update_weights(self, folder: Path) -> None:
-        self._weights(int((folder / "seed").read_text()))
+    def memory_bytes(self) -> int:
+        return self.bytes
+
+    def prepare_weights(self, folder: Path) -> Exchange:
+        """The file `seed` holds the seed, and "nan" behind it for weights with a NaN in them."""
+        self.before_prepare(folder)
+        seed, *spoiled = (folder / "seed").read_text().split()
+        other = (int(seed), bool(spoiled))
+
+        def exchange() -> None:
+            nonlocal other
+            mine, other = other, self.weights
+            self._weights(*mine)
+
+        return exchange
 
     def sleep(self) -> None:
         self.asleep = True

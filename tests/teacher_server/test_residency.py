@@ -1,6 +1,7 @@
 """Several teachers on one server: load, unload, sleep, wake, hot swap, death and restart."""
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from opd.errors import (
     ConfigError,
     IncompatibleTeacherError,
     InvalidRequestError,
+    NonFiniteError,
     OverloadedError,
     TeacherNotFoundError,
     UnavailableError,
 )
+from opd.wire.channel import ClientSecurity
 from opd.wire.status import error_from_rpc
 from opd.wire.types import PayloadSpec
 from opd.wire.v1 import admin_pb2 as admin
@@ -28,6 +31,16 @@ SAMPLED = PayloadSpec.sampled()
 async def health(client: Any, service: str = "") -> int:
     answer = await health_pb2_grpc.HealthStub(client.channel).Check(health_pb2.HealthCheckRequest(service=service))
     return answer.status
+
+
+def folders(root: Path, **sizes: int) -> dict[str, str]:
+    """Model folders with so many bytes of weights."""
+    models = {}
+    for name, size in sizes.items():
+        (root / name).mkdir()
+        (root / name / "model.safetensors").write_bytes(bytes(size))
+        models[name] = str(root / name)
+    return models
 
 
 def weights(folder: Path, seed: int) -> Path:
@@ -85,12 +98,7 @@ async def test_a_call_beyond_the_grace_is_cut_with_a_retryable_error(start: Any,
 async def test_the_least_recently_used_teacher_sleeps_when_memory_is_short(
     start: Any, items: Any, tmp_path: Path
 ) -> None:
-    models = {}
-    for name in "abc":
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "model.safetensors").write_bytes(bytes(100))
-        models[name] = str(folder)
+    models = folders(tmp_path, a=100, b=100, c=100)
     client = await start(models, engine={"memory_budget_bytes": 250})
     states = lambda: {t.name: t.state for t in client.server.shared.roster}  # noqa: E731
     assert states() == {"a": pb.TEACHER_STATE_ASLEEP, "b": pb.TEACHER_STATE_READY, "c": pb.TEACHER_STATE_READY}
@@ -105,12 +113,7 @@ async def test_the_least_recently_used_teacher_sleeps_when_memory_is_short(
 
 
 async def test_busy_teachers_are_not_put_to_sleep(start: Any, items: Any, tmp_path: Path) -> None:
-    models = {}
-    for name in "ab":
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "model.safetensors").write_bytes(bytes(100))
-        models[name] = str(folder)
+    models = folders(tmp_path, a=100, b=100)
     client = await start(models, engine={"memory_budget_bytes": 150})
     client.engines[models["b"]].seconds_per_batch = 0.4
     busy = asyncio.create_task(client.score(items(1), SAMPLED, teacher="b"))
@@ -143,10 +146,230 @@ async def test_weights_are_swapped_between_batches_and_the_hash_changes(start: A
 async def test_a_failed_swap_keeps_the_old_weights(start: Any, items: Any, tmp_path: Path) -> None:
     client = await start()
     before = await client.score(items(1), SAMPLED)
-    with pytest.raises(OSError):
+    with pytest.raises(ConfigError, match=r"nowhere.*cannot be read"):
         await client.server.shared.roster.update_weights("t", tmp_path / "nowhere")
     after = await client.score(items(1), SAMPLED)
     assert (before[0].sampled == after[0].sampled).all()
+
+
+async def operator(start: Any, tmp_path: Path, **settings: Any) -> tuple[Any, Any, Any]:
+    """A client with admin scope, its admin stub and its metadata."""
+    tokens, secret = tmp_path / "tokens.yaml", tmp_path / "secret"
+    tokens.write_text("- {name: op, token: operator-secret-1, scopes: [score, admin]}\n")
+    secret.write_text("operator-secret-1")
+    client = await start(security=ClientSecurity(token_file=secret), security_={"tokens": tokens}, **settings)
+    return client, admin_pb2_grpc.AdminServiceStub(client.channel), client.security.metadata()
+
+
+async def test_weights_that_fail_the_self_test_are_taken_back_before_any_request_meets_them(
+    start: Any, items: Any, tmp_path: Path
+) -> None:
+    client, stub, meta = await operator(start, tmp_path)
+    before = await client.score(items(2), SAMPLED)
+    client.engines["numpy"].seconds_per_batch = 0.01
+    spoiled = weights(tmp_path / "w", 5)
+    (spoiled / "seed").write_text("5 nan")
+    traffic = [asyncio.create_task(client.score(items(2), SAMPLED)) for _ in range(20)]
+    with pytest.raises(grpc.RpcError) as caught:
+        await stub.UpdateWeights(admin.UpdateWeightsRequest(teacher="t", folder=str(spoiled)), metadata=meta)
+    error = error_from_rpc(caught.value)
+    assert type(error) is NonFiniteError
+    assert str(spoiled) in str(error) and "NaN" in str(error) and before[0].weights_hash in str(error)
+    for during in await asyncio.gather(*traffic):
+        assert (during[0].sampled == before[0].sampled).all()
+    info = await client.info()
+    assert (info.weights_hash, info.state) == (before[0].weights_hash, pb.TEACHER_STATE_READY)
+    assert await health(client, "t") == health_pb2.HealthCheckResponse.SERVING
+    healthy = weights(tmp_path / "w", 6)
+    answer = await stub.UpdateWeights(admin.UpdateWeightsRequest(teacher="t", folder=str(healthy)), metadata=meta)
+    assert answer.weights_hash != before[0].weights_hash
+
+
+async def test_a_teacher_whose_old_weights_are_lost_stops_serving(start: Any, items: Any, tmp_path: Path) -> None:
+    client = await start({"t": "numpy", "u": "other"})
+    engine = client.engines["numpy"]
+    spoiled = weights(tmp_path / "w", 5)
+    (spoiled / "seed").write_text("5 nan")
+
+    def prepare(folder: Path) -> Any:
+        def exchange() -> None:
+            engine._weights(5, True)
+
+        return exchange
+
+    engine.prepare_weights = prepare
+    with pytest.raises(UnavailableError, match=r"failed.*refused.*not be restored"):
+        await client.server.shared.roster.update_weights("t", spoiled)
+    assert await health(client, "t") == health_pb2.HealthCheckResponse.NOT_SERVING
+    with pytest.raises(grpc.RpcError, match="not be restored"):
+        await client.score(items(1), SAMPLED)
+    with pytest.raises(UnavailableError):
+        await client.server.shared.roster.sleep("t")  # asleep would be as good as serving
+    await client.score(items(1), SAMPLED, teacher="u")
+
+
+async def test_reading_new_weights_holds_up_no_request(start: Any, items: Any, tmp_path: Path) -> None:
+    client = await start({"t": "numpy", "u": "other"})
+    reading, go_on = threading.Event(), threading.Event()
+
+    def wait(folder: Path) -> None:
+        reading.set()
+        go_on.wait(60)
+
+    client.engines["numpy"].before_prepare = wait
+    swap = asyncio.create_task(client.server.shared.roster.update_weights("t", weights(tmp_path / "w", 5)))
+    try:
+        await asyncio.to_thread(reading.wait, 60)
+        for teacher in "tu":
+            await asyncio.wait_for(client.score(items(2), SAMPLED, teacher=teacher), 30)
+        assert not swap.done()
+    finally:
+        go_on.set()
+    assert await swap == (await client.info()).weights_hash
+
+
+async def test_a_long_load_holds_up_nobody(start: Any, items: Any, numpy_engine: Any, tmp_path: Path) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+
+    class Slow(numpy_engine):
+        def __init__(self, model: str) -> None:
+            if model.endswith("slow"):
+                loading.set()
+                go_on.wait(60)
+            super().__init__(model)
+
+    models = folders(tmp_path, t=100, u=100, slow=100)
+    slow = models.pop("slow")
+    client = await start(models, make=Slow, engine={"memory_budget_bytes": 300})
+    roster = client.server.shared.roster
+    load = asyncio.create_task(roster.load("slow", slow))
+
+    async def everything_else() -> None:
+        await client.score(items(2), SAMPLED, teacher="t")
+        assert {t.name for t in (await client.stub.Describe(pb.DescribeRequest())).teachers} == {"t", "u"}
+        assert len((await client.stub.GetLoad(pb.GetLoadRequest())).teachers) == 3
+        await roster.sleep("t")
+        await client.score(items(1), SAMPLED, teacher="t")
+        await roster.sleep("u")
+        await roster.wake("u")
+        await roster.unload("u", 1.0)
+        with pytest.raises(grpc.RpcError, match="loading"):
+            await client.score(items(1), SAMPLED, teacher="slow")
+
+    try:
+        await asyncio.to_thread(loading.wait, 60)
+        await asyncio.wait_for(everything_else(), 30)
+        assert not load.done()
+    finally:
+        go_on.set()
+    assert (await load).state == pb.TEACHER_STATE_READY
+    await client.score(items(1), SAMPLED, teacher="slow")
+
+
+async def test_what_a_load_was_promised_is_not_given_to_others(
+    start: Any, items: Any, numpy_engine: Any, tmp_path: Path
+) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+
+    class Slow(numpy_engine):
+        def __init__(self, model: str) -> None:
+            if model.endswith("slow"):
+                loading.set()
+                go_on.wait(60)
+            super().__init__(model)
+
+    models = folders(tmp_path, t=100, slow=100)
+    slow = models.pop("slow")
+    client = await start(models, make=Slow, engine={"memory_budget_bytes": 150})
+    load = asyncio.create_task(client.server.shared.roster.load("slow", slow))
+    try:
+        await asyncio.to_thread(loading.wait, 60)
+        assert client.engines[models["t"]].asleep
+        with pytest.raises(grpc.RpcError) as caught:
+            await asyncio.wait_for(client.score(items(1), SAMPLED, teacher="t"), 30)
+        assert type(error_from_rpc(caught.value)) is OverloadedError
+    finally:
+        go_on.set()
+    await load
+    await client.score(items(1), SAMPLED, teacher="t")
+
+
+async def test_a_load_that_nobody_waits_for_any_more_leaves_nothing(start: Any, numpy_engine: Any) -> None:
+    loading, go_on, made = threading.Event(), threading.Event(), []
+
+    class Slow(numpy_engine):
+        def __init__(self, model: str) -> None:
+            super().__init__(model)
+            if model == "slow":
+                made.append(self)
+                loading.set()
+                go_on.wait(60)
+
+    client = await start(make=Slow)
+    load = asyncio.create_task(client.server.shared.roster.load("slow", "slow"))
+    await asyncio.to_thread(loading.wait, 60)
+    load.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await load
+    assert made[0].closed and [t.name for t in client.server.shared.roster] == ["t"]
+
+
+def allocating(numpy_engine: Any, sizes: dict[str, int]) -> Any:
+    """Engines that say how many bytes they took, by the end of their model's name."""
+
+    class Allocating(numpy_engine):
+        def memory_bytes(self) -> int:
+            return next((size for name, size in sizes.items() if self.model.endswith(name)), 0)
+
+    return Allocating
+
+
+async def test_what_an_engine_allocated_counts_rather_than_its_files(
+    start: Any, items: Any, numpy_engine: Any, tmp_path: Path
+) -> None:
+    models = folders(tmp_path, a=100, b=100)
+    make = allocating(numpy_engine, {"a": 200, "b": 200, "hub/big": 400})
+    client = await start(models, make=make, engine={"memory_budget_bytes": 350})
+    roster = client.server.shared.roster
+    assert [t.state for t in roster] == [pb.TEACHER_STATE_ASLEEP, pb.TEACHER_STATE_READY]
+    assert [t.held_bytes for t in roster] == [0, 200]
+    with pytest.raises(ConfigError, match=r"hub/big.* needs 400 bytes"):
+        await roster.load("hub/big", "hub/big")
+    assert client.engines["hub/big"].closed and len(roster) == 2
+
+
+async def test_a_newcomer_larger_than_its_files_sleeps_while_the_others_are_busy(
+    start: Any, items: Any, numpy_engine: Any, tmp_path: Path
+) -> None:
+    models = folders(tmp_path, a=100, b=100)
+    newcomer = models.pop("b")
+    make = allocating(numpy_engine, {"a": 100, "b": 200})
+    client = await start(models, make=make, engine={"memory_budget_bytes": 250})
+    async with client.server.shared.roster.use("a"):
+        teacher = await client.server.shared.roster.load("b", newcomer)
+        assert teacher.state == pb.TEACHER_STATE_ASLEEP and client.engines[newcomer].asleep
+    await client.score(items(1), SAMPLED, teacher="b")
+    assert client.server.shared.roster.get("a").state == pb.TEACHER_STATE_ASLEEP
+
+
+async def test_a_teacher_of_unknown_size_is_refused_under_a_budget(start: Any) -> None:
+    client = await start({}, engine={"memory_budget_bytes": 1000})
+    with pytest.raises(ConfigError, match="memory_budget_bytes"):
+        await client.server.shared.roster.load("t", "hub/unknown")
+    assert client.engines["hub/unknown"].closed
+
+
+async def test_a_teacher_that_cannot_be_woken_says_why_and_gives_its_room_back(start: Any, items: Any) -> None:
+    client = await start()
+    await client.server.shared.roster.sleep("t")
+    engine = client.engines["numpy"]
+    engine.wake = lambda: (_ for _ in ()).throw(RuntimeError("CUDA out of memory"))
+    with pytest.raises(grpc.RpcError, match="cannot be woken: RuntimeError: CUDA out of memory"):
+        await client.score(items(1), SAMPLED)
+    assert client.server.shared.roster.get("t").held_bytes == 0
+    del engine.wake
+    await client.score(items(1), SAMPLED)
 
 
 async def test_one_answer_never_mixes_two_sets_of_weights(start: Any, items: Any, tmp_path: Path) -> None:
@@ -281,15 +504,7 @@ async def test_admin_calls_are_refused_without_tokens(start: Any) -> None:
 
 
 async def test_an_operator_administers_over_the_wire(start: Any, items: Any, tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens.yaml"
-    tokens.write_text("- {name: op, token: operator-secret-1, scopes: [score, admin]}\n")
-    secret = tmp_path / "secret"
-    secret.write_text("operator-secret-1")
-    from opd.wire.channel import ClientSecurity
-
-    client = await start(security=ClientSecurity(token_file=secret), security_={"tokens": tokens})
-    meta = client.security.metadata()
-    stub = admin_pb2_grpc.AdminServiceStub(client.channel)
+    client, stub, meta = await operator(start, tmp_path)
     loaded = await stub.LoadTeacher(admin.LoadTeacherRequest(teacher="u", model="m"), metadata=meta)
     assert loaded.teacher.name == "u"
     await stub.SleepTeacher(admin.SleepTeacherRequest(teacher="u"), metadata=meta)

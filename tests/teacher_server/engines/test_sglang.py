@@ -1,6 +1,7 @@
 """The SGLang adapter against a server with SGLang's fields: what it sends, what it refuses, what it notices."""
 
 import base64
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -122,17 +123,39 @@ def test_new_weights_go_through_the_server_and_change_hash_and_numbers(
     sglang, sglang_server, make_model, make_item, entry, reference_logits
 ) -> None:
     new, item = make_model("qwen3", seed=1), make_item(4, 6)
-    sglang.update_weights(new)
+    sglang.prepare_weights(new)()
     (scores,) = sglang.score([entry(item, PayloadSpec.topk(1, "f32"))])
     assert scores.weights_hash == sglang.info.weights_hash == weights_hash(new)
     expected = reference_logits(new, item).log_softmax(-1).max(-1).values
     np.testing.assert_allclose(scores.values[:, 0], expected.numpy(), atol=2e-4)
 
 
+def test_old_weights_come_back_from_their_folder_unless_it_changed(
+    sglang, sglang_server, make_model, model_folder: Path, tmp_path: Path, make_item, entry
+) -> None:
+    before = sglang.info
+    exchange = sglang.prepare_weights(make_model("qwen3", seed=1))
+    exchange()
+    exchange()
+    assert sglang.info == before
+    assert sglang.score([entry(make_item(4, 6), PayloadSpec.sampled())])[0].weights_hash == before.weights_hash
+    folder = tmp_path / "moving"
+    shutil.copytree(make_model("qwen3", seed=1), folder)
+    sglang.prepare_weights(folder)()
+    exchange = sglang.prepare_weights(make_model("qwen3", seed=2))
+    exchange()
+    now = sglang.info
+    shutil.rmtree(folder)
+    shutil.copytree(make_model("qwen3", seed=3), folder)
+    with pytest.raises(ConfigError, match="changed"):
+        exchange()
+    assert sglang.info == now
+
+
 def test_weights_that_do_not_fit_never_reach_the_server(sglang, sglang_server, make_model) -> None:
     before = sglang.info
     with pytest.raises(IncompatibleTeacherError):
-        sglang.update_weights(make_model("qwen3", seed=1, intermediate_size=96))
+        sglang.prepare_weights(make_model("qwen3", seed=1, intermediate_size=96))()
     assert "/update_weights_from_disk" not in sglang_server.calls and sglang.info == before
 
 
@@ -140,7 +163,7 @@ def test_weights_that_the_server_refuses_leave_the_old_identity(sglang, sglang_s
     before = sglang.info
     sglang_server.status = ("/update_weights_from_disk", 400)
     with pytest.raises(ConfigError, match="told to fail"):
-        sglang.update_weights(make_model("qwen3", seed=1))
+        sglang.prepare_weights(make_model("qwen3", seed=1))()
     assert sglang.info == before
 
 

@@ -135,11 +135,41 @@ def test_new_weights_give_the_new_models_numbers_and_hash(make_model, make_item,
     engine = TransformersEngine(str(old))
     before, item = engine.info, make_item(5, 9)
     _close(engine.score([entry(item, PayloadSpec.sampled())])[0], reference_logits(old, item), item)
-    engine.update_weights(new)
+    engine.prepare_weights(new)()
     (scores,) = engine.score([entry(item, PayloadSpec.sampled())])
     _close(scores, reference_logits(new, item), item)
     assert scores.weights_hash == engine.info.weights_hash == weights_hash(new) != before.weights_hash
     assert engine.info.head.hash == head_hash(engine.head()) != before.head.hash
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])  # heads tied to the embeddings, and not
+def test_a_second_exchange_brings_the_old_weights_back_without_their_folder(
+    family: str, make_model, make_item, entry, tmp_path: Path
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    shutil.copytree(make_model(family), old)
+    shutil.copytree(make_model(family, seed=1), new)
+    engine = TransformersEngine(str(old))
+    before, item = engine.info, entry(make_item(5, 9), PayloadSpec.full())
+    bits = _bits(engine.score([item])[0])
+    exchange = engine.prepare_weights(new)
+    shutil.rmtree(old)
+    shutil.rmtree(new)
+    exchange()
+    other = engine.info
+    fresh = _bits(engine.score([item])[0])
+    exchange()
+    assert (engine.info, _bits(engine.score([item])[0])) == (before, bits) != (other, fresh)
+    exchange()
+    assert (engine.info, _bits(engine.score([item])[0])) == (other, fresh)
+
+
+def test_the_memory_of_tied_weights_counts_once(make_model) -> None:
+    for family in ("llama", "qwen3"):
+        folder = make_model(family)
+        stored = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
+        # Buffers such as rotary frequencies are not in the file.
+        assert stored <= TransformersEngine(str(folder)).memory_bytes() < 1.05 * stored
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "other_shape", "other_config", "nan", "absent"])
@@ -171,7 +201,7 @@ def test_weights_that_do_not_fit_change_nothing(
     else:
         file.unlink()
     with pytest.raises((ConfigError, IncompatibleTeacherError, NonFiniteError)):
-        engine.update_weights(folder)
+        engine.prepare_weights(folder)()
     assert engine.info.weights_hash == weights_hash(old)
     assert _bits(engine.score([entry(make_item(5, 9), PayloadSpec.full())])[0]) == before
 

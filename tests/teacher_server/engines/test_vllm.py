@@ -39,14 +39,14 @@ class TestWithVllm:
         item = make_item(6, 9)
         for seed in (1, 0):  # there and back
             folder = make_model("qwen3", seed=seed)
-            vllm.update_weights(folder)
+            vllm.prepare_weights(folder)()
             (scores,) = vllm.score([entry(item, PayloadSpec.topk(1, "f32"))])
             expected = reference_logits(folder, item).log_softmax(-1).max(-1).values
             np.testing.assert_allclose(scores.values[:, 0], expected.numpy(), atol=2e-4)
             assert scores.weights_hash == vllm.info.weights_hash == weights_hash(folder)
             before = vllm.info
             with pytest.raises(IncompatibleTeacherError):
-                vllm.update_weights(make_model("qwen3", seed=1, intermediate_size=96))
+                vllm.prepare_weights(make_model("qwen3", seed=1, intermediate_size=96))()
             assert vllm.info == before
 
     @pytest.mark.parametrize("runner", ["pooling", "generate"])
@@ -58,10 +58,10 @@ class TestWithVllm:
         try:
             if runner == "generate" and not torch.cuda.is_available():
                 with pytest.raises(ConfigError, match="tied"):
-                    engine.update_weights(new)
+                    engine.prepare_weights(new)()
                 new = old
             else:
-                engine.update_weights(new)
+                engine.prepare_weights(new)()
             (scores,) = engine.score([entry(item, PayloadSpec.topk(1, "f32"))])
             expected = reference_logits(new, item).log_softmax(-1).max(-1).values
             np.testing.assert_allclose(scores.values[:, 0], expected.numpy(), atol=2e-4)

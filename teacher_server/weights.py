@@ -1,0 +1,83 @@
+"""Weights of a teacher: how many bytes they take, and how new ones take the place of old ones safely."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from opd.errors import ConfigError, IncompatibleTeacherError, NonFiniteError, OpdError
+from teacher_server.engines.base import Engine, Exchange
+
+
+class LostWeightsError(Exception):
+    """New weights were refused and the old ones could not be brought back: the teacher must not answer."""
+
+
+def weight_bytes(model: str) -> int:
+    """Bytes of a model's safetensors files: of its folder, or of a hub id's snapshot in the cache.
+
+    0 when there is neither; nothing is fetched. What the engine then allocates may differ with its dtype.
+    """
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        from huggingface_hub import snapshot_download
+
+        try:
+            folder = Path(snapshot_download(model, local_files_only=True))
+        except Exception:  # not a hub id, or not in the cache: many classes say so
+            return 0
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def prepare(engine: Engine, folder: Path) -> Exchange:
+    """`Engine.prepare_weights`, with errors of the file system and of libraries turned into ours.
+
+    Raises:
+        OpdError: naming the folder and the cause.
+    """
+    try:
+        return engine.prepare_weights(folder)
+    except OpdError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"weights in {folder} cannot be read: {plain(error)}") from error
+
+
+def swap(engine: Engine, exchange: Exchange, folder: Path, test: Callable[[], None]) -> None:
+    """Exchange weights and test the new ones; when they fail, the old ones come back and are tested too.
+
+    Runs between two batches, so that no request meets weights that were not tested.
+
+    Raises:
+        NonFiniteError, IncompatibleTeacherError, ConfigError: the new weights are refused, the old ones serve.
+        LostWeightsError: the old weights are lost.
+    """
+    old_hash = engine.info.weights_hash
+    exchanged = False
+    try:
+        exchange()
+        exchanged = True
+        test()
+    except Exception as error:
+        try:
+            if exchanged:
+                exchange()
+            if engine.info.weights_hash != old_hash:
+                raise RuntimeError(f"the engine has weights {engine.info.weights_hash}, not {old_hash}.") from error
+            test()
+        except Exception as second:
+            raise LostWeightsError(
+                f"weights in {folder} were refused ({plain(error)}), and those in use could not be restored: "
+                f"{plain(second)}"
+            ) from second
+        raise _refusal(folder, old_hash, error) from error
+
+
+def _refusal(folder: Path, old_hash: str, error: Exception) -> OpdError:
+    cause = error.__cause__ if isinstance(error.__cause__, NonFiniteError) else error
+    kind = type(cause) if isinstance(cause, NonFiniteError | ConfigError) else IncompatibleTeacherError
+    return kind(f"weights in {folder} are refused and {old_hash} stay: {plain(error)}")
+
+
+def plain(error: Exception) -> str:
+    """An error as part of a sentence: an error of ours speaks for itself, others need their class."""
+    text = " ".join(str(error).split())[:300]
+    return text if isinstance(error, OpdError) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,78 @@
+"""How many bytes a model takes, and new weights that take the place of old ones or do not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opd.errors import ConfigError, IncompatibleTeacherError
+from teacher_server.weights import LostWeightsError, prepare, swap, weight_bytes
+
+
+def write(folder: Path, size: int) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "model-1.safetensors").write_bytes(bytes(size))
+    (folder / "model-2.safetensors").write_bytes(bytes(5))
+    (folder / "config.json").write_bytes(bytes(50))
+    return folder
+
+
+def test_a_folder_counts_its_safetensors(tmp_path: Path) -> None:
+    assert weight_bytes(str(write(tmp_path / "m", 100))) == 105
+
+
+def test_a_hub_id_counts_its_cached_snapshot_and_nothing_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    repo, commit = tmp_path / "models--org--model", "a" * 40
+    blob = write(tmp_path / "blobs", 1000) / "model-1.safetensors"
+    snapshot = repo / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").symlink_to(blob)  # as the hub's cache does
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(commit)
+    assert weight_bytes("org/model") == 1000
+    assert weight_bytes("org/other") == weight_bytes("no id: \\0 at all") == 0
+
+
+def test_new_weights_that_pass_stay_and_refused_ones_go(numpy_engine: Any, tmp_path: Path) -> None:
+    engine = numpy_engine()
+    old = engine.info.weights_hash
+    (tmp_path / "seed").write_text("5")
+
+    def refuse_the_new() -> None:
+        if engine.info.weights_hash != old:
+            raise ValueError("no good")
+
+    with pytest.raises(IncompatibleTeacherError, match=rf"{tmp_path}.*{old} stay.*ValueError: no good"):
+        swap(engine, prepare(engine, tmp_path), tmp_path, refuse_the_new)
+    assert engine.info.weights_hash == old
+    swap(engine, prepare(engine, tmp_path), tmp_path, lambda: None)
+    assert engine.info.weights_hash != old
+
+
+def test_an_exchange_that_fails_before_it_begins_keeps_its_error_and_the_weights(
+    numpy_engine: Any, tmp_path: Path
+) -> None:
+    engine, tested = numpy_engine(), []
+
+    def exchange() -> None:
+        raise ConfigError("the server said no.")
+
+    with pytest.raises(ConfigError, match="the server said no"):
+        swap(engine, exchange, tmp_path, lambda: tested.append(engine.info.weights_hash))
+    assert tested == [engine.info.weights_hash]  # whether they still work was tried
+
+
+def test_weights_that_are_neither_new_nor_old_are_lost(numpy_engine: Any, tmp_path: Path) -> None:
+    engine = numpy_engine()
+
+    def half_way() -> None:
+        engine._weights(7)
+        raise RuntimeError("died half-way")
+
+    with pytest.raises(LostWeightsError, match="died half-way"):
+        swap(engine, half_way, tmp_path, lambda: None)
