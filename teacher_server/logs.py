@@ -10,6 +10,8 @@ import threading
 import time
 from typing import Any, TextIO
 
+from opd.errors import OpdError
+
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _lock = threading.Lock()
 
@@ -38,3 +40,9 @@ def log(level: str, message: str, **fields: Any) -> None:
         stream = _State.stream or sys.stderr
         stream.write(line + "\n")
         stream.flush()
+
+
+def plain(error: Exception) -> str:
+    """An error as part of a sentence: an error of ours speaks for itself, others need their class."""
+    text = " ".join(str(error).split())[:300]
+    return text if isinstance(error, OpdError) else f"{type(error).__name__}: {text}"

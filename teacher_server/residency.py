@@ -24,10 +24,10 @@ from opd.errors import (
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.engines.base import Engine
 from teacher_server.faults import FaultPoints
-from teacher_server.logs import log
+from teacher_server.logs import log, plain
 from teacher_server.settings import EngineSettings, LimitSettings
 from teacher_server.teacher import Teacher, self_test
-from teacher_server.weights import LostWeightsError, plain, prepare, swap, weight_bytes
+from teacher_server.weights import LostWeightsError, prepare, swap, weight_bytes
 from teacher_server.worker import DeviceTurn, EngineWorker
 
 R = TypeVar("R")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from opd.errors import ConfigError, IncompatibleTeacherError, NonFiniteError, OpdError
 from teacher_server.engines.base import Engine, Exchange
+from teacher_server.logs import plain
 
 
 class LostWeightsError(Exception):
@@ -75,9 +76,3 @@ def _refusal(folder: Path, old_hash: str, error: Exception) -> OpdError:
     cause = error.__cause__ if isinstance(error.__cause__, NonFiniteError) else error
     kind = type(cause) if isinstance(cause, NonFiniteError | ConfigError) else IncompatibleTeacherError
     return kind(f"weights in {folder} are refused and {old_hash} stay: {plain(error)}")
-
-
-def plain(error: Exception) -> str:
-    """An error as part of a sentence: an error of ours speaks for itself, others need their class."""
-    text = " ".join(str(error).split())[:300]
-    return text if isinstance(error, OpdError) else f"{type(error).__name__}: {text}"

@@ -1,8 +1,9 @@
 """The thread that owns one engine: it takes batches from the queue, runs them, and does what must not overlap them.
 
 Only this thread calls the engine, so weights change between batches and never during one. A batch that fails is
-repeated item by item, so that one request's garbage fails one request. Failures that are no error of a request are
-counted; after a few in a row, or when the thread itself dies, the engine is reported dead.
+repeated in parts, so that one request's garbage fails one request. Failures that are no error of a request are
+counted; after a few in a row, or when the thread itself dies, the engine is reported dead. A sequence too long for the
+device's memory is no such failure: clients could end the server with it.
 """
 
 import threading
@@ -12,11 +13,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from opd.errors import CancelledError, DeadlineError, OpdError, UnavailableError
-from opd.wire.types import Scores
-from teacher_server.engines.base import Engine
+import numpy as np
+
+from opd.errors import CancelledError, DeadlineError, OpdError, OverloadedError, UnavailableError
+from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
+from teacher_server.engines.base import Engine, EngineItem
 from teacher_server.faults import FaultPoints
-from teacher_server.logs import log
+from teacher_server.logs import log, plain
 from teacher_server.queue import FairQueue, Job
 
 MAX_CONSECUTIVE_FAILURES = 3
@@ -217,7 +220,29 @@ class EngineWorker:
             self.tokens_per_second = max(rate, known)
 
     def _score(self, batch: list[Job]) -> list[Scores | Exception]:
-        """Results of a batch; when it fails as a whole, of its items one by one."""
+        """Results of a batch. One that fails as a whole is repeated in parts, so that only the guilty rows fail.
+
+        Halves when the device had no memory, since smaller batches may well do; else row by row.
+        """
+        outcome = self._attempt(batch)
+        if isinstance(outcome, list):
+            return outcome
+        if len(batch) == 1:
+            return [self._blame(outcome, batch[0])]
+        short = out_of_memory(outcome)
+        log(
+            "warning",
+            "batch failed and is repeated " + ("in halves" if short else "row by row"),
+            teacher=self.name,
+            sequences=len(batch),
+            tokens=sum(job.tokens for job in batch),
+            error=plain(outcome),
+        )
+        step = -(-len(batch) // 2) if short else 1
+        parts = (batch[at : at + step] for at in range(0, len(batch), step))
+        return [result for part in parts for result in self._score(part)]
+
+    def _attempt(self, batch: list[Job]) -> list[Scores | Exception] | Exception:
         try:
             self._faults.reach_sync("engine_start")
             results = self.engine.score([job.item for job in batch])
@@ -225,23 +250,39 @@ class EngineWorker:
             if len(results) != len(batch):
                 raise RuntimeError(f"the engine returned {len(results)} results for {len(batch)} sequences.")
         except Exception as error:
-            if len(batch) > 1:
-                return [result for job in batch for result in self._score([job])]
-            return [self._blame(error)]
+            # The tensors of the failed attempt hang on its traceback: they must be gone before the next one.
+            return error.with_traceback(None)
         self._failures = 0
         gone = CancelledError("the request was cancelled while it ran.")
         return [gone if scores is None else scores for scores in results]
 
-    def _blame(self, error: Exception) -> Exception:
+    def _blame(self, error: Exception, job: Job) -> Exception:
         """An error of a request is its own; any other counts against the engine."""
         if isinstance(error, OpdError):
             return error
+        if out_of_memory(error) and self._scores_something():
+            log("warning", "no memory for a sequence", teacher=self.name, tokens=job.tokens, text=str(error)[:500])
+            return OverloadedError(
+                f"teacher {self.name!r} has no memory for a sequence of {job.tokens} tokens with payload "
+                f"{job.item.spec.kind}; send a shorter one, or lower max_sequence_tokens on the server.",
+                1.0,
+            )
         self._failures += 1
         log("error", "engine error", teacher=self.name, error=type(error).__name__, text=str(error)[:500])
         fatal = "CUDA error" in str(error) or self._failures >= MAX_CONSECUTIVE_FAILURES
         if fatal and not self.dead:
             self._die(f"the engine failed with {type(error).__name__}: {error}")
         return error
+
+    def _scores_something(self) -> bool:
+        """Whether the engine still scores the shortest sequence: then it was the other one that was too long."""
+        kinds = self.engine.info.payloads
+        spec = PayloadSpec.sampled() if PayloadKind.SAMPLED in kinds else PayloadSpec.hidden()
+        try:
+            return self.engine.score([EngineItem(ScoreItem(np.zeros(2, np.uint32), 1), spec)])[0] is not None
+        except Exception as error:
+            log("error", "the engine scores nothing any more", teacher=self.name, error=plain(error))
+            return False
 
     def _die(self, reason: str) -> None:
         with self._condition:
@@ -250,3 +291,10 @@ class EngineWorker:
         for job in waiting:
             job.deliver(job, UnavailableError(f"teacher {self.name!r} failed: {reason}."), "")
         self._on_dead(reason)
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether an engine failed for want of memory, by the words of torch, CUDA and cuBLAS."""
+    text = str(error)
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or "out of memory" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text

@@ -120,18 +120,10 @@ class TransformersEngine:
         out: list[Scores | None] = [None] * len(batch)
         with self._lock, torch.inference_mode():
             self._require_awake()
-            head = self._head()
-            # One pass behind: while a pass is copied to the host, the next one computes.
-            waiting: list[Launched] = []
-            for one in self._plan([entry.item for entry in batch]):
-                rows = [row for row in one.rows if not batch[row].cancelled()]
-                if not rows:
-                    continue
-                started = self._start(replace(one, rows=tuple(rows)), batch, head)
-                land(waiting, batch, out, self._info)
-                waiting = started
-            land(waiting, batch, out, self._info)
-            self._backbone.forget()
+            try:
+                self._run(batch, out)
+            finally:
+                self._backbone.forget()
         return out
 
     def head(self) -> Head:
@@ -211,6 +203,19 @@ class TransformersEngine:
                 tensor.copy_(spare[name])
                 spare[name].copy_(old)
         self._backbone.forget()
+
+    def _run(self, batch: Sequence[EngineItem], out: list[Scores | None]) -> None:
+        """One pass behind: while a pass is copied to the host, the next one computes."""
+        head = self._head()
+        waiting: list[Launched] = []
+        for one in self._plan([entry.item for entry in batch]):
+            rows = [row for row in one.rows if not batch[row].cancelled()]
+            if not rows:
+                continue
+            started = self._start(replace(one, rows=tuple(rows)), batch, head)
+            land(waiting, batch, out, self._info)
+            waiting = started
+        land(waiting, batch, out, self._info)
 
     def _plan(self, items: Sequence[ScoreItem]) -> list[Pass]:
         if self._info.deterministic or not self._abilities.padding:

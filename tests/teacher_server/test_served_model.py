@@ -115,3 +115,36 @@ async def test_a_sleeping_model_wakes_for_a_request(start: Any, folders: list[Pa
     after = await client.score(items(2), PayloadSpec.sampled())
     assert (before[1].sampled == after[1].sampled).all()
     assert (await client.info()).state == pb.TEACHER_STATE_READY
+
+
+async def test_tokens_whose_numbers_are_nan_fail_their_own_call_only(
+    start: Any, folders: list[Path], tmp_path: Path
+) -> None:
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    from opd.errors import NonFiniteError
+    from opd.wire.status import error_from_rpc
+    from teacher_server.engines.transformers import TransformersEngine
+
+    poisoned = 77
+    shutil.copytree(folders[0], tmp_path / "m")
+    tensors = load_file(tmp_path / "m" / "model.safetensors")
+    tensors["model.embed_tokens.weight"][poisoned] = float("nan")
+    save_file(tensors, tmp_path / "m" / "model.safetensors", {"format": "pt"})
+    client = await start({"t": str(tmp_path / "m")}, make=lambda model: TransformersEngine(model, device="cpu"))
+
+    def call(seed: int, *last: int) -> list[ScoreItem]:
+        ids = np.random.default_rng(seed).integers(0, poisoned, 20).astype(np.uint32)
+        ids[10 : 10 + len(last)] = last
+        return [ScoreItem(ids, 4)]
+
+    calls = [call(0), call(1, poisoned), call(2), call(3)]
+    spec = PayloadSpec.topk(8, "f32")
+    outcomes = await asyncio.gather(*(client.score(items, spec) for items in calls), return_exceptions=True)
+    assert type(error_from_rpc(outcomes[1])) is NonFiniteError
+    alone = [await client.score(calls[index], spec) for index in (0, 2, 3)]
+    for together, single in zip((outcomes[0], outcomes[2], outcomes[3]), alone, strict=True):
+        np.testing.assert_allclose(together[0].values, single[0].values, atol=1e-5)
+    await client.settled()

@@ -1,0 +1,167 @@
+"""Batches that fail: only the guilty sequences' calls do, whatever they shared a batch with."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from opd.errors import NonFiniteError, OverloadedError, UnavailableError
+from opd.wire.status import error_from_rpc
+from opd.wire.types import PayloadSpec
+from teacher_server.worker import out_of_memory
+
+SPEC = PayloadSpec.topk(4, "f32")
+GUILTY = 9
+"""Prompt length that marks a guilty sequence."""
+
+
+class OutOfMemoryError(RuntimeError):
+    """Has torch's name."""
+
+
+class Batches:
+    """Holds the engine until several calls wait, then lets them meet in one batch that fails as told."""
+
+    def __init__(self, engine: Any, fail: Any) -> None:
+        self.seen: list[list[int]] = []
+        self.gate = threading.Event()
+        self._first = True
+        self._fail = fail
+        engine.before_score = self.before_score
+
+    def before_score(self, batch: Sequence[Any]) -> None:
+        if self._first:
+            self._first = False
+            self.gate.wait(60)
+            return
+        self.seen.append([entry.item.prompt_length for entry in batch])
+        self._fail(batch)
+
+
+async def meet(client: Any, batches: Batches, calls: list[Any]) -> list[Any]:
+    """Outcomes of calls that share a batch."""
+    first = asyncio.create_task(client.score(calls[0][:1], SPEC))
+    worker = client.server.shared.roster.get("t").worker
+    while not worker.load()[2]:
+        await asyncio.sleep(0.005)
+    tasks = [asyncio.create_task(client.score(items, SPEC)) for items in calls]
+    while worker.load()[0] < sum(len(items) for items in calls):
+        await asyncio.sleep(0.005)
+    batches.gate.set()
+    await first
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    await client.settled()
+    return [error_from_rpc(o) if isinstance(o, grpc.RpcError) else o for o in outcomes]
+
+
+def guilty_rows(batch: Sequence[Any]) -> list[int]:
+    return [row for row, entry in enumerate(batch) if entry.item.prompt_length == GUILTY]
+
+
+def equal(client: Any, reference: Any, items: list[Any], outcome: Any) -> bool:
+    engine = client.engines["numpy"]
+    return all(
+        np.array_equal(reference(engine, item, SPEC).values, scores.values)
+        for item, scores in zip(items, outcome, strict=True)
+    )
+
+
+async def test_a_sequence_with_nan_fails_its_own_call_only(start: Any, items: Any, reference: Any) -> None:
+    client = await start()
+
+    def fail(batch: Sequence[Any]) -> None:
+        if guilty_rows(batch):
+            raise NonFiniteError("teacher numpy produced NaN or infinity.")
+
+    batches = Batches(client.engines["numpy"], fail)
+    mixed = [*items(1, seed=5), *items(1, prompt=GUILTY)]
+    calls = [items(2, seed=1), items(1, prompt=GUILTY), items(3, seed=2), mixed]
+    outcomes = await meet(client, batches, calls)
+    assert [type(outcome) for outcome in outcomes] == [list, NonFiniteError, list, NonFiniteError]
+    assert equal(client, reference, calls[0], outcomes[0]) and equal(client, reference, calls[2], outcomes[2])
+    assert len(batches.seen[0]) == 8 and all(len(batch) == 1 for batch in batches.seen[1:])
+
+
+async def test_a_batch_too_large_for_the_device_is_halved_until_it_fits(start: Any, items: Any, reference: Any) -> None:
+    client = await start()
+
+    def fail(batch: Sequence[Any]) -> None:
+        if len(batch) > 2:
+            raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    batches = Batches(client.engines["numpy"], fail)
+    calls = [items(2, seed=seed) for seed in range(4)]
+    outcomes = await meet(client, batches, calls)
+    assert all(equal(client, reference, *pair) for pair in zip(calls, outcomes, strict=True))
+    assert [len(batch) for batch in batches.seen] == [8, 4, 2, 2, 4, 2, 2]
+
+
+async def test_sequences_too_large_for_the_device_never_end_the_server(start: Any, items: Any, reference: Any) -> None:
+    client = await start()
+
+    def fail(batch: Sequence[Any]) -> None:
+        if guilty_rows(batch):
+            raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    batches = Batches(client.engines["numpy"], fail)
+    calls = [items(1, seed=1), *(items(1, prompt=GUILTY, seed=seed) for seed in range(6)), items(1, seed=2)]
+    outcomes = await meet(client, batches, calls)
+    assert [type(outcome) for outcome in outcomes] == [list, *[OverloadedError] * 6, list]
+    assert "15 tokens" in str(outcomes[1]) and "topk" in str(outcomes[1])
+    assert equal(client, reference, calls[0], outcomes[0]) and equal(client, reference, calls[-1], outcomes[-1])
+    assert not client.server._stop.is_set()
+
+
+async def test_an_engine_without_any_memory_left_is_dead(start: Any, items: Any) -> None:
+    client = await start()
+
+    def fail(batch: Sequence[Any]) -> None:
+        raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    outcomes = await meet(client, Batches(client.engines["numpy"], fail), [items(1, seed=seed) for seed in range(5)])
+    assert {type(outcome) for outcome in outcomes} == {UnavailableError}
+    assert await asyncio.wait_for(client.server.wait(), 30) == 20
+
+
+async def test_a_failed_batch_is_freed_before_it_is_repeated(start: Any, items: Any) -> None:
+    client = await start()
+    alive: list[int] = []
+
+    class Tensor:
+        """Stands for what a forward holds when it fails."""
+
+        count = 0
+
+        def __init__(self) -> None:
+            Tensor.count += 1
+
+        def __del__(self) -> None:
+            Tensor.count -= 1
+
+    def fail(batch: Sequence[Any]) -> None:
+        alive.append(Tensor.count)
+        tensor = Tensor()
+        if len(batch) > 1:
+            raise OutOfMemoryError(f"CUDA out of memory beside {Tensor.count} of {type(tensor).__name__}.")
+
+    await meet(client, Batches(client.engines["numpy"], fail), [items(1, seed=seed) for seed in range(4)])
+    assert alive == [0] * 7
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OutOfMemoryError("CUDA out of memory."), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (ValueError("odd shape"), False),
+    ],
+)
+def test_want_of_memory_is_told_from_other_failures(error: Exception, expected: bool) -> None:
+    assert out_of_memory(error) is expected
