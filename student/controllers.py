@@ -7,7 +7,7 @@ the rows, the report of the step and a few narrow services; never the trainer or
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from opd.config import Settings
@@ -45,6 +45,7 @@ class EvalReport:
         truncated: fraction of responses that hit the length limit.
         reverse_kl: KL(student || teacher), nats per token, or None when it was not asked for.
         tokens: response tokens sampled.
+        by_domain: accuracy and number of judged prompts of each domain that prompts name.
     """
 
     accuracy: float
@@ -53,6 +54,7 @@ class EvalReport:
     truncated: float
     reverse_kl: float | None
     tokens: int
+    by_domain: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,9 +47,13 @@ def report(rows: Sequence[Row], source: PromptSource, samples: int, reverse_kl: 
     for row in rows:
         row.verdict = source.verify(row.prompt, row.text)
     per_prompt: list[float | None] = []
+    domains: dict[str, list[float]] = {}
     for start in range(0, len(rows), samples):
         known = [row.verdict.value for row in rows[start : start + samples] if row.verdict and row.verdict.known]
         per_prompt.append(sum(known) / len(known) if known else None)
+        domain = rows[start].prompt.domain
+        if known and domain is not None:
+            domains.setdefault(domain, []).append(sum(known) / len(known))
     judged = [value for value in per_prompt if value is not None]
     tokens = sum(row.length for row in rows)
     return EvalReport(
@@ -59,6 +63,7 @@ def report(rows: Sequence[Row], source: PromptSource, samples: int, reverse_kl: 
         truncated=sum(row.truncated for row in rows) / max(1, len(rows)),
         reverse_kl=reverse_kl,
         tokens=tokens,
+        by_domain={name: (sum(found) / len(found), len(found)) for name, found in sorted(domains.items())},
     )
 
 

@@ -10,7 +10,7 @@ from student.recipe import Recipe
 
 
 def evaluate_model(recipe: Recipe, model: str) -> dict[str, Any]:
-    """Accuracy, response length, truncation and, when the recipe has teachers, reverse KL of `model`.
+    """Accuracy (also by domain), response length, truncation and, with teachers, reverse KL of `model`.
 
     Args:
         recipe: gives prompts, limits, seed and the `eval` group; its objective decides which teachers are asked.
@@ -38,6 +38,9 @@ def evaluate_model(recipe: Recipe, model: str) -> dict[str, Any]:
         "model": model,
         "accuracy": result.accuracy,
         "reverse_kl": result.reverse_kl,
+        "domains": {
+            name: {"accuracy": accuracy, "prompts": count} for name, (accuracy, count) in result.by_domain.items()
+        },
         "mean_length": result.mean_length,
         "truncated": result.truncated,
         "prompts": len(result.per_prompt),

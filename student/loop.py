@@ -212,6 +212,7 @@ class _Run:
                 result = self._evaluate(f"step {self.updates}")
             if result is not None:
                 metrics |= {"eval/accuracy": result.accuracy, "eval/response_length": result.mean_length}
+                metrics |= _domain_metrics(result)
                 if result.reverse_kl is not None:
                     metrics["eval/reverse_kl"] = result.reverse_kl
         every = self.recipe.train.checkpoint_every
@@ -232,7 +233,9 @@ class _Run:
             purpose=None,
         )
         divergence = "" if result.reverse_kl is None else f", reverse KL {result.reverse_kl:.4f} nats per token"
-        self.sinks.say(f"evaluation ({label}): accuracy {result.accuracy:.3f}{divergence}")
+        parts = ", ".join(f"{name.partition('/')[2]} {value:.3f}" for name, value in _domain_metrics(result).items())
+        domains = f" ({parts})" if parts else ""
+        self.sinks.say(f"evaluation ({label}): accuracy {result.accuracy:.3f}{domains}{divergence}")
         return result
 
     def _save(self) -> Path:
@@ -310,7 +313,15 @@ def _brief(report: EvalReport) -> dict[str, Any]:
         "truncated": report.truncated,
         "reverse_kl": report.reverse_kl,
         "tokens": report.tokens,
+        "by_domain": {name: list(found) for name, found in report.by_domain.items()},
     }
+
+
+def _domain_metrics(report: EvalReport) -> dict[str, float]:
+    """Accuracy of each domain, where there are several."""
+    if len(report.by_domain) < 2:
+        return {}
+    return {f"domain_accuracy/{name}": accuracy for name, (accuracy, _) in report.by_domain.items()}
 
 
 def _row_metrics(rows: Sequence[Row], sampled: int) -> dict[str, float]:

@@ -30,6 +30,12 @@ class Series:
         self._bytes = self._counter("payload_bytes", "Bytes of tensors received from teachers.")
         self._costs = self._counter("cost_tokens", "Tokens spent, by purpose and kind.", "purpose", "kind")
         self._loss = Gauge("opd_student_loss_nats", "Loss of a term, latest step.", ["term"], registry=registry)
+        self._domains = Gauge(
+            "opd_student_domain_accuracy_ratio",
+            "Accuracy on held-out prompts of a domain, latest evaluation.",
+            ["domain"],
+            registry=registry,
+        )
         self._stage = Histogram(
             "opd_student_stage_seconds",
             "Seconds of a stage within a step.",
@@ -54,6 +60,8 @@ class Series:
                 continue
             if head == "loss":
                 self._loss.labels(rest).set(value)
+            elif head == "domain_accuracy":
+                self._domains.labels(rest).set(value)
             elif head == "cost":
                 purpose, _, kind = rest.partition("/")
                 self._costs.labels(purpose, kind.removesuffix("_tokens")).inc(value)

@@ -11,9 +11,13 @@ from typing import Any, Literal
 
 from opd.errors import ConfigError
 
-Measure = Literal["accuracy", "reverse_kl", "accuracy_at_tokens", "reverse_kl_at_tokens", "tokens_to", "flops_to"]
+Measure = Literal[
+    "accuracy", "greedy", "reverse_kl", "accuracy_at_tokens", "reverse_kl_at_tokens", "tokens_to", "flops_to"
+]
 Direction = Literal["more", "less"]
 TUNING_SEED = 1000
+ROUTED = "teachers"
+"""Among evaluated models: each prompt answered by the teacher of its domain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +68,9 @@ class Claim:
     Attributes:
         text: the claim in words.
         arm, rival: names of arms, or of evaluated models as "model:NAME" (for final measures only).
-        measure: accuracy and reverse_kl are means of the last evaluations; the *_at_tokens forms are read off at the
-            number of sampled tokens that both arms reached; tokens_to and flops_to are costs until `level` is reached.
+        measure: accuracy and reverse_kl are means of the last evaluations; greedy is the greedy accuracy at the end;
+            the *_at_tokens forms are read off at the number of sampled tokens that both arms reached; tokens_to and
+            flops_to are costs until `level` is reached.
         direction: what the claim says.
         level: fraction of the rival's final accuracy that counts as reached, for costs.
     """

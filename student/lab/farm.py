@@ -4,18 +4,18 @@ import json
 import multiprocessing
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from opd.config import parse_settings
-from student.evaluate_model import evaluate_model
+from opd.errors import CancelledError
 from student.lab.answers import write_answers
 from student.lab.experiment import Arm, Experiment
+from student.lab.grades import grade_models, grade_runs, read_models
 from student.lab.plan import Plan
 from student.lab.results import choose_rate, collect, judge, to_json
 from student.lab.runs import Run, train_run
 from student.lab.world import Cast, served
-from student.recipe import Recipe
 
 Say = Callable[[str], None]
 
@@ -51,8 +51,10 @@ def run_experiment(
         if experiment.answers_of is not None:
             write_answers(plan, say)
         _train([run for arm in chosen for run in plan.tuning(arm)], jobs, say)
-        _train(seed_runs(plan, chosen), jobs, say)
-        models = evaluate_models(plan, say)
+        runs = seed_runs(plan, chosen)
+        _train(runs, jobs, say)
+        grade_runs(plan, runs, say)
+        models = grade_models(plan, say)
     results = collect(plan)
     verdicts = [judge(experiment, claim, results, models) for claim in experiment.claims]
     data = to_json(plan, results, verdicts, models)
@@ -63,7 +65,7 @@ def run_experiment(
 def read_results(experiment: Experiment, cast: Cast, root: Path, *, form: str) -> dict[str, Any]:
     """Results of what is finished, without running anything."""
     plan = Plan(experiment, form, root, cast)
-    models = _read_models(plan)
+    models = read_models(plan)
     results = collect(plan)
     return to_json(plan, results, [judge(experiment, claim, results, models) for claim in experiment.claims], models)
 
@@ -89,45 +91,31 @@ def _train(runs: Sequence[Run], jobs: int, say: Say) -> None:
         return
     # Spawned, because a forked child of a process with gRPC threads may hang. Workers are kept for all runs: loading
     # torch takes longer than many a run of the short form.
-    pool = ProcessPoolExecutor(min(jobs, len(waiting)), mp_context=multiprocessing.get_context("spawn"))
+    spawn = multiprocessing.get_context("spawn")
+    stop = spawn.Event()
+    pool = ProcessPoolExecutor(min(jobs, len(waiting)), mp_context=spawn, initializer=_enter_worker, initargs=(stop,))
     try:
-        for future in as_completed([pool.submit(train_run, run) for run in waiting]):
+        for future in as_completed([pool.submit(_train_unless_stopped, run) for run in waiting]):
             tell(future.result())
     except BaseException:
-        # SIGTERM lets a run save its state and stop.
+        # The executor hands runs to its workers ahead of time; without the event these would begin after the stop.
+        stop.set()
         for worker in multiprocessing.active_children():
-            worker.terminate()
+            worker.terminate()  # SIGTERM lets a run save its state and stop
         raise
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def evaluate_models(plan: Plan, say: Say) -> dict[str, dict[int, float]]:
-    """Accuracy of the evaluated models on the prompts of each seed, as `opd eval` measures it."""
-    experiment = plan.experiment
-    for name in experiment.evaluated:
-        for seed in plan.seeds:
-            out = _model_file(plan, name, seed)
-            if out.is_file():
-                continue
-            recipe = plan.recipe(Arm("models", ""), seed, plan.default_rate())
-            recipe |= {"run": "unused", "methods": [], "objective": [{"name": "opd", "payload": "sampled"}]}
-            recipe["eval"] = {**recipe["eval"], "reverse_kl": False}
-            settings = parse_settings(Recipe, recipe, source=f"evaluation of {name}")
-            found = evaluate_model(settings, str(plan.cast.model(name).path))
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-            say(f"{name} on the prompts of seed {seed}: accuracy {found['accuracy']:.3f}")
-    return _read_models(plan)
+_STOPS: list[Event] = []
+"""In a worker: the event that ends its work."""
 
 
-def _model_file(plan: Plan, name: str, seed: int) -> Path:
-    return plan.folder / "models" / f"{name}-{seed}.json"
+def _enter_worker(stop: Event) -> None:
+    _STOPS.append(stop)
 
 
-def _read_models(plan: Plan) -> dict[str, dict[int, float]]:
-    found: dict[str, dict[int, float]] = {}
-    for name in plan.experiment.evaluated:
-        files = {seed: _model_file(plan, name, seed) for seed in plan.seeds}
-        found[name] = {s: float(json.loads(f.read_text())["accuracy"]) for s, f in files.items() if f.is_file()}
-    return found
+def _train_unless_stopped(run: Run) -> Run:
+    if any(stop.is_set() for stop in _STOPS):
+        raise CancelledError(f"{run.folder} was not begun: the lab was stopped.")
+    return train_run(run)

@@ -42,7 +42,7 @@ def plot_experiment(data: Mapping[str, Any], title: str, path: Path) -> None:
             axes[i][1].set_yscale("log")
     for model, found in data["models"].items():
         if found:
-            level = float(np.mean(list(found.values())))
+            level = float(np.mean([at["accuracy"] for at in found.values()]))
             for j in range(2):
                 axes[0][j].axhline(level, color="grey", linestyle=":", linewidth=1)
                 axes[0][j].annotate(model, (0.995, level), xycoords=("axes fraction", "data"), ha="right", va="bottom")

@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 
-from student.lab.experiment import Experiment
+from student.lab.experiment import ROUTED, Experiment
 from student.lab.experiments import NAMES, load_experiment
 from student.lab.farm import read_results
 from student.lab.plots import plot_experiment
@@ -70,7 +70,7 @@ def _section(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
         "note": experiment.note,
         "finished": data["finished_runs"],
         "planned": data["planned_runs"],
-        "models": {name: _interval(list(found.values()), 3) for name, found in data["models"].items() if found},
+        "models": {_model(name): _levels(found) for name, found in data["models"].items() if found},
         "arms": [_arm(arm) for arm in data["arms"] if arm["seeds"]],
         "claims": [_claim(claim) for claim in data["claims"]],
     }
@@ -95,6 +95,7 @@ def _arm(arm: Mapping[str, Any]) -> dict[str, str]:
         "title": arm["title"],
         "rate": f"{arm['rate']:g}{_edge(arm)}",
         "accuracy": _interval([curve.final("accuracy") for curve in curves], 3),
+        "greedy": _mean([seed["greedy"] for seed in arm["seeds"]]),
         "reverse_kl": "" if any(map(math.isnan, divergences)) else _interval(divergences, 4),
         "rollout": _thousands(rollout),
         "probe": tokens("probe"),
@@ -120,6 +121,19 @@ def _claim(claim: Mapping[str, Any]) -> dict[str, str]:
         seeds = ", ".join(f"{value:.3g}" for value in claim["seeds"])
         numbers = f"{kind} {interval['mean']:.3g} ({interval['low']:.3g} to {interval['high']:.3g}); seeds {seeds}"
     return {"text": claim["claim"], "outcome": claim["outcome"], "numbers": numbers or claim["why"]}
+
+
+def _model(name: str) -> str:
+    return "Each prompt's own teacher" if name == ROUTED else f"Model `{name}`"
+
+
+def _levels(found: Mapping[str, Mapping[str, float]]) -> str:
+    levels = list(found.values())
+    return f"{_interval([x['accuracy'] for x in levels], 3)}, greedy {_mean([x['greedy'] for x in levels])}"
+
+
+def _mean(values: list[float]) -> str:
+    return "" if any(map(math.isnan, values)) else f"{sum(values) / len(values):.3f}"
 
 
 def _interval(values: list[float], digits: int) -> str:

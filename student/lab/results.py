@@ -7,6 +7,7 @@ from typing import Any
 
 from student.lab.curve import Curve, Sizes, read_curve
 from student.lab.experiment import Arm, Claim, Experiment
+from student.lab.grades import Levels, read_greedy
 from student.lab.plan import Plan
 from student.lab.runs import Run, times
 from student.lab.stats import Interval, bootstrap, bootstrap_ratio
@@ -25,6 +26,7 @@ class SeedResult:
         totals: sums of all cost/* metrics, tokens.
         cpu_seconds, wall_seconds: of the student's process.
         fired: whether everything that the arm's mechanism must show was seen.
+        greedy: accuracy of greedy answers at the end; nan where not measured.
     """
 
     seed: int
@@ -33,6 +35,11 @@ class SeedResult:
     cpu_seconds: float
     wall_seconds: float
     fired: bool
+    greedy: float = math.nan
+
+    def final(self, measure: str) -> float:
+        """Final accuracy, reverse_kl or greedy accuracy."""
+        return self.greedy if measure == "greedy" else self.curve.final(measure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +79,10 @@ def read_seed(plan: Plan, arm: Arm, run: Run) -> SeedResult:
                 totals[name] = totals.get(name, 0.0) + value
     fired = all(fires.seen(records) for fires in arm.fires)
     curve = read_curve(records, run.summary(), sizes(plan))
-    return SeedResult(run.seed, curve, totals, spent["cpu"], spent["wall"], fired)
+    greedy = read_greedy(run)
+    return SeedResult(
+        run.seed, curve, totals, spent["cpu"], spent["wall"], fired, math.nan if greedy is None else greedy
+    )
 
 
 def choose_rate(plan: Plan, arm: Arm) -> tuple[float, dict[str, float]]:
@@ -124,10 +134,8 @@ class Verdict:
     why: str = ""
 
 
-def judge(
-    experiment: Experiment, claim: Claim, arms: Sequence[ArmResult], models: dict[str, dict[int, float]]
-) -> Verdict:
-    """The verdict on a claim; `models` has the accuracies of evaluated models by name and seed."""
+def judge(experiment: Experiment, claim: Claim, arms: Sequence[ArmResult], models: Levels) -> Verdict:
+    """The verdict on a claim; `models` has the levels of evaluated models by name and seed."""
     found = {arm.name: arm for arm in arms}
     mine = found[claim.arm]
     rival = found.get(claim.rival)
@@ -139,16 +147,17 @@ def judge(
     if idle:
         return Verdict(claim.text, "failed", why=f"the mechanism of {' and '.join(idle)} never fired")
     if rival is None:
-        pairs = [(r.curve.final("accuracy"), models[claim.rival.removeprefix("model:")][r.seed]) for r in common]
+        levels = models[claim.rival.removeprefix("model:")]
+        pairs = [(r.final(claim.measure), float(getattr(levels[r.seed], claim.measure))) for r in common]
     else:
-        pairs = [_pair(claim, r.curve, rival.by_seed()[r.seed].curve) for r in common]
+        pairs = [_pair(claim, r, rival.by_seed()[r.seed]) for r in common]
     return _decide(claim, pairs)
 
 
-def _pair(claim: Claim, mine: Curve, rival: Curve) -> tuple[float, float]:
-    measure = claim.measure
-    if measure in ("accuracy", "reverse_kl"):
-        return mine.final(measure), rival.final(measure)
+def _pair(claim: Claim, one: SeedResult, other: SeedResult) -> tuple[float, float]:
+    measure, mine, rival = claim.measure, one.curve, other.curve
+    if measure in ("accuracy", "greedy", "reverse_kl"):
+        return one.final(measure), other.final(measure)
     if measure.endswith("_at_tokens"):
         tokens = min(mine.tokens[-1], rival.tokens[-1])
         name = measure.removesuffix("_at_tokens")
@@ -187,7 +196,7 @@ def _decide(claim: Claim, pairs: list[tuple[float, float]]) -> Verdict:
     return Verdict(claim.text, outcome, interval, ratio, seeds)
 
 
-def to_json(plan: Plan, arms: Sequence[ArmResult], verdicts: Sequence[Verdict], models: Any) -> dict[str, Any]:
+def to_json(plan: Plan, arms: Sequence[ArmResult], verdicts: Sequence[Verdict], models: Levels) -> dict[str, Any]:
     """Everything of an experiment as JSON values."""
     world = plan.cast.world
     return {
@@ -198,7 +207,7 @@ def to_json(plan: Plan, arms: Sequence[ArmResult], verdicts: Sequence[Verdict], 
         "planned_runs": len(plan.experiment.arms) * len(plan.seeds),
         "finished_runs": sum(len(arm.seeds) for arm in arms),
         "sizes": asdict(sizes(plan)),
-        "models": {name: {str(seed): value for seed, value in found.items()} for name, found in models.items()},
+        "models": {name: {str(seed): asdict(level) for seed, level in found.items()} for name, found in models.items()},
         "arms": [asdict(arm) for arm in arms],
         "claims": [asdict(verdict) for verdict in verdicts],
     }

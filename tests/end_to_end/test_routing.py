@@ -81,9 +81,21 @@ def test_weighted_teachers_are_mixed_in_probability_space(teacher: Any, make_rec
 
 def test_a_run_with_two_domain_teachers_trains(make_recipe: Callable[..., Recipe]) -> None:
     routes = {"sums": "teacher", "differences": {"teacher": 0.5, "student": 0.5}}
-    recipe = make_recipe(prompts=MIX, teachers={"default": None, "routes": routes}, train={"steps": 2})
-    assert train(recipe)["steps"] == 2
-    assert len((recipe.run / "metrics.jsonl").read_text().splitlines()) == 2
+    recipe = make_recipe(
+        prompts=MIX,
+        teachers={"default": None, "routes": routes},
+        train={"steps": 2},
+        eval={"prompts": 8, "every": 1},
+    )
+    summary = train(recipe)
+    assert summary["steps"] == 2
+    first, _ = map(json.loads, (recipe.run / "metrics.jsonl").read_text().splitlines())
+    found = summary["before"]["by_domain"]
+    assert set(found) == {"sums", "differences"} and sum(count for _, count in found.values()) == 8
+    assert sum(accuracy * count for accuracy, count in found.values()) / 8 == pytest.approx(
+        summary["before"]["accuracy"]
+    )
+    assert {"domain_accuracy/sums", "domain_accuracy/differences"} <= set(first)
     assert set(json.loads((recipe.run / "provenance.json").read_text())["fleet"]) == {"teacher", "student"}
 
 

@@ -11,7 +11,8 @@ _WHERE = {
     "windows_restate": "windows:RESTATE",
     "windows_parts": "windows:PARTS",
     "effopd": "effopd:EXPERIMENT",
-    "exopd": "exopd:EXPERIMENT",
+    "exopd_one": "exopd:ONE",
+    "exopd": "exopd:TWO",
     "correction": "correction:EXPERIMENT",
     "combinations": "combinations:EXPERIMENT",
 }

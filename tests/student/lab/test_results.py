@@ -6,6 +6,7 @@ import pytest
 
 from student.lab.curve import Curve
 from student.lab.experiment import Arm, Claim, Experiment, Fires
+from student.lab.grades import Level
 from student.lab.results import ArmResult, SeedResult, judge
 
 EXPERIMENT = Experiment("e", "x", "", "", (), {}, (), (Arm("a", ""), Arm("b", "")), ())
@@ -59,7 +60,7 @@ def test_a_rival_that_learnt_nothing_is_no_goal() -> None:
 
 def test_models_are_rivals_by_seed() -> None:
     claim = replace(MORE, rival="model:t")
-    verdict = judge(EXPERIMENT, claim, [arm("a", [0.5, 0.6])], {"t": {0: 0.3, 1: 0.5}})
+    verdict = judge(EXPERIMENT, claim, [arm("a", [0.5, 0.6])], {"t": {0: Level(0.3, 0.4), 1: Level(0.5, 0.6)}})
     assert verdict.outcome == "holds" and verdict.seeds == pytest.approx((0.2, 0.1))
 
 
