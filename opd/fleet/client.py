@@ -23,6 +23,7 @@ from opd.fleet.outage import Outage, OutageHooks, OutageWatch
 from opd.fleet.settings import FleetSettings
 from opd.fleet.status import FleetStatus
 from opd.fleet.store import ScoreStore
+from opd.wire.tracing import trace_metadata
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 
@@ -164,13 +165,17 @@ class TeacherFleet:
         if self._cache is not None:
             self._cache.look_up(self._core.known(teacher).info, items, spec, temperature, futures)
 
+        # The caller's span, taken here: the fleet's own thread has none.
+        trace = trace_metadata()
+
         def enter() -> None:
             jobs = []
             for index, (item, future) in enumerate(zip(items, futures, strict=True)):
                 if future.done():
                     continue
                 group = groups[index] if groups is not None else ""
-                job = self._core.make_job(teacher, item, spec, temperature, group, deadline, _deliver_to(future))
+                deliver = _deliver_to(future)
+                job = self._core.make_job(teacher, item, spec, temperature, group, deadline, deliver, trace)
                 jobs.append(job)
                 future.add_done_callback(lambda done, job=job: self._withdraw(done, job))  # type: ignore[misc]
             self._core.dispatcher.submit(jobs)

@@ -284,6 +284,7 @@ class FleetCore:
         group: str,
         deadline: float | None,
         deliver: Callable[[Scores | OpdError], None],
+        trace: tuple[tuple[str, str], ...] = (),
     ) -> Job:
         """A row for the dispatcher; `deadline` in seconds from now, None for the settings' default."""
         now = self.now()
@@ -296,7 +297,7 @@ class FleetCore:
             group=group,
             submitted=now,
             deadline=now + seconds if seconds else float("inf"),
-            cargo=Cargo(item, spec, temperature, deliver),
+            cargo=Cargo(item, spec, temperature, deliver, trace),
         )
 
     # Everything else.

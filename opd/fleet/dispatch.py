@@ -46,12 +46,13 @@ _DOUBTS = (IncompatibleTeacherError, TeacherNotFoundError)
 
 @dataclass(slots=True, eq=False)
 class Cargo:
-    """What a row carries: the item, the payload, where the result goes, and since when servers refuse it as busy."""
+    """What a row carries: item, payload, where the result goes, the caller's trace, since when servers are too busy."""
 
     item: ScoreItem
     spec: PayloadSpec
     temperature: float
     deliver: Callable[[Scores | OpdError], None]
+    trace: tuple[tuple[str, str], ...] = ()
     refused_since: float | None = None
 
 
@@ -209,6 +210,7 @@ class Dispatcher:
             temperature=cargo.temperature,
             weights_hash=weights,
             shared_memory_token=server.load.shared_memory_token if server.load is not None else "",
+            trace=cargo.trace,
         )
         async with aclosing(server.link.score(request, timeout, self._settings.calls.attempt_seconds)) as answers:
             async for index, scores in answers:

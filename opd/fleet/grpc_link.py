@@ -87,7 +87,8 @@ class GrpcLink:
             shared_memory=shared,
         )
         last = len(call.items) - 1
-        stream = self._service().Score(request, timeout=timeout, metadata=self._security.metadata())
+        metadata = self._security.metadata() + call.trace
+        stream = self._service().Score(request, timeout=timeout, metadata=metadata)
         async for message in self._messages(stream, idle):
             for index, scores in decoder.feed(message):
                 # The last row waits for the trailer: a stream without one is incomplete.

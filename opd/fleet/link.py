@@ -29,6 +29,7 @@ class ScoreCall:
         temperature: divides the logits.
         weights_hash: weights that must produce the numbers.
         shared_memory_token: what the server's GetLoad returned, or "".
+        trace: metadata that makes the server's spans children of the first row's caller; see `opd.wire.tracing`.
     """
 
     request_id: str
@@ -38,6 +39,7 @@ class ScoreCall:
     temperature: float
     weights_hash: str
     shared_memory_token: str = ""
+    trace: tuple[tuple[str, str], ...] = ()
 
 
 class ReplicaLink(Protocol):
