@@ -1,10 +1,14 @@
 """Metrics by the rules of Prometheus, logs as JSON, spans with one trace id from the caller to the forward."""
 
+import asyncio
 import io
 import json
 import re
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import pytest
 from prometheus_client import generate_latest
 
@@ -35,8 +39,6 @@ def test_metric_names_have_our_prefix_base_units_and_help() -> None:
 
 
 async def test_labels_are_bounded_whatever_clients_send(start: Any, items: Any) -> None:
-    import grpc
-
     client = await start(log={"level": "error"})
     await client.score(items(1), PayloadSpec.sampled())
 
@@ -89,30 +91,37 @@ def test_log_lines_are_json_and_cannot_be_forged() -> None:
     assert entry["value"] == "no"
 
 
-async def test_one_trace_id_from_the_caller_to_the_forward(start: Any, items: Any) -> None:
-    pytest.importorskip("opentelemetry.sdk")
-    from opentelemetry import trace
+@pytest.fixture
+def recorder() -> Any:
+    """A tracer provider whose finished spans can be read."""
+    pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+    provider = TracerProvider()
+    provider.exporter = InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(provider.exporter))
+    return provider
+
+
+async def test_one_trace_id_from_the_caller_to_the_forward(start: Any, items: Any, recorder: Any) -> None:
+    from opentelemetry import trace
+
     from opd.wire.request import build_score_request
     from teacher_server.tracing import Tracing
 
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
     client = await start()
-    client.server.shared.tracing = Tracing(provider)
+    client.server.shared.tracing = Tracing(recorder)
     client.engines["numpy"].seconds_per_batch = 0.02
-    with provider.get_tracer("student").start_as_current_span("step") as step:
+    with recorder.get_tracer("student").start_as_current_span("step") as step:
         metadata = trace_metadata()
         assert trace.get_current_span() is step
         message = build_score_request(items(2), PayloadSpec.sampled(), teacher="t", request_id="r7")
         async for _ in client.stub.Score(message, metadata=metadata):
             pass
     await client.settled()
-    spans = {span.name: span for span in exporter.get_finished_spans()}
+    spans = {span.name: span for span in recorder.exporter.get_finished_spans()}
     assert set(spans) == {"step", "opd.score", "queue", "engine.forward"}
     assert len({span.context.trace_id for span in spans.values()}) == 1
     score, forward = spans["opd.score"], spans["engine.forward"]
@@ -123,6 +132,80 @@ async def test_one_trace_id_from_the_caller_to_the_forward(start: Any, items: An
     assert (forward.end_time - forward.start_time) / 1e9 >= 0.019
     assert score.attributes["opd.engine_seconds"] >= 0.019
     assert not any("token_id" in key for span in spans.values() for key in span.attributes or ())
+
+
+async def test_the_span_of_whoever_submits_a_row_to_the_fleet_is_the_servers_parent(
+    start: Any, items: Any, recorder: Any
+) -> None:
+    from opd.fleet.client import TeacherFleet
+    from teacher_server.tracing import Tracing
+
+    client = await start()
+    client.server.shared.tracing = Tracing(recorder)
+
+    def student() -> None:
+        tracer = recorder.get_tracer("student")
+        with TeacherFleet.connect(client.address) as fleet:
+            for name in ("first", "second"):
+                with tracer.start_as_current_span(name):
+                    futures = fleet.submit_many("t", items(2), PayloadSpec.sampled())
+                fleet.wait(futures)  # outside: what counts is where the rows were submitted
+            fleet.score("t", items(1), PayloadSpec.sampled())
+
+    await asyncio.to_thread(student)
+    await client.settled()
+    spans = recorder.exporter.get_finished_spans()
+    calls = [span for span in spans if span.name == "opd.score" and "probe" not in span.attributes["opd.request_id"]]
+    steps = {span.context.span_id: span for span in spans if span.name in ("first", "second")}
+    parents = [steps[call.parent.span_id].name if call.parent else "" for call in calls]
+    assert sorted(set(parents)) == ["", "first", "second"] and parents[-1] == ""
+    for call in calls:
+        forwards = [s for s in spans if s.name == "engine.forward" and s.parent.span_id == call.context.span_id]
+        assert forwards and {f.context.trace_id for f in forwards} == {call.context.trace_id}
+        if call.parent:
+            assert call.context.trace_id == steps[call.parent.span_id].context.trace_id
+
+
+def test_a_server_exports_its_spans_to_a_collector(launch: Any, items: Any) -> None:
+    pytest.importorskip(
+        "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", reason="the extra otel is not installed"
+    )
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
+
+    from opd.wire.request import build_score_request
+    from opd.wire.v1 import teacher_pb2_grpc
+
+    received: list[Any] = []
+
+    class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+        def Export(self, request: Any, context: Any) -> Any:
+            received.extend(request.resource_spans)
+            return otlp.ExportTraceServiceResponse()
+
+    collector = grpc.server(ThreadPoolExecutor(1))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Collector(), collector)
+    port = collector.add_insecure_port("127.0.0.1:0")
+    collector.start()
+    try:
+        env = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}", "OTEL_EXPORTER_OTLP_INSECURE": "true"}
+        process = launch("--tracing", env=env)
+        trace_id = "c" * 32
+        with grpc.insecure_channel(process.address) as channel:
+            message = build_score_request(items(1), PayloadSpec.sampled(), teacher="t", request_id="r1")
+            stub = teacher_pb2_grpc.TeacherServiceStub(channel)
+            list(stub.Score(message, metadata=[("traceparent", f"00-{trace_id}-{'d' * 16}-01")], timeout=60))
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.popen.wait(60) == 0  # what waits to be exported leaves before the end
+    finally:
+        collector.stop(None)
+    spans = {span.name: span for part in received for scope in part.scope_spans for span in scope.spans}
+    assert set(spans) == {"opd.score", "queue", "engine.forward"}
+    assert {span.trace_id.hex() for span in spans.values()} == {trace_id}
+    assert spans["opd.score"].parent_span_id.hex() == "d" * 16
+    assert spans["engine.forward"].parent_span_id == spans["opd.score"].span_id
+    names = {a.value.string_value for part in received for a in part.resource.attributes if a.key == "service.name"}
+    assert names == {"opd-teacher"}
 
 
 def test_without_a_span_nothing_is_sent_and_garbage_is_ignored() -> None:
