@@ -280,10 +280,16 @@ class _Run:
                 f"checkpoint {checkpoint} is from a run with seed {state['seed']}, but the recipe has seed "
                 f"{self.recipe.seed}; use the same recipe to resume."
             )
-        self.job.learner.load_state_dict(load_state(trainer, "learner"))
-        self.job.learner.objective.load_state_dict(state["objective"])
-        for i, controller in enumerate(self.job.controllers):
-            controller.load_state_dict(state["controllers"].get(str(i), {}))
+        try:
+            self.job.learner.load_state_dict(load_state(trainer, "learner"))
+            self.job.learner.objective.load_state_dict(state["objective"])
+            for i, controller in enumerate(self.job.controllers):
+                controller.load_state_dict(state["controllers"].get(str(i), {}))
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"the state in checkpoint {checkpoint} does not fit this recipe or version of opd ({error!r}); resume "
+                "with those that wrote it, or begin a new run."
+            ) from error
         self.updates = self.saved = int(state["updates"])
         self.tokens = int(state["tokens"])
         self.begin -= float(state["seconds"])

@@ -12,7 +12,14 @@ from typing import Any, Literal
 from opd.errors import ConfigError
 
 Measure = Literal[
-    "accuracy", "greedy", "reverse_kl", "accuracy_at_tokens", "reverse_kl_at_tokens", "tokens_to", "flops_to"
+    "accuracy",
+    "greedy",
+    "reverse_kl",
+    "accuracy_at_tokens",
+    "reverse_kl_at_tokens",
+    "tokens_to",
+    "steps_to",
+    "flops_to",
 ]
 Direction = Literal["more", "less"]
 TUNING_SEED = 1000
@@ -69,10 +76,11 @@ class Claim:
         text: the claim in words.
         arm, rival: names of arms, or of evaluated models as "model:NAME" (for final measures only).
         measure: accuracy and reverse_kl are means of the last evaluations; greedy is the greedy accuracy at the end;
-            the *_at_tokens forms are read off at the number of sampled tokens that both arms reached; tokens_to and
-            flops_to are costs until `level` is reached.
+            the *_at_tokens forms are read off at the number of sampled tokens that both arms reached; tokens_to,
+            steps_to and flops_to are costs until `level` is reached.
         direction: what the claim says.
         level: fraction of the rival's final accuracy that counts as reached, for costs.
+        factor: for costs, how many times cheaper the arm must be: a paper's figure, or 1 for cheaper at all.
     """
 
     text: str
@@ -81,6 +89,7 @@ class Claim:
     measure: Measure
     direction: Direction
     level: float = 0.95
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

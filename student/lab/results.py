@@ -189,7 +189,7 @@ def _decide(claim: Claim, pairs: list[tuple[float, float]]) -> Verdict:
     else:
         seeds = tuple(a - b for a, b in pairs)
         interval = bootstrap(seeds)
-    neutral = 1.0 if ratio else 0.0
+    neutral = 1.0 / claim.factor if ratio else 0.0
     above, below = interval.low > neutral, interval.high < neutral
     wanted, opposite = (above, below) if claim.direction == "more" else (below, above)
     outcome = "holds" if wanted else "does not hold" if opposite else "not shown"

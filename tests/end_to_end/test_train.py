@@ -171,3 +171,9 @@ def test_a_damaged_checkpoint_falls_back_and_a_missing_run_is_named(
     weights.write_bytes(weights.read_bytes()[:-100])
     again = train(recipe, resume=True)
     assert hashes(Path(again["checkpoint"])) == want
+
+
+def test_resuming_with_another_method_says_that_the_state_does_not_fit(make_recipe: Callable[..., Recipe]) -> None:
+    train(make_recipe(train={"steps": 2}))
+    with pytest.raises(CheckpointError, match="does not fit this recipe"):
+        train(make_recipe(methods=[{"name": "adwin", "windows": [2]}]), resume=True)

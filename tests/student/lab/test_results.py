@@ -49,6 +49,12 @@ def test_costs_are_compared_as_ratios() -> None:
     assert verdict.interval.mean == pytest.approx(0.25)
 
 
+def test_a_cost_can_be_held_against_a_papers_factor() -> None:
+    arms = [arm("a", [0.5, 0.5], tokens=25.0), arm("b", [0.5, 0.5])]
+    assert judge(EXPERIMENT, replace(CHEAPER, factor=3.0), arms, {}).outcome == "holds"
+    assert judge(EXPERIMENT, replace(CHEAPER, factor=5.0), arms, {}).outcome == "does not hold"
+
+
 def test_an_arm_that_never_gets_there_is_not_cheaper() -> None:
     verdict = judge(EXPERIMENT, CHEAPER, [arm("a", [0.2, 0.2], tokens=1.0), arm("b", [0.5, 0.5])], {})
     assert verdict.outcome == "does not hold"
