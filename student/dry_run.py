@@ -2,7 +2,7 @@
 
 import yaml
 
-from opd.tasks.source import build_prompts
+from opd.tasks.build import build_prompts
 from student.needs import Needs
 from student.plugins import build_plugins
 from student.recipe import Recipe

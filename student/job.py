@@ -13,7 +13,8 @@ from google.protobuf.json_format import MessageToDict
 from opd.config import parse_settings
 from opd.fleet.client import TeacherFleet
 from opd.fleet.discovery import recorded_folder
-from opd.tasks.source import PromptSource, build_prompts
+from opd.tasks.build import build_prompts
+from opd.tasks.source import PromptSource
 from opd.wire.v1 import teacher_pb2 as pb
 from student.controllers import Controller
 from student.handshake import check_routes, shake_hands

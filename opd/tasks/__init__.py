@@ -6,11 +6,12 @@ prompt = source.prompts("heldout", 1)[0]
 source.verify(prompt, "12 13:132").value
 """
 
+from opd.tasks.build import build_prompts
 from opd.tasks.encode import encode_prompt
 from opd.tasks.prompt import Prompt
 from opd.tasks.registry import TASKS, VERIFIERS
 from opd.tasks.settings import DatasetSettings, FileSettings, MixSettings, PromptSettings, TaskSettings
-from opd.tasks.source import PromptSource, Split, build_prompts
+from opd.tasks.source import PromptSource, Split
 from opd.tasks.verdict import Verdict, VerdictStatus, Verifier
 
 __all__ = [

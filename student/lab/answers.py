@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import torch
 
+from opd.tasks.build import build_prompts
 from opd.tasks.prompt import Prompt
-from opd.tasks.source import build_prompts
 from student.lab.experiment import TUNING_SEED, Arm
 from student.lab.plan import Plan
 from student.model import load_student

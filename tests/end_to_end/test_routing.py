@@ -10,7 +10,7 @@ import torch
 
 from opd import TeacherFleet
 from opd.errors import ConfigError
-from opd.tasks.source import build_prompts
+from opd.tasks.build import build_prompts
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.loop import train
 from student.needs import TEACHER, Needs, SignalNeed

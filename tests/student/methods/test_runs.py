@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from opd.config import parse_settings
 from opd.fleet.client import TeacherFleet
-from opd.tasks.source import build_prompts
+from opd.tasks.build import build_prompts
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.loop import train
 from student.needs import REFERENCE, TEACHER

@@ -1,0 +1,29 @@
+"""Prompt sources from their settings."""
+
+from opd.tasks.settings import DatasetSettings, FileSettings, MixSettings, TaskSettings
+from opd.tasks.source import PromptSource
+
+
+def build_prompts(settings: DatasetSettings | FileSettings | TaskSettings | MixSettings, *, seed: int) -> PromptSource:
+    """The source that `settings` describe.
+
+    Args:
+        settings: an instance of the `PromptSettings` union.
+        seed: decides the order of tables and the problems of procedural tasks.
+
+    Raises:
+        ConfigError: for an unknown task or verifier, or wrong task options.
+        DataError: for data that cannot be read.
+    """
+    # Imported here because tables need pyarrow or datasets, which procedural tasks do without.
+    if isinstance(settings, TaskSettings):
+        from opd.tasks.procedural import build_procedural
+
+        return build_procedural(settings, seed)
+    if isinstance(settings, MixSettings):
+        from opd.tasks.mix import MixedSource
+
+        return MixedSource([(build_prompts(part, seed=seed), part.weight) for part in settings.mix])
+    from opd.tasks.table import build_table
+
+    return build_table(settings, seed)
