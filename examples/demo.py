@@ -10,11 +10,8 @@ Running it again keeps the world and repeats the rest.
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,15 +21,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from opd.config import load_settings
-from opd.errors import OpdError, UnavailableError
+from opd.errors import OpdError
 from opd.tiny.build import build_world
+from opd.tiny.serving import served
 from opd.tiny.summary import WorldSummary
 from student.evaluate_model import evaluate_model
 from student.loop import train
 from student.recipe import Recipe
 
 RECIPE = Path(__file__).parent / "recipes" / "demo.yaml"
-START_SECONDS = 180
 
 
 def build(folder: Path, seed: int, console: Console) -> WorldSummary:
@@ -47,30 +44,6 @@ def build(folder: Path, seed: int, console: Console) -> WorldSummary:
             bars.update(tasks[model], completed=done)
 
         return build_world(folder, "demo", seed=seed, progress=advance)
-
-
-@contextmanager
-def served(model: str, folder: Path) -> Iterator[str]:
-    """A teacher server on loopback for the duration of the block; gives its address."""
-    ports, log = folder / "server.ports", folder / "server.log"
-    ports.unlink(missing_ok=True)
-    flags = ["--model", f"teacher={model}", "--port", "0", "--metrics-port", "0", "--threads", "1", "--device", "cpu"]
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "teacher_server", *flags, "--port-file", str(ports), "--deterministic"],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while not ports.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise UnavailableError(f"the teacher server did not start; see {log}.")
-            time.sleep(0.1)
-        yield ports.read_text().split()[0]
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
 
 
 def table(summary: dict[str, Any]) -> Table:
@@ -101,7 +74,7 @@ def demo(
     world = build(run / f"world-{seed}", seed, console)
     shutil.rmtree(run / "student", ignore_errors=True)
     student, teacher_model = str(world.models["student"].path), str(world.models["teacher"].path)
-    with served(teacher_model, run) as address:
+    with served({"teacher": teacher_model}, run) as address:
         overrides = [
             f"run={run / 'student'}",
             f"seed={seed}",

@@ -1,0 +1,54 @@
+"""A teacher server in a process of its own on loopback, for the demo, the lab and experiments by hand."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from opd.errors import UnavailableError
+
+START_SECONDS = 600
+"""A loaded machine may take minutes to import torch."""
+STOP_SECONDS = 30
+
+
+@contextmanager
+def served(models: Mapping[str, Path | str], folder: Path) -> Iterator[str]:
+    """Serve `models` for the duration of the block; gives the address.
+
+    Args:
+        models: teacher name to model folder.
+        folder: gets server.log and server.ports; made when missing.
+
+    Raises:
+        UnavailableError: when the server does not start; the sentence names its log.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    ports, log = folder / "server.ports", folder / "server.log"
+    ports.unlink(missing_ok=True)
+    flags = [flag for name, path in models.items() for flag in ("--model", f"{name}={path}")]
+    flags += ["--port", "0", "--metrics-port", "-1", "--threads", "1", "--device", "cpu", "--deterministic"]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "teacher_server", *flags, "--port-file", str(ports), "--grace", "5"],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not ports.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise UnavailableError(f"the teacher server did not start; see {log}.")
+            time.sleep(0.1)
+        yield ports.read_text().split()[0]
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
