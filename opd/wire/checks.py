@@ -38,12 +38,15 @@ def check_logits(logits: F32) -> None:
 
 def check_hidden(hidden: NDArray[Any]) -> None:
     """Refuse [T, H] hidden states that are not finite; uint16 means bfloat16 bits."""
-    if hidden.dtype == np.uint16:
-        fine = (hidden & 0x7FFF).max() < 0x7F80
-    else:
-        fine = hidden.max() < np.inf and hidden.min() > -np.inf
+    fine = finite_bf16(hidden) if hidden.dtype == np.uint16 else hidden.max() < np.inf and hidden.min() > -np.inf
     if not fine:
         raise CorruptPayloadError("hidden states hold NaN or infinity.")
+
+
+def finite_bf16(bits: NDArray[np.uint16]) -> bool:
+    """Whether bfloat16 bits hold neither NaN nor infinity; without temporaries, which would cost more than the test."""
+    # Seen as signed, the largest positive numbers are on top, seen as unsigned, the largest negative ones.
+    return bool(bits.view(np.int16).max() < 0x7F80 and bits.max() < 0xFF80)
 
 
 def check_top_ids(ids: U32, values: NDArray[Any], vocab_size: int) -> None:
@@ -74,11 +77,13 @@ def check_sampled(sampled: F32, response: U32, ids: U32, values: F32, log_tail: 
     top-k it is no larger than the smallest of the k.
     """
     same = ids == response[:, None]
-    inside = same.any(axis=1)
-    at = np.where(same, values, -np.inf).max(axis=1)
+    first = same.argmax(axis=1)[:, None]
+    inside = np.take_along_axis(same, first, axis=1)[:, 0]
+    at = np.take_along_axis(values, first, axis=1)[:, 0]
     ceiling = np.minimum(log_tail, values[:, -1]) if topk else log_tail
     slack = MATCH_TOLERANCE + np.abs(np.where(np.isfinite(sampled), sampled, 0)) * 2.0**-10
     # f16 has no room below -65,504: what it calls -inf counts as that.
+    # Where the token is not among the ids `at` says nothing, nor does `near`.
     near = np.abs(np.maximum(at, -65504) - np.maximum(sampled, -65504)) <= slack
     below = sampled <= ceiling + slack
     good = np.where(inside, near, below)

@@ -11,6 +11,7 @@ from opd.errors import CorruptPayloadError
 from opd.wire import checks, shm
 from opd.wire.bounds import RequestBounds
 from opd.wire.checksum import Buffer, crc32c, unpack
+from opd.wire.half import to_single
 from opd.wire.layout import layout_of
 from opd.wire.request import token_bytes
 from opd.wire.tensors import byte_length, decode_tensor, dtype_name
@@ -212,7 +213,7 @@ class ScoreStreamDecoder:
             return replace(made, sampled=sampled)
         item = self._items[self._next]
         values, log_tail = arrays[pb.TENSOR_ROLE_VALUES], arrays[pb.TENSOR_ROLE_LOG_TAIL][:, 0]
-        wide = values.astype(np.float32, copy=False)
+        wide = to_single(values)
         checks.check_log_probs("values", wide)
         checks.check_log_probs("log_tail", log_tail)
         topk = self._spec.kind is PayloadKind.TOPK

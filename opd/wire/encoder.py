@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opd.errors import NonFiniteError
+from opd.wire.checks import finite_bf16
 from opd.wire.checksum import compress, crc32c
 from opd.wire.layout import TensorLayout, layout_of
 from opd.wire.tensors import encode_tensor
@@ -179,7 +180,7 @@ def _refuse_non_finite(array: NDArray[Any], layout: TensorLayout) -> None:
 def _is_fine(array: NDArray[Any], layout: TensorLayout) -> bool:
     # Written as what must be true: comparisons with NaN are false.
     if array.dtype == np.uint16:
-        return bool((array & 0x7FFF).max() < 0x7F80)
+        return finite_bf16(array)
     highest = bool(array.max() < np.inf)
     return highest and (layout.role != pb.TENSOR_ROLE_HIDDEN or bool(array.min() > -np.inf))
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from opd.errors import CorruptPayloadError
 from opd.wire.checksum import Buffer
+from opd.wire.half import to_half
 from opd.wire.v1 import teacher_pb2 as pb
 
 U18_LIMIT = 1 << 18
@@ -28,6 +29,13 @@ U18_LIMIT = 1 << 18
 
 AFFINE_MINUS_INF = 65535
 """Code of -inf in a u16 affine row; finite values use 0 to 65534."""
+
+# Four packed ids; numpy moves the unaligned 64 bits at once.
+_FOUR_IDS = np.dtype([("low", "<u8"), ("high", "u1")])
+_GROUPS = 1 << 14
+"""Groups of four ids at a time: temporaries stay in the cache."""
+_U64 = np.uint64
+_FIRST_ID, _SECOND_ID, _PAIR = _U64(0x3FFFF), _U64(0x3FFFF << 18), _U64((1 << 36) - 1)
 
 _PLAIN: dict[int, np.dtype[Any]] = {
     pb.DTYPE_F32: np.dtype("<f4"),
@@ -97,6 +105,8 @@ def encode_tensor(array: NDArray[Any], dtype: int) -> NDArray[np.uint8]:
         array = bf16_bits(array)
     if (array.dtype.kind == "f") != (plain.kind == "f"):
         raise ValueError(f"array of {array.dtype} cannot travel as {dtype_name(dtype)}.")
+    if dtype == pb.DTYPE_F16 and array.dtype == np.float32:
+        array = to_half(array)
     with np.errstate(over="ignore"):
         data = np.ascontiguousarray(array, dtype=plain)
     return data.reshape(-1).view(np.uint8)
@@ -129,18 +139,24 @@ def pack_u18(ids: NDArray[Any]) -> NDArray[np.uint8]:
     Raises:
         ValueError: when an id does not fit.
     """
-    flat = np.ascontiguousarray(ids, dtype=np.uint32).reshape(-1)
+    flat = np.ascontiguousarray(ids, dtype="<u4").reshape(-1)
     if len(flat) and int(flat.max()) >= U18_LIMIT:
         raise ValueError(f"ids must be below {U18_LIMIT} to pack into 18 bits, but the largest is {int(flat.max())}.")
     count = len(flat)
     if count % 4:
-        flat = np.concatenate([flat, np.zeros(-count % 4, np.uint32)])
-    four = flat.reshape(-1, 4).astype(np.uint64)
-    low = four[:, 0] | four[:, 1] << np.uint64(18) | four[:, 2] << np.uint64(36) | four[:, 3] << np.uint64(54)
-    packed = np.empty((len(four), 9), np.uint8)
-    packed[:, :8] = low.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
-    packed[:, 8] = four[:, 3] >> np.uint64(10)
-    return packed.reshape(-1)[: (count * 18 + 7) // 8]
+        flat = np.concatenate([flat, np.zeros(-count % 4, "<u4")])
+    pairs = flat.view("<u8")
+    packed = np.empty(len(pairs) // 2, _FOUR_IDS)
+    for at in range(0, len(packed), _GROUPS):
+        # Two ids side by side in 64 bits move together to 36, then two such pairs to 72.
+        two = pairs[2 * at : 2 * (at + _GROUPS)]
+        close = two >> _U64(14)
+        close &= _SECOND_ID
+        close |= two & _FIRST_ID
+        part = packed[at : at + _GROUPS]
+        part["low"] = close[1::2] << _U64(36) | close[::2]
+        part["high"] = close[1::2] >> _U64(28)
+    return packed.view(np.uint8)[: (count * 18 + 7) // 8]
 
 
 def unpack_u18(data: NDArray[np.uint8], count: int) -> NDArray[np.uint32]:
@@ -148,15 +164,16 @@ def unpack_u18(data: NDArray[np.uint8], count: int) -> NDArray[np.uint32]:
     groups = -(-count // 4)
     if len(data) < groups * 9:
         data = np.concatenate([data, np.zeros(groups * 9 - len(data), np.uint8)])
-    nine = data.reshape(groups, 9)
-    low = np.ascontiguousarray(nine[:, :8]).view("<u8")[:, 0]
-    mask = np.uint64(U18_LIMIT - 1)
-    ids = np.empty((groups, 4), np.uint32)
-    ids[:, 0] = low & mask
-    ids[:, 1] = low >> np.uint64(18) & mask
-    ids[:, 2] = low >> np.uint64(36) & mask
-    ids[:, 3] = low >> np.uint64(54) | nine[:, 8].astype(np.uint64) << np.uint64(10)
-    return ids.reshape(-1)[:count]
+    packed = data.view(_FOUR_IDS)
+    pairs = np.empty((groups, 2), "<u8")
+    for at in range(0, groups, _GROUPS):
+        part = packed[at : at + _GROUPS]
+        low = np.ascontiguousarray(part["low"])
+        close = pairs[at : at + _GROUPS]
+        close[:, 0] = low & _PAIR
+        close[:, 1] = low >> _U64(36) | part["high"].astype("<u8") << _U64(28)
+        close[:] = close << _U64(14) & _SECOND_ID << _U64(14) | close & _FIRST_ID
+    return pairs.reshape(-1).view("<u4")[:count].astype(np.uint32, copy=False)
 
 
 def encode_affine(values: NDArray[Any]) -> NDArray[np.uint8]:
@@ -170,16 +187,22 @@ def encode_affine(values: NDArray[Any]) -> NDArray[np.uint8]:
     """
     table = np.ascontiguousarray(values, dtype=np.float32)
     rows, cols = table.shape
-    finite = np.isfinite(table)
-    if not (finite | (table == -np.inf)).all():
-        raise ValueError("values must be finite or -inf to be quantised, but there is a NaN or +inf.")
-    low = np.where(finite, table, np.inf).min(axis=1, initial=np.inf)
-    high = np.where(finite, table, -np.inf).max(axis=1, initial=-np.inf)
+    low, high = table.min(axis=1, initial=np.inf), table.max(axis=1, initial=-np.inf)
+    impossible = None
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        impossible = table == -np.inf
+        if not (np.isfinite(table) | impossible).all():
+            raise ValueError("values must be finite or -inf to be quantised, but there is a NaN or +inf.")
+        low = np.where(impossible, np.inf, table).min(axis=1, initial=np.inf)
+        table = np.where(impossible, 0, table)
     offset = np.where(np.isfinite(low), low, 0).astype(np.float32)
     step = (np.where(np.isfinite(high), high, 0) - offset).astype(np.float32) / np.float32(AFFINE_MINUS_INF - 1)
-    scaled = (np.where(finite, table, 0) - offset[:, None]) / np.where(step > 0, step, 1)[:, None]
-    codes = np.clip(np.rint(scaled), 0, AFFINE_MINUS_INF - 1)
-    codes[~finite] = AFFINE_MINUS_INF
+    codes = table - offset[:, None]
+    codes /= np.where(step > 0, step, 1)[:, None]
+    np.rint(codes, out=codes)
+    np.clip(codes, 0, AFFINE_MINUS_INF - 1, out=codes)
+    if impossible is not None:
+        codes[impossible] = AFFINE_MINUS_INF
     packed = np.empty((rows, 8 + 2 * cols), np.uint8)
     packed[:, :4] = offset.astype("<f4").view(np.uint8).reshape(rows, 4)
     packed[:, 4:8] = step.astype("<f4").view(np.uint8).reshape(rows, 4)
