@@ -1,5 +1,6 @@
 """The lab's runs in worker processes: a stop is obeyed at once and loses nothing."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -35,7 +36,9 @@ def test_a_stopped_lab_saves_its_runs_and_begins_no_others(world: Path, tmp_path
     script = tmp_path / "lab.py"
     script.write_text(SCRIPT)
     process = subprocess.Popen(
-        [sys.executable, str(script), str(world), str(tmp_path)], env={**os.environ, "OMP_NUM_THREADS": "1"}
+        [sys.executable, str(script), str(world), str(tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
     )
     folder = tmp_path / "quick" / "long"
     try:
@@ -46,7 +49,8 @@ def test_a_stopped_lab_saves_its_runs_and_begins_no_others(world: Path, tmp_path
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=120) == 128 + signal.SIGTERM
     finally:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # with its workers and its server, should the test have failed
         process.wait()
     assert len(list(folder.glob("*/seed-*.key"))) == 2
     assert len(list(folder.glob("*/seed-*/checkpoints/step-*"))) == 2
