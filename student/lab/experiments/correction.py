@@ -13,7 +13,7 @@ EXPERIMENT = Experiment(
     ),
     tasks=("addition", "subtraction"),
     recipe=recipe(
-        steps=120, rows=64, length=16, objective={"name": "gopd", "payload": "hidden"}, teachers={"reference": "base"}
+        steps=300, rows=64, length=48, objective={"name": "gopd", "payload": "hidden"}, teachers={"reference": "base"}
     ),
     served=("large", "large_base", "base"),
     routes={"addition": "large", "subtraction": "large"},
@@ -39,5 +39,8 @@ EXPERIMENT = Experiment(
         Claim("ExOPD with the student's start is more accurate than OPD", "student_start", "opd", "accuracy", "more"),
     ),
     quick=QUICK,
-    note="The larger teacher was fine-tuned further, not reinforced.",
+    note=(
+        "The larger teacher was fine-tuned further, not reinforced. Answers may be longer than elsewhere: it "
+        "restates many of its results."
+    ),
 )
