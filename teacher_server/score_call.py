@@ -256,12 +256,8 @@ class ScoreCall:
 
     async def _send_sequence(self, teacher: str, request: ParsedRequest, index: int, encoded: EncodedSequence) -> None:
         shared = self._shared
-        places = None
         same_host = shared.memory.token != "" and request.shared_memory_token == shared.memory.token
-        if same_host and encoded.nbytes >= SHARED_MEMORY_LEAST_BYTES:
-            places = shared.memory.put(encoded.buffers)
-        if places is not None:
-            self._segments.append(places[0].name)
+        places = await self._share(encoded) if same_host and encoded.nbytes >= SHARED_MEMORY_LEAST_BYTES else None
         await self._sender.send(encoded.header(index, request.ids_crc32c[index], places))
         path = "chunks" if places is None else "shared_memory"
         shared.metrics.sent_bytes.labels(teacher, path).inc(encoded.nbytes)
@@ -272,6 +268,14 @@ class ScoreCall:
                 await self._sender.send(self._call_faults.on_chunk(chunk))
                 await shared.faults.reach("chunk_sent")
         self._watch.until("send", time.monotonic())
+
+    async def _share(self, encoded: EncodedSequence) -> list[pb.SharedTensor] | None:
+        segment = self._shared.memory.claim(encoded.nbytes)
+        if segment is None:
+            return None
+        self._segments.append(segment.lent)
+        places: list[pb.SharedTensor] | None = await self._on_thread(self._shared.memory.fill, segment, encoded.buffers)
+        return places
 
     async def _on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._shared.threads, function, *args)

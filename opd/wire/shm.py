@@ -2,8 +2,8 @@
 
 The server's token names the host (boot id), the device number of /dev/shm and a marker file with a random name
 below it. A client that sees the same boot id, the same device and the marker itself shares the memory; containers
-with a /dev/shm of their own do not. The client unlinks what it takes; `teacher_server.shared_memory` sees to it
-that nothing stays behind when either side dies.
+with a /dev/shm of their own do not. The client unlinks what it has copied, which is how the server learns that it may
+write there again; `teacher_server.shared_memory` sees to it that nothing stays behind when either side dies.
 """
 
 import os
@@ -50,7 +50,7 @@ def _is_file(name: str) -> bool:
 
 
 def take(places: Sequence[tuple[str, int, int]]) -> list[memoryview]:
-    """Copy tensors out of shared memory and unlink their segments.
+    """Copy tensors out of shared memory, then unlink their segments, never before.
 
     It copies rather than maps: a server that changed or cut the segment after the checks could otherwise alter
     numbers already validated, or kill the reader with SIGBUS.

@@ -1,5 +1,6 @@
 """The shared-memory path: used when it helps, never in the way, nothing left behind."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,12 @@ def mine(token: str) -> list[Path]:
     return sorted(Path("/dev/shm").glob(f"opd-{token.rpartition(':')[2]}*"))
 
 
+def lent(memory: SharedMemory) -> list[str]:
+    """Names of the segments that readers have not unlinked."""
+    memory.sweep()
+    return [segment.lent for segment in memory._segments if segment.lent]
+
+
 async def test_large_sequences_travel_through_shared_memory_and_are_equal(start: Any, items: Any) -> None:
     client = await start(transport=ON)
     token = client.server.shared.memory.token
@@ -34,7 +41,8 @@ async def test_large_sequences_travel_through_shared_memory_and_are_equal(start:
             assert b.values is None or b.values.flags.writeable
     sent = client.server.shared.metrics.sent_bytes
     assert sent.labels("t", "shared_memory")._value.get() == sent.labels("t", "chunks")._value.get() > 0
-    assert len(mine(token)) == 1  # the marker: all segments were taken
+    assert lent(client.server.shared.memory) == []
+    assert len(mine(token)) == 1 + len(client.server.shared.memory._segments)  # the marker and what is used again
 
 
 async def test_small_sequences_and_full_memory_fall_back_to_chunks(start: Any, items: Any) -> None:
@@ -86,20 +94,108 @@ def test_the_token_is_recognised_only_where_the_memory_is_shared(monkeypatch: py
         memory.close()
 
 
-def test_old_segments_are_swept_and_taken_ones_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def put(memory: SharedMemory, data: bytes) -> list[pb.SharedTensor] | None:
+    segment = memory.claim(len(data))
+    return None if segment is None else memory.fill(segment, [memoryview(data)])
+
+
+def test_segments_that_were_read_are_used_again_and_others_never(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = SharedMemory(1 << 20)
     try:
-        first, second = (memory.put([memoryview(b"x" * 100)]) for _ in range(2))
-        assert memory.used_bytes == 200
-        assert bytes(shm.take([(first[0].name, 0, 100)])[0]) == b"x" * 100
+        first, second = put(memory, b"x" * 5000), put(memory, b"y" * 5000)
+        assert first[0].name != second[0].name
+        assert bytes(shm.take([(first[0].name, 0, 5000)])[0]) == b"x" * 5000
+        used = memory.used_bytes
+        third = put(memory, b"z" * 4800)
+        assert memory.used_bytes == used and third[0].name not in (first[0].name, second[0].name)
+        assert bytes(shm.take([(second[0].name, 0, 5000)])[0]) == b"y" * 5000
+        assert bytes(shm.take([(third[0].name, 0, 4800)])[0]) == b"z" * 4800
+        with pytest.raises(CorruptPayloadError, match="cannot be opened"):
+            shm.take([(first[0].name, 0, 5000)])
+    finally:
+        memory.close()
+    assert mine(f":{memory._prefix.removeprefix('opd-')}") == []
+
+
+def test_a_segment_that_is_being_filled_is_not_taken_for_read() -> None:
+    memory = SharedMemory(1 << 20)
+    try:
+        place = put(memory, b"x" * 5000)[0]
+        shm.take([(place.name, 0, 5000)])
+        claimed = memory.claim(5000)
         memory.sweep()
-        assert memory.used_bytes == 100
+        assert memory.claim(5000) is not claimed
+        assert claimed.lent
+    finally:
+        memory.close()
+
+
+def test_a_reader_that_is_still_copying_when_its_call_ends_keeps_its_bytes() -> None:
+    memory = SharedMemory(1 << 20)
+    try:
+        place = put(memory, b"x" * 5000)[0]
+        with (shm.SHM_ROOT / place.name).open("rb") as reader:
+            memory.discard(place.name)
+            put(memory, b"y" * 5000)
+            assert reader.read(5000) == b"x" * 5000
+        assert len(mine(memory.token)) == 3  # the marker, and the two names of the second segment
+    finally:
+        memory.close()
+
+
+def test_a_segment_dropped_while_it_is_filled_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = SharedMemory(1 << 20)
+    try:
+        segment = memory.claim(5000)
+        link = os.link
+
+        def late(*names: Any) -> None:
+            memory.discard(segment.lent)
+            link(*names)
+
+        monkeypatch.setattr(os, "link", late)
+        before = len(os.listdir("/proc/self/fd"))
+        assert memory.fill(segment, [memoryview(bytes(5000))]) is None
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(mine(memory.token)) == 1
+        dropped = memory.claim(5000)
+        memory.discard(dropped.lent)
+        assert memory.fill(dropped, [memoryview(bytes(5000))]) is None
+        assert len(mine(memory.token)) == 1
+    finally:
+        memory.close()
+
+
+def test_old_segments_are_swept_and_idle_ones_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = SharedMemory(100_000)
+    try:
+        place = put(memory, bytes(60_000))[0]
+        assert put(memory, bytes(60_000)) is None  # no room
+        shm.take([(place.name, 0, 60_000)])
+        assert put(memory, bytes(5000)) is not None  # far smaller: a segment of its own
+        assert put(memory, bytes(80_000)) is not None  # in the place of the one that is idle
+        monkeypatch.setattr("teacher_server.shared_memory.IDLE_SECONDS", -1.0)
         monkeypatch.setattr("teacher_server.shared_memory.LIFETIME_SECONDS", -1.0)
         memory.sweep()
         assert memory.used_bytes == 0
         assert len(mine(memory.token)) == 1
-        assert memory.put([memoryview(bytes(2 << 20))]) is None
-        assert second is not None
+        assert put(memory, bytes(2 << 20)) is None
+    finally:
+        memory.close()
+
+
+def test_a_full_tmpfs_means_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = SharedMemory(1 << 20)
+    try:
+
+        def full(*_: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "posix_fallocate", full)
+        assert put(memory, bytes(5000)) is None
+        monkeypatch.undo()
+        assert len(mine(memory.token)) == 1
+        assert put(memory, bytes(5000)) is not None
     finally:
         memory.close()
 
@@ -129,9 +225,9 @@ def test_links_and_short_segments_are_refused(tmp_path: Path) -> None:
         with pytest.raises(CorruptPayloadError, match="cannot be opened"):
             shm.take([(link.name, 0, 3)])
         assert target.exists()
-        place = memory.put([memoryview(b"abc")])[0]
+        place = put(memory, b"abc")[0]
         with pytest.raises(CorruptPayloadError, match="shorter"):
-            shm.take([(place.name, 1, 3)])
+            shm.take([(place.name, 1, 4096)])
     finally:
         link.unlink(missing_ok=True)
         memory.close()
@@ -140,7 +236,7 @@ def test_links_and_short_segments_are_refused(tmp_path: Path) -> None:
 def test_shared_memory_that_was_not_offered_is_off() -> None:
     memory = SharedMemory(0)
     assert memory.token == ""
-    assert memory.put([memoryview(b"x")]) is None
+    assert put(memory, b"x") is None
     assert pb.GetLoadResponse().shared_memory_token == ""
     memory.close()
 
@@ -152,7 +248,7 @@ def test_the_next_server_removes_what_a_dead_one_and_its_janitor_left() -> None:
     try:
         for path in (*left, foreign):
             path.write_bytes(b"x")
-        place = alive.put([memoryview(b"abc")])[0]
+        place = put(alive, b"abc")[0]
         SharedMemory(1 << 20).close()
         assert not any(path.exists() for path in left)
         assert foreign.exists()
