@@ -117,6 +117,23 @@ def test_segments_that_were_read_are_used_again_and_others_never(monkeypatch: py
     assert mine(f":{memory._prefix.removeprefix('opd-')}") == []
 
 
+def test_a_reader_gives_a_segment_back_only_after_it_has_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = SharedMemory(1 << 20)
+    try:
+        places = [put(memory, bytes([n]) * 5000)[0].name for n in (1, 2)]
+        read, seen = os.preadv, []
+
+        def slow(*args: Any) -> int:
+            seen.append(len(lent(memory)))
+            return read(*args)
+
+        monkeypatch.setattr(os, "preadv", slow)
+        shm.take([(name, 0, 5000) for name in places])
+        assert seen == [2, 2] and lent(memory) == []
+    finally:
+        memory.close()
+
+
 def test_a_segment_that_is_being_filled_is_not_taken_for_read() -> None:
     memory = SharedMemory(1 << 20)
     try:
