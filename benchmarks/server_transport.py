@@ -1,10 +1,10 @@
-"""Megabytes per second from a server process to one client: score streams by chunk size, shared memory, Arrow Flight.
+"""MB/s (10^6 bytes) from a server process to one client: score streams by chunk size, shared memory, Arrow Flight.
 
     python benchmarks/server_transport.py         # about a minute on two cores
 
 The engine answers at once with prepared scores, so what is measured is encoding, checksums, transport, decoding and
 every validation. "bare gRPC" streams the same bytes without any of those. Rounds are interleaved; the median is shown,
-and ratios are to the default.
+and ratios are to the default. Each call opens a connection of its own and asks for the description first.
 """
 
 import argparse
@@ -36,6 +36,7 @@ ROWS, TOPK_ROWS, SEQUENCES = 1024, 8192, 8
 HIDDEN, TOPK = PayloadSpec.hidden(), PayloadSpec.topk(64)
 Way = Callable[[], Awaitable[int]]
 MIB = 1 << 20
+MB = 1_000_000
 
 
 def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
@@ -158,17 +159,17 @@ def main() -> None:
                     if way is not None:
                         started = time.perf_counter()
                         count = asyncio.run(way())  # type: ignore[arg-type]
-                        times.setdefault(name, []).append(count / MIB / (time.perf_counter() - started))
+                        times.setdefault(name, []).append(count / MB / (time.perf_counter() - started))
         finally:
             process.terminate()
             process.wait(30)
     base = statistics.median(times["hidden, 512 KiB chunks"][1:])
     table = []
-    print(f"{SEQUENCES} sequences per call; hidden states: {total_bytes() // MIB} MiB")
-    print(f"{'':38} {'MiB/s':>7} {'best':>7} {'x default':>9}")
+    print(f"{SEQUENCES} sequences per call; hidden states: {total_bytes() / MB:.0f} MB")
+    print(f"{'':38} {'MB/s':>7} {'best':>7} {'x default':>9}")
     for name, rates in times.items():
         rate = statistics.median(rates[1:])
-        table.append({"name": name, "mib_per_second": rate, "best": max(rates), "ratio": rate / base})
+        table.append({"name": name, "mb_per_second": rate, "best": max(rates), "ratio": rate / base})
         print(f"{name:38} {rate:7.0f} {max(rates):7.0f} {rate / base:9.2f}")
     if args.json:
         args.json.write_text(json.dumps(table, indent=1) + "\n")

@@ -23,6 +23,10 @@ from teacher_server.logs import log, plain
 from teacher_server.queue import FairQueue, Job
 
 MAX_CONSECUTIVE_FAILURES = 3
+
+AWAY_SECONDS = 30.0
+"""An engine that answers nothing but that it is unavailable for so long is dead."""
+
 RATE_DECAY = 0.8
 R = TypeVar("R")
 
@@ -89,6 +93,7 @@ class EngineWorker:
         self._condition = threading.Condition()
         self._closing = False
         self._failures = 0
+        self._away_since = 0.0
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
         self._thread.start()
 
@@ -252,12 +257,15 @@ class EngineWorker:
         except Exception as error:
             # The tensors of the failed attempt hang on its traceback: they must be gone before the next one.
             return error.with_traceback(None)
-        self._failures = 0
+        self._failures, self._away_since = 0, 0.0
         gone = CancelledError("the request was cancelled while it ran.")
         return [gone if scores is None else scores for scores in results]
 
     def _blame(self, error: Exception, job: Job) -> Exception:
         """An error of a request is its own; any other counts against the engine."""
+        if isinstance(error, UnavailableError):
+            self._away(error)
+            return error
         if isinstance(error, OpdError):
             return error
         if out_of_memory(error) and self._scores_something():
@@ -273,6 +281,13 @@ class EngineWorker:
         if fatal and not self.dead:
             self._die(f"the engine failed with {type(error).__name__}: {error}")
         return error
+
+    def _away(self, error: UnavailableError) -> None:
+        """An engine in another process may come back; one that stays away is dead."""
+        now = time.monotonic()
+        self._away_since = self._away_since or now
+        if now - self._away_since >= AWAY_SECONDS and not self.dead:
+            self._die(f"the engine was away for {now - self._away_since:.0f} s: {error}")
 
     def _scores_something(self) -> bool:
         """Whether the engine still scores the shortest sequence: then it was the other one that was too long."""

@@ -127,6 +127,37 @@ async def test_an_engine_without_any_memory_left_is_dead(start: Any, items: Any)
     assert await asyncio.wait_for(client.server.wait(), 30) == 20
 
 
+async def test_an_engine_server_that_stays_away_is_dead_and_one_that_comes_back_is_not(
+    start: Any, items: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await start()
+    away = [True]
+
+    def fail(batch: Sequence[Any]) -> None:
+        if away[0]:
+            raise UnavailableError("SGLang at http://127.0.0.1:1 cannot be reached.")
+
+    client.engines["numpy"].before_score = fail
+
+    async def refused() -> None:
+        with pytest.raises(grpc.RpcError, match="cannot be reached") as caught:
+            await client.score(items(2), SPEC)
+        assert type(error_from_rpc(caught.value)) is UnavailableError
+
+    for _ in range(5):
+        await refused()
+    assert not client.server._stop.is_set()
+    away[0] = False
+    await client.score(items(2), SPEC)
+    away[0] = True
+    monkeypatch.setattr("teacher_server.worker.AWAY_SECONDS", 0.2)
+    await refused()
+    assert not client.server._stop.is_set()  # counted from when it went away again
+    await asyncio.sleep(0.3)
+    await refused()
+    assert await asyncio.wait_for(client.server.wait(), 30) == 20
+
+
 async def test_a_failed_batch_is_freed_before_it_is_repeated(start: Any, items: Any) -> None:
     client = await start()
     alive: list[int] = []

@@ -47,7 +47,13 @@ class TestWithVllm:
             before = vllm.info
             with pytest.raises(IncompatibleTeacherError):
                 vllm.prepare_weights(make_model("qwen3", seed=1, intermediate_size=96))()
+            exchange = vllm.prepare_weights(make_model("qwen3", seed=2))
+            exchange()
+            assert vllm.info != before
+            exchange()  # back again, as after a failed self-test
             assert vllm.info == before
+            (again,) = vllm.score([entry(item, PayloadSpec.topk(1, "f32"))])
+            np.testing.assert_allclose(again.values, scores.values, atol=1e-5)
 
     @pytest.mark.parametrize("runner", ["pooling", "generate"])
     def test_new_weights_of_a_tied_head_are_taken_whole_or_refused(
