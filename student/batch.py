@@ -51,14 +51,17 @@ def split(rows: Sequence[Row], max_tokens: int, *, by_teacher: bool = False) -> 
     Args:
         rows: the step's rows.
         max_tokens: bound on rows times padded length of a micro-batch.
-        by_teacher: keep rows of different teachers apart, because a hidden payload has one head per teacher.
+        by_teacher: keep rows of different teachers apart, because a hidden payload has one head per teacher. Always
+            done where divergences to several teachers are summed.
     """
+    by_teacher = by_teacher or any(row.teachers for row in rows)
     lengths = [len(row.prompt_ids) + row.length for row in rows]
-    order = sorted(range(len(rows)), key=lambda i: (rows[i].teacher if by_teacher else "", -lengths[i], i))
+    apart = [(row.teacher, row.teachers) if by_teacher else ("", ()) for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: (apart[i], -lengths[i], i))
     parts: list[list[int]] = []
     for index in order:
         last = parts[-1] if parts else None
-        same = last is not None and (not by_teacher or rows[last[0]].teacher == rows[index].teacher)
+        same = last is not None and apart[last[0]] == apart[index]
         if last is not None and same and lengths[last[0]] * (len(last) + 1) <= max_tokens:
             last.append(index)
         else:
@@ -102,7 +105,7 @@ def signal_tokens(
 
     Args:
         rows: rows of a micro-batch, all scored for the role.
-        role: "teacher" or "reference".
+        role: "teacher", "reference", or the `teacher_role` of one of several.
         kind: the payload kind.
         head_of: the head of the model that a role means for a row; called for hidden payloads.
         device: where the tensors go.

@@ -15,7 +15,7 @@ from student.plan import plan_step
 from student.rollout.transformers import RolloutSpec, rollout
 from student.row import Row
 from student.score import Scorer
-from student.terms import Term
+from student.terms import Term, losses_of
 
 
 def sample_answers(
@@ -74,7 +74,7 @@ def mean_divergence(learner: Learner, rows: Sequence[Row], term: Term, needs: Ne
     top = bottom = 0.0
     for part in split(rows, learner.settings.micro_batch_tokens, by_teacher=True):
         micro = collate(rows, part, learner.accelerator.device)
-        numerator, denominator = term.token_losses(learner.token_batch(micro, needs=needs)).metrics["reverse_kl"]
+        numerator, denominator = losses_of(term, learner.token_batch(micro, needs=needs)).metrics["reverse_kl"]
         top, bottom = top + float(numerator), bottom + float(denominator)
     learner.student.train()
     return top / max(1.0, bottom)

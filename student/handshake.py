@@ -42,10 +42,10 @@ def named_teachers(settings: TeacherSettings, served: Sequence[str], needs: Need
     if TEACHER in wanted:
         targets = [target for target in (settings.default, *settings.routes.values()) if target is not None]
         kinds = {need.spec.kind for need in needs.signals if need.role == TEACHER}
-        if any(len(target) > 1 for target in targets if isinstance(target, dict)) and kinds - _MIXABLE:
+        if settings.several and settings.combine == "probability" and kinds - _MIXABLE:
             raise ConfigError(
                 f"several teachers on one row can be mixed with payload sampled or gather, not {', '.join(kinds)}; "
-                "change the payload or route each prompt to one teacher."
+                "change the payload, set teachers.combine to divergence or route each prompt to one teacher."
             )
         named = {name for target in targets for name in ([target] if isinstance(target, str) else target)}
         for name in named or set(served) - {settings.reference}:

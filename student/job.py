@@ -73,7 +73,7 @@ def kl_term_for(
         return None
     kinds = [set(info.payloads) for info in infos.values()]
     payload = "sampled"
-    mixed = any(isinstance(target, dict) for target in (settings.default, *settings.routes.values()))
+    mixed = settings.combine == "probability" and settings.several
     if not mixed and all(pb.PAYLOAD_KIND_HIDDEN in served for served in kinds):
         payload = "hidden"
     elif all(pb.PAYLOAD_KIND_GATHER in served for served in kinds):

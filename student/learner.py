@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import accumulate
 from typing import Any
@@ -15,12 +15,12 @@ from opd.errors import CheckpointError, NonFiniteError
 from opd.wire.types import PayloadKind
 from student.batch import HeadLookup, MicroBatch, collate, signal_tokens, split
 from student.model import ProjectionSpec, Student, project
-from student.needs import HIDDEN, TEACHER, Needs
+from student.needs import HIDDEN, SCORES_AT_TEACHER, TEACHER, Needs, teacher_role
 from student.objective import Metrics, Objective
 from student.recipe import TrainSettings
 from student.row import Row
 from student.schedule import learning_rate
-from student.terms import TokenBatch
+from student.terms import SignalTokens, StudentTokens, TeacherShare, TokenBatch
 
 
 class Learner:
@@ -139,11 +139,14 @@ class Learner:
             needs.student, self.projection.valid_vocab, self.projection.temperature, self.projection.scratch_bytes
         )
         device = self.accelerator.device
+        several = micro.rows[0].teachers if any(need.role == TEACHER for need in needs.signals) else ()
         signals = {
             (need.role, need.spec.kind): signal_tokens(micro.rows, need.role, need.spec.kind, self.head_of, device)
             for need in needs.signals
+            if need.role != TEACHER or not several
         }
         topk = signals.get((TEACHER, PayloadKind.TOPK))
+        student = project(hidden, self.student.head(), micro, None if topk is None else topk.ids, spec)
         return TokenBatch(
             token_ids=micro.token_ids,
             mask=micro.mask,
@@ -152,12 +155,39 @@ class Learner:
             position=micro.position,
             behaviour_logp=micro.behaviour_logp,
             candidates=micro.candidates,
-            student=project(hidden, self.student.head(), micro, None if topk is None else topk.ids, spec),
+            student=student,
             signals=signals,
             rows=micro.rows,
             valid_vocab=spec.valid_vocab,
             temperature=spec.temperature,
+            shares=tuple(
+                self._share(name, weight, micro, hidden, student, signals, needs, spec) for name, weight in several
+            ),
         )
+
+    def _share(
+        self,
+        teacher: str,
+        weight: float,
+        micro: MicroBatch,
+        hidden: Tensor,
+        student: StudentTokens,
+        signals: Mapping[tuple[str, PayloadKind], SignalTokens],
+        needs: Needs,
+        spec: ProjectionSpec,
+    ) -> TeacherShare:
+        """One of several teachers whose divergences are summed, as terms see it when it is alone."""
+        mine = dict(signals)
+        for kind in (need.spec.kind for need in needs.signals if need.role == TEACHER):
+            mine[TEACHER, kind] = signal_tokens(
+                micro.rows, teacher_role(teacher), kind, self.head_of, self.accelerator.device
+            )
+        topk = mine.get((TEACHER, PayloadKind.TOPK))
+        if topk is not None and SCORES_AT_TEACHER in spec.want:
+            at_ids = dataclasses.replace(spec, want=frozenset({SCORES_AT_TEACHER}))
+            found = project(hidden, self.student.head(), micro, topk.ids, at_ids)
+            student = dataclasses.replace(student, scores_at_teacher=found.scores_at_teacher)
+        return TeacherShare(weight, mine, student)
 
     def _micro_loss(
         self, micro: MicroBatch, weights: Sequence[Tensor], select: Callable[[MicroBatch], Tensor] | None

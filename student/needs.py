@@ -9,6 +9,12 @@ from opd.wire.types import PayloadKind, PayloadSpec
 TEACHER = "teacher"
 REFERENCE = "reference"
 
+
+def teacher_role(name: str) -> str:
+    """The role under which a row keeps the signals of one of several teachers whose divergences are summed."""
+    return f"{TEACHER}/{name}"
+
+
 # What a term may ask of the student's distribution at the trained positions: log-probs of the response token and at
 # the student's candidates, log-probs at the teacher's top-k ids, or hidden states with the head.
 SCORES = "scores"

@@ -16,7 +16,7 @@ from torch import Tensor
 from opd import maths
 from student.needs import Needs, merge
 from student.row import Row
-from student.terms import Term, TermOutput, TokenBatch
+from student.terms import Term, TermOutput, TokenBatch, losses_of
 
 Metrics = dict[str, tuple[float, float]]
 
@@ -90,7 +90,7 @@ class Objective:
         for term, label, given in zip(self.terms, self._labels, weights, strict=True):
             mine = dataclasses.replace(batch, mask=batch.mask & batch.of_rows([term.selects(r) for r in batch.rows]))
             mine = dataclasses.replace(mine, weights=given * mine.mask)
-            output = term.token_losses(mine)
+            output = losses_of(term, mine)
             part = _weighted(output, mine)
             total = total + term.settings.weight * part
             metrics[f"loss/{label}"] = (float(part.detach()), 1.0)

@@ -10,7 +10,7 @@ from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.registry import Registry
 from student.controllers import CONTROLLERS, Controller
-from student.needs import Needs, merge
+from student.needs import TEACHER, Needs, merge
 from student.recipe import Recipe
 from student.terms import OBJECTIVES, Term
 
@@ -37,9 +37,27 @@ def build_plugins(recipe: Recipe) -> Plugins:
     needs = merge([*(term.needs() for term in terms), *(controller.needs() for controller in controllers)])
     if needs.signals and recipe.teachers is None:
         raise ConfigError("the objective needs a teacher; set teachers.endpoints or use an objective of rewards.")
+    _check_teachers(recipe, terms, controllers)
     for controller in controllers:
         controller.check(recipe, terms)
     return Plugins(terms, controllers, needs)
+
+
+def _check_teachers(recipe: Recipe, terms: Sequence[Term], controllers: Sequence[Controller]) -> None:
+    """Refuse a sum over several teachers where something in the recipe knows only one teacher per row.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if recipe.teachers is None or not recipe.teachers.sums_divergences:
+        return
+    parts: list[Term | Controller] = [*(term for term in terms if not term.sums_teachers), *controllers]
+    for part in parts:
+        if any(need.role == TEACHER for need in part.needs().signals):
+            raise ConfigError(
+                f"{part.settings.name} cannot learn from several teachers on one row with teachers.combine "
+                "divergence; set it to probability or route each prompt to one teacher."
+            )
 
 
 def build_terms(entries: Sequence[Mapping[str, Any]]) -> list[Term]:

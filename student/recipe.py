@@ -29,8 +29,14 @@ class TeacherSettings(Settings):
     )
     default: str | dict[str, float] | None = Field(
         None,
-        description="Teacher of prompts that name none, or teachers with weights, whose distributions are mixed "
-        "(payloads sampled and gather); may be left out when the fleet serves a single teacher.",
+        description="Teacher of prompts that name none, or teachers with weights (see combine); may be left out when "
+        "the fleet serves a single teacher.",
+    )
+    combine: Literal["probability", "divergence"] = Field(
+        "probability",
+        description="What several weighted teachers of one row mean. probability: one teacher whose distribution is "
+        "the weighted mean of theirs (payloads sampled and gather). divergence: the weighted sum of the divergences to "
+        "each, with every payload (objectives opd, gopd, exopd and vopd).",
     )
     routes: dict[str, str | dict[str, float]] = Field(
         default_factory=dict, description="Domain of a prompt to the teacher, or the weighted teachers, it goes to."
@@ -39,6 +45,16 @@ class TeacherSettings(Settings):
         None, description="Served model that objectives use as their reference (G-OPD, KL to reference)."
     )
     fleet: FleetSettings = Field(default_factory=FleetSettings, description="How the fleet is used.")
+
+    @property
+    def several(self) -> bool:
+        """Whether a row can have several teachers."""
+        return any(len(to) > 1 for to in (self.default, *self.routes.values()) if isinstance(to, dict))
+
+    @property
+    def sums_divergences(self) -> bool:
+        """Whether a row can have several teachers whose divergences are summed."""
+        return self.combine == "divergence" and self.several
 
 
 class RolloutSettings(Settings):

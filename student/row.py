@@ -61,8 +61,9 @@ class Row:
         behaviour_prompt_ids: [P'] uint32, the prompt it was sampled under when that is another (a hint), else None.
         tool_mask: [T] bool, True where the environment wrote the token, else None.
         turns: (start, end) of each turn in the response, in tokens; one turn for single-turn rows.
-        teacher: name of the teacher that the route gave.
-        signals: scores by (role, payload kind).
+        teacher: name of the teacher that the route gave, or the weighted names of several.
+        teachers: (teacher, weight) where divergences to several teachers are summed, weights summing to 1; else empty.
+        signals: scores by (role, payload kind); with `teachers`, each has a role of its own, `teacher_role(name)`.
         verdict: the verifier's; None when it was not asked.
         reward_parts: named parts of the reward; a part that is unknown is absent, never 0.
         weight: multiplies the row's loss.
@@ -83,6 +84,7 @@ class Row:
     tool_mask: NDArray[np.bool_] | None = None
     turns: tuple[tuple[int, int], ...] = ()
     teacher: str = ""
+    teachers: tuple[tuple[str, float], ...] = ()
     signals: dict[SignalKey, Scores] = field(default_factory=dict)
     verdict: Verdict | None = None
     reward_parts: dict[str, float] = field(default_factory=dict)

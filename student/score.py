@@ -19,7 +19,7 @@ from opd.fleet.routing import Destination, Router, RouteRule, RoutingSettings, m
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
 from opd.wire.types import Head, PayloadKind, Scores
-from student.needs import REFERENCE, Needs
+from student.needs import REFERENCE, Needs, teacher_role
 from student.recipe import TeacherSettings
 from student.row import Row, SignalKey
 from student.terms import HeadWeights
@@ -36,7 +36,7 @@ def build_router(settings: TeacherSettings, served: Sequence[str]) -> Router:
     others = [name for name in served if name != settings.reference]
     default = settings.default if settings.default is not None or len(others) != 1 else others[0]
     rules = [RouteRule(when={"domain": domain}, teacher=teacher) for domain, teacher in settings.routes.items()]
-    return Router(RoutingSettings(rules=rules, default=default), served)
+    return Router(RoutingSettings(rules=rules, default=default, combine=settings.combine), served)
 
 
 def destination(router: Router, prompt: Prompt) -> Destination:
@@ -50,7 +50,7 @@ def destination(router: Router, prompt: Prompt) -> Destination:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A request for one signal of a row, with the weight of its teacher in the mixture."""
+    """A request for one signal of a row, with the weight of its teacher in the signal."""
 
     key: SignalKey
     weight: float
@@ -94,20 +94,27 @@ class Scorer:
         """Start scoring a row; returns at once."""
         if self._fleet is None or self._settings is None or self._router is None:
             return
-        parts = destination(self._router, row.prompt).parts
+        found = destination(self._router, row.prompt)
+        parts = found.parts
+        row.teachers = parts if found.combine == "divergence" and len(parts) > 1 else ()
         row.teacher = parts[0][0] if len(parts) == 1 else " + ".join(f"{weight:g} {name}" for name, weight in parts)
         calls: list[_Call] = []
         for need in self.needs.signals:
-            targets: Sequence[tuple[str, float]] = parts
-            if need.role == REFERENCE:
-                if self._settings.reference is None:
-                    raise ConfigError("the objective needs a reference; set teachers.reference to a served model.")
-                targets = [(self._settings.reference, 1.0)]
             item = row.score_item(gather=need.spec.kind is PayloadKind.GATHER)
-            for name, weight in targets:
+            for role, name, weight in self._targets(need.role, row, parts):
                 future = self._fleet.submit(name, item, need.spec, temperature=need.temperature, group=row.key.group)
-                calls.append(_Call((need.role, need.spec.kind), weight, future))
+                calls.append(_Call((role, need.spec.kind), weight, future))
         self._pending[id(row)] = calls
+
+    def _targets(self, role: str, row: Row, parts: Sequence[tuple[str, float]]) -> list[tuple[str, str, float]]:
+        """(role in `row.signals`, served model, weight in that signal) for what a term calls `role`."""
+        if role == REFERENCE:
+            if self._settings is None or self._settings.reference is None:
+                raise ConfigError("the objective needs a reference; set teachers.reference to a served model.")
+            return [(role, self._settings.reference, 1.0)]
+        if row.teachers:
+            return [(teacher_role(name), name, 1.0) for name, _ in parts]
+        return [(role, name, weight) for name, weight in parts]
 
     def collect(self, rows: Sequence[Row], *, poll: Callable[[], None] = lambda: None) -> float:
         """Wait until every row has its signals and, when a term needs rewards, its verdict.
@@ -157,7 +164,8 @@ class Scorer:
         """The head of the model that `role` means for `row`, float32 on the device, fetched once."""
         if self._fleet is None or self._settings is None:
             raise ConfigError("hidden payloads need served models; set teachers.endpoints.")
-        name = (self._settings.reference if role == REFERENCE else row.teacher) or ""
+        own = {teacher_role(teacher): teacher for teacher, _ in row.teachers}
+        name = (self._settings.reference if role == REFERENCE else own.get(role, row.teacher)) or ""
         head = self._fleet.head(name)
         key = f"{name}/{head.hash}"
         if key not in self._heads:

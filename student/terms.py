@@ -8,7 +8,7 @@ vocabulary rows, R rows of the micro-batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from opd.config import Settings
@@ -99,6 +99,21 @@ class SignalTokens:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class TeacherShare:
+    """One of several teachers whose divergences are summed.
+
+    Attributes:
+        weight: of its divergence; the weights of a batch sum to 1.
+        signals: its payloads as the signals of role "teacher", with those of the other roles.
+        student: the student's distribution, at this teacher's ids where they matter.
+    """
+
+    weight: float
+    signals: Mapping[tuple[str, PayloadKind], SignalTokens]
+    student: StudentTokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TokenBatch:
     """The trained positions of a micro-batch, flattened row after row.
 
@@ -112,6 +127,7 @@ class TokenBatch:
         candidates: [N, K] int64, the student's candidates at rollout, or None.
         student: the student's distribution now.
         signals: served models by (role, payload kind).
+        shares: the teachers whose divergences are summed, where there are several; `signals` has none of them then.
         rows: the rows, for row-level facts.
         temperature: divides the student's logits.
         valid_vocab: number of vocabulary rows that carry real tokens; divergences mask the rest.
@@ -129,6 +145,7 @@ class TokenBatch:
     rows: Sequence[Row]
     valid_vocab: int
     temperature: float = 1.0
+    shares: tuple[TeacherShare, ...] = ()
 
     def of_rows(self, values: Sequence[float]) -> Float[Tensor, " n"]:
         """[N] the value of each position's row, from one value per row; bools stay bools."""
@@ -158,6 +175,36 @@ class TermOutput:
     metrics: dict[str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict)
 
 
+def losses_of(term: Term, batch: TokenBatch) -> TermOutput:
+    """What `term` computes on `batch`: sum_i w_i D_i where divergences to several teachers are summed.
+
+    Each D_i is the term on a batch with teacher i alone; a term that needs no teacher is computed once.
+
+    Returns:
+        Loss per position or weighted total, nats; metrics are means over the teachers with the same weights.
+    """
+    if not batch.shares or all(need.role != TEACHER for need in term.needs().signals):
+        return term.token_losses(batch)
+    loss: Tensor | None = None
+    total: Tensor | None = None
+    metrics: dict[str, tuple[Tensor | float, Tensor | float]] = {}
+    for share in batch.shares:
+        # Totals carry the weight already, because they are sums with the weights that the batch gives.
+        alone = replace(
+            batch, signals=share.signals, student=share.student, weights=batch.weights * share.weight, shares=()
+        )
+        output = term.token_losses(alone)
+        if output.loss is not None:
+            part = output.loss * share.weight
+            loss = part if loss is None else loss + part
+        if output.total is not None:
+            total = output.total if total is None else total + output.total
+        for name, (top, bottom) in output.metrics.items():
+            old = metrics.get(name, (0.0, 0.0))
+            metrics[name] = (old[0] + top * share.weight, old[1] + bottom * share.weight)
+    return TermOutput(loss, total, metrics)
+
+
 class TermSettings(Settings):
     """Settings that every term has."""
 
@@ -178,6 +225,8 @@ class Term:
     """A term of the objective. Subclasses set `settings_type` and implement `needs` and `token_losses`."""
 
     settings_type: ClassVar[type[TermSettings]] = TermSettings
+    sums_teachers: ClassVar[bool] = False
+    """Whether the weighted sum of the losses to several teachers means something: true of divergences."""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings

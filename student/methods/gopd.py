@@ -88,6 +88,7 @@ class GeneralisedOpd(Term):
 
     settings_type = GeneralisedOpdSettings
     settings: GeneralisedOpdSettings
+    sums_teachers = True
 
     def __init__(self, settings: GeneralisedOpdSettings) -> None:
         super().__init__(settings)

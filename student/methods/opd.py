@@ -103,6 +103,7 @@ class OnPolicyDistillation(Term):
 
     settings_type = OpdSettings
     settings: OpdSettings
+    sums_teachers = True
 
     def needs(self) -> Needs:
         """One payload from the teacher, and the student's matching view."""

@@ -42,6 +42,7 @@ class Vopd(Term):
 
     settings_type = VopdSettings
     settings: VopdSettings
+    sums_teachers = True
 
     def needs(self) -> Needs:
         """The teacher's log-probs at the student's top k."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ from opd import TeacherFleet
 from opd.errors import ConfigError
 from opd.tasks.build import build_prompts
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.job import build_job
 from student.loop import train
 from student.needs import TEACHER, Needs, SignalNeed
+from student.plan import plan_step
 from student.recipe import Recipe
 from student.row import Row, RowKey
 from student.score import Scorer
@@ -79,6 +82,50 @@ def test_weighted_teachers_are_mixed_in_probability_space(teacher: Any, make_rec
         np.testing.assert_allclose(getattr(mixed, field), np.log(0.75 * one + 0.25 * two), atol=1e-5)
 
 
+def gradient_of(recipe: Recipe) -> dict[str, torch.Tensor]:
+    """The gradient of the recipe's first step, by parameter."""
+    with ExitStack() as stack:
+        job = build_job(recipe, stack, poll=lambda: None)
+        prompts = job.source.prompts("train", 4)
+        rows = job.services.rollout(plan_step(0, prompts, samples=2, max_new_tokens=8, temperature=1.0))
+        job.learner.accumulate(job.services.score(rows))
+        return {name: p.grad.clone() for name, p in job.learner.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("payload", ["sampled", "gather", "topk", "hidden"])
+def test_the_divergences_to_weighted_teachers_are_summed(make_recipe: Callable[..., Recipe], payload: str) -> None:
+    entry = {"name": "opd", "payload": payload, **({"k": 8} if payload in ("gather", "topk") else {})}
+    common = {"prompts": MIX, "objective": [entry], "eval": {"prompts": 0}}
+
+    def found(sums: Any) -> dict[str, torch.Tensor]:
+        routes = {"sums": sums, "differences": "teacher"}
+        teachers = {"default": None, "routes": routes, "combine": "divergence"}
+        return gradient_of(make_recipe(teachers=teachers, **common))
+
+    one, two, both = found("teacher"), found("student"), found({"teacher": 3.0, "student": 1.0})
+    assert any(not torch.equal(one[name], two[name]) for name in one)
+    for name, ours in both.items():
+        torch.testing.assert_close(ours, 0.75 * one[name] + 0.25 * two[name], rtol=1e-3, atol=1e-6)
+    alone = found({"teacher": 1.0})
+    assert all(torch.equal(alone[name], one[name]) for name in one)
+
+
+def test_a_run_that_sums_divergences_trains_and_measures_them(make_recipe: Callable[..., Recipe]) -> None:
+    recipe = make_recipe(
+        teachers={"default": {"teacher": 0.5, "student": 0.5}, "combine": "divergence"},
+        objective=[{"name": "opd", "payload": "hidden"}],
+        train={"steps": 2},
+        eval={"prompts": 4},
+    )
+    summary = train(recipe)
+    assert summary["steps"] == 2
+    # Half of it is the divergence to the student's own first weights, so it is about half of the teacher's.
+    alone = train(make_recipe(run=str(recipe.run) + "2", train={"steps": 1}, eval={"prompts": 4}))
+    assert summary["before"]["reverse_kl"] == pytest.approx(alone["before"]["reverse_kl"] / 2, rel=1e-3)
+    metrics = [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
+    assert metrics[0]["reverse_kl"] > 0
+
+
 def test_a_run_with_two_domain_teachers_trains(make_recipe: Callable[..., Recipe]) -> None:
     routes = {"sums": "teacher", "differences": {"teacher": 0.5, "student": 0.5}}
     recipe = make_recipe(
@@ -108,7 +155,14 @@ def test_a_run_with_two_domain_teachers_trains(make_recipe: Callable[..., Recipe
                 "teachers": {"default": {"teacher": 1, "student": 1}},
                 "objective": [{"name": "opd", "payload": "hidden"}],
             },
-            "gather",
+            "teachers.combine to divergence",
+        ),
+        (
+            {
+                "teachers": {"default": {"teacher": 1, "student": 1}, "combine": "divergence"},
+                "objective": [{"name": "reopold"}],
+            },
+            "reopold cannot learn from several teachers",
         ),
     ],
 )
