@@ -37,7 +37,8 @@ def run_experiment(
         cast: the models.
         root: folder of the lab.
         form: "full" or "quick".
-        jobs: runs at a time, each in a process with one thread; 1 runs them in this process.
+        jobs: runs at a time, each in a process with one thread; 1 runs them in this process. As many servers are
+            started: one alone cannot keep up with two students.
         arms: restrict to these arms; all when empty.
         say: called with a line for people whenever a run ends.
 
@@ -46,8 +47,8 @@ def run_experiment(
     """
     plan = Plan(experiment, form, root, cast)
     chosen = [arm for arm in experiment.arms if not arms or arm.name in arms]
-    with served(cast, experiment.served, plan.folder) as address:
-        plan = Plan(experiment, form, root, cast, address)
+    with served(cast, experiment.served, plan.folder, replicas=jobs) as addresses:
+        plan = Plan(experiment, form, root, cast, addresses)
         if experiment.answers_of is not None:
             write_answers(plan, say)
         _train([run for arm in chosen for run in plan.tuning(arm)], jobs, say)

@@ -20,14 +20,14 @@ class Plan:
         form: "full" or "quick".
         root: folder of the lab.
         cast: the models.
-        address: of the teacher server; "" when only finished runs are read.
+        addresses: of the teacher servers; none when only finished runs are read.
     """
 
     experiment: Experiment
     form: str
     root: Path
     cast: Cast
-    address: str = ""
+    addresses: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -53,7 +53,7 @@ class Plan:
             "seed": seed,
             "model": {"path": str(self.cast.model("base").path)},
             "teachers": {
-                "endpoints": [self.address],
+                "endpoints": list(self.addresses),
                 "default": experiment.served[0],
                 "routes": dict(experiment.routes),
             },

@@ -1,7 +1,7 @@
 """The models of the lab and the servers that offer them."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +34,8 @@ def open_world(root: Path, form: str, progress: Progress | None = None) -> Cast:
 
 
 @contextmanager
-def served(cast: Cast, models: Sequence[str], folder: Path) -> Iterator[str]:
-    """A teacher server with `models` of the cast, in a process of its own; gives its address."""
-    with serving.served({name: cast.model(name).path for name in models}, folder) as address:
-        yield address
+def served(cast: Cast, models: Sequence[str], folder: Path, *, replicas: int = 1) -> Iterator[tuple[str, ...]]:
+    """Teacher servers with `models` of the cast, each in a process of its own; gives their addresses."""
+    paths = {name: cast.model(name).path for name in models}
+    with ExitStack() as stack:
+        yield tuple(stack.enter_context(serving.served(paths, folder / f"server-{i}")) for i in range(replicas))

@@ -60,7 +60,7 @@ def small() -> Experiment:
 @pytest.mark.parametrize("form", ["full", "quick"])
 def test_every_arm_is_a_valid_recipe(name: str, form: str, cast: Cast, tmp_path: Path) -> None:
     experiment = load_experiment(name)
-    plan = Plan(experiment, form, tmp_path, cast, "127.0.0.1:1") if form == "quick" else None
+    plan = Plan(experiment, form, tmp_path, cast, ("127.0.0.1:1",)) if form == "quick" else None
     names = [arm.name for arm in experiment.arms]
     assert len(set(names)) == len(names) and len(experiment.seeds) >= 3
     for claim in experiment.claims:
@@ -68,7 +68,7 @@ def test_every_arm_is_a_valid_recipe(name: str, form: str, cast: Cast, tmp_path:
         assert claim.rival in names or claim.rival.removeprefix("model:") in experiment.evaluated
     if plan is None:
         # The full form needs the large world only for its folders: any cast will do for the recipe.
-        plan = Plan(experiment, "full", tmp_path, _FullCast(cast.world, "full"), "127.0.0.1:1")
+        plan = Plan(experiment, "full", tmp_path, _FullCast(cast.world, "full"), ("127.0.0.1:1",))
     for arm in experiment.arms:
         (tmp_path / form / name).mkdir(parents=True, exist_ok=True)
         job = parse_settings(Recipe, {"run": str(tmp_path / "run"), **plan.recipe(arm, 0, 1e-3)})
@@ -116,9 +116,9 @@ def test_an_experiment_runs_resumes_and_is_reported(
 
 
 def test_changed_recipes_are_trained_anew(small: Experiment, cast: Cast, tmp_path: Path) -> None:
-    one = Plan(small, "quick", tmp_path, cast, "127.0.0.1:1").run(small.arms[0], 0, 1e-3)
-    elsewhere = Plan(small, "quick", tmp_path, cast, "127.0.0.1:2").run(small.arms[0], 0, 1e-3)
-    other = Plan(small, "quick", tmp_path, cast, "127.0.0.1:1").run(small.arms[0], 0, 2e-3)
+    one = Plan(small, "quick", tmp_path, cast, ("127.0.0.1:1",)).run(small.arms[0], 0, 1e-3)
+    elsewhere = Plan(small, "quick", tmp_path, cast, ("127.0.0.1:2",)).run(small.arms[0], 0, 1e-3)
+    other = Plan(small, "quick", tmp_path, cast, ("127.0.0.1:1",)).run(small.arms[0], 0, 2e-3)
     assert one.key == elsewhere.key != other.key
     one.folder.mkdir(parents=True)
     (one.folder / "summary.json").write_text("{}")

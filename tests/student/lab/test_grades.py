@@ -33,7 +33,7 @@ def plan(world: Path, tmp_path: Path) -> Plan:
         seeds=(0, 1),
         quick={**QUICK, "eval.prompts": 24},
     )
-    return Plan(experiment, "quick", tmp_path, Cast(summary, "quick"), "127.0.0.1:1")
+    return Plan(experiment, "quick", tmp_path, Cast(summary, "quick"), ("127.0.0.1:1",))
 
 
 def test_each_domain_counts_at_its_own_teachers_level(plan: Plan) -> None:
@@ -62,9 +62,9 @@ def test_a_greedy_level_of_another_recipe_is_not_read(plan: Plan) -> None:
 
 
 def test_models_are_graded_by_domain_and_only_once(plan: Plan) -> None:
-    with served(plan.cast, plan.experiment.served, plan.folder) as address:
+    with served(plan.cast, plan.experiment.served, plan.folder) as addresses:
         lines: list[str] = []
-        online = Plan(plan.experiment, plan.form, plan.root, plan.cast, address)
+        online = Plan(plan.experiment, plan.form, plan.root, plan.cast, addresses)
         levels = grade_models(online, lines.append)
     assert len(lines) == 4  # two models, two seeds
     again: list[str] = []
