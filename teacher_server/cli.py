@@ -163,7 +163,11 @@ async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None
         loop.add_signal_handler(number, server.stop)
     if port_file is not None:
         _write_atomically(port_file, f"{server.address} {server.metrics_port} {os.getpid()}\n")
-    return await server.wait()
+    code = await server.wait()
+    if server.shared.roster.loading:
+        # Everything is closed; the process would otherwise wait for a model that nobody wants any more.
+        os._exit(code)
+    return code
 
 
 def _set_threads(threads: int) -> None:

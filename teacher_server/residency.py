@@ -77,6 +77,11 @@ class Roster:
     def __iter__(self) -> Iterator[Teacher]:
         return iter(list(self._teachers.values()))
 
+    @property
+    def loading(self) -> bool:
+        """Whether a model is being read on a thread, which nothing can interrupt."""
+        return self._loading.locked()
+
     def __len__(self) -> int:
         return len(self._teachers)
 
@@ -110,7 +115,7 @@ class Roster:
             async with teacher.changing:
                 await self._start(teacher)
         except BaseException:
-            del self._teachers[name]
+            self._teachers.pop(name, None)  # gone already when the server has closed meanwhile
             await self._set_state(teacher, pb.TEACHER_STATE_UNSPECIFIED)
             raise
         return teacher

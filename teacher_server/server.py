@@ -154,6 +154,8 @@ class TeacherServer:
         await self.shared.roster.close()
         self.shared.threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self.shared.memory.close)
+        if self.shared.tracing is not None:
+            await asyncio.to_thread(self.shared.tracing.close)
         if self._metrics_server is not None:
             await asyncio.to_thread(self._metrics_server.shutdown)
             self._metrics_server.server_close()

@@ -24,6 +24,7 @@ class Tracing:
     """
 
     def __init__(self, provider: Any) -> None:
+        self._provider = provider
         self._tracer = provider.get_tracer("opd.teacher_server")
         # Monotonic readings become wall-clock nanoseconds by one offset, so that spans never overlap falsely.
         self._offset = time.time_ns() - int(time.monotonic() * 1e9)
@@ -75,6 +76,10 @@ class Tracing:
         if error:
             span.set_status(Status(StatusCode.ERROR, error))
         span.end(self._wall(ended))
+
+    def close(self) -> None:
+        """Export what waits to be exported; may take seconds where the collector does not answer."""
+        self._provider.shutdown()
 
     def _child(self, name: str, context: Any, start: float, end: float, attributes: dict[str, Any]) -> None:
         span = self._tracer.start_span(name, context=context, start_time=self._wall(start), attributes=attributes)

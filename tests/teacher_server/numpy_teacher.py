@@ -25,6 +25,8 @@ class NumpyEngine:
     def __init__(
         self, model: str = "numpy", *, vocab: int = VOCAB, hidden: int = 8, seed: int = 0, seconds: float = 0.0
     ) -> None:
+        if model == "slow":
+            time.sleep(120)
         self.model = model
         self.vocab, self.hidden = vocab, hidden
         self.seconds_per_batch = seconds

@@ -17,8 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opd.wire.channel import open_channel
 from opd.wire.request import build_score_request
 from opd.wire.types import PayloadSpec
+from opd.wire.v1 import admin_pb2, admin_pb2_grpc, teacher_pb2_grpc
 from opd.wire.v1 import teacher_pb2 as pb
-from opd.wire.v1 import teacher_pb2_grpc
 
 SAMPLED = PayloadSpec.sampled()
 
@@ -83,6 +83,24 @@ def test_sigint_while_loading_gives_up_at_once(launch: Callable[..., Any], tmp_p
         time.sleep(0.05)
     process.popen.send_signal(signal.SIGINT)
     assert process.popen.wait(30) == 0
+
+
+def test_sigterm_does_not_wait_for_a_model_that_an_operator_loads(launch: Callable[..., Any], tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.yaml"
+    tokens.write_text("- {name: op, token: operator-secret-1, scopes: [admin]}\n")
+    process = launch("--tokens", str(tokens), "--grace", "0.1")
+    with grpc.insecure_channel(process.address) as channel:
+        stub = admin_pb2_grpc.AdminServiceStub(channel)
+        meta = (("authorization", "Bearer operator-secret-1"),)
+        loading = stub.LoadTeacher.future(admin_pb2.LoadTeacherRequest(teacher="u", model="slow"), metadata=meta)
+        end = time.monotonic() + 30
+        while '"action": "load"' not in process.lines() and time.monotonic() < end:
+            time.sleep(0.02)
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.popen.wait(60) == 0
+        with pytest.raises(grpc.RpcError):
+            loading.result(30)
+    assert "Traceback" not in process.lines()
 
 
 def test_a_taken_port_is_one_sentence_and_its_own_exit_code(launch: Callable[..., Any]) -> None:
