@@ -3,6 +3,7 @@
 import yaml
 
 from opd.tasks.build import build_prompts
+from opd.tasks.source import PromptSource
 from student.needs import Needs
 from student.plugins import build_plugins
 from student.recipe import Recipe
@@ -26,14 +27,14 @@ def check(recipe: Recipe, *, offline: bool) -> str:
             source.prompts("train", 1)
             if recipe.eval.prompts:
                 source.prompts("heldout", recipe.eval.prompts)
+            lines.append(_shake_hands(recipe, plugins.needs, source))
         finally:
             source.close()
-        lines.append(_shake_hands(recipe, plugins.needs))
     return "\n".join(lines)
 
 
-def _shake_hands(recipe: Recipe, needs: Needs) -> str:
-    from student.handshake import shake_hands
+def _shake_hands(recipe: Recipe, needs: Needs, source: PromptSource) -> str:
+    from student.handshake import check_routes, shake_hands
     from student.job import connect
     from student.model import load_tokenizer
 
@@ -42,6 +43,7 @@ def _shake_hands(recipe: Recipe, needs: Needs) -> str:
         return "no teachers needed"
     with fleet:
         infos = shake_hands(fleet, recipe, needs, load_tokenizer(recipe.model.path, recipe.model.revision))
+        check_routes(recipe, sorted(fleet.teachers()), source)
     return "\n".join(f"teacher {name}: {info.engine}, {info.model}, fits" for name, info in infos.items())
 
 

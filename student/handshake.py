@@ -90,14 +90,22 @@ def shake_hands(
 
 
 def check_routes(recipe: Recipe, served: Sequence[str], source: PromptSource) -> None:
-    """Route the first training prompts and all held-out ones: an unmapped prompt stops the run before its first step.
+    """Route every pair (teacher, domain) that a prompt can carry: an unmapped one stops the run before its first step.
+
+    Where the source cannot tell its pairs, the first training prompts and all held-out ones are routed; a later prompt
+    without a teacher stops the run with the state saved.
 
     Raises:
-        ConfigError: naming the prompt.
+        ConfigError: naming the pair or the prompt.
     """
     if recipe.teachers is None:
         return
     router = build_router(recipe.teachers, served)
+    labels = source.labels()
+    if labels is not None:
+        for teacher, domain in sorted(labels, key=str):
+            router.route({"teacher": teacher, "domain": domain})
+        return
     for prompt in source.prompts("train", _ROUTED_PROMPTS):
         destination(router, prompt)
     for prompt in source.prompts("heldout", recipe.eval.prompts):

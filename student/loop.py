@@ -19,13 +19,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from opd.errors import CancelledError, CheckpointError, OutageError
+from opd.errors import CancelledError, CheckpointError, ConfigError, DataError, OutageError
 from opd.fleet.metrics import register_metrics
 from opd.fleet.outage import Outage, OutageHooks
 from student.checkpoint import latest_checkpoint, save_checkpoint
 from student.controllers import EvalReport, StepReport
 from student.job import Job, build_job, fleet_fingerprints
-from student.plan import plan_step
+from student.plan import StepPlan, plan_step
 from student.recipe import Recipe
 from student.rollout.transformers import rollout
 from student.row import Row
@@ -170,17 +170,11 @@ class _Run:
         )
         for controller in job.controllers:
             plan = controller.plan(plan)
-        with clock.stage("rollout"):
-            rows = rollout(
-                job.learner.student.lm,
-                job.tokenizer,
-                plan.shard(job.accelerator.process_index, job.accelerator.num_processes).rows,
-                job.services.rollout_spec,
-                policy_version=self.updates,
-                on_row=job.scorer.submit,
-            )
-        with clock.stage("wait_teacher"):
-            job.scorer.collect(rows, poll=self.interrupts.poll)
+        try:
+            rows = self._scored(plan, clock)
+        except (ConfigError, DataError) as error:
+            # No update has begun: the state is that of the last step.
+            raise type(error)(f"{error} The state is saved in {self._save()}; continue with --resume.") from error
         sampled = sum(row.length for row in rows)
         costs = job.services.costs
         costs.sampled("train", rows)
@@ -204,6 +198,22 @@ class _Run:
         metrics["tokens_per_second"] = sampled / seconds if seconds else 0.0
         if job.accelerator.is_main_process:
             self.sinks.step(self.updates, metrics, clock.seconds)
+
+    def _scored(self, plan: StepPlan, clock: StageClock) -> list[Row]:
+        """Sample this rank's rows of the plan, each scored from the moment it is finished."""
+        job = self.job
+        with clock.stage("rollout"):
+            rows = rollout(
+                job.learner.student.lm,
+                job.tokenizer,
+                plan.shard(job.accelerator.process_index, job.accelerator.num_processes).rows,
+                job.services.rollout_spec,
+                policy_version=self.updates,
+                on_row=job.scorer.submit,
+            )
+        with clock.stage("wait_teacher"):
+            job.scorer.collect(rows, poll=self.interrupts.poll)
+        return rows
 
     def _periodic(self, metrics: dict[str, float], clock: StageClock) -> None:
         last = self.updates == self.recipe.train.steps

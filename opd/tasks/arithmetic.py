@@ -12,6 +12,7 @@ from pydantic import Field
 
 from opd.config import Settings
 from opd.tasks.prompt import Prompt
+from opd.tasks.source import Labels
 from opd.tasks.verdict import Verdict
 
 
@@ -57,6 +58,10 @@ class Arithmetic:
         """Compare what follows the last colon with the result."""
         result = completion.rpartition(":")[2].strip()
         return Verdict.of(result == prompt.answer, f"the result is {prompt.answer}, not {result[:40]!r}")
+
+    def labels(self) -> Labels:
+        """All problems carry the domain of the operation and no teacher."""
+        return frozenset({(None, self.domain)})
 
     def close(self) -> None:
         """Nothing to release."""

@@ -16,6 +16,7 @@ from pydantic import Field
 from opd.config import Settings
 from opd.errors import ConfigError
 from opd.tasks.prompt import Prompt
+from opd.tasks.source import Labels
 from opd.tasks.verdict import Verdict
 from opd.tasks.worker import CheckFailed, Worker
 
@@ -75,6 +76,10 @@ class ReasoningGym:
             return Verdict.score(self._worker.ask(request)["score"])
         except CheckFailed as error:
             return Verdict.unknown(str(error))
+
+    def labels(self) -> Labels:
+        """All problems carry the domain of the data set and no teacher."""
+        return frozenset({(None, self.options.dataset)})
 
     def close(self) -> None:
         """Stop the worker process."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from opd.tasks.prompt import Prompt
-from opd.tasks.source import PromptSource, Split
+from opd.tasks.source import Labels, PromptSource, Split
 from opd.tasks.verdict import Verdict
 
 _PART = "part"
@@ -43,6 +43,12 @@ class MixedSource:
         if not isinstance(part, int) or not 0 <= part < len(self._sources):
             return Verdict.unknown("the prompt does not come from this mix")
         return self._sources[part].verify(prompt, completion)
+
+    def labels(self) -> Labels | None:
+        """See `PromptSource.labels`; unknown when one source's are."""
+        found = [source.labels() for source in self._sources]
+        known = [labels for labels in found if labels is not None]
+        return frozenset().union(*known) if len(known) == len(found) else None
 
     def close(self) -> None:
         """See `PromptSource.close`."""

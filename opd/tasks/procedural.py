@@ -9,7 +9,7 @@ from opd.errors import DataError
 from opd.tasks.prompt import Prompt
 from opd.tasks.registry import TASKS
 from opd.tasks.settings import TaskSettings
-from opd.tasks.source import Split
+from opd.tasks.source import Labels, Split
 from opd.tasks.verdict import Verdict, guarded
 
 HELDOUT_SHARE = 8
@@ -20,7 +20,11 @@ _PATIENCE = 200
 
 
 class Task(Protocol):
-    """What a procedural task provides: a class with its settings, made as `Task(settings)`."""
+    """What a procedural task provides: a class with its settings, made as `Task(settings)`.
+
+    A task may also have `labels() -> Labels`, every pair (teacher, domain) that `draw` can give its problems. Without
+    it only the first prompts can be checked for a teacher before a run.
+    """
 
     Options: ClassVar[type[Settings]]
 
@@ -68,6 +72,16 @@ class ProceduralSource:
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `PromptSource.verify`."""
         return guarded(self.task.verify, prompt, completion)
+
+    def labels(self) -> Labels | None:
+        """See `PromptSource.labels`; what the settings fix, else what the task declares."""
+        settings = self._settings
+        if settings.teacher is not None:
+            return frozenset({(settings.teacher, settings.domain)})
+        declared = getattr(self.task, "labels", None)
+        if declared is None:
+            return None
+        return frozenset((teacher, settings.domain or domain or settings.task) for teacher, domain in declared())
 
     def close(self) -> None:
         """See `PromptSource.close`."""

@@ -10,6 +10,8 @@ from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 
 Split = Literal["train", "heldout"]
+Labels = frozenset[tuple[str | None, str | None]]
+"""Pairs of (teacher, domain)."""
 
 
 @runtime_checkable
@@ -28,6 +30,13 @@ class PromptSource(Protocol):
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """Judge a completion of one of this source's prompts; unknown where that is not possible, never raises."""
+        ...
+
+    def labels(self) -> Labels | None:
+        """Every pair (teacher, domain) that a prompt of either split can carry; None where that is not known.
+
+        It decides before the first step whether every prompt has a teacher.
+        """
         ...
 
     def close(self) -> None:

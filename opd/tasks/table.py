@@ -12,7 +12,7 @@ from opd.errors import DataError
 from opd.tasks.prompt import Prompt
 from opd.tasks.registry import VERIFIERS
 from opd.tasks.settings import DatasetSettings, FileSettings
-from opd.tasks.source import Split
+from opd.tasks.source import Labels, Split
 from opd.tasks.verdict import Verdict, Verifier, guarded
 
 
@@ -37,6 +37,10 @@ class TableSource:
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `PromptSource.verify`."""
         return guarded(self._verifier.verify, prompt, completion)
+
+    def labels(self) -> Labels:
+        """See `PromptSource.labels`; looks at every row."""
+        return frozenset((prompt.teacher, prompt.domain) for prompt in (*self._train, *self._heldout))
 
     def close(self) -> None:
         """See `PromptSource.close`."""

@@ -13,6 +13,7 @@ from pydantic import Field
 from opd.config import Settings
 from opd.tasks.arithmetic import Addition, Arithmetic, ArithmeticOptions, Multiplication, Subtraction
 from opd.tasks.prompt import Prompt
+from opd.tasks.source import Labels
 from opd.tasks.verdict import Verdict
 
 _OPERATIONS: dict[str, type[Arithmetic]] = {
@@ -29,6 +30,10 @@ class _WholeAnswer:
 
     def _prompt(self, text: str, solution: str, answer: str) -> Prompt:
         return Prompt.make(f"{text}=", answer=answer, domain=self.domain, extra={"solution": solution})
+
+    def labels(self) -> Labels:
+        """All problems carry the domain of the task and no teacher."""
+        return frozenset({(None, self.domain)})
 
     def close(self) -> None:
         """Nothing to release."""

@@ -1,8 +1,11 @@
 """Teachers by prompt and several teachers on one row, over a real server that holds two models."""
 
 import json
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,9 @@ import torch
 
 from opd import TeacherFleet
 from opd.errors import ConfigError
+from opd.tasks.arithmetic import Addition
 from opd.tasks.build import build_prompts
+from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.job import build_job
 from student.loop import train
@@ -173,3 +178,55 @@ def test_an_unmapped_prompt_or_an_impossible_mixture_stops_the_run_before_its_fi
     with pytest.raises(ConfigError, match=words):
         train(recipe)
     assert not recipe.run.exists()
+
+
+def test_an_unmapped_prompt_anywhere_in_a_file_stops_the_run_before_its_first_step(
+    make_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    rows = [{"prompt": f"{i}+1=", "domain": "sums"} for i in range(3000)] + [{"prompt": "1-1=", "domain": "rare"}]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    recipe = make_recipe(
+        prompts={"file": str(file), "verifier": "exact"}, teachers={"default": None, "routes": {"sums": "teacher"}}
+    )
+    with pytest.raises(ConfigError, match="rare"):
+        train(recipe)
+    assert not recipe.run.exists()
+
+
+class Surprising(Addition):
+    """Additions of which some, undeclared, are of another domain."""
+
+    labels = None  # type: ignore[assignment]
+
+    def draw(self, random: Any) -> Prompt:
+        drawn = super().draw(random)
+        rare = drawn.content_hash % 11 == 3
+        return Prompt.make(str(drawn.text), answer=drawn.answer, domain="rare" if rare else "sums", extra=drawn.extra)
+
+
+def test_an_unmapped_prompt_that_nobody_declared_stops_the_run_with_its_state_saved(
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, hashes: Callable[[Path], dict[str, str]]
+) -> None:
+    monkeypatch.setitem(sys.modules, "surprising", SimpleNamespace(Surprising=Surprising))
+    common: dict[str, Any] = {
+        "prompts": {"task": "surprising:Surprising", "options": {"digits": 2}},
+        "rollout": {"prompts_per_step": 2},
+        "train": {"steps": 24, "checkpoint_every": 0},
+        "eval": {"prompts": 0},
+    }
+    recipe = make_recipe(teachers={"default": None, "routes": {"sums": "teacher"}}, **common)
+    prompts = build_prompts(recipe.prompts, seed=recipe.seed).prompts("train", 48)
+    step = next(i for i, prompt in enumerate(prompts) if prompt.domain == "rare") // 2
+    assert step > 0
+    common["train"] = {**common["train"], "steps": step + 1}
+    recipe = make_recipe(teachers={"default": None, "routes": {"sums": "teacher"}}, **common)
+    monkeypatch.setattr("student.handshake._ROUTED_PROMPTS", 1)
+    with pytest.raises(ConfigError, match=rf"'rare'.* saved in .*step-{step:06d}; continue with --resume") as caught:
+        train(recipe)
+    assert caught.value.exit_code == 2
+    mapped = make_recipe(teachers={"default": "teacher", "routes": {}}, **common)
+    resumed = train(mapped, resume=True)
+    calm = train(make_recipe(run=str(recipe.run) + "2", teachers={"default": "teacher", "routes": {}}, **common))
+    ended, expected = (hashes(Path(summary["checkpoint"]) / "model") for summary in (resumed, calm))
+    assert ended == expected and ended

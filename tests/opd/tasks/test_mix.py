@@ -34,3 +34,9 @@ def test_completions_go_to_the_verifier_of_their_source():
 def test_positions_in_the_mix_are_random_access():
     whole = build_prompts(MIX, seed=0).prompts("train", 30)
     assert build_prompts(MIX, seed=0).prompts("train", 7, start=13) == whole[13:20]
+
+
+def test_labels_are_those_of_all_sources():
+    assert build_prompts(MIX, seed=0).labels() == {("a", None), ("b", None)}
+    unnamed = MixSettings(mix=[TaskSettings(task="addition"), TaskSettings(task="restate", domain="long")])
+    assert build_prompts(unnamed, seed=0).labels() == {(None, "addition"), (None, "long")}

@@ -54,3 +54,19 @@ def test_sources_satisfy_the_protocol_and_unknown_tasks_are_named():
     assert isinstance(source_of(), PromptSource)
     with pytest.raises(ConfigError, match=r"no task 'additon'; did you mean 'addition'"):
         build_prompts(TaskSettings(task="additon"), seed=0)
+
+
+@pytest.mark.parametrize("task", ["addition", "subtraction", "multiplication", "restate", "running_sum", "parts"])
+@pytest.mark.parametrize("named", [{}, {"domain": "maths"}])
+def test_no_prompt_has_a_label_that_the_source_did_not_declare(task, named):
+    source = build_prompts(TaskSettings(task=task, **named), seed=0)
+    prompts = source.prompts("train", 50) + source.prompts("heldout", 5)
+    assert {(prompt.teacher, prompt.domain) for prompt in prompts} == source.labels()
+
+
+def test_a_task_that_declares_nothing_has_unknown_labels_unless_the_settings_name_the_teacher(monkeypatch):
+    from opd.tasks.arithmetic import Arithmetic
+
+    monkeypatch.delattr(Arithmetic, "labels")
+    assert source_of().labels() is None
+    assert build_prompts(TaskSettings(task="addition", teacher="t"), seed=0).labels() == {("t", None)}

@@ -141,3 +141,10 @@ def test_bad_prompt_settings_are_one_sentence():
         parse_settings(Recipe, {"prompts": {"file": "p.jsonl", "verifer": "math"}})
     with pytest.raises(ConfigError, match="verifier 'maths'; did you mean 'math'"):
         build_prompts(FileSettings(file="p.jsonl", verifier="maths"), seed=0)
+
+
+def test_labels_are_those_of_every_row(tmp_path):
+    rows = [{"prompt": f"question {i}", "teacher": "a", "domain": "x"} for i in range(2000)]
+    rows += [{"prompt": "the last one", "domain": "rare"}]
+    source = build_prompts(FileSettings(file=write_jsonl(tmp_path / "p.jsonl", rows)), seed=0)
+    assert source.labels() == {("a", "x"), (None, "rare")}
