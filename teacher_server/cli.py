@@ -151,9 +151,15 @@ async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None
     server = TeacherServer(settings, engine_factory(settings))
     loop = asyncio.get_running_loop()
     starting = asyncio.current_task()
+
+    def give_up() -> None:
+        """Until it serves there is nothing to drain."""
+        server.shared.roster.closing = True
+        if starting is not None:
+            starting.cancel()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        # Until it serves there is nothing to drain: the load is given up.
-        loop.add_signal_handler(number, lambda: starting.cancel() if starting is not None else None)
+        loop.add_signal_handler(number, give_up)
     try:
         await server.start(teachers)
     except asyncio.CancelledError:

@@ -46,6 +46,9 @@ class Roster:
         on_state: awaited whenever a teacher's state changed; its state is 0 after it was unloaded.
         on_fatal: called with a sentence when the process should end.
         on_batch: called on a worker's thread after each batch: teacher, sequences, tokens, seconds.
+
+    Attributes:
+        closing: set when the process is about to end: nothing is waited for any more.
     """
 
     def __init__(
@@ -194,7 +197,7 @@ class Roster:
         async with self.use(name) as teacher, self._loading:
             worker = teacher.running()
             before = teacher.info.weights_hash
-            exchange = await _finish(asyncio.to_thread(prepare, worker.engine, folder))
+            exchange = await self._finish(asyncio.to_thread(prepare, worker.engine, folder))
             try:
                 await asyncio.wrap_future(
                     worker.call(lambda engine: swap(engine, exchange, folder, lambda: self._test(engine, name)))
@@ -235,7 +238,7 @@ class Roster:
             needed = await asyncio.to_thread(weight_bytes, teacher.model)
             await self._reserve(teacher, needed)
             try:
-                engine = await _finish(asyncio.to_thread(self._build, teacher), lambda unwanted: unwanted.close())
+                engine = await self._finish(asyncio.to_thread(self._build, teacher), lambda unwanted: unwanted.close())
             except BaseException:
                 teacher.held_bytes = 0
                 raise
@@ -327,7 +330,11 @@ class Roster:
     async def _put_to_sleep(self, teacher: Teacher) -> None:
         # The state changes first: a request that arrives meanwhile waits for the room and wakes it again.
         await self._set_state(teacher, pb.TEACHER_STATE_ASLEEP)
-        await asyncio.wrap_future(teacher.running().call(lambda engine: engine.sleep()))
+        try:
+            await asyncio.wrap_future(teacher.running().call(lambda engine: engine.sleep()))
+        except Exception as error:
+            await self._set_state(teacher, pb.TEACHER_STATE_READY)
+            raise UnavailableError(f"teacher {teacher.name!r} cannot be put to sleep: {plain(error)}") from error
         teacher.held_bytes = 0
 
     def _dead(self, teacher: Teacher, reason: str) -> None:
@@ -354,26 +361,26 @@ class Roster:
         except Exception as error:
             self._on_fatal(f"teacher {teacher.name!r} could not be restarted: {error}")
 
+    async def _finish(self, work: Coroutine[Any, Any, R], discard: Callable[[R], None] = lambda _: None) -> R:
+        """The result of work on a thread, which cannot be interrupted: a cancelled caller waits for its end too.
+
+        Args:
+            work: to be awaited.
+            discard: called with the result when nobody wants it any more.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not self.closing:  # else the process ends, and the thread with it
+                await asyncio.wait((task,))
+                if not task.cancelled() and task.exception() is None:
+                    discard(task.result())
+            raise
+
     async def _set_state(self, teacher: Teacher, state: int) -> None:
         teacher.state = state
         await self._on_state(teacher)
-
-
-async def _finish(work: Coroutine[Any, Any, R], discard: Callable[[R], None] = lambda _: None) -> R:
-    """The result of work on a thread, which cannot be interrupted: a caller that is cancelled waits for its end too.
-
-    Args:
-        work: to be awaited.
-        discard: called with the result when nobody wants it any more.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait((task,))
-        if not task.cancelled() and task.exception() is None:
-            discard(task.result())
-        raise
 
 
 def _call_if_open(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:

@@ -77,7 +77,7 @@ def test_a_second_signal_ends_the_grace(launch: Callable[..., Any], items: Any) 
 
 
 def test_sigint_while_loading_gives_up_at_once(launch: Callable[..., Any], tmp_path: Path) -> None:
-    process = launch("--engine-option", "seconds=1", wait=False)
+    process = launch(wait=False, model="t=slow")
     end = time.monotonic() + 60
     while "listening" not in process.lines() and time.monotonic() < end:
         time.sleep(0.05)

@@ -370,6 +370,11 @@ async def test_a_teacher_that_cannot_be_woken_says_why_and_gives_its_room_back(s
     assert client.server.shared.roster.get("t").held_bytes == 0
     del engine.wake
     await client.score(items(1), SAMPLED)
+    engine.sleep = engine.wake = lambda: (_ for _ in ()).throw(RuntimeError("no host memory"))
+    with pytest.raises(UnavailableError, match="cannot be put to sleep: RuntimeError: no host memory"):
+        await client.server.shared.roster.sleep("t")
+    assert client.server.shared.roster.get("t").state == pb.TEACHER_STATE_READY
+    await client.score(items(1), SAMPLED)
 
 
 async def test_one_answer_never_mixes_two_sets_of_weights(start: Any, items: Any, tmp_path: Path) -> None:
