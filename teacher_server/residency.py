@@ -2,16 +2,14 @@
 
 All methods run on the event loop; what takes time runs on a worker's thread or a loader thread. Requests to an awake
 teacher take no lock. Three kinds order the rest: a teacher's `changing`, for what happens to that teacher; then the
-loader's, because models are read one at a time; then the room's, for who holds how much of the memory budget, which
-is held while teachers are put to sleep, but never while one is loaded or woken.
+loader's, because models are read one at a time; then the room's (`teacher_server.room`).
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
 from opd.errors import (
     ConfigError,
@@ -22,15 +20,15 @@ from opd.errors import (
     UnavailableError,
 )
 from opd.wire.v1 import teacher_pb2 as pb
-from teacher_server.engines.base import Engine
+from teacher_server.engines.base import Engine, Exchange
 from teacher_server.faults import FaultPoints
 from teacher_server.logs import log, plain
+from teacher_server.room import Room, finish
 from teacher_server.settings import EngineSettings, LimitSettings
 from teacher_server.teacher import Teacher, self_test
 from teacher_server.weights import LostWeightsError, prepare, swap, weight_bytes
 from teacher_server.worker import DeviceTurn, EngineWorker
 
-R = TypeVar("R")
 EngineFactory = Callable[[str], Engine]
 """Builds an engine for a model path or hub id; slow, called on a thread."""
 
@@ -70,7 +68,7 @@ class Roster:
         self._on_fatal = on_fatal
         self._on_batch = on_batch
         self._teachers: dict[str, Teacher] = {}
-        self._room = asyncio.Lock()
+        self._room = Room(engine.memory_budget_bytes, lambda: self, self._set_state)
         # Libraries that load models set process-wide defaults while they do: one at a time.
         self._loading = asyncio.Lock()
         self._turn = DeviceTurn()
@@ -155,7 +153,7 @@ class Roster:
             if teacher.state == pb.TEACHER_STATE_ASLEEP:
                 async with teacher.changing:
                     if teacher.state == pb.TEACHER_STATE_ASLEEP:
-                        await self._wake(teacher)
+                        await self._room.wake(teacher)
             teacher.require_ready()
             yield teacher
         finally:
@@ -170,13 +168,8 @@ class Roster:
             OverloadedError: when calls are in flight.
         """
         teacher = self.get(name)
-        async with teacher.changing, self._room:
-            if teacher.state == pb.TEACHER_STATE_ASLEEP:
-                return
-            teacher.require_ready()
-            if teacher.in_flight:
-                raise OverloadedError(f"teacher {name!r} has {teacher.in_flight} calls in flight; retry later.", 1.0)
-            await self._put_to_sleep(teacher)
+        async with teacher.changing:
+            await self._room.put_to_sleep(teacher)
 
     async def wake(self, name: str) -> None:
         """Bring a sleeping teacher back now rather than at its next request."""
@@ -195,24 +188,29 @@ class Roster:
             UnavailableError: when the old weights cannot be brought back; the teacher is then failed.
         """
         async with self.use(name) as teacher, self._loading:
-            worker = teacher.running()
-            before = teacher.info.weights_hash
-            exchange = await self._finish(asyncio.to_thread(prepare, worker.engine, folder))
-            try:
-                await asyncio.wrap_future(
-                    worker.call(lambda engine: swap(engine, exchange, folder, lambda: self._test(engine, name)))
-                )
-            except LostWeightsError as error:
-                teacher.reason = str(error)
-                await self._set_state(teacher, pb.TEACHER_STATE_FAILED)
-                log("error", "weights lost", teacher=name, reason=error)
-                raise UnavailableError(f"teacher {name!r} has failed: {error}") from error
-            except Exception as error:
-                log("warning", "weights refused", teacher=name, weights_hash=before, reason=error)
-                raise
-            await self._on_state(teacher)
-            log("info", "weights replaced", teacher=name, weights_hash=teacher.info.weights_hash)
+            engine = teacher.running().engine
+            exchange = await finish(asyncio.to_thread(prepare, engine, folder), wanted=lambda: not self.closing)
+            await finish(self._swap(teacher, exchange, folder))
             return teacher.info.weights_hash
+
+    async def _swap(self, teacher: Teacher, exchange: Exchange, folder: Path) -> None:
+        before = teacher.info.weights_hash
+        try:
+            await asyncio.wrap_future(
+                teacher.running().call(
+                    lambda engine: swap(engine, exchange, folder, lambda: self._test(engine, teacher.name))
+                )
+            )
+        except LostWeightsError as error:
+            teacher.reason = str(error)
+            await self._set_state(teacher, pb.TEACHER_STATE_FAILED)
+            log("error", "weights lost", teacher=teacher.name, reason=error)
+            raise UnavailableError(f"teacher {teacher.name!r} has failed: {error}") from error
+        except Exception as error:
+            log("warning", "weights refused", teacher=teacher.name, weights_hash=before, reason=error)
+            raise
+        await self._on_state(teacher)
+        log("info", "weights replaced", teacher=teacher.name, weights_hash=teacher.info.weights_hash)
 
     async def close(self) -> None:
         """Free all teachers."""
@@ -236,12 +234,8 @@ class Roster:
         loop = asyncio.get_running_loop()
         async with self._loading:
             needed = await asyncio.to_thread(weight_bytes, teacher.model)
-            await self._reserve(teacher, needed)
-            try:
-                engine = await self._finish(asyncio.to_thread(self._build, teacher), lambda unwanted: unwanted.close())
-            except BaseException:
-                teacher.held_bytes = 0
-                raise
+            await self._room.reserve(teacher, needed)
+            engine = await self._load_engine(teacher)
         teacher.worker = EngineWorker(
             teacher.name,
             engine,
@@ -261,6 +255,16 @@ class Roster:
             await asyncio.to_thread(worker.close)
             raise
         log("info", "teacher ready", teacher=teacher.name, weights_hash=engine.info.weights_hash)
+
+    async def _load_engine(self, teacher: Teacher) -> Engine:
+        building = asyncio.ensure_future(asyncio.to_thread(self._build, teacher))
+        try:
+            return await finish(building, wanted=lambda: not self.closing)
+        except BaseException:
+            teacher.held_bytes = 0
+            if building.done() and not building.cancelled() and building.exception() is None:
+                building.result().close()  # nobody wants it any more
+            raise
 
     def _build(self, teacher: Teacher) -> Engine:
         try:
@@ -283,59 +287,18 @@ class Roster:
 
     async def _settle(self, teacher: Teacher) -> None:
         """Give a loaded teacher the room that it really takes, or let it sleep until there is some."""
-        if self._settings.memory_budget_bytes and not teacher.weight_bytes:
+        if self._room.budget and not teacher.weight_bytes:
             raise ConfigError(
                 f"nobody knows how many bytes teacher {teacher.name!r} takes, so it cannot count against "
                 "memory_budget_bytes; give a model folder with safetensors, or set no budget."
             )
         try:
-            await self._reserve(teacher, teacher.weight_bytes)
+            await self._room.reserve(teacher, teacher.weight_bytes)
         except OverloadedError:
-            async with self._room:
-                await self._put_to_sleep(teacher)
+            await self._room.put_to_sleep(teacher)
             return
         if teacher.state == pb.TEACHER_STATE_LOADING:
             await self._set_state(teacher, pb.TEACHER_STATE_READY)
-
-    async def _wake(self, teacher: Teacher) -> None:
-        await self._reserve(teacher, teacher.weight_bytes)
-        try:
-            await asyncio.wrap_future(teacher.running().call(lambda engine: engine.wake()))
-        except Exception as error:
-            teacher.held_bytes = 0
-            raise UnavailableError(f"teacher {teacher.name!r} cannot be woken: {plain(error)}") from error
-        if teacher.state == pb.TEACHER_STATE_ASLEEP:
-            await self._set_state(teacher, pb.TEACHER_STATE_READY)
-
-    async def _reserve(self, teacher: Teacher, needed: int) -> None:
-        """Promise a teacher `needed` bytes of the budget; the least recently used idle ones sleep for it.
-
-        Loading and waking happen under the promise but not under the lock, so that they hold up nobody.
-
-        Raises:
-            ConfigError: when the budget is smaller than that.
-            OverloadedError: when busy teachers hold the memory.
-        """
-        budget = self._settings.memory_budget_bytes
-        if budget and needed > budget:
-            raise ConfigError(f"teacher {teacher.name!r} needs {needed} bytes, but the memory budget is {budget}.")
-        async with self._room:
-            while budget and sum(t.held_bytes for t in self if t is not teacher) + needed > budget:
-                idle = [t for t in self if t is not teacher and t.state == pb.TEACHER_STATE_READY and not t.in_flight]
-                if not idle:
-                    raise OverloadedError(f"no memory for teacher {teacher.name!r}: the others are all in use.", 1.0)
-                await self._put_to_sleep(min(idle, key=lambda t: t.last_used))
-            teacher.held_bytes = needed
-
-    async def _put_to_sleep(self, teacher: Teacher) -> None:
-        # The state changes first: a request that arrives meanwhile waits for the room and wakes it again.
-        await self._set_state(teacher, pb.TEACHER_STATE_ASLEEP)
-        try:
-            await asyncio.wrap_future(teacher.running().call(lambda engine: engine.sleep()))
-        except Exception as error:
-            await self._set_state(teacher, pb.TEACHER_STATE_READY)
-            raise UnavailableError(f"teacher {teacher.name!r} cannot be put to sleep: {plain(error)}") from error
-        teacher.held_bytes = 0
 
     def _dead(self, teacher: Teacher, reason: str) -> None:
         if self.closing or teacher.worker is None:
@@ -360,23 +323,6 @@ class Roster:
             teacher.reason = ""
         except Exception as error:
             self._on_fatal(f"teacher {teacher.name!r} could not be restarted: {error}")
-
-    async def _finish(self, work: Coroutine[Any, Any, R], discard: Callable[[R], None] = lambda _: None) -> R:
-        """The result of work on a thread, which cannot be interrupted: a cancelled caller waits for its end too.
-
-        Args:
-            work: to be awaited.
-            discard: called with the result when nobody wants it any more.
-        """
-        task = asyncio.ensure_future(work)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if not self.closing:  # else the process ends, and the thread with it
-                await asyncio.wait((task,))
-                if not task.cancelled() and task.exception() is None:
-                    discard(task.result())
-            raise
 
     async def _set_state(self, teacher: Teacher, state: int) -> None:
         teacher.state = state

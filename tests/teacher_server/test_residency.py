@@ -377,6 +377,61 @@ async def test_a_teacher_that_cannot_be_woken_says_why_and_gives_its_room_back(s
     await client.score(items(1), SAMPLED)
 
 
+@pytest.mark.parametrize("step", ["wake", "sleep"])
+async def test_a_call_cancelled_while_teachers_change_places_leaves_the_books_right(
+    step: str, start: Any, items: Any, numpy_engine: Any, tmp_path: Path
+) -> None:
+    moving, go_on = threading.Event(), threading.Event()
+    client = await start(folders(tmp_path, a=100, b=100), engine={"memory_budget_bytes": 150})
+    roster = client.server.shared.roster
+    engine = client.engines[str(tmp_path / ("a" if step == "wake" else "b"))]
+
+    def slowly() -> None:
+        moving.set()
+        go_on.wait(60)
+        engine.asleep = step == "sleep"
+
+    setattr(engine, step, slowly)
+    call = asyncio.create_task(roster.wake("a"))
+    await asyncio.to_thread(moving.wait, 60)
+    call.cancel()
+    await asyncio.sleep(0.05)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    delattr(engine, step)
+    assert sum(t.held_bytes for t in roster if t.state == pb.TEACHER_STATE_ASLEEP) == 0
+    for name in "abab":
+        await client.score(items(1), SAMPLED, teacher=name)
+        assert {t.name: t.held_bytes for t in roster} == {"a": 0, "b": 0, name: 100}
+    await client.settled()
+
+
+async def test_a_swap_whose_caller_leaves_is_finished_and_told(start: Any, items: Any, tmp_path: Path) -> None:
+    client = await start()
+    spoiled = weights(tmp_path / "w", 5)
+    (spoiled / "seed").write_text("5 nan")
+    engine, swapping, go_on = client.engines["numpy"], threading.Event(), threading.Event()
+
+    def prepare(folder: Path) -> Any:
+        def exchange() -> None:
+            swapping.set()
+            go_on.wait(60)
+            engine._weights(5, True)
+
+        return exchange
+
+    engine.prepare_weights = prepare
+    call = asyncio.create_task(client.server.shared.roster.update_weights("t", spoiled))
+    await asyncio.to_thread(swapping.wait, 60)
+    call.cancel()
+    await asyncio.sleep(0.05)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await health(client, "t") == health_pb2.HealthCheckResponse.NOT_SERVING  # its old weights are lost
+
+
 async def test_one_answer_never_mixes_two_sets_of_weights(start: Any, items: Any, tmp_path: Path) -> None:
     client = await start(limits={"max_batch_sequences": 1})
     engine = client.engines["numpy"]

@@ -1,0 +1,132 @@
+"""Who holds how much of the memory budget: teachers sleep so that others have room."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from opd.errors import ConfigError, OverloadedError, UnavailableError
+from opd.wire.v1 import teacher_pb2 as pb
+from teacher_server.engines.base import Engine
+from teacher_server.logs import plain
+from teacher_server.teacher import Teacher
+
+R = TypeVar("R")
+
+
+class Room:
+    """The memory budget of a server.
+
+    Its lock is held while teachers are put to sleep, but never while one is loaded or woken: those hold a promise of
+    bytes instead, so that they hold up nobody.
+
+    Args:
+        budget: bytes of weights that may be awake at once; 0 is no limit.
+        teachers: all of the server, now.
+        set_state: changes a teacher's state and tells whoever must know.
+    """
+
+    def __init__(
+        self,
+        budget: int,
+        teachers: Callable[[], Iterable[Teacher]],
+        set_state: Callable[[Teacher, int], Awaitable[None]],
+    ) -> None:
+        self.budget = budget
+        self._teachers = teachers
+        self._set_state = set_state
+        self._lock = asyncio.Lock()
+
+    async def reserve(self, teacher: Teacher, needed: int) -> None:
+        """Promise a teacher `needed` bytes; the least recently used idle ones sleep for it.
+
+        Raises:
+            ConfigError: when the budget is smaller than that.
+            OverloadedError: when busy teachers hold the memory.
+        """
+        if self.budget and needed > self.budget:
+            raise ConfigError(f"teacher {teacher.name!r} needs {needed} bytes, but the memory budget is {self.budget}.")
+        async with self._lock:
+            while self.budget and self._held_by_others(teacher) + needed > self.budget:
+                others = (t for t in self._teachers() if t is not teacher)
+                idle = [t for t in others if t.state == pb.TEACHER_STATE_READY and not t.in_flight]
+                if not idle:
+                    raise OverloadedError(f"no memory for teacher {teacher.name!r}: the others are all in use.", 1.0)
+                await self._put_to_sleep(min(idle, key=lambda t: t.last_used))
+            teacher.held_bytes = needed
+
+    async def put_to_sleep(self, teacher: Teacher) -> None:
+        """Move a teacher's weights off the device, unless they are.
+
+        Raises:
+            UnavailableError: when it is neither ready nor just loaded, or its engine fails.
+            OverloadedError: when calls are in flight.
+        """
+        async with self._lock:
+            if teacher.state == pb.TEACHER_STATE_ASLEEP:
+                return
+            if teacher.state != pb.TEACHER_STATE_LOADING:
+                teacher.require_ready()
+            if teacher.in_flight:
+                raise OverloadedError(
+                    f"teacher {teacher.name!r} has {teacher.in_flight} calls in flight; retry later.", 1.0
+                )
+            await self._put_to_sleep(teacher)
+
+    async def wake(self, teacher: Teacher) -> None:
+        """Bring a sleeping teacher's weights back.
+
+        Raises:
+            OverloadedError: when busy teachers hold the memory.
+            UnavailableError: when its engine fails.
+        """
+        await self.reserve(teacher, teacher.weight_bytes)
+        await finish(self._wake(teacher))
+
+    def _held_by_others(self, teacher: Teacher) -> int:
+        return sum(t.held_bytes for t in self._teachers() if t is not teacher)
+
+    async def _wake(self, teacher: Teacher) -> None:
+        try:
+            await _call(teacher, lambda engine: engine.wake())
+        except Exception as error:
+            teacher.held_bytes = 0
+            raise UnavailableError(f"teacher {teacher.name!r} cannot be woken: {plain(error)}") from error
+        if teacher.state == pb.TEACHER_STATE_ASLEEP:
+            await self._set_state(teacher, pb.TEACHER_STATE_READY)
+
+    async def _put_to_sleep(self, teacher: Teacher) -> None:
+        before = teacher.state
+        # The state changes first: a request that arrives meanwhile waits for the room and wakes it again.
+        await self._set_state(teacher, pb.TEACHER_STATE_ASLEEP)
+
+        async def fall_asleep() -> None:
+            try:
+                await _call(teacher, lambda engine: engine.sleep())
+            except Exception as error:
+                await self._set_state(teacher, before)
+                raise UnavailableError(f"teacher {teacher.name!r} cannot be put to sleep: {plain(error)}") from error
+            teacher.held_bytes = 0
+
+        await finish(fall_asleep())
+
+
+async def finish(work: Awaitable[R], *, wanted: Callable[[], bool] = lambda: True) -> R:
+    """The result of work that must not stop half-way: a caller that is cancelled waits for its end too.
+
+    Args:
+        work: to be awaited; on a thread nothing can stop it anyway.
+        wanted: says false when the process ends and nobody should wait.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if wanted():
+            with contextlib.suppress(Exception):
+                await asyncio.shield(task)
+        raise
+
+
+async def _call(teacher: Teacher, function: Callable[[Engine], None]) -> None:
+    await asyncio.wrap_future(teacher.running().call(function))
