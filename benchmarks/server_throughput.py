@@ -5,7 +5,8 @@
 
 The model has Qwen3's architecture and random weights and is large enough for its forward to dominate. Both sides score
 the same sequences with the same token budget per batch; the server is another process, reached over loopback. Rounds
-alternate, and the median of the ratios is shown.
+alternate, and the median of the ratios is shown: of tokens per second, and of tokens per second of processor time, the
+server's own, which holds where other work takes turns on the cores.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from opd.wire.bounds import RequestBounds
@@ -70,15 +72,26 @@ def make_items(count: int, k: int) -> list[ScoreItem]:
     return items
 
 
-def in_process(engine: Any, items: list[ScoreItem], spec: PayloadSpec) -> float:
-    started = time.perf_counter()
+def in_process(engine: Any, items: list[ScoreItem], spec: PayloadSpec) -> tuple[float, float]:
+    """Tokens per second, of the clock and of the processor."""
+    started, began = time.perf_counter(), time.process_time()
     per_batch = BATCH_TOKENS // len(items[0].token_ids)
     for at in range(0, len(items), per_batch):
         engine.score([EngineItem(item, spec) for item in items[at : at + per_batch]])
-    return sum(len(item.token_ids) for item in items) / (time.perf_counter() - started)
+    tokens = sum(len(item.token_ids) for item in items)
+    return tokens / (time.perf_counter() - started), tokens / (time.process_time() - began)
 
 
-async def served(address: str, items: list[ScoreItem], spec: PayloadSpec, concurrency: int) -> float:
+def busy_seconds(process: psutil.Process) -> float:
+    """Processor time of all threads of a process so far."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+async def served(
+    address: str, server: psutil.Process, items: list[ScoreItem], spec: PayloadSpec, concurrency: int
+) -> tuple[float, float]:
+    """Tokens per second, of the clock and of the server's processor time."""
     async with open_channel(address) as channel:
         stub = teacher_pb2_grpc.TeacherServiceStub(channel)
         info = (await stub.Describe(pb.DescribeRequest(teacher="t"))).teachers[0]
@@ -92,9 +105,10 @@ async def served(address: str, items: list[ScoreItem], spec: PayloadSpec, concur
                 decoder.feed(message)
             decoder.finish()
 
-        started = time.perf_counter()
+        started, began = time.perf_counter(), busy_seconds(server)
         await asyncio.gather(*(run(number) for number in range(concurrency)))
-        return sum(len(item.token_ids) for item in items) / (time.perf_counter() - started)
+        tokens = sum(len(item.token_ids) for item in items)
+        return tokens / (time.perf_counter() - started), tokens / (busy_seconds(server) - began)
 
 
 def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
@@ -107,6 +121,28 @@ def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
             raise SystemExit("the server did not start")
         time.sleep(0.1)
     return process, port_file.read_text().split()[0]
+
+
+def measure(
+    engine: Any,
+    address: str,
+    server: psutil.Process,
+    items: list[ScoreItem],
+    spec: PayloadSpec,
+    calls: int,
+    rounds: int,
+) -> dict[str, float]:
+    """Medians over rounds that alternate between both sides."""
+    pairs = []
+    for _ in range(rounds):
+        own = in_process(engine, items, spec)
+        pairs.append((own, asyncio.run(served(address, server, items, spec, calls))))
+    return {
+        "in_process": statistics.median(own[0] for own, _ in pairs),
+        "served": statistics.median(other[0] for _, other in pairs),
+        "ratio": statistics.median(other[0] / own[0] for own, other in pairs),
+        "cpu_ratio": statistics.median(other[1] / own[1] for own, other in pairs),
+    }
 
 
 def main() -> None:
@@ -123,20 +159,20 @@ def main() -> None:
         save_model(folder / "model")
         engine = TransformersEngine(str(folder / "model"), device="cpu", max_batch_tokens=BATCH_TOKENS)
         process, address = start_server(folder)
-        table = []
-        print(f"{'payload':12} {'calls at once':>13} {'in-process tok/s':>17} {'served tok/s':>13} {'ratio':>6}")
+        server = psutil.Process(process.pid)
+        table: list[dict[str, Any]] = []
+        print(f"{'payload':12} {'calls at once':>13} {'in-process tok/s':>17} {'served':>7} {'ratio':>6} {'of CPU':>6}")
         try:
             for name in names:
                 items = make_items(args.sequences, SPECS[name].k if name.startswith("gather") else 0)
-                for concurrency in (1, 4, 16):
-                    pairs = []
-                    for _ in range(rounds):
-                        own = in_process(engine, items, SPECS[name])
-                        pairs.append((own, asyncio.run(served(address, items, SPECS[name], concurrency))))
-                    ratio = statistics.median(b / a for a, b in pairs)
-                    own, other = (statistics.median(pair[i] for pair in pairs) for i in range(2))
-                    table.append({"payload": name, "concurrency": concurrency, "ratio": ratio})
-                    print(f"{name:12} {concurrency:13} {own:17.0f} {other:13.0f} {ratio:6.2f}", flush=True)
+                for calls in (1, 4, 16):
+                    row = measure(engine, address, server, items, SPECS[name], calls, rounds)
+                    table.append({"payload": name, "concurrency": calls, **row})
+                    print(
+                        f"{name:12} {calls:13} {row['in_process']:17.0f} {row['served']:7.0f} {row['ratio']:6.2f} "
+                        f"{row['cpu_ratio']:6.2f}",
+                        flush=True,
+                    )
         finally:
             process.terminate()
             process.wait(30)
