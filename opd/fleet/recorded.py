@@ -7,8 +7,11 @@ A row that was not recorded, with its very ids, payload and temperature, is an e
 
 import asyncio
 import concurrent.futures
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from opd.errors import DataError, TeacherNotFoundError
 from opd.fleet.agreement import AgreementReport
@@ -67,24 +70,29 @@ class RecordedFleet(TeacherFleet):
         info = self.describe(teacher)
         bounds = RequestBounds.from_info(info)
         futures: list[ScoreFuture] = []
-        for item in items:
+        for item, group in zip(items, groups or [""] * len(items), strict=True):
             check_items([item], spec, temperature, bounds)
             scores = self.store.get(score_key(info.weights_hash, item, spec, temperature))
             future: ScoreFuture = concurrent.futures.Future()
             self._counters.rows_submitted += 1
             if scores is None:
                 self._counters.rows_failed += 1
-                future.set_exception(
-                    DataError(
-                        f"store {self.store.folder} has no {spec.kind.value} scores of teacher {teacher!r} for a row "
-                        f"of {len(item.token_ids)} tokens; record it with `opd score` or connect to a live teacher."
-                    )
-                )
+                future.set_exception(DataError(self._missing(teacher, item, spec, group)))
             else:
                 self._counters.rows_answered += 1
                 future.set_result(scores)
             futures.append(future)
         return futures
+
+    def _missing(self, teacher: str, item: ScoreItem, spec: PayloadSpec, group: str) -> str:
+        payload = f"{spec.kind.value}({spec.k})" if spec.k else spec.kind.value
+        row = f"the row{f' of group {group!r}' if group else ''} with {len(item.token_ids)} tokens"
+        digest = hashlib.sha256(np.ascontiguousarray(item.token_ids, "<u4").tobytes()).hexdigest()[:12]
+        return (
+            f"store {self.store.folder} has no {payload} scores of teacher {teacher!r} for {row} (SHA-256 of its ids "
+            f"{digest}); record it with `opd score --out` or with cache.folder on a live fleet, train with the recipe, "
+            "seed and first weights of the recorded run, or connect to a live teacher."
+        )
 
     async def ascore(
         self,
