@@ -55,7 +55,7 @@ class Segment:
         size: bytes of it.
         lent: the reader's name, "" while nobody has claimed it.
         since: when it was claimed or came back, seconds, monotonic.
-        fd: open file, -1 before its first use.
+        made: whether its file exists.
         filling: whether a thread writes into it.
         filled: whether the reader's name exists, or did.
         dropped: whether it must not be used again.
@@ -65,7 +65,7 @@ class Segment:
     size: int
     lent: str = ""
     since: float = 0.0
-    fd: int = -1
+    made: bool = False
     filling: bool = False
     filled: bool = False
     dropped: bool = False
@@ -147,13 +147,17 @@ class SharedMemory:
             segment.filling = True
         places = []
         try:
-            if segment.fd < 0:
-                segment.fd = _create(segment.name, segment.size)
+            # Open while it is written only: segments that readers leave would else use up the descriptors.
+            fd = _open(segment.name) if segment.made else _create(segment.name, segment.size)
+            segment.made = True
             offset = 0
-            for buffer in buffers:
-                places.append(pb.SharedTensor(name=segment.lent, offset=offset))
-                _write(segment.fd, buffer, offset)
-                offset += len(buffer)
+            try:
+                for buffer in buffers:
+                    places.append(pb.SharedTensor(name=segment.lent, offset=offset))
+                    _write(fd, buffer, offset)
+                    offset += len(buffer)
+            finally:
+                os.close(fd)
             os.link(SHM_ROOT / segment.name, SHM_ROOT / segment.lent)
             segment.filled = True
         except OSError as error:
@@ -185,7 +189,7 @@ class SharedMemory:
         """Take back segments that were read; drop those that readers left and those that nobody needs."""
         now = time.monotonic()
         for segment in list(self._segments):
-            if segment.filled and segment.lent and os.fstat(segment.fd).st_nlink == 1:
+            if segment.filled and segment.lent and _links(segment.name) == 1:
                 segment.lent, segment.since = "", now
             if segment.dropped or now - segment.since > (LIFETIME_SECONDS if segment.lent else IDLE_SECONDS):
                 self._drop(segment)
@@ -228,6 +232,17 @@ def _create(name: str, size: int) -> int:
     return fd
 
 
+def _open(name: str) -> int:
+    return os.open(SHM_ROOT / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _links(name: str) -> int:
+    try:
+        return os.stat(SHM_ROOT / name).st_nlink
+    except OSError:
+        return 0
+
+
 def _write(fd: int, buffer: memoryview, offset: int) -> None:
     # Not through a map: whoever may open the file may cut it, and touching a page that is gone kills the process.
     while len(buffer):
@@ -236,9 +251,6 @@ def _write(fd: int, buffer: memoryview, offset: int) -> None:
 
 
 def _remove(segment: Segment) -> None:
-    if segment.fd >= 0:
-        os.close(segment.fd)
-        segment.fd = -1
     for name in (segment.lent, segment.name):
         _unlink(name)
 

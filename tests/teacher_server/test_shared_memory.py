@@ -134,6 +134,16 @@ def test_a_reader_gives_a_segment_back_only_after_it_has_copied(monkeypatch: pyt
         memory.close()
 
 
+def test_segments_that_nobody_reads_hold_no_descriptor() -> None:
+    memory = SharedMemory(1 << 20)
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        assert all(put(memory, bytes(5000)) for _ in range(9))
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        memory.close()
+
+
 def test_a_segment_that_is_being_filled_is_not_taken_for_read() -> None:
     memory = SharedMemory(1 << 20)
     try:
