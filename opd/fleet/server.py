@@ -234,6 +234,8 @@ class Server:
             if life.state is not ReplicaState.STALE or self.infos[name] is not info:
                 # It was condemned, retired or described anew meanwhile: what was found is out of date.
                 if not reason and Identity.of(self.infos[name]) == Identity.of(info):
+                    if life.state is ReplicaState.STALE:
+                        self._owner.pool(name).join(self.infos[name])
                     self.tell(name, life.admitted(now))
                 continue
             if reason:

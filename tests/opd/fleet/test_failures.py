@@ -1,8 +1,9 @@
 """What goes wrong on real connections, and what the caller sees of it: nothing, or one sentence."""
 
+import asyncio
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,8 @@ from opd.errors import (
     UnavailableError,
 )
 from opd.fleet.client import TeacherFleet
+from opd.fleet.grpc_link import GrpcLink
+from opd.fleet.link import ScoreCall
 from opd.fleet.outage import Outage, OutageHooks
 from opd.fleet.settings import CallSettings, FleetSettings, HealthSettings
 from opd.wire.checksum import crc32c
@@ -390,3 +393,28 @@ def test_a_straggler_is_hedged_and_its_call_cancelled(tiny: SimpleNamespace) -> 
         assert 0 < counters.hedges <= 0.05 * 240
         assert counters.hedges_won > 0
         tiny.wait_until(lambda: slow.cancelled > 0)
+
+
+class SlowProbeLink(GrpcLink):
+    """A connection whose self-test takes longer than several descriptions."""
+
+    async def score(
+        self, call: ScoreCall, timeout: float | None, idle: float
+    ) -> AsyncGenerator[tuple[int, Scores], None]:
+        if call.request_id.startswith("probe"):
+            await asyncio.sleep(0.5)
+        async for answer in super().score(call, timeout, idle):
+            yield answer
+
+
+def test_a_replica_that_is_described_again_during_its_self_test_can_be_asked_at_once(tiny: SimpleNamespace) -> None:
+    server = tiny.serve()
+    settings = with_health(tiny.settings, revive_seconds=0.02)
+
+    def link(address: str) -> GrpcLink:
+        return SlowProbeLink(address, settings.security, settings.calls, "test")
+
+    items = tiny.items(3)
+    with TeacherFleet.connect(server.address, settings=settings, link=link) as fleet:
+        assert fleet.describe("math").limits.max_k == 32
+        assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
