@@ -150,10 +150,11 @@ async def test_an_engine_server_that_stays_away_is_dead_and_one_that_comes_back_
     away[0] = False
     await client.score(items(2), SPEC)
     away[0] = True
-    monkeypatch.setattr("teacher_server.worker.AWAY_SECONDS", 0.2)
+    await asyncio.sleep(1.2)
+    monkeypatch.setattr("teacher_server.worker.AWAY_SECONDS", 1.0)
     await refused()
     assert not client.server._stop.is_set()  # counted from when it went away again
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(1.2)
     await refused()
     assert await asyncio.wait_for(client.server.wait(), 30) == 20
 
