@@ -40,6 +40,7 @@ from opd.wire.types import PayloadSpec, ScoreItem, Scores
 log = logging.getLogger("opd.fleet")
 
 TICK_SECONDS = 0.05
+_FIRST_REISSUE_SECONDS = 0.2
 _REPLICA_FAULTS = (UnavailableError, DeadlineError, AuthError, ScopeError, CancelledError)
 _DOUBTS = (IncompatibleTeacherError, TeacherNotFoundError)
 
@@ -323,7 +324,12 @@ class Dispatcher:
             job.batch_key = ("alone", job.number)
         self.counters.reissues += 1
         pause = backoff_seconds(self._settings.calls.backoff_seconds, job.failures, self._rng)
-        at = now + max(pause, self._retries.wait_seconds(now))
+        wait = self._retries.wait_seconds(now)
+        if job.failures == 1:
+            # Many rows may sit on a server that dies. One re-issue each cannot become a storm: a server that failed
+            # gets nothing new until it has proved itself, and then two rows at first.
+            wait = min(wait, _FIRST_REISSUE_SECONDS)
+        at = now + max(pause, wait)
         self.scheduler.submit_later(job, at)
         asyncio.get_running_loop().call_later(at - now, self.stir)
 

@@ -46,7 +46,8 @@ class CallSettings(Settings):
         default=0.1,
         ge=0,
         le=1,
-        description="Retry budget: re-issues that one first attempt pays for. Beyond it they wait.",
+        description="Retry budget: re-issues that one first attempt pays for. Beyond it they wait, the first one of a "
+        "row at most 0.2 s.",
     )
     retry_rate: float = Field(
         default=10.0, gt=0, description="Retry budget: re-issues per second that are always granted."

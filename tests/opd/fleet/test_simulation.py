@@ -218,3 +218,26 @@ def test_an_outage_beyond_the_budget_fails_every_row_that_waits() -> None:
         return [type(outcome) for outcome in outcomes]
 
     assert set(run_virtual(run())) == {OutageError}
+
+
+def test_the_rows_of_a_server_that_dies_full_are_asked_for_again_within_a_second() -> None:
+    """More rows than the retry budget saves up: each one's first re-issue must not wait for it."""
+
+    async def run() -> tuple[int, float]:
+        pool = servers([SPEED * 20] * 2)
+        core = await connect_simulated(pool)
+        await score_batch(core, [("t", 100)] * 2000)
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        batch = asyncio.ensure_future(score_batch(core, [("t", 100)] * 800))
+        await asyncio.sleep(0.05)
+        lost = core.servers[pool[0].address].lane.in_flight_rows
+        pool[0].crash()
+        await batch
+        await core.close()
+        return lost, loop.time() - begin
+
+    lost, seconds = run_virtual(run())
+    # One server does all 800 rows in 0.8 s; ten re-issues per second would take many seconds.
+    assert lost > 100
+    assert seconds < 1.8
