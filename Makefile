@@ -59,7 +59,7 @@ chaos: $(STAMP) ## server processes killed, frozen, cut off and lying under a tr
 	$(BIN)/python -m pytest tests/chaos -m "chaos or not chaos" -rs
 
 bench: $(STAMP) ## all benchmarks, as ratios within one run
-	@for file in $(filter-out benchmarks/constant_engine.py benchmarks/server_soak.py,$(wildcard benchmarks/*_*.py)); do \
+	@for file in $(filter-out benchmarks/constant_engine.py benchmarks/fleet_servers.py benchmarks/server_soak.py,$(wildcard benchmarks/*_*.py)); do \
 		echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 lab: $(STAMP) ## reproduce the papers' claims in the tiny world, resumable; hours on two cores
