@@ -17,7 +17,7 @@ from opd.fleet.cache import CachedScores
 from opd.fleet.core import FleetCore
 from opd.fleet.discovery import parse_endpoints, recorded_folder
 from opd.fleet.grpc_link import GrpcLink
-from opd.fleet.job import Job
+from opd.fleet.lane import Job
 from opd.fleet.link import LinkFactory, ReplicaLink
 from opd.fleet.outage import Outage, OutageHooks, OutageWatch
 from opd.fleet.settings import FleetSettings

@@ -16,7 +16,7 @@ from opd.errors import AuthError, OpdError, TeacherNotFoundError, UnavailableErr
 from opd.fleet.agreement import AgreementReport, Identity, distance
 from opd.fleet.discovery import Places, Source, merge, resolve_all
 from opd.fleet.dispatch import Cargo, Dispatcher
-from opd.fleet.job import Job
+from opd.fleet.lane import Job
 from opd.fleet.life_cycle import ReplicaState, Transition
 from opd.fleet.link import LinkFactory
 from opd.fleet.pool import Pool

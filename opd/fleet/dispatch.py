@@ -27,7 +27,7 @@ from opd.errors import (
 )
 from opd.fleet.budget import RetryBudget, backoff_seconds
 from opd.fleet.hedging import Hedger
-from opd.fleet.job import Call, Job
+from opd.fleet.lane import Call, Job
 from opd.fleet.link import ScoreCall
 from opd.fleet.outage import Outage
 from opd.fleet.pool import Pool

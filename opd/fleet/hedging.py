@@ -10,8 +10,7 @@ from collections import deque
 from typing import NamedTuple
 
 from opd.fleet.budget import HedgeBudget
-from opd.fleet.job import Call, Job
-from opd.fleet.lane import Lane
+from opd.fleet.lane import Call, Job, Lane
 from opd.fleet.outlook import Outlook
 from opd.fleet.scheduler import Scheduler
 from opd.fleet.settings import HedgeSettings

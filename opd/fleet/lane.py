@@ -1,54 +1,83 @@
-"""What the scheduler knows of one server: which teachers it may ask for, how much is in flight, how fast it is."""
+"""What is under way: rows (`Job`), the calls that carry them, and the lane, what the scheduler knows of one server.
 
-import math
+They know each other, so they live together: a row lists its calls, a call its rows and its lane, a lane its calls.
+"""
+
 from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
-from opd.fleet.job import Call
+from opd.fleet.meter import SpeedMeter
 
-_MEMORY_SECONDS = 20.0
 _RECENT_GROUPS = 32
-FIRST_SPEED = 1000.0
-"""Tokens per second that a fleet is believed to do before anything was measured."""
 
 
-class SpeedMeter:
-    """Tokens per second while busy, over about the last twenty busy seconds; a stall lowers it while it lasts."""
+@dataclass(eq=False, slots=True)
+class Job:
+    """One row to score, exactly once.
 
-    def __init__(self) -> None:
-        self._tokens = 0.0
-        self._seconds = 0.0
-        self._mark: float | None = None
+    Attributes:
+        number: order of submission, unique in the fleet.
+        teacher: name of the teacher.
+        tokens: prompt and response tokens, the cost of the row.
+        batch_key: rows with equal keys (payload, temperature) may travel in one call.
+        group: rows of one prompt share a group, which keeps them together; "" for none.
+        submitted: seconds of the fleet's clock.
+        deadline: seconds of the fleet's clock, inf for none.
+        cargo: what the owner of the scheduler needs to send the row and to deliver its result.
+        failures: attempts that failed.
+        avoid: servers where an attempt failed; others are preferred.
+        calls: calls that carry the row now: one, or two when it is hedged.
+        hedged: whether a second call was started.
+        moves: how often it was taken back from a server that stalled.
+        done: whether a result, an error or a cancellation was delivered.
+    """
 
-    def busy(self, now: float) -> None:
-        """Work is in flight from now on; without effect when it was already."""
-        if self._mark is None:
-            self._mark = now
+    number: int
+    teacher: str
+    tokens: int
+    batch_key: Hashable = None
+    group: str = ""
+    submitted: float = 0.0
+    deadline: float = float("inf")
+    cargo: Any = None
+    failures: int = 0
+    avoid: set[str] = field(default_factory=set)
+    calls: list["Call"] = field(default_factory=list)
+    hedged: bool = False
+    moves: int = 0
+    done: bool = False
 
-    def idle(self) -> None:
-        """Nothing is in flight any more."""
-        self._mark = None
 
-    def answered(self, tokens: int, now: float) -> None:
-        """`tokens` were answered now."""
-        elapsed = 0.0 if self._mark is None else max(0.0, now - self._mark)
-        keep = math.exp(-elapsed / _MEMORY_SECONDS)
-        self._tokens = self._tokens * keep + tokens
-        self._seconds = self._seconds * keep + elapsed
-        self._mark = now
+@dataclass(eq=False, slots=True)
+class Call:
+    """One RPC: rows of one teacher with one payload on one server.
 
-    def since_answer(self, now: float) -> float:
-        """Busy seconds since the last answer, or since work arrived."""
-        return 0.0 if self._mark is None else max(0.0, now - self._mark)
+    Attributes:
+        number: order of dispatch.
+        lane: the server.
+        teacher: name of the teacher.
+        jobs: the rows in the order of the request.
+        waiting: numbers of the rows that have not been answered.
+        started: seconds of the fleet's clock.
+        expected: seconds after which it should be done, from the server's measured speed and what is before it.
+        hedge: whether it is a second attempt.
+    """
 
-    def forget(self) -> None:
-        """Start over: another process, other hardware."""
-        self._tokens = self._seconds = 0.0
+    number: int
+    lane: "Lane"
+    teacher: str
+    jobs: list[Job]
+    waiting: set[int]
+    started: float
+    expected: float
+    hedge: bool = False
 
-    def speed(self, now: float) -> float | None:
-        """Tokens per second, or None before anything was measured."""
-        if self._tokens <= 0.0:
-            return None
-        return self._tokens / max(self._seconds + self.since_answer(now), 1e-6)
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of the rows that have not been answered."""
+        return sum(job.tokens for job in self.jobs if job.number in self.waiting)
 
 
 class Lane:

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Set
 
-from opd.fleet.lane import FIRST_SPEED, Lane
+from opd.fleet.lane import Lane
+from opd.fleet.meter import FIRST_SPEED
 from opd.fleet.queue import TeacherQueue
 
 _SLACK = 1.02

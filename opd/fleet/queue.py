@@ -4,7 +4,7 @@ import bisect
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from opd.fleet.job import Job
+from opd.fleet.lane import Job
 
 _SCAN = 128
 

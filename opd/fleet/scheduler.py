@@ -17,8 +17,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable
 
-from opd.fleet.job import Call, Job
-from opd.fleet.lane import Lane
+from opd.fleet.lane import Call, Job, Lane
 from opd.fleet.outlook import Outlook
 from opd.fleet.queue import TeacherQueue
 from opd.fleet.settings import CallSettings

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opd.fleet.job import Call, Job
+from opd.fleet.lane import Call, Job
 from opd.fleet.scheduler import Scheduler
 from opd.fleet.settings import CallSettings
 

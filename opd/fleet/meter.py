@@ -1,0 +1,47 @@
+"""How fast a server is, from what it answered while it was busy."""
+
+import math
+
+_MEMORY_SECONDS = 20.0
+FIRST_SPEED = 1000.0
+"""Tokens per second that a fleet is believed to do before anything was measured."""
+
+
+class SpeedMeter:
+    """Tokens per second while busy, over about the last twenty busy seconds; a stall lowers it while it lasts."""
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+        self._seconds = 0.0
+        self._mark: float | None = None
+
+    def busy(self, now: float) -> None:
+        """Work is in flight from now on; without effect when it was already."""
+        if self._mark is None:
+            self._mark = now
+
+    def idle(self) -> None:
+        """Nothing is in flight any more."""
+        self._mark = None
+
+    def answered(self, tokens: int, now: float) -> None:
+        """`tokens` were answered now."""
+        elapsed = 0.0 if self._mark is None else max(0.0, now - self._mark)
+        keep = math.exp(-elapsed / _MEMORY_SECONDS)
+        self._tokens = self._tokens * keep + tokens
+        self._seconds = self._seconds * keep + elapsed
+        self._mark = now
+
+    def since_answer(self, now: float) -> float:
+        """Busy seconds since the last answer, or since work arrived."""
+        return 0.0 if self._mark is None else max(0.0, now - self._mark)
+
+    def forget(self) -> None:
+        """Start over: another process, other hardware."""
+        self._tokens = self._seconds = 0.0
+
+    def speed(self, now: float) -> float | None:
+        """Tokens per second, or None before anything was measured."""
+        if self._tokens <= 0.0:
+            return None
+        return self._tokens / max(self._seconds + self.since_answer(now), 1e-6)
