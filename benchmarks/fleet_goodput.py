@@ -95,7 +95,7 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def measure(addresses: Sequence[str], rows: Sequence[ScoreItem], rounds: int) -> dict[str, list[float]]:
+def measure(addresses: list[str], rows: Sequence[ScoreItem], rounds: int) -> dict[str, list[float]]:
     """Seconds of every client and round; one round before to warm up. The slow server is listed first."""
     with TeacherFleet.connect(addresses) as fleet:
         ways: dict[str, Callable[[], object]] = {
