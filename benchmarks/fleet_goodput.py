@@ -1,7 +1,7 @@
 """Rows per second through `TeacherFleet` and through stock gRPC channels, on the same servers with one of them slow.
 
-    python benchmarks/fleet_goodput.py                # four servers, one with 0.3 s more latency per call
-    python benchmarks/fleet_goodput.py --latency 0.1
+    python benchmarks/fleet_goodput.py                            # four servers, one of a third of the speed
+    python benchmarks/fleet_goodput.py --slow 1 --latency 0.3     # one with 0.3 s more latency per call
 
 Real server processes with an engine of fixed pace. The same rows, four per call, go through three clients in turn,
 round after round (interleaved, so that a busy machine hits all of them): `TeacherFleet`; one grpc.aio channel over
@@ -70,14 +70,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--latency", type=float, default=0.3, help="seconds that every call to one server waits")
+    parser.add_argument("--slow", type=float, default=3.0, help="how many times slower the first server works")
+    parser.add_argument("--latency", type=float, default=0.0, help="seconds that every call to it waits besides")
     parser.add_argument("--seconds-per-token", type=float, default=1e-4)
     arguments = parser.parse_args()
     rows = draw_rows(arguments.rows)
     slow = ("--fault", f"latency={arguments.latency}s")
     pace = arguments.seconds_per_token
     with tempfile.TemporaryDirectory() as folder:
-        servers = [ServerProcess(Path(folder) / str(i), pace, *(slow if i == 0 else ())) for i in range(SERVERS)]
+        first = ServerProcess(Path(folder) / "0", pace * arguments.slow, *(slow if arguments.latency else ()))
+        servers = [first, *(ServerProcess(Path(folder) / str(i), pace) for i in range(1, SERVERS))]
         try:
             for server in servers:
                 server.wait()
@@ -87,8 +89,9 @@ def main() -> None:
                 server.kill()
     speed = {name: len(rows) / statistics.median(found) for name, found in seconds.items()}
     spread = {name: [round(min(found), 2), round(max(found), 2)] for name, found in seconds.items()}
-    ideal = len(rows) / (sum(len(row.token_ids) for row in rows) * pace / SERVERS)
-    result = {"rows": len(rows), "rounds": arguments.rounds, "latency_seconds": arguments.latency}
+    ideal = len(rows) / (sum(len(row.token_ids) for row in rows) * pace / (SERVERS - 1 + 1 / arguments.slow))
+    result: dict[str, object] = {"rows": len(rows), "rounds": arguments.rounds}
+    result |= {"slow": arguments.slow, "latency_seconds": arguments.latency}
     result |= {"rows_per_second": {name: round(value, 1) for name, value in speed.items()}}
     result |= {"seconds_min_max": spread, "share_of_engines": round(speed["fleet"] / ideal, 2)}
     result |= {"fleet_over": {name: round(speed["fleet"] / value, 2) for name, value in speed.items()}}
