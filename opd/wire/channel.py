@@ -20,6 +20,9 @@ from opd.errors import AuthError, ConfigError
 
 DEFAULT_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
+CONNECT_SECONDS = 5
+"""How long one attempt to connect may take."""
+
 
 class ClientSecurity(Settings):
     """How a client proves who it is and whom it trusts; empty means in the clear and anonymous."""
@@ -95,7 +98,7 @@ class ClientSecurity(Settings):
 
 
 def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> list[tuple[str, Any]]:
-    """The preset: keepalive 10 s, ping timeout 5 s, reconnect within 2 s, no retries, bounded messages.
+    """The preset: keepalive 10 s, ping timeout 5 s, connections within 5 s, again after at most 2 s, no retries.
 
     Args:
         max_message_bytes: largest message to send and to accept; chunks are far below, requests may be large.
@@ -108,7 +111,8 @@ def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> list[
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 200),
-        ("grpc.min_reconnect_backoff_ms", 200),
+        # Not a backoff, whatever its name: the time a connection may take, TLS and a busy server's turn included.
+        ("grpc.min_reconnect_backoff_ms", CONNECT_SECONDS * 1000),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.enable_retries", 0),
         # Channels to one address share a connection otherwise, and a stuck one would stop them all.
