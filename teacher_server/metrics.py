@@ -57,7 +57,7 @@ class ServerMetrics:
         self.budget_tokens = gauge("budget_tokens", "Tokens that may be reserved at once.", ())
         self.used_reply_bytes = gauge("used_reply_bytes", "Bytes of scores reserved by calls in flight.", ())
         self.budget_reply_bytes = gauge("budget_reply_bytes", "Bytes of scores that may be reserved at once.", ())
-        self.shared_memory_bytes = gauge("shared_memory_bytes", "Bytes of segments in /dev/shm, lent to clients or idle.", ())
+        self.shared_memory_bytes = gauge("shared_memory_bytes", "Bytes of segments in /dev/shm, lent or idle.", ())
         self.auth_failures = counter("auth_failures", "Calls without valid credentials or scope.", ("reason",))
         self.unexpected_errors = counter("unexpected_errors", "Calls that ended by a bug; look into the log.", ())
         self.loop_lag = gauge("event_loop_lag_seconds", "How late the event loop woke up last.", ())
