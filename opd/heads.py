@@ -27,3 +27,8 @@ def scale_and_cap(config: Any) -> tuple[float, float]:
             scale *= rule(str(getattr(config, "model_type", "")), float(value))
     cap = getattr(config, _SOFT_CAP, None)
     return scale, float(cap) if cap else 0.0
+
+
+def caps_attention(config: Any) -> bool:
+    """Whether a transformers text config soft-caps attention logits (Gemma 2), which sdpa drops unsaid."""
+    return bool(getattr(config, "attn_logit_softcapping", None))

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from opd import maths
 from opd.errors import ConfigError
-from opd.heads import scale_and_cap
+from opd.heads import caps_attention, scale_and_cap
 from opd.maths import TokenScores
+from opd.maths.linear import gathered
 from student.batch import MicroBatch
 from student.needs import HIDDEN, SCORES, SCORES_AT_TEACHER
 from student.terms import HeadWeights, StudentTokens
@@ -25,10 +25,12 @@ def load_student(
     """Load a causal LM with its tokenizer from a folder or the hub.
 
     Raises:
-        ConfigError: when there is no such model or it has no output head.
+        ConfigError: when there is no such model, it has no output head, or "sdpa" would drop its attention soft-cap.
     """
     tokenizer = load_tokenizer(path, revision)
     try:
+        if attention in (None, "sdpa"):
+            attention = _attention(attention, AutoConfig.from_pretrained(path, revision=revision).get_text_config())
         extra: dict[str, Any] = {"attn_implementation": attention} if attention else {}
         model = AutoModelForCausalLM.from_pretrained(path, revision=revision, dtype=getattr(torch, dtype), **extra)
     except (OSError, ValueError) as error:
@@ -36,6 +38,14 @@ def load_student(
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return Student(model), tokenizer
+
+
+def _attention(name: str | None, config: Any) -> str | None:
+    if not caps_attention(config):
+        return name
+    if name == "sdpa":
+        raise ConfigError("model.attention 'sdpa' drops this model's soft-cap on attention logits; use eager.")
+    return "eager"
 
 
 def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -82,11 +92,7 @@ class Student(nn.Module):
         output = self.lm.get_output_embeddings()
         scale, cap = scale_and_cap(self.lm.config.get_text_config())
         bias = getattr(output, "bias", None)
-        return HeadWeights(_whole(output.weight), None if bias is None else _whole(bias), scale, cap)
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        return HeadWeights(gathered(output.weight), None if bias is None else gathered(bias), scale, cap)
 
 
 @dataclass(frozen=True, slots=True)
