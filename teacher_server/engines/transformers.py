@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor
 
 from opd.errors import ConfigError, UnavailableError
-from opd.heads import scale_and_cap
+from opd.heads import caps_attention, scale_and_cap
 from opd.wire.fingerprint import head_hash, weights_hash
 from opd.wire.types import Head, PayloadKind, ScoreItem, Scores
 from teacher_server.engines.backbone import Backbone
@@ -292,7 +292,7 @@ def _attention(name: str, device: torch.device, dtype: torch.dtype, config: Any)
     """
     from transformers.utils.import_utils import is_flash_attn_2_available
 
-    capped = bool(getattr(config.get_text_config(), "attn_logit_softcapping", None))
+    capped = caps_attention(config.get_text_config())
     if name == "sdpa" and capped:
         raise ConfigError("attention 'sdpa' drops this model's soft-cap on attention logits; use auto or eager.")
     if name != "auto":
