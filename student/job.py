@@ -11,6 +11,7 @@ from accelerate.state import AcceleratorState
 from google.protobuf.json_format import MessageToDict
 
 from opd.config import parse_settings
+from opd.errors import ConfigError
 from opd.fleet.client import TeacherFleet
 from opd.fleet.discovery import recorded_folder
 from opd.tasks.build import build_prompts
@@ -25,6 +26,7 @@ from student.needs import TEACHER, Needs
 from student.objective import Objective
 from student.plugins import build_plugins
 from student.probe import Prober
+from student.ranks import make_accelerator
 from student.recipe import Recipe, TeacherSettings
 from student.rollout.transformers import RolloutSpec
 from student.score import Scorer
@@ -110,12 +112,18 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         tokenizer = load_tokenizer(path, None if model_path else recipe.model.revision)
         infos = shake_hands(fleet, recipe, plugins.needs, tokenizer)
         check_routes(recipe, sorted(fleet.teachers()), source)
+    patience = recipe.teachers.fleet.outage.budget_seconds if recipe.teachers is not None else 0.0
     mixed = recipe.train.mixed_precision
     if mixed == "auto":
         mixed = "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
-    accelerator = Accelerator(mixed_precision=mixed)
+    accelerator = make_accelerator(mixed, patience)
     # accelerate keeps precision per process: without this a second job of another precision would be refused.
     stack.callback(AcceleratorState._reset_state)
+    if recipe.rollout.prompts_per_step < accelerator.num_processes:
+        raise ConfigError(
+            f"rollout.prompts_per_step is {recipe.rollout.prompts_per_step}, but each of {accelerator.num_processes} "
+            "ranks needs a prompt; raise it or start fewer ranks."
+        )
     student, tokenizer = load_student(
         path,
         dtype=recipe.model.dtype,

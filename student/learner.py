@@ -17,6 +17,7 @@ from student.batch import HeadLookup, MicroBatch, collate, signal_tokens, split
 from student.model import ProjectionSpec, Student, project
 from student.needs import HIDDEN, SCORES_AT_TEACHER, TEACHER, Needs, teacher_role
 from student.objective import Metrics, Objective
+from student.ranks import Ranks
 from student.recipe import TrainSettings
 from student.row import Row
 from student.schedule import learning_rate
@@ -53,6 +54,7 @@ class Learner:
         self.needs = needs
         self.settings = settings
         self.accelerator = accelerator
+        self.ranks = Ranks(accelerator)
         self.head_of = head_of
         self.projection = ProjectionSpec(needs.student, valid_vocab, temperature, settings.logit_scratch_mib * 2**20)
         self.student = student
@@ -113,7 +115,7 @@ class Learner:
         weights = self.objective.position_weights(rows, self.accelerator.device)
         ends = list(accumulate((row.length for row in rows), initial=0))
         parts = split(rows, self.settings.micro_batch_tokens, by_teacher=HIDDEN in self.needs.student)
-        rounds = int(self._max_over_ranks(len(parts)))
+        rounds = max(self.ranks.gather(len(parts)))
         sums: Metrics = {}
         for index in range(rounds):
             part = parts[min(index, len(parts) - 1)]
@@ -222,18 +224,9 @@ class Learner:
         self.updates = int(state["updates"])
         torch.set_rng_state(state["torch_rng"])
 
-    def _max_over_ranks(self, value: int) -> int:
-        if self.accelerator.num_processes == 1:
-            return value
-        return int(self.accelerator.gather(torch.tensor([value], device=self.accelerator.device)).max())
-
     def _reduce_metrics(self, sums: Metrics) -> Metrics:
-        if self.accelerator.num_processes == 1:
-            return sums
-        from accelerate.utils import gather_object
-
         total: Metrics = {}
-        for part in gather_object([sums]):
+        for part in self.ranks.gather(sums):
             for name, (top, bottom) in part.items():
                 old = total.get(name, (0.0, 0.0))
                 total[name] = (old[0] + top, 1.0 if name.startswith("loss/") else old[1] + bottom)

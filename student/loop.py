@@ -10,61 +10,29 @@ observe(report)                  controllers learn
 """
 
 import math
-import signal
-import threading
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from opd.errors import CancelledError, CheckpointError, ConfigError, DataError, OutageError
+from rich.console import Console
+
+from opd.errors import CancelledError, CheckpointError, ConfigError, DataError, OpdError, OutageError
 from opd.fleet.metrics import register_metrics
 from opd.fleet.outage import Outage, OutageHooks
 from student.checkpoint import latest_checkpoint, save_checkpoint
 from student.controllers import EvalReport, StepReport
+from student.interrupts import Interrupts
 from student.job import Job, build_job, fleet_fingerprints
 from student.plan import StepPlan, plan_step
+from student.ranks import Ranks
 from student.recipe import Recipe
 from student.rollout.transformers import rollout
 from student.row import Row
+from student.row_counts import count_rows, row_metrics
 from student.run_folder import RunFolder
 from student.state_io import load_state, save_state
 from student.telemetry import StageClock, Telemetry
-
-
-class Interrupts:
-    """Turns the first Ctrl-C or SIGTERM into a request to stop after saving; a second one kills at once."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> "Interrupts":
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        self.requested = True
-
-    def poll(self) -> None:
-        """Raise when a stop was requested.
-
-        Raises:
-            CancelledError: to leave the current stage; weights are those of the last update.
-        """
-        if self.requested:
-            raise CancelledError("stopped by a signal")
 
 
 def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None = None) -> dict[str, Any]:
@@ -87,16 +55,23 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
         folder, checkpoint = _open(recipe, resume)
         model_path = str(checkpoint / "model") if checkpoint is not None else None
         job = build_job(recipe, stack, model_path=model_path, poll=interrupts.poll)
-        if job.accelerator.is_main_process and folder is None:
+        main = job.accelerator.is_main_process
+        if main and folder is None:
             folder = RunFolder.create(recipe)
             folder.write_provenance(fleet_fingerprints(job.infos))
         if folder is None:
             folder = RunFolder(recipe.run)
-        sinks = telemetry or Telemetry(folder, recipe.train.steps, recipe.metrics_port)
+        sinks = telemetry or _sinks(folder, recipe, main)
         stack.callback(sinks.close)
         if job.fleet is not None:
             register_metrics(job.fleet, sinks.registry)
         return _Run(job, folder, sinks, interrupts, checkpoint).run()
+
+
+def _sinks(folder: RunFolder, recipe: Recipe, main: bool) -> Telemetry:
+    if main:
+        return Telemetry(folder, recipe.train.steps, recipe.metrics_port)
+    return Telemetry(None, recipe.train.steps, 0, Console(quiet=True))
 
 
 def _open(recipe: Recipe, resume: bool) -> tuple[RunFolder | None, Path | None]:
@@ -117,11 +92,13 @@ class _Run:
     ) -> None:
         self.job, self.folder, self.sinks, self.interrupts = job, folder, sinks, interrupts
         self.recipe = job.recipe
+        self.ranks = Ranks(job.accelerator)
+        interrupts.shared = self.ranks.count > 1
         self.updates = 0
         self.begin = time.monotonic()
         self.before: EvalReport | None = None
         self.tokens = 0
-        self.saved = -1
+        self.saved = self.written = -1  # by all ranks together; by this one
         if checkpoint is not None:
             self._restore(checkpoint)
 
@@ -136,7 +113,8 @@ class _Run:
         self.sinks.start(self.updates)
         try:
             while self.updates < self.recipe.train.steps:
-                self.interrupts.poll()
+                if self.ranks.any(self.interrupts.requested):
+                    raise CancelledError("stopped by a signal")
                 self._step(self.updates)
         except CancelledError as stop:
             path = self._save()
@@ -144,8 +122,6 @@ class _Run:
                 f"stopped after {self.updates} of {self.recipe.train.steps} steps and saved {path}; "
                 "continue with --resume."
             ) from stop
-        except OutageError as outage:
-            raise OutageError(f"{outage} The state is saved in {self._save()}; continue with --resume.") from outage
         after = self._evaluate("after")
         return self._finish(after)
 
@@ -153,7 +129,8 @@ class _Run:
         self.sinks.say(outage.sentence())
 
     def _emergency(self, outage: Outage) -> None:
-        self.sinks.say(f"teacher {outage.teacher!r} is away for {outage.seconds:.0f} s; saved {self._save()}")
+        path = self._save(together=False)
+        self.sinks.say(f"teacher {outage.teacher!r} is away for {outage.seconds:.0f} s; saved {path}")
 
     def _recovered(self, outage: Outage) -> None:
         self.sinks.say(f"teacher {outage.teacher!r} is back after {outage.seconds:.0f} s")
@@ -170,11 +147,7 @@ class _Run:
         )
         for controller in job.controllers:
             plan = controller.plan(plan)
-        try:
-            rows = self._scored(plan, clock)
-        except (ConfigError, DataError) as error:
-            # No update has begun: the state is that of the last step.
-            raise type(error)(f"{error} The state is saved in {self._save()}; continue with --resume.") from error
+        rows = self._scored_everywhere(plan, clock)
         sampled = sum(row.length for row in rows)
         costs = job.services.costs
         costs.sampled("train", rows)
@@ -185,19 +158,38 @@ class _Run:
         with clock.stage("learn"):
             metrics = job.learner.step(rows, step)
         self.updates = step + 1
-        self.tokens += sampled
         with clock.stage("after_update"):
             for controller in job.controllers:
                 metrics |= controller.after_update(step, job.services)
-        metrics |= _row_metrics(rows, sampled) | costs.take()
+        counts = self.ranks.total(count_rows(rows, sampled))
+        self.tokens += int(counts["sampled"])
+        metrics |= row_metrics(counts) | self.ranks.total(costs.take())
         report = StepReport(step, metrics, rows)
         for controller in job.controllers:
             controller.observe(report)
         self._periodic(metrics, clock)
         seconds = sum(clock.seconds.values())
-        metrics["tokens_per_second"] = sampled / seconds if seconds else 0.0
+        metrics["tokens_per_second"] = counts["sampled"] / seconds if seconds else 0.0
         if job.accelerator.is_main_process:
             self.sinks.step(self.updates, metrics, clock.seconds)
+
+    def _scored_everywhere(self, plan: StepPlan, clock: StageClock) -> list[Row]:
+        """Like `_scored`; when a rank cannot go on, all ranks save and stop."""
+        failure: OpdError | None = None
+        rows: list[Row] = []
+        try:
+            rows = self._scored(plan, clock)
+        except CancelledError:
+            raise
+        except OpdError as error:
+            failure = error
+        if self.ranks.any(failure is not None):
+            # No update has begun: the state is that of the last step.
+            path = self._save()
+            if isinstance(failure, ConfigError | DataError | OutageError):
+                raise type(failure)(f"{failure} The state is saved in {path}; continue with --resume.") from failure
+            raise failure or CancelledError("another rank could not go on")
+        return rows
 
     def _scored(self, plan: StepPlan, clock: StageClock) -> list[Row]:
         """Sample this rank's rows of the plan, each scored from the moment it is finished."""
@@ -206,7 +198,7 @@ class _Run:
             rows = rollout(
                 job.learner.student.lm,
                 job.tokenizer,
-                plan.shard(job.accelerator.process_index, job.accelerator.num_processes).rows,
+                plan.shard(self.ranks.index, self.ranks.count).rows,
                 job.services.rollout_spec,
                 policy_version=self.updates,
                 on_row=job.scorer.submit,
@@ -248,17 +240,21 @@ class _Run:
         self.sinks.say(f"evaluation ({label}): accuracy {result.accuracy:.3f}{domains}{divergence}")
         return result
 
-    def _save(self) -> Path:
+    def _save(self, *, together: bool = True) -> Path:
+        """Save the state after the last update, once; `together` says that all ranks do so at the same time."""
         root = self.folder.checkpoints
         final = root / f"step-{self.updates:06d}"
         if self.saved == self.updates:
             return final
         job = self.job
-        job.accelerator.wait_for_everyone()
-        if job.accelerator.is_main_process:
+        if together:
+            job.accelerator.wait_for_everyone()
+        if job.accelerator.is_main_process and self.written != self.updates:
             final = save_checkpoint(root, self.updates, self._write, keep=self.recipe.train.keep_checkpoints)
-        job.accelerator.wait_for_everyone()
-        self.saved = self.updates
+            self.written = self.updates
+        if together:
+            job.accelerator.wait_for_everyone()
+            self.saved = self.updates
         return final
 
     def _write(self, folder: Path) -> None:
@@ -300,12 +296,13 @@ class _Run:
                 f"the state in checkpoint {checkpoint} does not fit this recipe or version of opd ({error!r}); resume "
                 "with those that wrote it, or begin a new run."
             ) from error
-        self.updates = self.saved = int(state["updates"])
+        self.updates = self.saved = self.written = int(state["updates"])
         self.tokens = int(state["tokens"])
         self.begin -= float(state["seconds"])
         if state["before"] is not None:
             self.before = EvalReport(**state["before"], per_prompt=())
-        self.folder.cut_metrics(self.updates)
+        if self.job.accelerator.is_main_process:
+            self.folder.cut_metrics(self.updates)
 
     def _finish(self, after: EvalReport | None) -> dict[str, Any]:
         summary = {
@@ -338,22 +335,3 @@ def _domain_metrics(report: EvalReport) -> dict[str, float]:
     if len(report.by_domain) < 2:
         return {}
     return {f"domain_accuracy/{name}": accuracy for name, (accuracy, _) in report.by_domain.items()}
-
-
-def _row_metrics(rows: Sequence[Row], sampled: int) -> dict[str, float]:
-    """Metrics of the trained rows that need no model."""
-    count = max(1, len(rows))
-    payload = sum(score.wire_bytes for row in rows for score in row.signals.values())
-    scored = sum(row.length for row in rows if row.signals)
-    metrics = {
-        "response_tokens": float(sampled),
-        "response_length": sum(row.length for row in rows) / count,
-        "truncation_rate": sum(row.truncated for row in rows) / count,
-        "payload_bytes": float(payload),
-    }
-    if scored:
-        metrics["payload_bytes_per_token"] = payload / scored
-    judged = [row.verdict.value for row in rows if row.verdict is not None and row.verdict.known]
-    if judged:
-        metrics["reward"] = sum(judged) / len(judged)
-    return metrics

@@ -1,0 +1,93 @@
+"""`opd train` on two ranks (torchrun, gloo): the same run as on one, up to rounding."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from student.loop import train
+from student.recipe import Recipe
+
+pytestmark = pytest.mark.slow
+
+
+def launch(recipe: Recipe, folder: Path, *flags: str) -> subprocess.Popen[str]:
+    """Two ranks of `opd train` in a process group of their own."""
+    path = folder / f"{recipe.run.name}.yaml"
+    path.write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return subprocess.Popen(
+        [*torchrun, "-m", "opd.cli", "train", str(path), *flags],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_file(run / "checkpoints" / f"step-{step:06d}" / "model" / "model.safetensors")
+
+
+def records(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("payload", ["gather", "hidden"])
+def test_two_ranks_train_like_one(make_recipe: Callable[..., Recipe], tmp_path: Path, payload: str) -> None:
+    # Three prompts of two samples: one rank gets more rows and so more micro-batches than the other.
+    changes = {
+        "rollout": {"prompts_per_step": 3, "samples_per_prompt": 2},
+        "objective": [{"name": "opd", "payload": payload} | ({"k": 8} if payload == "gather" else {})],
+        "train": {"steps": 3, "micro_batch_tokens": 64},
+    }
+    train(make_recipe(run=str(tmp_path / "one"), **changes))
+    two = make_recipe(run=str(tmp_path / "two"), **changes)
+    process = launch(two, tmp_path)
+    try:
+        _, errors = process.communicate(timeout=400)
+        assert process.returncode == 0, errors
+    finally:
+        _end(process)
+    for mine, theirs in zip(records(tmp_path / "one"), records(two.run), strict=True):
+        for name in ("reverse_kl", "student_entropy", "grad_norm", "response_tokens", "truncation_rate"):
+            assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), name
+    one, other = weights(tmp_path / "one", 3), weights(two.run, 3)
+    assert set(one) == set(other)
+    for name, tensor in one.items():
+        torch.testing.assert_close(
+            other[name], tensor, atol=2e-4, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def test_two_ranks_resume_and_stop_on_a_signal(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    recipe = make_recipe(train={"steps": 100_000, "checkpoint_every": 0}, rollout={"prompts_per_step": 2})
+    process = launch(recipe, tmp_path)
+    try:
+        deadline = time.monotonic() + 300
+        while not (recipe.run / "metrics.jsonl").exists() or not records(recipe.run):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=120)
+        assert process.returncode != 0
+    finally:
+        _end(process)
+    assert list((recipe.run / "checkpoints").glob("step-*"))
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
