@@ -31,6 +31,7 @@ from student.rollout.transformers import rollout
 from student.row import Row
 from student.row_counts import count_rows, row_metrics
 from student.run_folder import RunFolder
+from student.spans import Spans
 from student.state_io import load_state, save_state
 from student.telemetry import StageClock, Telemetry
 
@@ -63,9 +64,11 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
             folder = RunFolder(recipe.run)
         sinks = telemetry or _sinks(folder, recipe, main)
         stack.callback(sinks.close)
+        spans = Spans.from_environment(recipe.tracing)
+        stack.callback(spans.close)
         if job.fleet is not None:
             register_metrics(job.fleet, sinks.registry)
-        return _Run(job, folder, sinks, interrupts, checkpoint).run()
+        return _Run(job, folder, sinks, interrupts, checkpoint, spans).run()
 
 
 def _sinks(folder: RunFolder, recipe: Recipe, main: bool) -> Telemetry:
@@ -88,10 +91,17 @@ class _Run:
     """State of a running job."""
 
     def __init__(
-        self, job: Job, folder: RunFolder, sinks: Telemetry, interrupts: Interrupts, checkpoint: Path | None
+        self,
+        job: Job,
+        folder: RunFolder,
+        sinks: Telemetry,
+        interrupts: Interrupts,
+        checkpoint: Path | None,
+        spans: Spans,
     ) -> None:
         self.job, self.folder, self.sinks, self.interrupts = job, folder, sinks, interrupts
         self.recipe = job.recipe
+        self.spans = spans
         self.ranks = Ranks(job.accelerator)
         interrupts.shared = self.ranks.count > 1
         self.updates = 0
@@ -115,7 +125,8 @@ class _Run:
             while self.updates < self.recipe.train.steps:
                 if self.ranks.any(self.interrupts.requested):
                     raise CancelledError("stopped by a signal")
-                self._step(self.updates)
+                with self.spans.span("opd.step", **{"opd.step": self.updates + 1}):
+                    self._step(self.updates)
         except CancelledError as stop:
             path = self._save()
             raise CancelledError(
@@ -136,7 +147,7 @@ class _Run:
         self.sinks.say(f"teacher {outage.teacher!r} is back after {outage.seconds:.0f} s")
 
     def _step(self, step: int) -> None:
-        job, clock = self.job, StageClock()
+        job, clock = self.job, StageClock(self.spans)
         count = self.recipe.rollout.prompts_per_step
         plan = plan_step(
             step,

@@ -121,6 +121,7 @@ class Recipe(Settings):
     train: TrainSettings = Field(default_factory=TrainSettings, description="The optimizer and its schedule.")
     eval: EvalSettings = Field(default_factory=EvalSettings, description="Evaluation on held-out prompts.")
     metrics_port: int = Field(0, ge=0, le=65535, description="Port of the student's Prometheus metrics; 0: off.")
+    tracing: bool = Field(False, description="Export OpenTelemetry spans of every step (extra otel, OTEL_* variables).")
 
     @model_validator(mode="after")
     def _check(self) -> "Recipe":

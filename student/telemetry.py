@@ -24,23 +24,30 @@ from rich.progress import (
 from opd.errors import PortInUseError
 from student.run_folder import RunFolder
 from student.series import Series
+from student.spans import Spans
 
 log = logging.getLogger(__name__)
 _SHOWN = ("reverse_kl", "accuracy", "reward", "response_length", "grad_norm")
 
 
 class StageClock:
-    """Seconds per stage of a step."""
+    """Seconds per stage of a step, and a span for each.
 
-    def __init__(self) -> None:
+    Args:
+        spans: where the spans go.
+    """
+
+    def __init__(self, spans: Spans | None = None) -> None:
         self.seconds: dict[str, float] = {}
+        self._spans = spans or Spans()
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Add the duration of the block to stage `name`."""
         begin = time.monotonic()
         try:
-            yield
+            with self._spans.span(name):
+                yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from opd.errors import ConfigError
+from opd.tracing import otlp_provider
 from opd.wire.tracing import traceparent_of
 from opd.wire.types import Timings
 from teacher_server.queue import Job
@@ -95,16 +95,7 @@ def tracing_from_environment() -> Tracing:
     Raises:
         ConfigError: when the extra is not installed.
     """
-    try:
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError as error:
-        raise ConfigError(f"tracing needs the extra otel: pip install 'opd[otel]' ({error}).") from error
-    provider = TracerProvider(resource=Resource.create({"service.name": SERVICE_NAME}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return Tracing(provider)
+    return Tracing(otlp_provider(SERVICE_NAME))
 
 
 def _parent(metadata: Any) -> Any:
