@@ -25,7 +25,6 @@ from student.controllers import EvalReport, StepReport
 from student.interrupts import Interrupts
 from student.job import Job, build_job, fleet_fingerprints
 from student.plan import StepPlan, plan_step
-from student.ranks import Ranks
 from student.recipe import Recipe
 from student.rollout.transformers import rollout
 from student.row import Row
@@ -102,7 +101,7 @@ class _Run:
         self.job, self.folder, self.sinks, self.interrupts = job, folder, sinks, interrupts
         self.recipe = job.recipe
         self.spans = spans
-        self.ranks = Ranks(job.accelerator)
+        self.ranks = job.learner.ranks
         interrupts.shared = self.ranks.count > 1
         self.updates = 0
         self.begin = time.monotonic()
@@ -172,9 +171,9 @@ class _Run:
         with clock.stage("after_update"):
             for controller in job.controllers:
                 metrics |= controller.after_update(step, job.services)
-        counts = self.ranks.total(count_rows(rows, sampled))
+        counts = self.ranks.total(count_rows(rows, sampled) | costs.take())
         self.tokens += int(counts["sampled"])
-        metrics |= row_metrics(counts) | self.ranks.total(costs.take())
+        metrics |= row_metrics(counts) | {name: value for name, value in counts.items() if name.startswith("cost/")}
         report = StepReport(step, metrics, rows)
         for controller in job.controllers:
             controller.observe(report)

@@ -5,8 +5,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,3 +82,40 @@ def teacher(world: Path, serve: Serve) -> Server:
     return serve(
         "--model", f"teacher={world / 'teacher'}", "--model", f"student={world / 'student'}", "--deterministic"
     )
+
+
+@dataclass
+class Collector:
+    """An OTLP collector on loopback."""
+
+    received: list[Any]
+    environment: dict[str, str]
+
+    @property
+    def spans(self) -> list[Any]:
+        """All spans that arrived."""
+        return [span for part in self.received for scope in part.scope_spans for span in scope.spans]
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    """Receives spans of whoever runs in its `environment`."""
+    pytest.importorskip(
+        "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", reason="the extra otel is not installed"
+    )
+    import grpc
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+    received: list[Any] = []
+
+    class Service(trace_service_pb2_grpc.TraceServiceServicer):
+        def Export(self, request: Any, context: Any) -> Any:
+            received.extend(request.resource_spans)
+            return trace_service_pb2.ExportTraceServiceResponse()
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Service(), server)
+    endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield Collector(received, {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_INSECURE": "true"})
+    server.stop(None)

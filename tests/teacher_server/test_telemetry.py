@@ -5,7 +5,6 @@ import io
 import json
 import re
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -166,45 +165,26 @@ async def test_the_span_of_whoever_submits_a_row_to_the_fleet_is_the_servers_par
             assert call.context.trace_id == steps[call.parent.span_id].context.trace_id
 
 
-def test_a_server_exports_its_spans_to_a_collector(launch: Any, items: Any) -> None:
-    pytest.importorskip(
-        "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", reason="the extra otel is not installed"
-    )
-    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
-    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
-
+def test_a_server_exports_its_spans_to_a_collector(launch: Any, items: Any, collector: Any) -> None:
     from opd.wire.request import build_score_request
     from opd.wire.v1 import teacher_pb2_grpc
 
-    received: list[Any] = []
-
-    class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-        def Export(self, request: Any, context: Any) -> Any:
-            received.extend(request.resource_spans)
-            return otlp.ExportTraceServiceResponse()
-
-    collector = grpc.server(ThreadPoolExecutor(1))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Collector(), collector)
-    port = collector.add_insecure_port("127.0.0.1:0")
-    collector.start()
-    try:
-        env = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}", "OTEL_EXPORTER_OTLP_INSECURE": "true"}
-        process = launch("--tracing", env=env)
-        trace_id = "c" * 32
-        with grpc.insecure_channel(process.address) as channel:
-            message = build_score_request(items(1), PayloadSpec.sampled(), teacher="t", request_id="r1")
-            stub = teacher_pb2_grpc.TeacherServiceStub(channel)
-            list(stub.Score(message, metadata=[("traceparent", f"00-{trace_id}-{'d' * 16}-01")], timeout=60))
-        process.popen.send_signal(signal.SIGTERM)
-        assert process.popen.wait(60) == 0  # what waits to be exported leaves before the end
-    finally:
-        collector.stop(None)
-    spans = {span.name: span for part in received for scope in part.scope_spans for span in scope.spans}
+    process = launch("--tracing", env=collector.environment)
+    trace_id = "c" * 32
+    with grpc.insecure_channel(process.address) as channel:
+        message = build_score_request(items(1), PayloadSpec.sampled(), teacher="t", request_id="r1")
+        stub = teacher_pb2_grpc.TeacherServiceStub(channel)
+        list(stub.Score(message, metadata=[("traceparent", f"00-{trace_id}-{'d' * 16}-01")], timeout=60))
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.popen.wait(60) == 0  # what waits to be exported leaves before the end
+    spans = {span.name: span for span in collector.spans}
     assert set(spans) == {"opd.score", "queue", "engine.forward"}
     assert {span.trace_id.hex() for span in spans.values()} == {trace_id}
     assert spans["opd.score"].parent_span_id.hex() == "d" * 16
     assert spans["engine.forward"].parent_span_id == spans["opd.score"].span_id
-    names = {a.value.string_value for part in received for a in part.resource.attributes if a.key == "service.name"}
+    names = {
+        a.value.string_value for part in collector.received for a in part.resource.attributes if a.key == "service.name"
+    }
     assert names == {"opd-teacher"}
 
 
