@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -110,6 +111,12 @@ class Replica:
             self.process.wait(30)
 
 
+@pytest.fixture(scope="session")
+def replica() -> type[Replica]:
+    """For servers that outlive a test."""
+    return Replica
+
+
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[Callable[..., list[Replica]]]:
     """pool(n, *flags) starts n replicas at once and waits until they serve; all are killed at the end."""
@@ -192,3 +199,37 @@ def chaos() -> SimpleNamespace:
 
     work = Work(engine.VOCAB, engine)
     return SimpleNamespace(work=work, connect=connect, wait_until=wait_until, state=state, spec=SPEC, numbers=numbers)
+
+
+def ip(*arguments: str) -> bool:
+    return subprocess.run(["ip", *arguments], capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture
+def cable() -> Iterator[SimpleNamespace]:
+    """A network namespace behind a virtual cable that can be pulled: packets vanish, nobody says so."""
+    tag = f"{os.getpid() % 10_000}"
+    name, here, there = f"opd{tag}", f"opdh{tag}", f"opdt{tag}"
+    net = f"10.213.{os.getpid() % 250}"
+    made = shutil.which("ip") is not None and ip("netns", "add", name)
+    try:
+        made = (
+            made
+            and ip("link", "add", here, "type", "veth", "peer", "name", there, "netns", name)
+            and ip("addr", "add", f"{net}.1/30", "dev", here)
+            and ip("link", "set", here, "up")
+            and ip("-n", name, "addr", "add", f"{net}.2/30", "dev", there)
+            and ip("-n", name, "link", "set", there, "up")
+            and ip("-n", name, "link", "set", "lo", "up")
+        )
+        if not made:
+            pytest.skip("network namespaces are not allowed here")
+
+        def pull(out: bool) -> None:
+            assert ip("-n", name, "link", "set", there, "down" if out else "up")
+
+        yield SimpleNamespace(prefix=("ip", "netns", "exec", name), host=f"{net}.2", pull=pull)
+    finally:
+        if shutil.which("ip") is not None:
+            ip("link", "del", here)
+            ip("netns", "del", name)

@@ -5,12 +5,9 @@ are times (a frozen replica is condemned within 10 s, fail-over within 1 s, a re
 by `make chaos` and asserted with room for a busy machine.
 """
 
-import os
-import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -149,40 +146,6 @@ def test_the_whole_pool_goes_down_and_comes_back(pool: Pool, chaos: SimpleNamesp
         assert [chaos.numbers(s) for s in scores] == from_calm
         chaos.work.run(fleet, range(3, 5))
     assert len(heard) == 1 and "waiting for teacher 't'" in heard[0]
-
-
-def ip(*arguments: str) -> bool:
-    return subprocess.run(["ip", *arguments], capture_output=True, check=False).returncode == 0
-
-
-@pytest.fixture
-def cable() -> Iterator[SimpleNamespace]:
-    """A network namespace behind a virtual cable that can be pulled: packets vanish, nobody says so."""
-    tag = f"{os.getpid() % 10_000}"
-    name, here, there = f"opd{tag}", f"opdh{tag}", f"opdt{tag}"
-    net = f"10.213.{os.getpid() % 250}"
-    made = shutil.which("ip") is not None and ip("netns", "add", name)
-    try:
-        made = (
-            made
-            and ip("link", "add", here, "type", "veth", "peer", "name", there, "netns", name)
-            and ip("addr", "add", f"{net}.1/30", "dev", here)
-            and ip("link", "set", here, "up")
-            and ip("-n", name, "addr", "add", f"{net}.2/30", "dev", there)
-            and ip("-n", name, "link", "set", there, "up")
-            and ip("-n", name, "link", "set", "lo", "up")
-        )
-        if not made:
-            pytest.skip("network namespaces are not allowed here")
-
-        def pull(out: bool) -> None:
-            assert ip("-n", name, "link", "set", there, "down" if out else "up")
-
-        yield SimpleNamespace(prefix=("ip", "netns", "exec", name), host=f"{net}.2", pull=pull)
-    finally:
-        if shutil.which("ip") is not None:
-            ip("link", "del", here)
-            ip("netns", "del", name)
 
 
 @pytest.mark.chaos
