@@ -140,6 +140,13 @@ class DataError(OpdError):
     exit_code = 16
 
 
+class DeviceMemoryError(OpdError):
+    """A sequence that the teacher's device has no room for, even alone."""
+
+    exit_code = 17
+    status = "FAILED_PRECONDITION"
+
+
 class CancelledError(OpdError):
     """The caller went away before the answer was ready."""
 

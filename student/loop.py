@@ -17,7 +17,15 @@ from typing import Any
 
 from rich.console import Console
 
-from opd.errors import CancelledError, CheckpointError, ConfigError, DataError, OpdError, OutageError
+from opd.errors import (
+    CancelledError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DeviceMemoryError,
+    OpdError,
+    OutageError,
+)
 from opd.fleet.metrics import register_metrics
 from opd.fleet.outage import Outage, OutageHooks
 from student.checkpoint import latest_checkpoint, save_checkpoint
@@ -196,7 +204,7 @@ class _Run:
         if self.ranks.any(failure is not None):
             # No update has begun: the state is that of the last step.
             path = self._save()
-            if isinstance(failure, ConfigError | DataError | OutageError):
+            if isinstance(failure, ConfigError | DataError | DeviceMemoryError | OutageError):
                 raise type(failure)(f"{failure} The state is saved in {path}; continue with --resume.") from failure
             raise failure or CancelledError("another rank could not go on")
         return rows

@@ -26,7 +26,7 @@ from teacher_server.logs import log, plain
 from teacher_server.room import Room, finish
 from teacher_server.settings import EngineSettings, LimitSettings
 from teacher_server.teacher import Teacher, self_test
-from teacher_server.weights import LostWeightsError, prepare, swap, weight_bytes
+from teacher_server.weights import LostWeightsError, prepare, put_back, swap, weight_bytes
 from teacher_server.worker import DeviceTurn, EngineWorker
 
 EngineFactory = Callable[[str], Engine]
@@ -209,6 +209,7 @@ class Roster:
         except Exception as error:
             log("warning", "weights refused", teacher=teacher.name, weights_hash=before, reason=error)
             raise
+        teacher.replaced = (folder, teacher.info.weights_hash)
         await self._on_state(teacher)
         log("info", "weights replaced", teacher=teacher.name, weights_hash=teacher.info.weights_hash)
 
@@ -275,6 +276,8 @@ class Roster:
             raise UnavailableError(f"teacher {teacher.name!r} cannot be loaded: {plain(error)}") from error
         try:
             with self._turn:
+                if teacher.replaced is not None:
+                    put_back(engine, *teacher.replaced)
                 self._test(engine, teacher.name)
         except BaseException:
             engine.close()

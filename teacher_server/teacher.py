@@ -3,6 +3,7 @@
 import asyncio
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -40,6 +41,7 @@ class Teacher:
         weight_bytes: of its weights when awake, 0 while unknown.
         held_bytes: of the memory budget that it has or was promised.
         restarts: since the start of the server.
+        replaced: folder and hash of the weights that took the place of the model's own; None while those serve.
         idle: set while no call is in flight.
         changing: held by whoever loads, wakes, puts to sleep or unloads it.
     """
@@ -55,6 +57,7 @@ class Teacher:
     weight_bytes: int = 0
     held_bytes: int = 0
     restarts: int = 0
+    replaced: tuple[Path, str] | None = None
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
 

@@ -72,6 +72,21 @@ def swap(engine: Engine, exchange: Exchange, folder: Path, test: Callable[[], No
         raise _refusal(folder, old_hash, error) from error
 
 
+def put_back(engine: Engine, folder: Path, weights_hash: str) -> None:
+    """Give a freshly built engine the weights that replaced its model's own before.
+
+    Raises:
+        OpdError: when the folder is gone, does not fit, or holds other weights by now.
+    """
+    prepare(engine, folder)()
+    found = engine.info.weights_hash
+    if found != weights_hash:
+        raise IncompatibleTeacherError(
+            f"weights in {folder} have changed from {weights_hash} to {found} since they were taken; keep the folders "
+            "of weights in use as they are."
+        )
+
+
 def _refusal(folder: Path, old_hash: str, error: Exception) -> OpdError:
     cause = error.__cause__ if isinstance(error.__cause__, NonFiniteError) else error
     kind = type(cause) if isinstance(cause, NonFiniteError | ConfigError) else IncompatibleTeacherError

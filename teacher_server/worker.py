@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from opd.errors import CancelledError, DeadlineError, OpdError, OverloadedError, UnavailableError
+from opd.errors import CancelledError, DeadlineError, DeviceMemoryError, OpdError, UnavailableError
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from teacher_server.engines.base import Engine, EngineItem
 from teacher_server.faults import FaultPoints
@@ -270,10 +270,9 @@ class EngineWorker:
             return error
         if out_of_memory(error) and self._scores_something():
             log("warning", "no memory for a sequence", teacher=self.name, tokens=job.tokens, text=str(error)[:500])
-            return OverloadedError(
+            return DeviceMemoryError(
                 f"teacher {self.name!r} has no memory for a sequence of {job.tokens} tokens with payload "
-                f"{job.item.spec.kind}; send a shorter one, or lower max_sequence_tokens on the server.",
-                1.0,
+                f"{job.item.spec.kind}, even alone; send a shorter one, or take a device with more memory."
             )
         self._failures += 1
         log("error", "engine error", teacher=self.name, error=type(error).__name__, text=str(error)[:500])

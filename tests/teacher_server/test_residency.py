@@ -1,6 +1,7 @@
 """Several teachers on one server: load, unload, sleep, wake, hot swap, death and restart."""
 
 import asyncio
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -505,21 +506,60 @@ async def test_a_dead_engine_ends_the_process_by_default(start: Any, items: Any)
     assert await asyncio.wait_for(client.server.wait(), 20) == 20
 
 
-async def test_a_dead_engine_is_restarted_when_asked(start: Any, items: Any) -> None:
-    client = await start(engine={"on_failure": "restart"})
+async def kill_engine(client: Any, items: Any) -> Any:
+    """Let the engine die of requests; gives the dead one."""
     dead = client.engines["numpy"]
     die_later(dead)
     outcomes = await asyncio.gather(
         *(client.score(items(1, seed=s), SAMPLED) for s in range(4)), return_exceptions=True
     )
     assert any(isinstance(outcome, grpc.RpcError) for outcome in outcomes)
+    return dead
+
+
+async def revived(client: Any, dead: Any) -> None:
+    """Wait for another engine that serves."""
     for _ in range(200):
         if client.engines["numpy"] is not dead and await health(client, "t") == 1:
-            break
+            return
         await asyncio.sleep(0.05)
+    pytest.fail("the engine did not come back")
+
+
+async def test_a_dead_engine_is_restarted_when_asked(start: Any, items: Any) -> None:
+    client = await start(engine={"on_failure": "restart"})
+    dead = await kill_engine(client, items)
+    await revived(client, dead)
     assert len(await client.score(items(2), SAMPLED)) == 2
     assert dead.closed
     await client.settled()
+
+
+async def test_an_engine_that_dies_after_a_swap_comes_back_with_the_swapped_weights(
+    start: Any, items: Any, tmp_path: Path
+) -> None:
+    client = await start(engine={"on_failure": "restart"})
+    first = (await client.info()).weights_hash
+    second = await client.server.shared.roster.update_weights("t", weights(tmp_path / "w", 5))
+    assert second != first
+    await revived(client, await kill_engine(client, items))
+    assert (await client.info()).weights_hash == client.engines["numpy"].info.weights_hash == second
+    assert len(await client.score(items(2), SAMPLED)) == 2
+
+
+@pytest.mark.parametrize("other", ["other weights", "nothing"])
+async def test_an_engine_whose_swapped_weights_have_changed_does_not_come_back(
+    start: Any, items: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str
+) -> None:
+    client = await start(engine={"on_failure": "restart"})
+    await client.server.shared.roster.update_weights("t", weights(tmp_path / "w", 5))
+    if other == "nothing":
+        shutil.rmtree(tmp_path / "w")
+    else:
+        weights(tmp_path / "w", 6)
+    await kill_engine(client, items)
+    assert await asyncio.wait_for(client.server.wait(), 30) == 20
+    assert "could not be restarted" in (said := capsys.readouterr().err) and str(tmp_path / "w") in said
 
 
 async def test_one_bad_request_does_not_count_as_a_dead_engine(start: Any, items: Any) -> None:

@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
-from opd.errors import NonFiniteError, OverloadedError, UnavailableError
+from opd.errors import DeviceMemoryError, NonFiniteError, UnavailableError
 from opd.wire.status import error_from_rpc
 from opd.wire.types import PayloadSpec
 from teacher_server.worker import out_of_memory
@@ -110,7 +110,7 @@ async def test_sequences_too_large_for_the_device_never_end_the_server(start: An
     batches = Batches(client.engines["numpy"], fail)
     calls = [items(1, seed=1), *(items(1, prompt=GUILTY, seed=seed) for seed in range(6)), items(1, seed=2)]
     outcomes = await meet(client, batches, calls)
-    assert [type(outcome) for outcome in outcomes] == [list, *[OverloadedError] * 6, list]
+    assert [type(outcome) for outcome in outcomes] == [list, *[DeviceMemoryError] * 6, list]
     assert "15 tokens" in str(outcomes[1]) and "topk" in str(outcomes[1])
     assert equal(client, reference, calls[0], outcomes[0]) and equal(client, reference, calls[-1], outcomes[-1])
     assert not client.server._stop.is_set()

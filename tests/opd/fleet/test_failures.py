@@ -13,6 +13,7 @@ import pytest
 from opd.errors import (
     AuthError,
     CorruptPayloadError,
+    DeviceMemoryError,
     IncompatibleTeacherError,
     InvalidRequestError,
     NonFiniteError,
@@ -303,7 +304,7 @@ def test_pushback_is_obeyed_and_costs_no_attempts(tiny: SimpleNamespace) -> None
         assert state_of(fleet, server.address) == "healthy"
 
 
-@pytest.mark.parametrize("kind", [InvalidRequestError, NonFiniteError])
+@pytest.mark.parametrize("kind", [InvalidRequestError, NonFiniteError, DeviceMemoryError])
 def test_one_bad_row_fails_alone(tiny: SimpleNamespace, kind: type[OpdError]) -> None:
     server = tiny.serve()
     items = [ScoreItem(np.full(6, i, dtype=np.uint32), 2) for i in range(12)]
