@@ -55,7 +55,7 @@ soak: $(STAMP) ## a server under load and abuse for 15 minutes, then one that le
 	$(BIN)/python benchmarks/server_soak.py
 	$(BIN)/python benchmarks/server_soak.py --minutes 2 --leak
 
-chaos: $(STAMP) ## server processes killed, frozen, cut off and lying under a training run, about half an hour
+chaos: $(STAMP) ## server processes killed, frozen, cut off and lying under a training run, about ten minutes
 	$(BIN)/python -m pytest tests/chaos -m "chaos or not chaos" -rs
 
 bench: $(STAMP) ## all benchmarks, as ratios within one run
