@@ -28,6 +28,7 @@ from opd.fleet.link import ScoreCall
 from opd.fleet.outage import Outage, OutageHooks
 from opd.fleet.settings import CallSettings, FleetSettings, HealthSettings
 from opd.wire.checksum import crc32c
+from opd.wire.tensors import pack_u18, unpack_u18
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 
@@ -195,6 +196,17 @@ def _set(value: float, index: int = 0) -> Callable[[np.ndarray], None]:
     return change
 
 
+def _edit_ids(change: Callable[[np.ndarray], None]) -> Callable[[list[Any]], list[Any]]:
+    """Change the unpacked top-k ids of the first sequence, packed again under the right checksum."""
+
+    def edit(packed: np.ndarray) -> None:
+        ids = unpack_u18(packed, packed.size * 8 // 18)
+        change(ids)
+        packed[:] = pack_u18(ids)[: packed.size]
+
+    return _edit(pb.TENSOR_ROLE_IDS, edit, "<u1")
+
+
 def _wrong_rows(messages: list[pb.ScoreResponse]) -> list[pb.ScoreResponse]:
     next(m for m in messages if m.HasField("sequence")).sequence.tensors[0].rows += 1
     return messages
@@ -216,6 +228,8 @@ LIES = {
     "a positive log-prob": _edit(pb.TENSOR_ROLE_SAMPLED, _set(0.5), "<f4"),
     "probabilities that sum to more than one": _edit(pb.TENSOR_ROLE_LOG_TAIL, _set(0.0), "<f4"),
     "unsorted values": _edit(pb.TENSOR_ROLE_VALUES, _set(-9.0), "<f2"),
+    "an id outside the vocabulary": _edit_ids(_set(99_999)),
+    "an id twice": _edit_ids(lambda ids: ids.__setitem__(1, ids[0])),
     "a wrong number of rows": _wrong_rows,
     "scores of other ids": _wrong_ids_crc,
     "scores of other weights": _wrong_weights,
@@ -224,6 +238,14 @@ LIES = {
     "no header": lambda messages: messages[1:],
     "nothing": lambda messages: [],
     "two trailers": lambda messages: [*messages, messages[-1]],
+}
+
+
+WORDS = {
+    "an id outside the vocabulary": "outside the vocabulary",
+    "an id twice": "repeat",
+    "probabilities that sum to more than one": "add up",
+    "unsorted values": "descending",
 }
 
 
@@ -237,6 +259,7 @@ def test_a_lying_server_is_condemned_and_poisons_nothing(tiny: SimpleNamespace, 
         assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
         assert liar.requests
         assert state_of(fleet, liar.address) == "condemned"
+        assert WORDS.get(lie, "refused") in reason_of(fleet, liar.address)
 
 
 def test_when_everybody_lies_the_call_fails_with_the_reason(tiny: SimpleNamespace) -> None:
