@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from opd.errors import (
     ConfigError,
@@ -175,3 +176,16 @@ def test_an_unknown_teacher_in_the_mapping_is_named(tiny: SimpleNamespace) -> No
 def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigError):
         TeacherFleet.connect(endpoint)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("spec", [PayloadSpec.topk(4), PayloadSpec.hidden("f32"), PayloadSpec.hidden("bf16")], ids=str)
+def test_results_become_tensors_without_a_copy(tiny: SimpleNamespace, spec: PayloadSpec) -> None:
+    with TeacherFleet.connect(tiny.serve().address, settings=tiny.settings) as fleet:
+        (scores,) = fleet.score("math", tiny.items(1), spec)
+    arrays = [a for a in (scores.sampled, scores.values, scores.ids, scores.log_tail, scores.hidden) if a is not None]
+    assert arrays
+    for array in arrays:
+        assert torch.from_numpy(array).data_ptr() == array.ctypes.data and not array.flags.owndata
+    if scores.hidden is not None and scores.hidden.dtype == np.uint16:
+        assert torch.from_numpy(scores.hidden).view(torch.bfloat16).isfinite().all()
