@@ -6,7 +6,8 @@
 The model has Qwen3's architecture and random weights and is large enough for its forward to dominate. Both sides score
 the same sequences with the same token budget per batch; the server is another process, reached over loopback. Rounds
 alternate, and the median of the ratios is shown: of tokens per second, and of tokens per second of processor time, the
-server's own, which holds where other work takes turns on the cores.
+server's own, which holds where other work takes turns on the cores. "explained" is the share of a call's time at the
+client, from request to last message, that the times in the answer add up to.
 """
 
 import argparse
@@ -90,8 +91,9 @@ def busy_seconds(process: psutil.Process) -> float:
 
 async def served(
     address: str, server: psutil.Process, items: list[ScoreItem], spec: PayloadSpec, concurrency: int
-) -> tuple[float, float]:
-    """Tokens per second, of the clock and of the server's processor time."""
+) -> tuple[float, float, float]:
+    """Tokens per second, of the clock and of the server's processor time; share of a call's time that is explained."""
+    shares = []
     async with open_channel(address) as channel:
         stub = teacher_pb2_grpc.TeacherServiceStub(channel)
         info = (await stub.Describe(pb.DescribeRequest(teacher="t"))).teachers[0]
@@ -101,14 +103,18 @@ async def served(
         async def run(number: int) -> None:
             request = build_score_request(parts[number], spec, teacher="t", request_id=f"r{number}")
             decoder = ScoreStreamDecoder(parts[number], spec, bounds)
+            asked = time.perf_counter()
             async for message in stub.Score(request):
                 decoder.feed(message)
-            decoder.finish()
+            t = decoder.finish()[0].timings
+            told = t.admission + t.queue + t.batch_wait + t.engine + t.encode + t.send
+            shares.append(told / (time.perf_counter() - asked))
 
         started, began = time.perf_counter(), busy_seconds(server)
         await asyncio.gather(*(run(number) for number in range(concurrency)))
         tokens = sum(len(item.token_ids) for item in items)
-        return tokens / (time.perf_counter() - started), tokens / (busy_seconds(server) - began)
+        seconds, busy = time.perf_counter() - started, busy_seconds(server) - began
+    return tokens / seconds, tokens / busy, statistics.median(shares)
 
 
 def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
@@ -142,6 +148,7 @@ def measure(
         "served": statistics.median(other[0] for _, other in pairs),
         "ratio": statistics.median(other[0] / own[0] for own, other in pairs),
         "cpu_ratio": statistics.median(other[1] / own[1] for own, other in pairs),
+        "explained": statistics.median(other[2] for _, other in pairs),
     }
 
 
@@ -161,7 +168,9 @@ def main() -> None:
         process, address = start_server(folder)
         server = psutil.Process(process.pid)
         table: list[dict[str, Any]] = []
-        print(f"{'payload':12} {'calls at once':>13} {'in-process tok/s':>17} {'served':>7} {'ratio':>6} {'of CPU':>6}")
+        print(
+            f"{'payload':12} {'calls at once':>13} {'in-process tok/s':>17} {'served':>7} {'ratio':>6} {'of CPU':>6} {'explained':>9}"
+        )
         try:
             for name in names:
                 items = make_items(args.sequences, SPECS[name].k if name.startswith("gather") else 0)
@@ -170,7 +179,7 @@ def main() -> None:
                     table.append({"payload": name, "concurrency": calls, **row})
                     print(
                         f"{name:12} {calls:13} {row['in_process']:17.0f} {row['served']:7.0f} {row['ratio']:6.2f} "
-                        f"{row['cpu_ratio']:6.2f}",
+                        f"{row['cpu_ratio']:6.2f} {row['explained']:9.3f}",
                         flush=True,
                     )
         finally:
