@@ -168,9 +168,8 @@ def main() -> None:
         process, address = start_server(folder)
         server = psutil.Process(process.pid)
         table: list[dict[str, Any]] = []
-        print(
-            f"{'payload':12} {'calls at once':>13} {'in-process tok/s':>17} {'served':>7} {'ratio':>6} {'of CPU':>6} {'explained':>9}"
-        )
+        titles = ("calls at once", "in-process tok/s", "served", "ratio", "of CPU", "explained")
+        print("{:12} {:>13} {:>17} {:>7} {:>6} {:>6} {:>9}".format("payload", *titles))
         try:
             for name in names:
                 items = make_items(args.sequences, SPECS[name].k if name.startswith("gather") else 0)
