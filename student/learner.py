@@ -21,7 +21,7 @@ from student.ranks import Ranks
 from student.recipe import TrainSettings
 from student.row import Row
 from student.schedule import learning_rate
-from student.terms import SignalTokens, StudentTokens, TeacherShare, TokenBatch
+from student.terms import HeadWeights, SignalTokens, StudentTokens, TeacherShare, TokenBatch
 
 
 class Learner:
@@ -148,7 +148,8 @@ class Learner:
             if need.role != TEACHER or not several
         }
         topk = signals.get((TEACHER, PayloadKind.TOPK))
-        student = project(hidden, self.student.head(), micro, None if topk is None else topk.ids, spec)
+        head = self.student.head()  # once: a sharded head is gathered here
+        student = project(hidden, head, micro, None if topk is None else topk.ids, spec)
         return TokenBatch(
             token_ids=micro.token_ids,
             mask=micro.mask,
@@ -163,7 +164,8 @@ class Learner:
             valid_vocab=spec.valid_vocab,
             temperature=spec.temperature,
             shares=tuple(
-                self._share(name, weight, micro, hidden, student, signals, needs, spec) for name, weight in several
+                self._share(name, weight, micro, hidden, head, student, signals, needs, spec)
+                for name, weight in several
             ),
         )
 
@@ -173,6 +175,7 @@ class Learner:
         weight: float,
         micro: MicroBatch,
         hidden: Tensor,
+        head: HeadWeights,
         student: StudentTokens,
         signals: Mapping[tuple[str, PayloadKind], SignalTokens],
         needs: Needs,
@@ -187,7 +190,7 @@ class Learner:
         topk = mine.get((TEACHER, PayloadKind.TOPK))
         if topk is not None and SCORES_AT_TEACHER in spec.want:
             at_ids = dataclasses.replace(spec, want=frozenset({SCORES_AT_TEACHER}))
-            found = project(hidden, self.student.head(), micro, topk.ids, at_ids)
+            found = project(hidden, head, micro, topk.ids, at_ids)
             student = dataclasses.replace(student, scores_at_teacher=found.scores_at_teacher)
         return TeacherShare(weight, mine, student)
 
