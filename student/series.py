@@ -36,6 +36,12 @@ class Series:
             ["domain"],
             registry=registry,
         )
+        self._positions = Gauge(
+            "opd_student_divergence_by_position_nats",
+            "Divergence to the teacher of tokens from this position of the response to the next label, latest step.",
+            ["divergence", "position"],
+            registry=registry,
+        )
         self._stage = Histogram(
             "opd_student_stage_seconds",
             "Seconds of a stage within a step.",
@@ -62,6 +68,8 @@ class Series:
                 self._loss.labels(rest).set(value)
             elif head == "domain_accuracy":
                 self._domains.labels(rest).set(value)
+            elif head == "by_position":
+                self._positions.labels(*rest.split("/")).set(value)
             elif head == "cost":
                 purpose, _, kind = rest.partition("/")
                 self._costs.labels(purpose, kind.removesuffix("_tokens")).inc(value)

@@ -4,7 +4,9 @@ Healthy runs: the top-k overlap climbs, the reverse KL falls at every position, 
 stays above the teacher's (arXiv 2604.13016, 2604.08527). Reduce late: keep sums and counts, divide at the end.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -60,6 +62,10 @@ def support_figures(
     }
 
 
+POSITION_EDGES = (0, 16, 64, 256, 1024, 4096, 16384)
+"""First positions of the default bins: finer where responses begin, few enough to watch."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PositionProfile:
     """Sums of a per-token figure by position in the response; add profiles of ranks and steps, then take `mean`.
@@ -67,12 +73,12 @@ class PositionProfile:
     Attributes:
         total: [bins].
         count: [bins] tokens.
-        width: positions per bin; the last bin takes all later ones.
+        edges: first position of each bin; the last bin takes all later ones.
     """
 
     total: Float[Tensor, " bins"]
     count: Float[Tensor, " bins"]
-    width: int
+    edges: tuple[int, ...]
 
     @property
     def mean(self) -> Float[Tensor, " bins"]:
@@ -80,15 +86,14 @@ class PositionProfile:
         return self.total / self.count.clamp(min=1)
 
     def __add__(self, other: "PositionProfile") -> "PositionProfile":
-        return PositionProfile(self.total + other.total, self.count + other.count, self.width)
+        return PositionProfile(self.total + other.total, self.count + other.count, self.edges)
 
 
 def position_profile(
     per_token: Float[Tensor, " N"],
     position: Int[Tensor, " N"],
     *,
-    bins: int = 32,
-    width: int = 64,
+    edges: Sequence[int] = POSITION_EDGES,
     mask: Bool[Tensor, " N"] | None = None,
 ) -> PositionProfile:
     """Sums of a per-token figure, for example the reverse KL, by the token's position in its response.
@@ -96,21 +101,20 @@ def position_profile(
     Args:
         per_token: [N].
         position: [N] index in the response, from 0.
-        bins: how many.
-        width: positions per bin.
+        edges: first position of each bin, ascending from 0.
         mask: [N] bool, True where a token counts.
 
     Raises:
-        ValueError: for shapes that differ, or bins or width below 1.
+        ValueError: for shapes that differ, or edges that do not ascend from 0.
     """
-    if bins < 1 or width < 1:
-        raise ValueError(f"bins and width must be at least 1, but are {bins!r} and {width!r}.")
+    if not edges or edges[0] != 0 or any(a >= b for a, b in pairwise(edges)):
+        raise ValueError(f"edges must ascend from 0, but are {tuple(edges)!r}.")
     check_shape("position", position, tuple(per_token.shape), "per_token")
     check_mask("mask", mask, tuple(per_token.shape), "per_token")
-    index = (position.long() // width).clamp(min=0, max=bins - 1)
+    index = torch.bucketize(position.long(), torch.tensor(edges, device=position.device), right=True) - 1
     values = per_token.detach().float()
     counted = torch.ones_like(values)
     if mask is not None:
         values, counted = torch.where(mask, values, 0.0), mask.float()
-    empty = torch.zeros(bins, device=values.device)
-    return PositionProfile(empty.scatter_add(0, index, values), empty.scatter_add(0, index, counted), width)
+    empty = torch.zeros(len(edges), device=values.device)
+    return PositionProfile(empty.scatter_add(0, index, values), empty.scatter_add(0, index, counted), tuple(edges))

@@ -136,7 +136,8 @@ class GeneralisedOpd(Term):
             return self._exact(batch, scales)
         extrapolation = Extrapolation(self.settings.guards, self._plain_ids, batch.of_rows(scales))
         result, metrics = (self._sampled if self.settings.payload == "sampled" else self._gather)(batch, extrapolation)
-        return TermOutput(result.per_token, metrics=divergence_metrics("reverse_kl_to_target", result) | metrics)
+        metrics |= divergence_metrics("reverse_kl_to_target", result, batch.position, batch.mask)
+        return TermOutput(result.per_token, metrics=metrics)
 
     def _behaviour(self, batch: TokenBatch) -> dict[str, Any]:
         cap = self.settings.importance_cap
@@ -181,9 +182,11 @@ class GeneralisedOpd(Term):
         metrics: dict[str, Any] = {}
         per_position = batch.of_rows(scales)
         for scale in sorted(set(scales)):
-            result = self._exact_at(batch, scale, batch.mask & (per_position == scale))
+            mask = batch.mask & (per_position == scale)
+            result = self._exact_at(batch, scale, mask)
             loss = result.total if loss is None else loss + result.total
-            for name, (top, count) in divergence_metrics("reverse_kl_to_target", result).items():
+            found = divergence_metrics("reverse_kl_to_target", result, batch.position, mask)
+            for name, (top, count) in found.items():
                 before = metrics.get(name, (0.0, 0.0))
                 metrics[name] = (before[0] + top, before[1] + count)
         return TermOutput(total=loss, metrics=metrics)

@@ -18,6 +18,7 @@ METRICS = {
     "eval/accuracy": 0.25,
     "eval/reverse_kl": 0.4,
     "loss/opd": 0.3,
+    "by_position/reverse_kl/64": 0.2,
     "cost/train/sampled_tokens": 7.0,
 }
 
@@ -44,6 +45,8 @@ def test_counters_add_up_and_gauges_show_the_latest_step() -> None:
     assert registry.get_sample_value("opd_student_response_tokens_total") == 200
     assert registry.get_sample_value("opd_student_reverse_kl_nats") == 0.5
     assert registry.get_sample_value("opd_student_loss_nats", {"term": "opd"}) == 0.3
+    later = {"divergence": "reverse_kl", "position": "64"}
+    assert registry.get_sample_value("opd_student_divergence_by_position_nats", later) == 0.2
     labels = {"purpose": "train", "kind": "sampled"}
     assert registry.get_sample_value("opd_student_cost_tokens_total", labels) == 14
     assert registry.get_sample_value("opd_student_stage_seconds_sum", {"stage": "rollout"}) == 3.0

@@ -28,7 +28,7 @@ def test_masses_tails_and_bucket_divergences_agree_with_their_definitions(make_l
 
 def test_profiles_sum_by_position_and_add_up():
     values, position = torch.tensor([1.0, 2, 3, 4]), torch.tensor([0, 3, 4, 99])
-    profile = position_profile(values, position, bins=3, width=4, mask=torch.tensor([True, True, True, False]))
+    profile = position_profile(values, position, edges=(0, 4, 8), mask=torch.tensor([True, True, True, False]))
     assert_close(profile.total, torch.tensor([3.0, 3, 0]))
     assert_close(profile.mean, torch.tensor([1.5, 3, 0]))
     assert_close((profile + profile).count, torch.tensor([4.0, 2, 0]))
@@ -39,6 +39,12 @@ def test_masked_nan_does_not_reach_a_profile():
     assert profile.total.sum() == 0
 
 
-def test_bins_below_one_are_refused():
-    with pytest.raises(ValueError, match="bins and width"):
-        position_profile(torch.zeros(1), torch.zeros(1).long(), bins=0)
+def test_a_bin_begins_at_its_edge_and_the_last_one_takes_the_rest():
+    profile = position_profile(torch.ones(6), torch.tensor([0, 15, 16, 63, 64, 1_000_000]))
+    assert profile.count.tolist() == [2, 2, 1, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("edges", [(), (1, 2), (0, 4, 4)])
+def test_edges_that_do_not_ascend_from_zero_are_refused(edges):
+    with pytest.raises(ValueError, match="edges must ascend from 0"):
+        position_profile(torch.zeros(1), torch.zeros(1).long(), edges=edges)
