@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from opd.maths.diagnostics import PositionProfile, position_profile, support_figures, topk_overlap
+    from opd.maths.diagnostics import PositionProfile, position_profile, support_figures, topk_figures, topk_overlap
     from opd.maths.exact import forward_kl, jsd, reverse_kl, skew_forward_kl, skew_reverse_kl, total_variation
     from opd.maths.linear import HeadSettings, Reference, linear_divergence
     from opd.maths.linear_scores import linear_token_scores, linear_topk
@@ -48,6 +48,7 @@ _HOMES = {
     "support_figures": "diagnostics",
     "token_weights": "normalise",
     "topk_divergence": "topk",
+    "topk_figures": "diagnostics",
     "topk_overlap": "diagnostics",
     "total_variation": "exact",
 }
@@ -77,6 +78,7 @@ __all__ = [
     "support_figures",
     "token_weights",
     "topk_divergence",
+    "topk_figures",
     "topk_overlap",
     "total_variation",
 ]

@@ -5,6 +5,8 @@ the caller wait for a device: on CPU by default, on an accelerator when asked.
 """
 
 import math
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,8 +31,21 @@ def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...], like: str)
         raise ValueError(f"{describe(name, tensor)} must have shape {list(expected)} to match {like}.")
 
 
+def check_last_axis(name: str, tensor: Tensor, leading: tuple[int, ...], like: str) -> None:
+    """Refuses a tensor that is not [*leading, K] for some K, the leading axes that `like` implies."""
+    if tensor.ndim != len(leading) + 1 or tuple(tensor.shape[:-1]) != leading:
+        expected = ", ".join([*map(str, leading), "K"])
+        raise ValueError(f"{describe(name, tensor)} must have shape [{expected}] to match {like}.")
+
+
 def check_ids(
-    name: str, ids: Tensor, vocabulary: int, *, distinct: bool = False, check_values: bool | None = None
+    name: str,
+    ids: Tensor,
+    vocabulary: int,
+    *,
+    distinct: bool = False,
+    check_values: bool | None = None,
+    whole: str = "the vocabulary",
 ) -> None:
     """Refuses ids that are not integers, out of [0, vocabulary), or repeated within a row when `distinct`."""
     if ids.dtype not in (torch.int64, torch.int32):
@@ -40,7 +55,7 @@ def check_ids(
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocabulary:
         bad = low if low < 0 else high
-        raise ValueError(f"{describe(name, ids)} holds the id {bad}, which is outside the vocabulary of {vocabulary}.")
+        raise ValueError(f"{describe(name, ids)} holds the id {bad}, which is outside {whole} of {vocabulary}.")
     if distinct and ids.shape[-1] > 1:
         ordered = ids.sort(dim=-1).values
         repeated = (ordered[..., 1:] == ordered[..., :-1]).flatten(0, -2).any(-1)
@@ -58,17 +73,24 @@ def check_mask(name: str, mask: Tensor | None, expected: tuple[int, ...], like: 
     check_shape(name, mask, expected, like)
 
 
+def check_integer(name: str, value: Any, low: int, high: float = math.inf, hint: str = "") -> None:
+    """Refuses what is not an integer in [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        wanted = f"at least {low}" if high == math.inf else f"an integer in [{low}, {high}]"
+        raise ValueError(f"{name} must be {wanted}{', ' + hint if hint else ''}, but is {value!r}.")
+
+
 def check_temperature(temperature: float) -> None:
     """Refuses a temperature that is not a positive finite number."""
-    if not (math.isfinite(temperature) and temperature > 0):
+    if not (isinstance(temperature, Real) and math.isfinite(temperature) and temperature > 0):
         raise ValueError(f"temperature must be a finite number above 0, but is {temperature!r}.")
 
 
 def check_fraction(name: str, value: float, *, low_open: bool = False, high_open: bool = False, hint: str = "") -> None:
     """Refuses a number outside the unit interval, its ends included or not."""
-    above = value > 0 if low_open else value >= 0
-    below = value < 1 if high_open else value <= 1
-    if not (above and below):
+    if not (
+        isinstance(value, Real) and (value > 0 if low_open else value >= 0) and (value < 1 if high_open else value <= 1)
+    ):
         interval = f"{'(' if low_open else '['}0, 1{')' if high_open else ']'}"
         raise ValueError(f"{name} must lie in {interval}, but is {value!r}{'; ' + hint if hint else ''}.")
 
@@ -115,9 +137,22 @@ def check_log_probs(
     if not should_check_values(values, check_values):
         return
     bad = ~(values <= (1e-2 if normalised else torch.finfo(values.dtype).max))
+    _refuse_values(name, values, bad, mask, "a log-probability")
+
+
+def check_finite(name: str, values: Tensor, mask: Tensor | None, check_values: bool | None = None) -> None:
+    """Refuses a tensor [...] that is not floating point or not finite at a position that counts."""
+    if not values.is_floating_point():
+        raise ValueError(f"{describe(name, values)} must be floating point; cast it with .float().")
+    if should_check_values(values, check_values):
+        _refuse_values(name, values, ~values.isfinite(), mask, "finite")
+
+
+def _refuse_values(name: str, values: Tensor, bad: Tensor, mask: Tensor | None, wanted: str) -> None:
     if mask is not None:
-        bad &= mask.reshape(*mask.shape, *(1,) * (values.ndim - mask.ndim))
+        bad = bad & mask.reshape(*mask.shape, *(1,) * (values.ndim - mask.ndim))
     if bool(bad.any()):
         where = bad.nonzero()[0].tolist()
-        found = float(values[tuple(where)])
-        raise ValueError(f"{describe(name, values)} holds {found} at {where}, which is not a log-probability.")
+        raise ValueError(
+            f"{describe(name, values)} holds {float(values[tuple(where)])} at {where}, which is not {wanted}."
+        )

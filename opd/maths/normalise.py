@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch import distributed as dist
 
-from opd.maths.checks import check_mask, check_shape
+from opd.maths.checks import check_ids, check_integer, check_mask, check_shape, describe
 
 #: token_mean: every token counts the same. sequence_mean: every sequence, its tokens sharing. sequence_sum: tokens are
 #: summed within a sequence. balanced: token mean within a stratum, strata weighted by their share of the sequences.
@@ -62,7 +62,8 @@ def token_weights(
         [N] float32 per term, zero where masked. A term without any token gets zeros, hence loss and gradient zero.
 
     Raises:
-        ValueError: for an unknown mode or reduction, or missing or misshapen indices.
+        ValueError: for an unknown mode or reduction, a mask that is not [N] bool, or indices that are missing,
+            misshapen or out of range (the range is looked at on CPU only).
     """
     if gradient_reduction not in ("mean", "sum"):
         raise ValueError(f"gradient_reduction must be mean or sum, but is {gradient_reduction!r}.")
@@ -125,10 +126,18 @@ def _check(name: str, term: Term) -> None:
     if term.mode not in MODES:
         raise ValueError(f"mode of term {name!r} must be one of {', '.join(MODES)}, but is {term.mode!r}.")
     check_mask(f"mask of term {name!r}", term.mask, tuple(term.mask.shape), "itself")
+    if term.mask.ndim != 1:
+        raise ValueError(f"{describe(f'mask of term {name!r}', term.mask)} must have shape [N]; flatten it.")
+    check_integer(f"num_strata of term {name!r}", term.num_strata, 1)
+    check_integer(f"num_sequences of term {name!r}", term.num_sequences, 0)
     if term.mode != "token_mean" and (term.sequence is None or term.num_sequences < 1):
         raise ValueError(f"term {name!r} has mode {term.mode!r}, which needs sequence and num_sequences.")
     if term.mode == "balanced" and term.stratum is None:
         raise ValueError(f"term {name!r} has mode 'balanced', which needs stratum and num_strata.")
-    for what, index in (("sequence", term.sequence), ("stratum", term.stratum)):
+    limits = ("sequence", term.sequence, term.num_sequences), ("stratum", term.stratum, term.num_strata)
+    for what, index, limit in limits:
         if index is not None:
             check_shape(f"{what} of term {name!r}", index, tuple(term.mask.shape), "mask")
+            check_ids(
+                f"{what} of term {name!r}", index, limit, whole=f"num_{'sequences' if what == 'sequence' else 'strata'}"
+            )

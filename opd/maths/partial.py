@@ -15,11 +15,14 @@ only: `tail_mean` takes c = log p_tail - log q_tail + KL of the head's condition
 would add grad p(S), which drains the head (the "+1" bias, arXiv 2605.11182).
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from opd.maths.checks import check_log_probs, check_shape
+from opd.maths.checks import check_log_probs, check_mask, check_shape, check_temperature
+from opd.maths.diagnostics import head_and_tail_masses
 from opd.maths.result import Divergence, reduced
 from opd.maths.scores import TokenScores, score_tokens
 
@@ -53,7 +56,7 @@ def head_tail_reverse_kl(
         teacher_sampled: [...] at y.
         teacher_log_tail: [...] the teacher's log mass outside the candidates; enables the `tail_mean` baseline.
         mask: [...] bool, True where a token counts.
-        temperature: of the student's logits; sampling must have used the same.
+        temperature: of the student's logits, not applied to ready scores; sampling must have used the same.
         baseline: "tail_mean", "head_kl", "none", or None for the best available: `tail_mean` with a teacher tail,
             else `head_kl` for K > 1, else `none`.
         behaviour_log_probs: [...] log-probs of y under the policy that drew it, when that is not the student any more:
@@ -63,12 +66,14 @@ def head_tail_reverse_kl(
 
     Returns:
         `per_token` is an unbiased estimate of the KL in nats (single tokens may be negative); its gradient is the
-        estimator's. Diagnostics: head_kl, student_head_mass, teacher_head_mass, tail_sampled (1 where y is outside the
-        candidates), importance_weight.
+        estimator's; infinite, with a gradient that is not finite, where the student has mass on a candidate or a y that
+        the teacher excludes. Diagnostics: head_kl, tail_sampled (1 where y is outside the candidates),
+        importance_weight, and what `opd.maths.diagnostics.head_and_tail_masses` gives.
 
     Raises:
         ValueError: for shapes, dtypes, ids or settings that cannot work.
     """
+    check_temperature(temperature)
     if not isinstance(student, TokenScores):
         student = score_tokens(
             student,
@@ -79,10 +84,17 @@ def head_tail_reverse_kl(
             check_values=check_values,
         )
     _check_teacher(student, candidate_ids, sampled_ids, teacher_log_probs, teacher_sampled, teacher_log_tail)
-    for name, values in (("teacher_log_probs", teacher_log_probs), ("teacher_sampled", teacher_sampled)):
-        check_log_probs(name, values, mask, check_values, normalised=False)
+    check_mask("mask", mask, tuple(student.sampled.shape), "sampled_ids")
+    targets = {
+        "teacher_log_probs": teacher_log_probs,
+        "teacher_sampled": teacher_sampled,
+        "teacher_log_tail": teacher_log_tail,
+    }
+    for name, values in targets.items():
+        if values is not None:
+            check_log_probs(name, values, mask, check_values, normalised=False)
     baseline = _resolve_baseline(baseline, candidate_ids.shape[-1], teacher_log_tail is not None)
-    weight = importance_weight(student.sampled, behaviour_log_probs, importance_cap, mask)
+    weight = importance_weight(student.sampled, behaviour_log_probs, importance_cap, mask, check_values)
     outside = ~(candidate_ids == sampled_ids.unsqueeze(-1)).any(-1)
     ratios = log_ratio(student.candidates, teacher_log_probs, mask), log_ratio(student.sampled, teacher_sampled, mask)
     tail_mean = torch.zeros_like(weight)
@@ -91,10 +103,9 @@ def head_tail_reverse_kl(
     per_token, head_kl = _head_and_tail(student, *ratios, torch.where(outside, weight, 0.0), tail_mean, baseline)
     diagnostics = {
         "head_kl": head_kl,
-        "student_head_mass": student.candidates.exp().sum(-1),
-        "teacher_head_mass": teacher_log_probs.exp().sum(-1),
         "tail_sampled": outside.to(weight.dtype),
         "importance_weight": weight,
+        **head_and_tail_masses(student, teacher_log_probs, teacher_log_tail),
     }
     return reduced(per_token, mask, student_entropy=student.entropy, diagnostics=diagnostics)
 
@@ -118,10 +129,12 @@ def _head_and_tail(
         baseline: one of `BASELINES`.
     """
     p, tail_mass = student.candidates.detach().exp(), student.log_tail.detach().exp()
-    head_kl = (p * head_ratio).sum(-1)
-    shift = head_kl if baseline == "head_kl" else torch.zeros_like(head_kl)
+    head_kl = torch.where(p > 0, p * head_ratio, 0.0).sum(-1)
+    shift = torch.zeros_like(head_kl)
+    if baseline == "head_kl":
+        shift = torch.where(head_kl.isfinite(), head_kl, shift)
     centre = shift + tail_mean
-    tail_coefficient = tail_weight * (tail_ratio - centre)
+    tail_coefficient = torch.where(tail_weight > 0, tail_weight * (tail_ratio - centre), 0.0)
     surrogate = (p * (head_ratio - shift.unsqueeze(-1)) * _finite(student.candidates)).sum(-1)
     surrogate = surrogate + tail_mass * tail_mean * _finite(student.log_tail)
     surrogate = surrogate + tail_coefficient * _finite(student.sampled)
@@ -134,8 +147,21 @@ def _finite(log_probs: Tensor) -> Tensor:
 
 
 def with_value(surrogate: Tensor, value: Tensor) -> Tensor:
-    """A tensor with the numbers of `value` and the gradient of `surrogate`."""
-    return value.detach() + (surrogate - surrogate.detach())
+    """A tensor with the numbers of `value`, also where they are infinite, and the gradient of `surrogate`."""
+    found: Tensor = _WithValue.apply(surrogate, value)
+    return found
+
+
+class _WithValue(torch.autograd.Function):
+    """Not value + (surrogate - sg(surrogate)): that is NaN where both are infinite."""
+
+    @staticmethod
+    def forward(ctx: Any, surrogate: Tensor, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
 
 
 def log_ratio(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
@@ -148,12 +174,13 @@ def log_ratio(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def importance_weight(
-    student: Tensor, behaviour: Tensor | None, cap: float | None, mask: Tensor | None
+    student: Tensor, behaviour: Tensor | None, cap: float | None, mask: Tensor | None, check_values: bool | None = None
 ) -> Float[Tensor, "..."]:
-    """Detached p(y) / mu(y), at most `cap`; ones without a behaviour policy and where masked.
+    """Detached p(y) / mu(y), at most `cap`; ones without a behaviour policy and where masked, 0 where p(y) is.
 
     Raises:
-        ValueError: for a cap without behaviour log-probs, a cap that is not positive, or a wrong shape.
+        ValueError: for a cap without behaviour log-probs, a cap that is not positive, a wrong shape, or behaviour
+            log-probs that are none.
     """
     if cap is not None and not cap > 0:
         raise ValueError(f"importance_cap must be above 0 or None, but is {cap!r}.")
@@ -162,7 +189,10 @@ def importance_weight(
             raise ValueError(f"importance_cap is {cap!r} but behaviour_log_probs is None; give both or neither.")
         return torch.ones_like(student.detach())
     check_shape("behaviour_log_probs", behaviour, tuple(student.shape), "sampled_ids")
+    check_log_probs("behaviour_log_probs", behaviour, mask, check_values)
     weight = log_ratio(student, behaviour, mask).exp()
+    excluded = student.detach().isneginf()
+    weight = torch.where(excluded if mask is None else excluded & mask, 0.0, weight)
     return weight if cap is None else weight.clamp(max=cap)
 
 

@@ -14,13 +14,14 @@ What is exact on which signal:
                   plus that of the estimated tail, which is zero where T / R is constant on the tail.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from opd.maths.checks import check_shape
+from opd.maths.checks import check_last_axis, check_shape, describe
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,15 +54,19 @@ def adjusted_log_probs(
             power > 1. Not in the paper; changes the target where it bites.
 
     Returns:
-        Log-weights in nats, which may exceed 0; -inf where either side is.
+        Log-weights in nats, which may exceed 0; -inf where either side is. Values are not looked at, since masked
+        positions may hold anything: the estimator that takes the result refuses NaN where its mask counts.
 
     Raises:
-        ValueError: for shapes that differ, power below 0 or clip not above 0.
+        ValueError: for shapes that differ, integers, a power below 0 or infinite, or clip not above 0.
     """
-    if not power >= 0:
-        raise ValueError(f"power must be at least 0, but is {power!r}.")
+    if not 0 <= power < math.inf:
+        raise ValueError(f"power must be at least 0 and finite, but is {power!r}.")
     if clip is not None and not clip > 0:
         raise ValueError(f"clip must be above 0 or None, but is {clip!r}.")
+    for name, values in (("teacher", teacher), ("reference", reference)):
+        if not values.is_floating_point():
+            raise ValueError(f"{describe(name, values)} must be floating point; cast it with .float().")
     check_shape("reference", reference, tuple(teacher.shape), "teacher")
     if power == 1:
         return teacher
@@ -86,7 +91,7 @@ def adjusted_logits(
         [..., V]; -inf where either side excludes an entry.
 
     Raises:
-        ValueError: for shapes that differ or power below 0.
+        ValueError: for shapes that differ, integers, or a power below 0 or infinite.
     """
     return adjusted_log_probs(teacher_logits, reference_logits, power)
 
@@ -120,8 +125,14 @@ def adjusted_payload(
         clip: as in `adjusted_log_probs`.
 
     Raises:
-        ValueError: for shapes that differ, power below 0 or clip not above 0.
+        ValueError: for shapes that differ, integers, a power below 0 or infinite, or clip not above 0.
     """
+    leading = tuple(teacher_sampled.shape)
+    check_last_axis("teacher_log_probs", teacher_log_probs, leading, "teacher_sampled")
+    check_shape("teacher_log_tail", teacher_log_tail, leading, "teacher_sampled")
+    check_shape("reference_log_probs", reference_log_probs, tuple(teacher_log_probs.shape), "teacher_log_probs")
+    check_shape("reference_sampled", reference_sampled, leading, "teacher_sampled")
+    check_shape("reference_log_tail", reference_log_tail, leading, "teacher_sampled")
     head = adjusted_log_probs(teacher_log_probs, reference_log_probs, power, clip=clip)
     sampled = adjusted_log_probs(teacher_sampled, reference_sampled, power, clip=clip)
     tail = adjusted_log_probs(teacher_log_tail, reference_log_tail, power, clip=clip)

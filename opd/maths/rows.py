@@ -50,8 +50,9 @@ def fold_rows_(
     p, our_log_z = _normalise_(student, temperature)
     q, their_log_z = _normalise_(teacher, temperature)
     ours, theirs = -_dot(p, student), -_dot(q, teacher)
-    # An excluded entry is 0 * -inf in its entropy. Looking would make an accelerator wait: there all rows are careful.
-    careful = student.device.type != "cpu" or bool((ours + theirs).isnan().any())
+    # An excluded entry is 0 * -inf in its entropy. Looking would make an accelerator wait and break a compiled
+    # graph: there all rows are careful.
+    careful = student.device.type != "cpu" or torch.compiler.is_compiling() or bool((ours + theirs).isnan().any())
     if careful:
         ours, theirs = _entropy(p, student), _entropy(q, teacher)
     if careful or spec.kind not in (Kind.FORWARD_KL, Kind.REVERSE_KL):

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from opd.maths.checks import check_log_probs, check_shape
+from opd.maths.checks import check_finite, check_log_probs, check_mask, check_shape, check_temperature
 from opd.maths.partial import importance_weight, log_ratio, with_value
 from opd.maths.result import Divergence, reduced
 from opd.maths.scores import TokenScores, score_tokens
@@ -52,20 +52,22 @@ def sampled_reverse_kl(
         control_variate: [...] b, nats, must not depend on y: the KL of the position, exact or over a top-k head
             (vOPD, arXiv 2605.07865). policy_gradient only.
         mask: [...] bool, True where a token counts.
-        temperature: of the student's logits; sampling must have used the same.
+        temperature: of the student's logits, not applied to ready scores; sampling must have used the same.
         behaviour_log_probs: [...] log mu(y) of the policy that drew y: terms are weighted with w = p(y) / mu(y).
         importance_cap: upper bound of w; biased where w exceeds it. None for no cap.
         acknowledge_bias: allows the biased forms.
         check_values: whether to refuse bad values; by default on CPU only.
 
     Returns:
-        `per_token` has the numbers of w r (k2: w r^2 / 2, k3_loss: w k3) in nats and the gradient of the form.
-        Diagnostics: log_ratio (r), importance_weight.
+        `per_token` has the numbers of w r (k2: w r^2 / 2, k3_loss: w k3) in nats and the gradient of the form;
+        infinite, with a gradient that is not finite, where the teacher excludes y. Diagnostics: log_ratio (r),
+        importance_weight. One token tells nothing of top-k overlap, covered mass or tails.
 
     Raises:
         ValueError: for shapes, dtypes, ids or settings that cannot work, and for unacknowledged biased forms.
     """
     _check_form(form, acknowledge_bias, control_variate is not None)
+    check_temperature(temperature)
     if not isinstance(student, TokenScores):
         student = score_tokens(
             student, sampled_ids=sampled_ids, temperature=temperature, mask=mask, check_values=check_values
@@ -73,15 +75,18 @@ def sampled_reverse_kl(
     log_p = student.sampled
     check_shape("sampled_ids", sampled_ids, tuple(log_p.shape), "the student's scores")
     check_shape("teacher_sampled", teacher_sampled, tuple(log_p.shape), "sampled_ids")
+    check_mask("mask", mask, tuple(log_p.shape), "sampled_ids")
     check_log_probs("teacher_sampled", teacher_sampled, mask, check_values, normalised=False)
     ratio = log_ratio(log_p, teacher_sampled, mask)
-    weight = importance_weight(log_p, behaviour_log_probs, importance_cap, mask)
+    weight = importance_weight(log_p, behaviour_log_probs, importance_cap, mask, check_values)
     live_ratio = with_value(log_p, ratio)
     if form == "policy_gradient":
         advantage = ratio
         if control_variate is not None:
             check_shape("control_variate", control_variate, tuple(log_p.shape), "sampled_ids")
-            advantage = ratio - control_variate.detach()
+            check_finite("control_variate", control_variate, mask, check_values)
+            control_variate = control_variate.detach()
+            advantage = ratio - (control_variate if mask is None else torch.where(mask, control_variate, 0.0))
         per_token = with_value(weight * advantage * log_p, weight * ratio)
     elif form == "k2":
         per_token = 0.5 * weight * live_ratio.square()

@@ -18,6 +18,7 @@ from torch import Tensor
 from opd.maths.blocks import accumulator_dtype, flat_rows, row_blocks, select_rows
 from opd.maths.checks import (
     check_ids,
+    check_last_axis,
     check_logits,
     check_mask,
     check_rows_finite,
@@ -78,7 +79,7 @@ def score_tokens(
     if sampled_ids is not None:
         check_shape("sampled_ids", sampled_ids, leading, "the leading axes of logits")
         check_ids("sampled_ids", _counted(sampled_ids, mask), vocabulary, check_values=check_values)
-    check_shape("candidate_ids", candidate_ids, (*leading, candidate_ids.shape[-1]), "the leading axes of logits")
+    check_last_axis("candidate_ids", candidate_ids, leading, "the leading axes of logits")
     check_ids("candidate_ids", _counted(candidate_ids, mask), vocabulary, distinct=True, check_values=check_values)
     outputs = _TokenScores.apply(
         flat_rows(logits),

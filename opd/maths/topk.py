@@ -19,7 +19,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from opd.maths.checks import check_log_probs, check_shape
+from opd.maths.checks import check_log_probs, check_mask, check_shape, check_temperature
+from opd.maths.diagnostics import head_and_tail_masses
 from opd.maths.pointwise import Kind, Spec, divergence_spec, term_and_slope
 from opd.maths.result import Divergence, reduced
 from opd.maths.scores import TokenScores, score_tokens
@@ -56,18 +57,19 @@ def topk_divergence(
         weight: beta of jsd or alpha of a skewed KL, as for the exact divergences.
         normalised: jsd divided by beta (1 - beta).
         mask: [...] bool, True where a token counts.
-        temperature: of the student's logits.
+        temperature: of the student's logits, not applied to ready scores.
         check_values: whether to refuse bad values; by default on CPU only.
 
     Returns:
         Nats per token, non-negative. Biased low against the full divergence (bucket) with an error that vanishes with
-        the tail; the gradient likewise. Diagnostics: student_head_mass, teacher_head_mass, student_log_tail.
+        the tail; the gradient likewise. Diagnostics: what `opd.maths.diagnostics.head_and_tail_masses` gives.
 
     Raises:
         ValueError: for shapes, dtypes, ids or settings that cannot work.
     """
     spec = divergence_spec(kind, weight=weight, normalised=normalised)
     _check_tail(spec, tail, teacher_log_tail is not None)
+    check_temperature(temperature)
     if not isinstance(student, TokenScores):
         student = score_tokens(
             student, candidate_ids=candidate_ids, temperature=temperature, mask=mask, check_values=check_values
@@ -75,21 +77,20 @@ def topk_divergence(
     head = student.candidates
     check_shape("candidate_ids", candidate_ids, tuple(head.shape), "the student's scores")
     check_shape("teacher_log_probs", teacher_log_probs, tuple(head.shape), "candidate_ids")
+    check_mask("mask", mask, tuple(head.shape[:-1]), "candidate_ids")
     check_log_probs("teacher_log_probs", teacher_log_probs, mask, check_values)
+    if teacher_log_tail is not None:
+        check_shape("teacher_log_tail", teacher_log_tail, tuple(head.shape[:-1]), "candidate_ids")
+        check_log_probs("teacher_log_tail", teacher_log_tail, mask, check_values)
     teacher = teacher_log_probs.detach().to(head.dtype)
     buckets = head
     if tail == "bucket" and teacher_log_tail is not None:
-        check_shape("teacher_log_tail", teacher_log_tail, tuple(head.shape[:-1]), "candidate_ids")
         buckets = torch.cat([head, student.log_tail.unsqueeze(-1)], dim=-1)
         teacher = torch.cat([teacher, teacher_log_tail.detach().to(head.dtype).unsqueeze(-1)], dim=-1)
     if mask is not None:  # equal buckets: no value, no gradient
         teacher = torch.where(mask.unsqueeze(-1), teacher, buckets.detach())
     per_token = _BucketDivergence.apply(buckets, teacher, spec, tail == "generalised")
-    diagnostics = {
-        "student_head_mass": head.exp().sum(-1),
-        "teacher_head_mass": teacher_log_probs.exp().sum(-1),
-        "student_log_tail": student.log_tail,
-    }
+    diagnostics = head_and_tail_masses(student, teacher_log_probs, teacher_log_tail)
     return reduced(per_token, mask, student_entropy=student.entropy, diagnostics=diagnostics)
 
 
