@@ -16,7 +16,7 @@ from opd.wire.types import PayloadKind
 from student.batch import HeadLookup, MicroBatch, collate, signal_tokens, split
 from student.model import ProjectionSpec, Student, project
 from student.needs import HIDDEN, SCORES_AT_TEACHER, TEACHER, Needs, teacher_role
-from student.objective import Metrics, Objective
+from student.objective import Metrics, Objective, Sums, add, to_host
 from student.ranks import Ranks
 from student.recipe import TrainSettings
 from student.row import Row
@@ -116,7 +116,7 @@ class Learner:
         ends = list(accumulate((row.length for row in rows), initial=0))
         parts = split(rows, self.settings.micro_batch_tokens, by_teacher=HIDDEN in self.needs.student)
         rounds = max(self.ranks.gather(len(parts)))
-        sums: Metrics = {}
+        sums: Sums = {}
         for index in range(rounds):
             part = parts[min(index, len(parts) - 1)]
             micro = collate(rows, part, self.accelerator.device)
@@ -127,11 +127,11 @@ class Learner:
                 loss, metrics = self._micro_loss(micro, [every[index_of] for every in weights], select)
                 self.accelerator.backward(loss * (0.0 if filler else 1.0))
             if not filler:
-                for name, (top, bottom) in metrics.items():
-                    old = sums.get(name, (0.0, 0.0))
-                    # Losses are shares of a sum; every other metric is a ratio of sums.
-                    sums[name] = (old[0] + top, 1.0 if name.startswith("loss/") else old[1] + bottom)
-        return self._reduce_metrics(sums)
+                sums = add(sums, metrics)
+        total: Sums = {}
+        for part_of_rank in self.ranks.gather(to_host(sums)):
+            total = add(total, part_of_rank)
+        return to_host(total)
 
     def token_batch(self, micro: MicroBatch, *, needs: Needs | None = None) -> TokenBatch:
         """Run the student on a micro-batch and lay out everything that terms see."""
@@ -196,7 +196,7 @@ class Learner:
 
     def _micro_loss(
         self, micro: MicroBatch, weights: Sequence[Tensor], select: Callable[[MicroBatch], Tensor] | None
-    ) -> tuple[Tensor, Metrics]:
+    ) -> tuple[Tensor, Sums]:
         batch = self.token_batch(micro)
         if select is not None:
             batch = dataclasses.replace(batch, mask=batch.mask & select(micro))
@@ -226,11 +226,3 @@ class Learner:
                 }
         self.updates = int(state["updates"])
         torch.set_rng_state(state["torch_rng"])
-
-    def _reduce_metrics(self, sums: Metrics) -> Metrics:
-        total: Metrics = {}
-        for part in self.ranks.gather(sums):
-            for name, (top, bottom) in part.items():
-                old = total.get(name, (0.0, 0.0))
-                total[name] = (old[0] + top, 1.0 if name.startswith("loss/") else old[1] + bottom)
-        return total

@@ -19,6 +19,8 @@ from student.row import Row
 from student.terms import Term, TermOutput, TokenBatch, losses_of
 
 Metrics = dict[str, tuple[float, float]]
+Sums = dict[str, tuple[Tensor | float, Tensor | float]]
+"""Metrics that are still on the device: reading a number there would make the host wait for it."""
 
 # `constant` sums the tokens of a sequence and divides by sequences times the length limit.
 _MODES = {"token_mean": "token_mean", "sequence_mean": "sequence_mean", "constant": "sequence_sum"}
@@ -78,7 +80,7 @@ class Objective:
             weights.append(found[str(i)] * factor / divisor)
         return weights
 
-    def loss(self, batch: TokenBatch, weights: Sequence[Float[Tensor, " n"]]) -> tuple[Float[Tensor, ""], Metrics]:
+    def loss(self, batch: TokenBatch, weights: Sequence[Float[Tensor, " n"]]) -> tuple[Float[Tensor, ""], Sums]:
         """This micro-batch's share of the step's loss in nats, and its metrics as sums with denominators.
 
         Args:
@@ -86,16 +88,16 @@ class Objective:
             weights: per term, of the batch's positions, from `position_weights`.
         """
         total = torch.zeros((), device=batch.mask.device)
-        metrics: Metrics = {}
+        metrics: Sums = {}
         for term, label, given in zip(self.terms, self._labels, weights, strict=True):
             mine = dataclasses.replace(batch, mask=batch.mask & batch.of_rows([term.selects(r) for r in batch.rows]))
             mine = dataclasses.replace(mine, weights=given * mine.mask)
             output = losses_of(term, mine)
             part = _weighted(output, mine)
             total = total + term.settings.weight * part
-            metrics[f"loss/{label}"] = (float(part.detach()), 1.0)
+            metrics[f"loss/{label}"] = (part.detach().double(), 1.0)
             for key, (top, bottom) in output.metrics.items():
-                metrics[f"{label}/{key}" if key in metrics else key] = (float(top), float(bottom))
+                metrics[f"{label}/{key}" if key in metrics else key] = (_exact(top), _exact(bottom))
         return total, metrics
 
     def state_dict(self) -> dict[str, Any]:
@@ -106,6 +108,31 @@ class Objective:
         """Restore what `state_dict` gave."""
         for i, term in enumerate(self.terms):
             term.load_state_dict(state.get(str(i), {}))
+
+
+def add(one: Sums, other: Mapping[str, tuple[Tensor | float, Tensor | float]]) -> Sums:
+    """Sums of two micro-batches together. Losses are shares of a sum; every other metric is a ratio of sums."""
+    total = dict(one)
+    for name, (top, bottom) in other.items():
+        old = total.get(name, (0.0, 0.0))
+        total[name] = (old[0] + top, 1.0 if name.startswith("loss/") else old[1] + bottom)
+    return total
+
+
+def to_host(sums: Sums) -> Metrics:
+    """The numbers, in one copy from the device."""
+    waiting = [value for pair in sums.values() for value in pair if isinstance(value, Tensor)]
+    numbers = iter(torch.stack(waiting).tolist() if waiting else ())
+
+    def read(value: Tensor | float) -> float:
+        return float(next(numbers)) if isinstance(value, Tensor) else float(value)
+
+    return {name: (read(top), read(bottom)) for name, (top, bottom) in sums.items()}
+
+
+def _exact(value: Tensor | float) -> Tensor | float:
+    """In float64, which the host sums in too."""
+    return value.detach().double() if isinstance(value, Tensor) else value
 
 
 def _weighted(output: TermOutput, batch: TokenBatch) -> Float[Tensor, ""]:

@@ -136,7 +136,7 @@ class GeneralisedOpd(Term):
             return self._exact(batch, scales)
         extrapolation = Extrapolation(self.settings.guards, self._plain_ids, batch.of_rows(scales))
         result, metrics = (self._sampled if self.settings.payload == "sampled" else self._gather)(batch, extrapolation)
-        metrics |= divergence_metrics("reverse_kl_to_target", result, batch.position, batch.mask)
+        metrics |= divergence_metrics("reverse_kl_to_target", result, batch)
         return TermOutput(result.per_token, metrics=metrics)
 
     def _behaviour(self, batch: TokenBatch) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class GeneralisedOpd(Term):
             mask = batch.mask & (per_position == scale)
             result = self._exact_at(batch, scale, mask)
             loss = result.total if loss is None else loss + result.total
-            found = divergence_metrics("reverse_kl_to_target", result, batch.position, mask)
+            found = divergence_metrics("reverse_kl_to_target", result, batch, mask)
             for name, (top, count) in found.items():
                 before = metrics.get(name, (0.0, 0.0))
                 metrics[name] = (before[0] + top, before[1] + count)

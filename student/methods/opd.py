@@ -136,7 +136,7 @@ class OnPolicyDistillation(Term):
         result = {"sampled": self._sampled, "gather": self._partial, "topk": self._partial, "hidden": self._exact}[
             self.settings.payload
         ](batch)
-        metrics = divergence_metrics(self.settings.divergence, result, batch.position, batch.mask)
+        metrics = divergence_metrics(self.settings.divergence, result, batch)
         metrics |= self._overlap(batch)
         exact = self.settings.payload == "hidden"
         # The linear divergence takes its gradient in the forward pass, for the weights it was given.

@@ -67,6 +67,4 @@ class Vopd(Term):
             control_variate=torch.where(batch.mask, baseline, torch.zeros_like(baseline)),
             mask=batch.mask,
         )
-        return TermOutput(
-            result.per_token, metrics=divergence_metrics("reverse_kl", result, batch.position, batch.mask)
-        )
+        return TermOutput(result.per_token, metrics=divergence_metrics("reverse_kl", result, batch))
