@@ -11,7 +11,6 @@ from opd.errors import CorruptPayloadError
 from opd.wire import checks, shm
 from opd.wire.bounds import RequestBounds
 from opd.wire.checksum import Buffer, crc32c, unpack
-from opd.wire.half import to_single
 from opd.wire.layout import layout_of
 from opd.wire.request import token_bytes
 from opd.wire.tensors import byte_length, decode_tensor, dtype_name
@@ -208,22 +207,24 @@ class ScoreStreamDecoder:
             checks.check_logits(arrays[pb.TENSOR_ROLE_LOGITS])
             return replace(made, logits=arrays[pb.TENSOR_ROLE_LOGITS])
         sampled = arrays[pb.TENSOR_ROLE_SAMPLED][:, 0]
-        checks.check_log_probs("sampled", sampled)
         if self._spec.kind is PayloadKind.SAMPLED:
+            checks.check_log_probs("sampled", sampled)
             return replace(made, sampled=sampled)
         item = self._items[self._next]
         values, log_tail = arrays[pb.TENSOR_ROLE_VALUES], arrays[pb.TENSOR_ROLE_LOG_TAIL][:, 0]
-        wide = to_single(values)
-        checks.check_log_probs("values", wide)
-        checks.check_log_probs("log_tail", log_tail)
         topk = self._spec.kind is PayloadKind.TOPK
         ids = arrays[pb.TENSOR_ROLE_IDS] if topk else item.gather_ids
         if ids is None:
             raise CorruptPayloadError("gathered values came for a sequence without gather ids.")
-        if topk:
-            checks.check_top_ids(ids, wide, self._bounds.vocab_size)
-        checks.check_mass(wide, log_tail, checks.MASS_TOLERANCE[self._spec.value_dtype])
-        checks.check_sampled(sampled, item.response_ids, ids, wide, log_tail, topk=topk)
+        checks.check_positions(
+            sampled,
+            item.response_ids,
+            ids,
+            values,
+            log_tail,
+            vocab_size=self._bounds.vocab_size if topk else None,
+            tolerance=checks.MASS_TOLERANCE[self._spec.value_dtype],
+        )
         return replace(made, sampled=sampled, values=values, ids=ids, log_tail=log_tail)
 
     def _on_trailer(self, trailer: pb.ScoreTrailer) -> None:
