@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from opd.maths.diagnostics import PositionProfile, position_profile, support_figures, topk_figures, topk_overlap
     from opd.maths.exact import forward_kl, jsd, reverse_kl, skew_forward_kl, skew_reverse_kl, total_variation
-    from opd.maths.linear import HeadSettings, Reference, linear_divergence
+    from opd.maths.linear import linear_divergence
+    from opd.maths.linear_inputs import HeadSettings, Reference
     from opd.maths.linear_scores import linear_token_scores, linear_topk
     from opd.maths.normalise import Term, token_weights
     from opd.maths.partial import head_tail_reverse_kl
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "AdjustedPayload": "reference",
     "Divergence": "result",
-    "HeadSettings": "linear",
+    "HeadSettings": "linear_inputs",
     "PositionProfile": "diagnostics",
-    "Reference": "linear",
+    "Reference": "linear_inputs",
     "Term": "normalise",
     "TokenScores": "scores",
     "adjusted_log_probs": "reference",

@@ -73,11 +73,11 @@ def check_mask(name: str, mask: Tensor | None, expected: tuple[int, ...], like: 
     check_shape(name, mask, expected, like)
 
 
-def check_integer(name: str, value: Any, low: int, high: float = math.inf, hint: str = "") -> None:
+def check_integer(name: str, value: Any, low: int, high: int | None = None, hint: str = "") -> None:
     """Refuses what is not an integer in [low, high]."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        wanted = f"at least {low}" if high == math.inf else f"an integer in [{low}, {high}]"
-        raise ValueError(f"{name} must be {wanted}{', ' + hint if hint else ''}, but is {value!r}.")
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        wanted = f"of at least {low}" if high is None else f"in [{low}, {high}]"
+        raise ValueError(f"{name} must be an integer {wanted}{', ' + hint if hint else ''}, but is {value!r}.")
 
 
 def check_temperature(temperature: float) -> None:
@@ -118,6 +118,25 @@ def check_rows_finite(name: str, rows: Tensor, log_z: Tensor, mask: Tensor | Non
         row = int(bad.nonzero()[0])
         value = "NaN" if bool(rows[row].isnan().any()) else "+inf" if bool((rows[row] > 0).any()) else "only -inf"
         raise ValueError(f"{describe(name, rows)} holds {value} in row {row}; mask the row or repair the model.")
+
+
+def check_projection(name: str, hidden: Tensor, log_z: Tensor, rows: Tensor | None) -> None:
+    """Refuses hidden states whose logits have no finite logsumexp: NaN, +inf or only -inf.
+
+    Args:
+        name: the argument.
+        hidden: [N, H], before rows were chosen.
+        log_z: [n] logsumexp of the logits.
+        rows: [n] the row of `hidden` of each, or None when all were taken.
+    """
+    bad = ~log_z.isfinite()
+    if bool(bad.any()):
+        at = int(bad.nonzero()[0])
+        row = at if rows is None else int(rows[at])
+        raise ValueError(
+            f"{describe(name, hidden)} and its head give logits with logsumexp {float(log_z[at])} in row {row}; mask "
+            "the row or repair the model."
+        )
 
 
 def check_log_probs(

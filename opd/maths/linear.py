@@ -6,56 +6,28 @@ For payload `hidden`, and for any divergence over a large vocabulary: exact at a
 scratch that does not depend on N (`opd.maths.linear_tiles` has the scheme).
 """
 
-from dataclasses import dataclass
+import os
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from opd.maths.checks import (
+    check_finite,
+    check_integer,
     check_mask,
-    check_rows_finite,
+    check_projection,
     check_shape,
     check_temperature,
     describe,
     should_check_values,
 )
+from opd.maths.diagnostics import TOPK_FIGURES
+from opd.maths.linear_inputs import HeadSettings, Reference, check_matrix, check_scratch, check_sides
 from opd.maths.linear_op import linear_divergence_op
 from opd.maths.pointwise import divergence_spec
 from opd.maths.result import Divergence
 from opd.maths.rows import Row
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HeadSettings:
-    """What turns a projection into logits: soft_cap * tanh(scale * (head @ hidden + bias) / soft_cap).
-
-    Attributes:
-        bias: [V] or None; the student's carries its gradient.
-        scale: logit scale (Cohere, Granite), not 0.
-        soft_cap: final soft-cap (Gemma), 0 for none.
-    """
-
-    bias: Float[Tensor, " V"] | None = None
-    scale: float = 1.0
-    soft_cap: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reference:
-    """A reference model R that turns the target T into T^power R^(1 - power), normalised (G-OPD, arXiv 2602.12125).
-
-    Attributes:
-        hidden: [N, Hr].
-        head: [V, Hr].
-        power: lambda of G-OPD, at least 0: 1 is the teacher alone, above 1 extrapolates away from the reference.
-        settings: of the reference's head.
-    """
-
-    hidden: Float[Tensor, "N Hr"]
-    head: Float[Tensor, "V Hr"]
-    power: float
-    settings: HeadSettings = HeadSettings()
 
 
 def linear_divergence(
@@ -75,6 +47,7 @@ def linear_divergence(
     mask: Bool[Tensor, " N"] | None = None,
     token_weights: Float[Tensor, " N"] | None = None,
     recompute: bool = False,
+    topk: int | None = None,
     scratch_bytes: int | None = None,
     backend: str | None = None,
     check_values: bool | None = None,
@@ -100,19 +73,23 @@ def linear_divergence(
         token_weights: [N] weights of the tokens in `total`, for example one over a global count; ones if None.
         recompute: keep no gradients from the forward pass. Costs half as much again, but `per_token` is
             differentiable with any weights, any number of times.
-        scratch_bytes: bound on the logit tiles; 1 GiB on a GPU and 128 MiB on CPU if None.
-        backend: "torch", "triton", or None for triton where it can run.
+        topk: also report overlap, covered mass and tails of both models' top k, from the logits of the same tiles; None
+            for none, which is faster.
+        scratch_bytes: bound on the logit tiles, at least one token's; 1 GiB on a GPU and 128 MiB on CPU if None.
+        backend: "torch", "triton" (float32 tiles only), or None for triton where it can run.
         check_values: whether to refuse non-finite rows; by default on CPU only.
 
     Returns:
         `total` is the weighted sum and `mean` is it over the count of tokens: differentiate those. `per_token` is
-        detached unless `recompute`. Both entropies are filled in.
+        detached unless `recompute`. Both entropies are filled in. Diagnostics with `topk`: the names of
+        `opd.maths.diagnostics.TOPK_FIGURES`, as `topk_figures` defines them.
 
     Raises:
         ValueError: for shapes, dtypes or settings that cannot work.
     """
     spec = divergence_spec(kind, weight=weight, normalised=normalised)
     check_temperature(temperature)
+    check_matrix("student_hidden", student_hidden)
     tokens = len(student_hidden)
     check_mask("mask", mask, (tokens,), "student_hidden")
     sides = [
@@ -121,19 +98,18 @@ def linear_divergence(
     ]
     if reference is not None:
         sides.append(("reference", reference.hidden, reference.head, reference.settings))
-    limit = _checked_sides(sides, reference, tokens, vocab_size)
-    dtype = torch.float64 if student_hidden.dtype == torch.float64 else torch.float32
-    weights = torch.ones(tokens, dtype=dtype, device=student_hidden.device)
-    if token_weights is not None:
-        check_shape("token_weights", token_weights, (tokens,), "student_hidden")
-        weights = token_weights.detach().to(dtype)
+    limit = check_sides(sides, reference, tokens, vocab_size)
+    check_scratch(scratch_bytes)
+    if topk is not None:
+        check_integer("topk", topk, 1, limit, "the vocabulary")
+    weights = _token_weights(token_weights, student_hidden, mask, check_values)
     chosen = None if mask is None else mask.nonzero().squeeze(-1)
     tensors: list[Tensor | None] = []
     for name, hidden, head, settings in sides:
         tensors += prepared(hidden, head, settings.bias, limit, chosen, detach=name != "student")
     tensors += [None] * (9 - len(tensors))
     wanted = [tensor is not None and tensor.requires_grad and torch.is_grad_enabled() for tensor in tensors[:3]]
-    total, statistics, *_ = linear_divergence_op(
+    total, statistics, *_, figures = linear_divergence_op(
         *tensors,
         weights if chosen is None else weights[chosen],
         spec.kind.value,
@@ -147,11 +123,12 @@ def linear_divergence(
         recompute,
         scratch_bytes or 0,
         _checked_backend(backend, student_hidden),
+        topk or 0,
     )
     if should_check_values(student_hidden, check_values):
-        check_rows_finite("the student's logits", statistics[:1].T, statistics[Row.STUDENT_LOG_Z], None)
-        check_rows_finite("the teacher's logits", statistics[1:2].T, statistics[Row.TEACHER_LOG_Z], None)
-    return _result(total, statistics if recompute else statistics.detach(), tokens, chosen)
+        check_projection("student_hidden", student_hidden, statistics[Row.STUDENT_LOG_Z].detach(), chosen)
+        check_projection("teacher_hidden", teacher_hidden, statistics[Row.TEACHER_LOG_Z].detach(), chosen)
+    return _result(total, statistics if recompute else statistics.detach(), figures, tokens, chosen)
 
 
 def default_backend(tensor: Tensor) -> str:
@@ -168,13 +145,20 @@ def default_backend(tensor: Tensor) -> str:
 def _checked_backend(backend: str | None, tensor: Tensor) -> str:
     if backend not in (None, "torch", "triton"):
         raise ValueError(f"backend must be one of torch, triton or None, but is {backend!r}.")
+    runs = tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    if backend == "triton" and (tensor.dtype == torch.float64 or not runs):
+        raise ValueError(
+            f"backend 'triton' needs CUDA tensors below float64, but {describe('student_hidden', tensor)} is on "
+            f"{tensor.device}; use 'torch'."
+        )
     return backend or default_backend(tensor)
 
 
-def _result(total: Tensor, statistics: Tensor, tokens: int, chosen: Tensor | None) -> Divergence:
+def _result(total: Tensor, statistics: Tensor, figures: Tensor, tokens: int, chosen: Tensor | None) -> Divergence:
     counted = statistics.shape[1]
     if chosen is not None:
         statistics = statistics.new_zeros(len(Row), tokens).index_copy(1, chosen, statistics)
+        figures = figures.new_zeros(len(figures), tokens).index_copy(1, chosen, figures)
     return Divergence(
         per_token=statistics[Row.VALUE],
         total=total,
@@ -182,6 +166,7 @@ def _result(total: Tensor, statistics: Tensor, tokens: int, chosen: Tensor | Non
         mean=total / max(counted, 1),
         student_entropy=statistics[Row.STUDENT_ENTROPY].detach(),
         teacher_entropy=statistics[Row.TEACHER_ENTROPY].detach(),
+        diagnostics=dict(zip(TOPK_FIGURES, figures, strict=True)) if len(figures) else {},
     )
 
 
@@ -214,34 +199,13 @@ def gathered(tensor: Tensor) -> Tensor:
     return tensor.full_tensor(grad_placements=[Partial("avg")] * tensor.device_mesh.ndim)
 
 
-def _checked_sides(
-    sides: list[tuple[str, Tensor, Tensor, HeadSettings]], reference: Reference | None, tokens: int, limit: int | None
-) -> int:
-    """Number of vocabulary entries that count."""
-    if reference is not None and not reference.power >= 0:
-        raise ValueError(f"reference.power must be at least 0, but is {reference.power!r}.")
-    for side in sides:
-        _check_side(*side, tokens)
-    return _vocabulary_limit(limit, [len(side[2]) for side in sides])
-
-
-def _check_side(name: str, hidden: Tensor, head: Tensor, settings: HeadSettings, tokens: int) -> None:
-    for what, tensor in ((f"{name}_hidden", hidden), (f"{name}_head", head)):
-        if tensor.ndim != 2 or not tensor.is_floating_point():
-            raise ValueError(f"{describe(what, tensor)} must be a floating-point matrix.")
-    check_shape(f"{name}_hidden", hidden, (tokens, head.shape[1]), f"student_hidden and {name}_head")
-    if settings.bias is not None:
-        check_shape(f"{name}_settings.bias", settings.bias, (len(head),), f"{name}_head")
-    if not settings.scale or not settings.soft_cap >= 0:
-        raise ValueError(
-            f"{name}_settings must have a scale other than 0 and a soft_cap of at least 0, but they are "
-            f"{settings.scale!r} and {settings.soft_cap!r}."
-        )
-
-
-def _vocabulary_limit(vocab_size: int | None, sizes: list[int]) -> int:
-    if vocab_size is None:
-        return min(sizes)
-    if not 1 <= vocab_size <= min(sizes):
-        raise ValueError(f"vocab_size must lie in [1, {min(sizes)}], the smaller head, but is {vocab_size!r}.")
-    return vocab_size
+def _token_weights(
+    given: Tensor | None, student_hidden: Tensor, mask: Tensor | None, check_values: bool | None
+) -> Float[Tensor, " N"]:
+    """The weights of the tokens in the accumulator's dtype."""
+    dtype = torch.float64 if student_hidden.dtype == torch.float64 else torch.float32
+    if given is None:
+        return torch.ones(len(student_hidden), dtype=dtype, device=student_hidden.device)
+    check_shape("token_weights", given, (len(student_hidden),), "student_hidden")
+    check_finite("token_weights", given, mask, check_values)
+    return given.detach().to(dtype)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opd.maths.diagnostics import TOPK_FIGURES
 from opd.maths.linear_tiles import Side, run_tiles
 from opd.maths.pointwise import Kind, Spec
 from opd.maths.rows import Row
@@ -38,8 +39,12 @@ def linear_divergence_op(
     recompute: bool,
     scratch_bytes: int,
     backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Weighted sum [], statistics [6, N] with the value scaled, and gradients of the sum (empty when not wanted)."""
+    topk: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Weighted sum [], statistics [6, N] with the value scaled, gradients of the sum and top-k figures [7, N].
+
+    Gradients are empty when not wanted, figures [0, N] when `topk` is 0.
+    """
     reference = None
     if reference_hidden is not None and reference_head is not None:
         reference = Side(reference_hidden, reference_head, reference_bias, scales[2], soft_caps[2])
@@ -55,29 +60,32 @@ def linear_divergence_op(
             wanted=(False, False, False) if recompute else (wanted[0], wanted[1], wanted[2]),
             scratch_bytes=scratch_bytes or None,
             backend=backend,
+            topk=topk,
         )
     statistics = tiles.statistics
     statistics[Row.VALUE] *= spec_scale
     total = (statistics[Row.VALUE] * token_weights).sum()
-    return total, statistics, tiles.d_hidden, tiles.d_head, tiles.d_bias
+    return total, statistics, tiles.d_hidden, tiles.d_head, tiles.d_bias, tiles.figures
 
 
 @linear_divergence_op.register_fake
 def _(student_hidden: Tensor, student_head: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    token_weights, wanted, recompute = rest[7], rest[15], rest[16]
+    token_weights, wanted, recompute, topk = rest[7], rest[15], rest[16], rest[19]
     shapes = student_hidden.shape, student_head.shape, student_head.shape[:1]
     gradients = (
         token_weights.new_empty(shape if want and not recompute else (0,))
         for shape, want in zip(shapes, wanted, strict=True)
     )
-    return token_weights.new_empty(()), token_weights.new_empty(len(Row), len(student_hidden)), *gradients
+    tokens = len(student_hidden)
+    figures = token_weights.new_empty(len(TOPK_FIGURES) if topk else 0, tokens)
+    return token_weights.new_empty(()), token_weights.new_empty(len(Row), tokens), *gradients, figures
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.settings = inputs[10:]
     ctx.recompute = inputs[18]
     ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in inputs[:3]]
-    ctx.save_for_backward(*(inputs[:10] if ctx.recompute else output[2:]))
+    ctx.save_for_backward(*(inputs[:10] if ctx.recompute else output[2:5]))
     ctx.mark_non_differentiable(*output[2:])
 
 
@@ -86,8 +94,8 @@ def _backward(ctx: Any, d_total: Tensor, d_statistics: Tensor, *_: Tensor) -> tu
         *tensors, token_weights = ctx.saved_tensors
         arriving = d_total * token_weights + d_statistics[Row.VALUE]
         settings = list(ctx.settings)
-        settings[8] = False  # recompute
-        gradients = list(linear_divergence_op(*tensors, arriving, *settings)[2:])
+        settings[8], settings[11] = False, 0  # recompute, topk
+        gradients = list(linear_divergence_op(*tensors, arriving, *settings)[2:5])
     else:
         # In place, because a second copy of the head's gradient would be the largest tensor of the step. A second
         # backward pass is refused by autograd's version check; recompute=True allows it.
@@ -97,7 +105,7 @@ def _backward(ctx: Any, d_total: Tensor, d_statistics: Tensor, *_: Tensor) -> tu
         gradient.to(dtype) if want and dtype is not None else None
         for gradient, want, dtype in zip(gradients, wanted, ctx.dtypes, strict=True)
     ]
-    return (*found, *(None,) * 18)
+    return (*found, *(None,) * 19)
 
 
 linear_divergence_op.register_autograd(_backward, setup_context=_setup_context)

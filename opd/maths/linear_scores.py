@@ -15,14 +15,16 @@ from torch import Tensor
 from opd.maths.blocks import row_blocks
 from opd.maths.checks import (
     check_ids,
+    check_integer,
+    check_last_axis,
     check_mask,
-    check_rows_finite,
+    check_projection,
     check_shape,
     check_temperature,
-    describe,
     should_check_values,
 )
-from opd.maths.linear import HeadSettings, prepared
+from opd.maths.linear import prepared
+from opd.maths.linear_inputs import HeadSettings, check_hidden_and_head, check_scratch
 from opd.maths.linear_tiles import LogitGradients, Side, project, tiles_of
 from opd.maths.rows import log_probs
 from opd.maths.scores import TokenScores, arriving_gradients, score_rows, score_rows_gradient
@@ -60,10 +62,12 @@ def linear_token_scores(
     """
     settings = settings or HeadSettings()
     check_temperature(temperature)
-    tokens, limit = _checked(hidden, head, settings, vocab_size)
+    limit = check_hidden_and_head(hidden, head, settings, vocab_size)
+    check_scratch(scratch_bytes)
+    tokens = len(hidden)
     check_mask("mask", mask, (tokens,), "hidden")
     ids = torch.empty(tokens, 0, dtype=torch.int64, device=hidden.device) if candidate_ids is None else candidate_ids
-    check_shape("candidate_ids", ids, (tokens, ids.shape[-1]), "hidden")
+    check_last_axis("candidate_ids", ids, (tokens,), "hidden")
     if mask is not None:
         hidden = torch.where(mask.unsqueeze(-1), hidden, torch.zeros_like(hidden))
         ids = torch.where(mask.unsqueeze(-1), ids, torch.arange(ids.shape[-1], device=ids.device))
@@ -78,7 +82,7 @@ def linear_token_scores(
         hidden, head, bias, ids.long(), sampled_ids, settings.scale, settings.soft_cap, temperature, scratch_bytes or 0
     )
     if should_check_values(hidden, check_values):
-        check_rows_finite("the logits", rows[2:3].detach().T, rows[2].detach(), None)
+        check_projection("hidden", hidden, rows[2].detach(), None)
     if mask is not None:
         rows = torch.where(mask, rows, torch.zeros_like(rows))
         picked = torch.where(mask.unsqueeze(-1), picked, torch.zeros_like(picked))
@@ -94,6 +98,7 @@ def linear_topk(
     settings: HeadSettings | None = None,
     vocab_size: int | None = None,
     scratch_bytes: int | None = None,
+    check_values: bool | None = None,
 ) -> Int[Tensor, "N K"]:
     """The k most likely ids of each position, descending, without [N, V]; no gradient.
 
@@ -104,36 +109,26 @@ def linear_topk(
         settings: bias, scale and soft-cap of the head.
         vocab_size: rows of the head beyond it are padding; None for all rows.
         scratch_bytes: as in `linear_token_scores`.
+        check_values: whether to refuse NaN and +inf; by default on CPU only.
 
     Raises:
-        ValueError: for shapes or a k that cannot work.
+        ValueError: for shapes, dtypes, settings or a k that cannot work.
     """
     settings = settings or HeadSettings()
-    tokens, limit = _checked(hidden, head, settings, vocab_size)
-    if not 1 <= k <= limit:
-        raise ValueError(f"k must lie in [1, {limit}], the vocabulary, but is {k!r}.")
+    limit = check_hidden_and_head(hidden, head, settings, vocab_size)
+    check_scratch(scratch_bytes)
+    check_integer("k", k, 1, limit, "the vocabulary")
+    check = should_check_values(hidden, check_values)
     hidden, head, bias = prepared(hidden, head, settings.bias, limit, None, detach=True)
     side = Side(hidden, head, bias, settings.scale, settings.soft_cap)
-    found = torch.empty(tokens, k, dtype=torch.int64, device=hidden.device)
+    found = torch.empty(len(hidden), k, dtype=torch.int64, device=hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
         for tile, (logits,) in tiles_of(side, 1, scratch_bytes):
             project(side, tile, logits)
-            found[tile] = logits.topk(k).indices
+            values, found[tile] = logits.topk(k)
+            if check:  # topk puts NaN first
+                check_projection("hidden", hidden, values[:, 0], torch.arange(tile.start, tile.stop))
     return found
-
-
-def _checked(hidden: Tensor, head: Tensor, settings: HeadSettings, vocab_size: int | None) -> tuple[int, int]:
-    """Number of tokens and of vocabulary entries that count."""
-    for name, tensor in (("hidden", hidden), ("head", head)):
-        if tensor.ndim != 2 or not tensor.is_floating_point():
-            raise ValueError(f"{describe(name, tensor)} must be a floating-point matrix.")
-    check_shape("hidden", hidden, (len(hidden), head.shape[1]), "head")
-    if settings.bias is not None:
-        check_shape("settings.bias", settings.bias, (len(head),), "head")
-    limit = len(head) if vocab_size is None else vocab_size
-    if not 1 <= limit <= len(head):
-        raise ValueError(f"vocab_size must lie in [1, {len(head)}], the head, but is {vocab_size!r}.")
-    return len(hidden), limit
 
 
 @torch.library.custom_op("opd::linear_scores", mutates_args=())

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opd.maths.blocks import row_blocks
+from opd.maths.diagnostics import TOPK_FIGURES, topk_rows
 from opd.maths.pointwise import Spec
 from opd.maths.rows import Row, fold_rows_
 
@@ -62,12 +63,14 @@ class Tiles:
         d_hidden: [N, H] gradient of the weighted sum of the divergences, accumulator dtype; empty when not wanted.
         d_head: [V, H] likewise.
         d_bias: [V] likewise.
+        figures: [7, N] in the order of `opd.maths.diagnostics.TOPK_FIGURES`, [0, N] when not wanted.
     """
 
     statistics: Float[Tensor, "6 N"]
     d_hidden: Tensor
     d_head: Tensor
     d_bias: Tensor
+    figures: Float[Tensor, "F N"]
 
 
 def run_tiles(
@@ -82,6 +85,7 @@ def run_tiles(
     wanted: tuple[bool, bool, bool] = (False, False, False),
     scratch_bytes: int | None = None,
     backend: str = "torch",
+    topk: int = 0,
 ) -> Tiles:
     """Divergence per token and the gradients of its weighted sum.
 
@@ -96,9 +100,11 @@ def run_tiles(
         wanted: whether gradients of hidden states, head and bias are wanted.
         scratch_bytes: bound on the logit buffers; None for the device's default.
         backend: "torch" or "triton".
+        topk: size of the top k whose figures are wanted, 0 for none.
     """
     fold_ = _kernel(backend)
     statistics = torch.empty(len(Row), len(student.hidden), dtype=student.dtype, device=student.hidden.device)
+    figures = statistics.new_empty(len(TOPK_FIGURES) if topk else 0, len(student.hidden))
     gradients = LogitGradients(student, wanted)
     for tile, (ours, theirs, *spare) in tiles_of(student, 2 if reference is None else 3, scratch_bytes):
         project(student, tile, ours)
@@ -106,11 +112,14 @@ def run_tiles(
         if reference is not None:
             project(reference, tile, spare[0])
             theirs.mul_(teacher_power).add_(spare[0], alpha=1.0 - teacher_power)
+        for block in row_blocks(ours) if topk else ():
+            at = slice(tile.start + block.start, tile.start + block.stop)
+            figures[:, at] = topk_rows(ours[block], theirs[block], topk, temperature)
         factor = token_weights[tile] * (spec.scale * student.scale / temperature) if any(wanted) else None
         statistics[:, tile] = fold_(ours, theirs, spec, temperature, soft_cap=student.soft_cap, factor=factor)
         if any(wanted):
             gradients.add(tile, ours)
-    return Tiles(statistics, *gradients.tensors())
+    return Tiles(statistics, *gradients.tensors(), figures)
 
 
 def tiles_of(side: Side, buffers: int, scratch_bytes: int | None) -> Iterator[tuple[slice, list[Float[Tensor, "n V"]]]]:

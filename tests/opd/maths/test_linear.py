@@ -218,7 +218,7 @@ def test_the_operator_passes_torchs_own_checks(make_logits):
     spec = divergence_spec("reverse_kl")
     tensors = [make_logits(4, 3).requires_grad_(), make_logits(6, 3, seed=1).requires_grad_(), None]
     tensors += [make_logits(4, 2, seed=2), make_logits(6, 2, seed=3), None, None, None, None, torch.ones(4).double()]
-    settings = [spec.kind.value, 0.0, 1.0, 1.0, 1.0, [1.0, 1.0], [0.0, 0.0], [True, True, False], True, 0, "torch"]
+    settings = [spec.kind.value, 0.0, 1.0, 1.0, 1.0, [1.0, 1.0], [0.0, 0.0], [True, True, False], True, 0, "torch", 2]
     torch.library.opcheck(linear_divergence_op, (*tensors, *settings), test_utils=("test_schema", "test_faketensor"))
 
 
@@ -232,13 +232,13 @@ def test_the_operator_passes_torchs_own_checks(make_logits):
         ({"student_settings": HeadSettings(bias=torch.zeros(6))}, r"student_settings.bias .* must have shape \[7\]"),
         ({"teacher_settings": HeadSettings(soft_cap=-1.0)}, "teacher_settings .* -1.0"),
         ({"student_settings": HeadSettings(scale=0.0)}, "student_settings .* 0.0"),
-        ({"vocab_size": 8}, r"vocab_size must lie in \[1, 7\].* 8"),
+        ({"vocab_size": 8}, r"vocab_size must be an integer in \[1, 7\].* 8"),
         ({"vocab_size": 0}, "vocab_size .* 0"),
         ({"kind": "kl"}, "kind must be one of"),
         ({"temperature": -1.0}, "temperature .* -1.0"),
         ({"token_weights": torch.ones(3)}, r"token_weights .* must have shape \[2\]"),
         ({"mask": torch.ones(2)}, "mask .* must be bool"),
-        ({"student_hidden": torch.full((2, 3), torch.nan)}, "student's logits .* NaN in row 0"),
+        ({"student_hidden": torch.full((2, 3), torch.nan)}, r"student_hidden \(float32 \[2, 3\]\) .* logsumexp nan in row 0"),
         ({"backend": "cuda"}, "backend must be one of .* 'cuda'"),
     ],
 )
