@@ -39,10 +39,11 @@ MIB = 1 << 20
 MB = 1_000_000
 
 
-def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
-    port_file = folder / "port"
+def start_server(folder: Path, *more: str) -> tuple[subprocess.Popen[bytes], str]:
+    """A server process with the constant engine; `more` are flags. Returns it and its address."""
+    port_file = folder / f"port{len(list(folder.iterdir()))}"
     command = [sys.executable, "-m", "teacher_server", "--model", "t=constant", "--port-file", port_file]
-    command += ["--engine", "constant_engine:ConstantEngine", "--metrics-port", "-1"]
+    command += ["--engine", "constant_engine:ConstantEngine", "--metrics-port", "-1", *more]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     while not port_file.exists():
@@ -131,9 +132,29 @@ def flight() -> Way | None:
     return run
 
 
+async def copies() -> int:
+    """The same bytes written to a file in /dev/shm and read into fresh memory, as one process can: the floor."""
+    size = total_bytes() // SEQUENCES
+    data = np.ones(size, np.uint8).data
+    with tempfile.TemporaryFile(dir="/dev/shm", buffering=0) as file:
+        kept = []
+        for _ in range(SEQUENCES):
+            os.pwrite(file.fileno(), data, 0)
+            kept.append(np.empty(size, np.uint8))
+            os.preadv(file.fileno(), [kept[-1]], 0)
+    return total_bytes()
+
+
 def total_bytes() -> int:
     """What one call for hidden states carries: 4,096 bf16 per token."""
     return SEQUENCES * ROWS * 4096 * 2
+
+
+def bytes_per_token(name: str) -> int:
+    """What a token of a way takes: hidden states, or f16 values, ids, log-prob and tail."""
+    if not name.startswith("topk"):
+        return 4096 * 2
+    return 64 * 2 + 64 * 32 // 8 + 8 if "32-bit" in name else 64 * 2 + 64 * 18 // 8 + 8
 
 
 def main() -> None:
@@ -142,16 +163,21 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as text:
-        process, address = start_server(Path(text))
+        folder = Path(text)
+        process, address = start_server(folder)
+        (folder / "wide.yaml").write_text("transport: {pack_ids: false}\n")
+        wide, wide_address = start_server(folder, "--config", str(folder / "wide.yaml"))
         ways: dict[str, Way | None] = {
             f"hidden, {size // 1024} KiB chunks": scorer(address, chunk=size)
             for size in (64 * 1024, 256 * 1024, 512 * 1024, MIB, 4 * MIB)
         }
         ways["hidden, shared memory"] = scorer(address, shared=True)
         ways["topk 64, 512 KiB chunks"] = scorer(address, spec=TOPK)
-        ways["topk 64, shared memory"] = scorer(address, spec=TOPK, shared=True)
+        ways["topk 64, 32-bit ids (pack_ids: false)"] = scorer(wide_address, spec=TOPK)
+        ways["topk 64, shared memory (32-bit ids)"] = scorer(address, spec=TOPK, shared=True)
         ways["bare gRPC, 512 KiB chunks, no codec"] = Bare(512 * 1024).run
         ways["Arrow Flight, no codec"] = flight()
+        ways["copies through /dev/shm, one process"] = copies
         times: dict[str, list[float]] = {}
         try:
             for _ in range(args.rounds + 1):
@@ -161,16 +187,25 @@ def main() -> None:
                         count = asyncio.run(way())  # type: ignore[arg-type]
                         times.setdefault(name, []).append(count / MB / (time.perf_counter() - started))
         finally:
-            process.terminate()
-            process.wait(30)
+            for server in (process, wide):
+                server.terminate()
+                server.wait(30)
     base = statistics.median(times["hidden, 512 KiB chunks"][1:])
     table = []
     print(f"{SEQUENCES} sequences per call; hidden states: {total_bytes() / MB:.0f} MB")
-    print(f"{'':38} {'MB/s':>7} {'best':>7} {'x default':>9}")
+    print(f"{'':38} {'MB/s':>7} {'best':>7} {'x default':>9} {'1000 tokens/s':>14}")
     for name, rates in times.items():
         rate = statistics.median(rates[1:])
-        table.append({"name": name, "mb_per_second": rate, "best": max(rates), "ratio": rate / base})
-        print(f"{name:38} {rate:7.0f} {max(rates):7.0f} {rate / base:9.2f}")
+        tokens = rate * MB / bytes_per_token(name)
+        row = {
+            "name": name,
+            "mb_per_second": rate,
+            "best": max(rates),
+            "ratio": rate / base,
+            "tokens_per_second": tokens,
+        }
+        table.append(row)
+        print(f"{name:38} {rate:7.0f} {max(rates):7.0f} {rate / base:9.2f} {tokens / 1000:14.0f}")
     if args.json:
         args.json.write_text(json.dumps(table, indent=1) + "\n")
 

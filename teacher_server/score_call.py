@@ -241,6 +241,7 @@ class ScoreCall:
     ) -> EncodedSequence:
         scores = self._call_faults.on_scores(scores)
         rows = request.items[index].response_length
+        transport = self._shared.settings.transport
         encode = functools.partial(
             encode_scores,
             scores,
@@ -248,7 +249,9 @@ class ScoreCall:
             rows,
             vocab_size=bounds.vocab_size,
             hidden_size=bounds.hidden_size,
-            zstd=request.accept_zstd and self._shared.settings.transport.zstd,
+            zstd=request.accept_zstd and transport.zstd,
+            # Between processes of one host bytes are cheaper than packing them.
+            pack_ids=transport.pack_ids and not self._on_this_host(request),
         )
         if self._price(request, bounds, index).reply_bytes <= INLINE_BYTES:
             return encode()
@@ -256,8 +259,8 @@ class ScoreCall:
 
     async def _send_sequence(self, teacher: str, request: ParsedRequest, index: int, encoded: EncodedSequence) -> None:
         shared = self._shared
-        same_host = shared.memory.token != "" and request.shared_memory_token == shared.memory.token
-        places = await self._share(encoded) if same_host and encoded.nbytes >= SHARED_MEMORY_LEAST_BYTES else None
+        share = self._on_this_host(request) and encoded.nbytes >= SHARED_MEMORY_LEAST_BYTES
+        places = await self._share(encoded) if share else None
         await self._sender.send(encoded.header(index, request.ids_crc32c[index], places))
         path = "chunks" if places is None else "shared_memory"
         shared.metrics.sent_bytes.labels(teacher, path).inc(encoded.nbytes)
@@ -268,6 +271,10 @@ class ScoreCall:
                 await self._sender.send(self._call_faults.on_chunk(chunk))
                 await shared.faults.reach("chunk_sent")
         self._watch.until("send", time.monotonic())
+
+    def _on_this_host(self, request: ParsedRequest) -> bool:
+        token = self._shared.memory.token
+        return token != "" and request.shared_memory_token == token
 
     async def _share(self, encoded: EncodedSequence) -> list[pb.SharedTensor] | None:
         segment = self._shared.memory.claim(encoded.nbytes)

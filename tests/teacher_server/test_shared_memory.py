@@ -31,18 +31,34 @@ async def test_large_sequences_travel_through_shared_memory_and_are_equal(start:
     token = client.server.shared.memory.token
     assert shm.shared_memory_available(token)
     asked = items(3, rows=1000)
+    both = []
     for spec in (PayloadSpec.topk(60), PayloadSpec.full()):
         plain = await client.score(asked, spec)
         shared = await client.score(asked, spec, shared_memory_token=token)
+        both.append((plain, shared))
         for a, b in zip(plain, shared, strict=True):
             for name in ("sampled", "values", "ids", "log_tail", "logits"):
                 x, y = getattr(a, name), getattr(b, name)
                 assert (x is None and y is None) or (x == y).all()
             assert b.values is None or b.values.flags.writeable
-    sent = client.server.shared.metrics.sent_bytes
-    assert sent.labels("t", "shared_memory")._value.get() == sent.labels("t", "chunks")._value.get() > 0
+    sent = {
+        path: sum(v.wire_bytes for v in got) for path, got in zip(("chunks", "shared_memory"), both[0], strict=True)
+    }
+    rows = sum(item.response_length for item in asked)
+    assert sent["shared_memory"] - sent["chunks"] == rows * 60 * 4 - rows * 60 * 18 // 8  # ids of 32 and of 18 bits
+    full = sum(scores.wire_bytes for scores in both[1][0])
+    for path, size in sent.items():
+        assert client.server.shared.metrics.sent_bytes.labels("t", path)._value.get() == size + full
     assert lent(client.server.shared.memory) == []
     assert len(mine(token)) == 1 + len(client.server.shared.memory._segments)  # the marker and what is used again
+
+
+async def test_ids_are_packed_for_other_hosts_unless_the_operator_says_otherwise(start: Any, items: Any) -> None:
+    sizes = []
+    for pack in (True, False):
+        client = await start(transport={"pack_ids": pack})
+        sizes.append(sum(scores.wire_bytes for scores in await client.score(items(2, rows=8), PayloadSpec.topk(4))))
+    assert sizes == [2 * 8 * (4 * 2 + 8) + 2 * 8 * 4 * 18 // 8, 2 * 8 * (4 * 2 + 8) + 2 * 8 * 4 * 4]
 
 
 async def test_small_sequences_and_full_memory_fall_back_to_chunks(start: Any, items: Any) -> None:

@@ -46,6 +46,21 @@ def decode(cases: list[Any], bounds: RequestBounds, stream: list[pb.ScoreRespons
     return decoder.finish()
 
 
+def test_ids_of_32_bits_are_read_like_packed_ones(case: Callable[..., Any], bounds: RequestBounds) -> None:
+    c = case(PayloadSpec.topk(7), rows=5)
+    plain, packed = (
+        encode_scores(c.scores, c.spec, 5, vocab_size=bounds.vocab_size, pack_ids=pack) for pack in (False, True)
+    )
+    assert [t.dtype for t in plain.tensors if t.role == pb.TENSOR_ROLE_IDS] == [pb.DTYPE_U32]
+    assert plain.nbytes - packed.nbytes == 5 * 7 * 4 - (5 * 7 * 18 + 7) // 8
+    stream = messages([c], bounds)
+    stream[1:-1] = [
+        plain.header(0, crc32c(token_bytes(c.item.token_ids))),
+        *(pb.ScoreResponse(chunk=chunk) for chunk in chunk_messages(plain.buffers, 100)),
+    ]
+    assert (decode([c], bounds, stream)[0].ids == c.scores.ids).all()
+
+
 @pytest.mark.parametrize("chunk", [1, 7, 100, 1 << 20])
 def test_scores_round_trip_for_every_payload_and_chunk_size(
     spec: PayloadSpec, chunk: int, case: Callable[..., Any], bounds: RequestBounds
