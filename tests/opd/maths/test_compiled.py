@@ -7,7 +7,7 @@ import pytest
 
 SCRIPT = """
 import torch
-from opd.maths import linear_divergence, score_tokens
+from opd.maths import jsd, linear_divergence, reverse_kl, score_tokens
 
 torch.manual_seed(0)
 hidden, head = torch.randn(6, 8, requires_grad=True), torch.randn(20, 8, requires_grad=True)
@@ -22,6 +22,9 @@ def scored(h, w):
 
 losses = {
     "scores": scored,
+    "exact": lambda h, w: reverse_kl(h @ w.T, teacher[0] @ teacher[1].T).mean,
+    "mixed": lambda h, w: jsd(h @ w.T, teacher[0] @ teacher[1].T, temperature=0.7).mean,
+    "figures": lambda h, w: linear_divergence(h, w, *teacher, kind="jsd", weight=0.3, topk=4, recompute=True).mean,
     "fused": lambda h, w: linear_divergence(2.0 * h, w, *teacher).mean,
 }
 for name, loss in losses.items():
@@ -36,4 +39,4 @@ for name, loss in losses.items():
 @pytest.mark.slow
 def test_divergences_compile_as_a_single_graph_with_the_same_gradients():
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["scores", "fused"], done.stderr[-3000:]
+    assert done.stdout.split() == ["scores", "exact", "mixed", "figures", "fused"], done.stderr[-3000:]

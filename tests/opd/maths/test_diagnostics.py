@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from opd.maths.diagnostics import position_profile, support_figures, topk_overlap
+from opd.maths.diagnostics import TOPK_FIGURES, position_profile, support_figures, topk_figures, topk_overlap
 from opd.maths.topk import topk_divergence
 
 
@@ -48,3 +48,27 @@ def test_a_bin_begins_at_its_edge_and_the_last_one_takes_the_rest():
 def test_edges_that_do_not_ascend_from_zero_are_refused(edges):
     with pytest.raises(ValueError, match="edges must ascend from 0"):
         position_profile(torch.zeros(1), torch.zeros(1).long(), edges=edges)
+
+
+def test_topk_figures_agree_with_their_definitions_in_probabilities(make_logits):
+    student, teacher = make_logits(2, 3, 9), make_logits(2, 3, 9, seed=1)
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    student[~mask] = torch.nan
+    figures = topk_figures(student, teacher, 4, temperature=0.7, mask=mask)
+    assert tuple(figures) == TOPK_FIGURES
+    assert all((row[~mask] == 0).all() for row in figures.values())
+    for n, (ours, theirs) in enumerate(zip(student[mask], teacher[mask], strict=True)):
+        p, q = (ours / 0.7).softmax(-1), (theirs / 0.7).softmax(-1)
+        a, b = set(p.topk(4).indices.tolist()), set(q.topk(4).indices.tolist())
+        outside = sorted(set(range(9)) - a)
+        want = [len(a & b) / 4, p[sorted(a)].sum(), q[sorted(a)].sum(), p[outside].sum(), q[outside].sum()]
+        want += [p[sorted(b)].sum(), q[sorted(b)].sum()]
+        for row, value in zip(figures.values(), want, strict=True):
+            assert row[mask][n].item() == pytest.approx(float(value), rel=1e-9)
+
+
+def test_a_tail_of_1e_12_is_a_sum_over_the_complement_and_not_a_difference_from_one():
+    logits = torch.tensor([[28.0, 0.0, 0.0]])
+    figures = topk_figures(logits, logits, 1)
+    assert figures["student_tail_mass"].item() == pytest.approx(2 * torch.tensor(-28.0).double().exp().item(), rel=1e-5)
+    assert figures["topk_overlap"].item() == 1

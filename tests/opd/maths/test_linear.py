@@ -3,6 +3,7 @@ import torch
 from torch.testing import assert_close
 
 from opd.maths import exact
+from opd.maths.diagnostics import topk_figures
 from opd.maths.linear import HeadSettings, Reference, linear_divergence
 from opd.maths.pointwise import divergence_spec
 
@@ -251,3 +252,27 @@ def test_bad_input_is_refused_with_name_shape_and_value(changes, words):
     }
     with pytest.raises(ValueError, match=words):
         linear_divergence(**(good | changes))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("scratch", [None, 1])
+def test_topk_figures_come_from_the_tiles_and_leave_value_and_gradient(scratch, recompute, parts):
+    hidden, head, _, teacher_hidden, teacher_head = parts
+    mask = torch.arange(N) % 3 != 1
+    common = {"mask": mask, "recompute": recompute, "temperature": 0.8, "scratch_bytes": scratch}
+    plain = linear_divergence(hidden, head, teacher_hidden, teacher_head, **common)
+    got = linear_divergence(hidden, head, teacher_hidden, teacher_head, topk=5, **common)
+    want = topk_figures(hidden @ head.T, teacher_hidden @ teacher_head.T, 5, temperature=0.8, mask=mask)
+    assert not plain.diagnostics
+    assert set(got.diagnostics) == set(want)
+    for name, row in want.items():
+        assert_close(got.diagnostics[name], row)
+    assert_close(got.per_token, plain.per_token)
+    for one, other in zip(*(torch.autograd.grad(r.mean, [hidden, head]) for r in (got, plain)), strict=True):
+        assert_close(one, other)
+
+
+def test_the_triton_backend_is_refused_where_it_cannot_run(parts):
+    hidden, head, _, *teacher = parts
+    with pytest.raises(ValueError, match=r"backend 'triton' needs CUDA .* student_hidden \(float64 \[13, 6\]\)"):
+        linear_divergence(hidden, head, *teacher, backend="triton")

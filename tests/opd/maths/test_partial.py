@@ -231,3 +231,38 @@ def test_bad_input_is_refused_with_name_shape_and_value(changes, words):
     }
     with pytest.raises(ValueError, match=words):
         head_tail_reverse_kl(**(good | changes))
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+@pytest.mark.parametrize("where", ["candidate", "sampled token"])
+def test_a_teacher_that_excludes_what_the_student_has_gives_infinity_and_not_nan(where, baseline, make_logits):
+    student, _, ids, log_q, log_tail = problem(make_logits, 3)
+    excluded = ids[:, 0] if where == "candidate" else student.argmin(-1)
+    log_q[torch.arange(N), excluded] = -torch.inf
+    y = student.argmin(-1)
+    leaf = student.clone().requires_grad_()
+    teacher_y = log_q.gather(1, y[:, None]).squeeze(1)
+    result = head_tail_reverse_kl(leaf, y, ids, log_q.gather(1, ids), teacher_y, log_tail, baseline=baseline)
+    assert result.per_token.isposinf().all()
+    assert not torch.autograd.grad(result.total, leaf)[0].isfinite().all()  # a training step must notice
+
+
+def test_a_stale_token_that_the_student_excludes_now_has_no_weight(make_logits):
+    student, _, ids, log_q, log_tail = problem(make_logits, 2)
+    y = student.argmin(-1)
+    student[torch.arange(N), y] = -torch.inf
+    arguments = (y, ids, log_q.gather(1, ids), log_q.gather(1, y[:, None]).squeeze(1), log_tail)
+    result = head_tail_reverse_kl(student, *arguments, behaviour_log_probs=torch.full((N,), -2.0).double())
+    assert (result.diagnostics["importance_weight"] == 0).all()
+
+
+def test_masses_and_tails_of_both_sides_are_reported(make_logits):
+    student, teacher, ids, log_q, log_tail = problem(make_logits, 3)
+    y = ids[:, 0]
+    figures = head_tail_reverse_kl(
+        student, y, ids, log_q.gather(1, ids), log_q.gather(1, y[:, None]).squeeze(1), log_tail
+    ).diagnostics
+    for side, logits in (("student", student), ("teacher", teacher)):
+        head = logits.softmax(-1).gather(1, ids).sum(-1)
+        assert_close(figures[f"{side}_head_mass"], head)
+        assert_close(figures[f"{side}_tail_mass"], 1 - head)

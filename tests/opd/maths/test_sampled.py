@@ -4,6 +4,7 @@ from torch.testing import assert_close
 
 from opd.maths.exact import forward_kl, reverse_kl
 from opd.maths.sampled import sampled_reverse_kl
+from opd.maths.scores import score_tokens
 
 N, V = 5, 8
 
@@ -110,3 +111,23 @@ def test_an_empty_mask_gives_zero_and_not_nan(student):
     result.mean.backward()
     assert (result.mean.item(), result.count.item()) == (0.0, 0)
     assert (leaf.grad == 0).all()
+
+
+@pytest.mark.parametrize("form", ["policy_gradient", "k2", "k1_loss"])
+def test_a_teacher_that_excludes_the_sampled_token_gives_infinity_and_not_nan(form, student):
+    leaf = student.requires_grad_()
+    result = sampled_reverse_kl(
+        leaf, torch.zeros(N, dtype=torch.int64), torch.full((N,), -torch.inf), form=form, acknowledge_bias=True
+    )
+    assert result.per_token.isposinf().all()
+
+
+def test_a_control_variate_may_hold_anything_where_masked_also_with_ready_scores(student, teacher):
+    y, mask = torch.zeros(N, dtype=torch.int64), torch.arange(N) > 0
+    variate = torch.where(mask, 0.3, torch.nan).double()
+    leaf = student.requires_grad_()
+    scores = score_tokens(leaf, sampled_ids=y)
+    result = sampled_reverse_kl(scores, y, teacher.log_softmax(-1)[:, 0], control_variate=variate, mask=mask)
+    result.mean.backward()
+    assert leaf.grad.isfinite().all()
+    assert (leaf.grad[0] == 0).all() and (leaf.grad[1:] != 0).all()
