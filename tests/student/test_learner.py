@@ -8,6 +8,7 @@ import torch
 
 from opd.errors import NonFiniteError
 from opd.wire.types import PayloadKind
+from student.needs import TEACHER, teacher_role
 
 PAYLOADS = ["sampled", "gather", "topk", "hidden"]
 AGGREGATIONS = ["token_mean", "sequence_mean", "constant"]
@@ -150,3 +151,23 @@ def test_the_overlap_of_supports_is_one_for_equal_models_and_less_for_others(ben
         overlaps[teacher] = made.learner.step(made.rows(), 0)["topk_overlap"]
     assert overlaps["student"] > 0.999
     assert 0.05 < overlaps["teacher"] < 0.9
+
+
+@pytest.mark.parametrize("teachers", [1, 3])
+def test_the_head_is_gathered_once_per_micro_batch_also_for_several_teachers(
+    bench: Callable[..., Any], teachers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = bench({"name": "opd", "payload": "topk", "k": 8, "divergence": "forward_kl"}, micro_batch_tokens=64)
+    rows = made.rows()
+    if teachers > 1:
+        shares = tuple((f"t{i}", 1 / teachers) for i in range(teachers))
+        for row in rows:
+            row.teachers = shares
+            signal = row.signals.pop((TEACHER, PayloadKind.TOPK))
+            row.signals |= {(teacher_role(name), PayloadKind.TOPK): signal for name, _ in shares}
+    micro_batches, heads = [], []
+    run, head = made.learner.wrapped.forward, made.learner.student.head
+    monkeypatch.setattr(made.learner.wrapped, "forward", lambda *args: (micro_batches.append(1), run(*args))[1])
+    monkeypatch.setattr(made.learner.student, "head", lambda: (heads.append(1), head())[1])
+    made.learner.accumulate(rows)
+    assert len(heads) == len(micro_batches) > 1
