@@ -104,11 +104,7 @@ def linear_divergence(
         check_integer("topk", topk, 1, limit, "the vocabulary")
     weights = _token_weights(token_weights, student_hidden, mask, check_values)
     chosen = None if mask is None else mask.nonzero().squeeze(-1)
-    tensors: list[Tensor | None] = []
-    for name, hidden, head, settings in sides:
-        tensors += prepared(hidden, head, settings.bias, limit, chosen, detach=name != "student")
-    tensors += [None] * (9 - len(tensors))
-    wanted = [tensor is not None and tensor.requires_grad and torch.is_grad_enabled() for tensor in tensors[:3]]
+    tensors, wanted = _operands(sides, limit, chosen)
     total, statistics, *_, figures = linear_divergence_op(
         *tensors,
         weights if chosen is None else weights[chosen],
@@ -152,6 +148,18 @@ def _checked_backend(backend: str | None, tensor: Tensor) -> str:
             f"{tensor.device}; use 'torch'."
         )
     return backend or default_backend(tensor)
+
+
+def _operands(
+    sides: list[tuple[str, Tensor, Tensor, HeadSettings]], limit: int, chosen: Tensor | None
+) -> tuple[list[Tensor | None], list[bool]]:
+    """Hidden states, head and bias of student, teacher and reference, and which of the student's want a gradient."""
+    tensors: list[Tensor | None] = []
+    for name, hidden, head, settings in sides:
+        tensors += prepared(hidden, head, settings.bias, limit, chosen, detach=name != "student")
+    tensors += [None] * (9 - len(tensors))
+    wanted = [tensor is not None and tensor.requires_grad and torch.is_grad_enabled() for tensor in tensors[:3]]
+    return tensors, wanted
 
 
 def _result(total: Tensor, statistics: Tensor, figures: Tensor, tokens: int, chosen: Tensor | None) -> Divergence:
