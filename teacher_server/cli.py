@@ -93,7 +93,7 @@ def _settings(config: Path | None, values: dict[str, Any]) -> Any:
     if config is not None:
         try:
             data = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
-        except (OSError, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ConfigError(f"config {config} cannot be read: {' '.join(str(error).split())}.") from error
         if not isinstance(data, dict):
             raise ConfigError(f"config {config} must be a mapping of settings.")
@@ -133,7 +133,10 @@ def _options(entries: list[str] | None) -> dict[str, Any]:
         key, separator, value = entry.partition("=")
         if not separator or not key:
             raise ConfigError(f"--engine-option {entry!r} must be KEY=VALUE.")
-        options[key] = yaml.safe_load(value)
+        try:
+            options[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--engine-option {entry!r} is not valid YAML; quote the value.") from error
         if isinstance(options[key], str):
             # YAML 1.1 takes 1e-5 for a word.
             with contextlib.suppress(ValueError):
@@ -148,6 +151,8 @@ async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None
 
     configure(settings.log.level)
     _set_threads(threads)
+    if port_file is not None and not port_file.absolute().parent.is_dir():
+        raise ConfigError(f"--port-file {port_file} lies in no folder; make {port_file.parent} first.")
     server = TeacherServer(settings, engine_factory(settings))
     loop = asyncio.get_running_loop()
     starting = asyncio.current_task()
@@ -187,5 +192,8 @@ def _set_threads(threads: int) -> None:
 
 def _write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ConfigError(f"--port-file {path} cannot be written: {error.strerror}; choose another.") from error

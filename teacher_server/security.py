@@ -6,6 +6,7 @@ a file that became unreadable keeps what was valid before, so that a bad deploym
 
 import hashlib
 import hmac
+import ssl
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,7 +154,7 @@ def _read_entry(path: Path, index: int, entry: Any) -> tuple[bytes, Principal]:
     if unknown:
         raise ConfigError(f"{where} has unknown keys {sorted(map(str, unknown))}.")
     scopes = entry.get("scopes", ["score"])
-    if not isinstance(scopes, list) or not set(scopes) <= set(SCOPES):
+    if not isinstance(scopes, list) or not all(scope in SCOPES for scope in scopes):
         raise ConfigError(f"{where} has scopes that are not among {', '.join(SCOPES)}.")
     if ("token" in entry) == ("sha256" in entry):
         raise ConfigError(f"{where} needs either token or sha256.")
@@ -220,4 +221,28 @@ class Certificates:
             roots = security.client_ca.read_bytes() if security.client_ca else None
         except OSError as error:
             raise ConfigError(f"{error.filename} cannot be read: {error.strerror}.") from error
+        _check_pair(security.tls_cert or Path(), security.tls_key or Path(), security.client_ca)
         return grpc.ssl_server_certificate_configuration(pair, root_certificates=roots)
+
+
+def _check_pair(cert: Path, key: Path, client_ca: Path | None) -> None:
+    """Refuse what gRPC would refuse without saying why: no PEM, or a key of another certificate.
+
+    Raises:
+        ConfigError: naming the file.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # With an empty password a key that needs one is an error, not a question on the terminal.
+        context.load_cert_chain(cert, key, password="")
+    except (OSError, ValueError) as error:  # SSLError is an OSError
+        reason = getattr(error, "reason", None) or "no PEM, or the key is encrypted"
+        raise ConfigError(
+            f"certificate {cert} and key {key} cannot be used together ({reason}); give a PEM chain and its own key, "
+            "without a password."
+        ) from error
+    if client_ca is not None:
+        try:
+            context.load_verify_locations(client_ca)
+        except OSError as error:
+            raise ConfigError(f"client authorities {client_ca} hold no PEM certificate; give the CA's.") from error

@@ -8,6 +8,7 @@ await server.wait()                             # until a signal or a fatal erro
 import asyncio
 import contextlib
 import secrets
+import socket
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -185,7 +186,8 @@ class TeacherServer:
         except RuntimeError:
             self.port = 0
         if self.port == 0:
-            raise PortInUseError(f"cannot listen on {address}; choose another --port, or 0 for a free one.")
+            reason = _bind_problem(settings.host, settings.port)
+            raise PortInUseError(f"cannot listen on {address}{reason}; choose another --host or --port, or port 0.")
         if settings.metrics_port >= 0:
             self._start_metrics()
         await self._server.start()
@@ -255,6 +257,17 @@ class TeacherServer:
 def _join(host: str, port: int) -> str:
     """Host and port; an IPv6 address gets its brackets."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def _bind_problem(host: str, port: int) -> str:
+    """What the operating system says against an address, in words; gRPC only says no."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(place)
+    except OSError as error:
+        return f": {error.strerror}"
+    return ""
 
 
 def _options(settings: ServerSettings) -> list[tuple[str, Any]]:

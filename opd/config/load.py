@@ -25,6 +25,8 @@ def load_settings(model: type[S], path: str | Path, overrides: Iterable[str] = (
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"recipe {path} cannot be read: {error.strerror}; check the path.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"recipe {path} is not text in UTF-8: {error.reason}; save it again.") from error
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -61,7 +63,10 @@ def _apply(data: dict[str, Any], override: str) -> None:
         node = node[part] if isinstance(node, dict) else None
         if not isinstance(node, dict | list):
             raise ConfigError(f"override {override!r}: {part!r} is not a group of settings.")
-    parsed = yaml.safe_load(value)
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {override!r} is not valid YAML: {' '.join(str(error).split())}.") from error
     if isinstance(node, list):
         if not (last.isdigit() and int(last) < len(node)):
             raise ConfigError(f"override {override!r}: {last!r} is no index of a list of {len(node)}.")

@@ -25,6 +25,10 @@ def resolve_folder(model: str, revision: str | None, *, with_code: bool) -> Path
         ConfigError: when there is neither, or the folder has no config.json.
     """
     folder = Path(model).expanduser()
+    if folder.is_file():
+        raise ConfigError(f"model {model!r} is a file; give the folder that save_pretrained wrote.")
+    if not folder.is_dir() and model.startswith(("/", ".", "~")):
+        raise ConfigError(f"model folder {model} does not exist; give a folder or a hub id.")
     if not folder.is_dir():
         folder = _download(model, revision, with_code=with_code)
     if not (folder / "config.json").is_file():
@@ -39,17 +43,23 @@ def _download(model: str, revision: str | None, *, with_code: bool) -> Path:
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"model {model!r} is neither a folder nor a hub id that can be fetched: {reason}") from error
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        raise ConfigError(f"model {model!r} is neither a folder nor a hub id that can be fetched: {reason}.") from error
 
 
 def pick_device(name: str) -> torch.device:
     """The device called `name`; "auto" takes the accelerator of this machine, else the CPU."""
     if name != "auto":
         try:
-            return torch.device(name)
+            device = torch.device(name)
         except RuntimeError as error:
             raise ConfigError(f"device {name!r} is not known to torch; use auto, cpu, cuda or cuda:0.") from error
+        try:
+            torch.empty(1, device=device)
+        except (AssertionError, RuntimeError, NotImplementedError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"device {name!r} is not usable here ({reason}); use auto or cpu.") from error
+        return device
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return accelerator if accelerator is not None else torch.device("cpu")
 

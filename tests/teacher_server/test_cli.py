@@ -54,6 +54,9 @@ def test_flags_win_over_the_file_and_unknown_keys_name_the_nearest(tmp_path: Pat
         _settings(file, {})
     with pytest.raises(ConfigError, match="cannot be read"):
         _settings(tmp_path / "none", {})
+    file.write_bytes(b"host: \xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        _settings(file, {})
 
 
 def test_every_setting_is_documented_where_it_is_declared() -> None:

@@ -24,7 +24,7 @@ from opd.wire.status import error_from_rpc
 from opd.wire.types import PayloadSpec
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
-from teacher_server.security import Tokens, check_listen
+from teacher_server.security import Certificates, Tokens, check_listen
 from teacher_server.settings import SecuritySettings
 
 SAMPLED = PayloadSpec.sampled()
@@ -171,6 +171,48 @@ async def test_a_renewed_certificate_is_used_without_dropping_open_calls(
     assert await describe(client.address, ClientSecurity(ca_file=new_ca.pem))
 
 
+async def test_a_certificate_renewed_before_its_key_waits_for_it(
+    start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("teacher_server.security.RELOAD_SECONDS", 0.0)
+    old_ca, new_ca = Authority(tmp_path, "old"), Authority(tmp_path, "new")
+    cert, key = old_ca.issue("server")
+    client = await start(security_={"tls_cert": cert, "tls_key": key})
+    old_key = key.read_bytes()
+    new_ca.issue("server")
+    new_key = key.read_bytes()
+    key.write_bytes(old_key)
+    assert await describe(client.address, ClientSecurity(ca_file=old_ca.pem))
+    key.write_bytes(new_key)
+    assert await describe(client.address, ClientSecurity(ca_file=new_ca.pem))
+
+
+def test_unusable_certificates_are_named_before_anything_listens(tmp_path: Path) -> None:
+    ca = Authority(tmp_path, "ca")
+    cert, key = ca.issue("a")
+    other_key = ca.issue("b")[1]
+    junk, encrypted = tmp_path / "junk.pem", tmp_path / "encrypted.key"
+    junk.write_text("no PEM")
+    encrypted.write_bytes(
+        serialization.load_pem_private_key(key.read_bytes(), None).private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+
+    def refusal(cert: Path, key: Path, ca: Path | None = None) -> str:
+        with pytest.raises(ConfigError) as caught:
+            Certificates(SecuritySettings(tls_cert=cert, tls_key=key, client_ca=ca)).credentials()
+        return str(caught.value)
+
+    Certificates(SecuritySettings(tls_cert=cert, tls_key=key, client_ca=ca.pem)).credentials()
+    for one, two in ((junk, key), (cert, junk), (cert, other_key), (cert, encrypted)):
+        assert str(one) in (said := refusal(one, two)) and str(two) in said
+    assert f"client authorities {junk}" in refusal(cert, key, junk)
+    assert "cannot be read" in refusal(tmp_path, key) and "cannot be read" in refusal(cert, tmp_path / "none")
+
+
 def write_tokens(path: Path, text: str) -> Path:
     path.write_text(text)
     # Coarse file clocks must not hide a change.
@@ -255,6 +297,7 @@ def test_tokens_reload_when_the_file_changes_and_stay_when_it_breaks(
         "- {name: a, sha256: xyz}",
         "- {name: a, token: long-enough-secret, sha256: ab}",
         "- {name: a, token: long-enough-secret, scopes: [root]}",
+        "- {name: a, token: long-enough-secret, scopes: [[score]]}",
         "- {name: a, token: long-enough-secret, scope: [admin]}",
         "- {name: a, token: 'long-enough-secret",
     ],

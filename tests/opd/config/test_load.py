@@ -60,11 +60,19 @@ def test_a_mistake_is_one_sentence_with_the_key_and_the_nearest_valid_one(data: 
         ("name: a", ["engine"], "dotted.key=value"),
         ("name: a", ["name.b=1"], "'name'"),
         ("name: a\nwheels: [{}]", ["wheels.7={}"], "'7'"),
+        ("name: a", ["name=[1"], "'name=\\[1' is not valid YAML"),
     ],
 )
 def test_unusable_files_and_overrides_are_refused(tmp_path: Path, text: str, overrides: list[str], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         load_settings(Car, write(tmp_path, text), overrides)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "binary.yaml"
+    path.write_bytes(b"name: \xff\xfe")
+    with pytest.raises(ConfigError, match=r"binary\.yaml is not text in UTF-8"):
+        load_settings(Car, path)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

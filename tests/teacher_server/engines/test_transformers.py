@@ -267,6 +267,7 @@ def test_a_damaged_tokenizer_is_named(make_model, tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"device": "abacus"}, "abacus"),
+        ({"device": "xla"}, "'xla' is not usable here"),
         ({"dtype": "f8"}, "f8"),
         ({"max_batch_tokens": 0}, "max_batch_tokens"),
         ({"logit_bytes": 0}, "logit_bytes"),
@@ -291,6 +292,9 @@ def test_a_model_that_is_not_there_is_named(tmp_path: Path, monkeypatch) -> None
         TransformersEngine(str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match=r"config\.json"):
         TransformersEngine(str(tmp_path))
+    (tmp_path / "file").write_text("{}")
+    with pytest.raises(ConfigError, match="is a file; give the folder"):
+        TransformersEngine(str(tmp_path / "file"))
 
 
 def test_a_sequence_longer_than_the_model_is_refused(make_model, make_item, entry) -> None:
