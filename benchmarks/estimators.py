@@ -391,6 +391,18 @@ to V, for candidates chosen by the student, the teacher or a stale policy, and f
 - Stale rows: with `behaviour_log_probs` the gradient stays unbiased given the prefix; a cap on the weight leaves a bias
   where it bites. The distribution of prefixes is not corrected.
 
+## What can be watched on which payload
+
+| payload | overlap of the top k | mass on both sides, tails | entropies |
+|---|---|---|---|
+| hidden, full | yes | of the student's and the teacher's top k | both |
+| topk | with the student's own candidates | of the teacher's top k | student |
+| gather | no: the teacher's top k is not sent | of the student's top k | student |
+| sampled | no | no | student |
+
+`hidden` has it from `linear_divergence(topk=k)`, in the same tiles; `full` from `topk_figures`; the estimators report
+the masses of their candidates among their diagnostics. `test_diagnostics.py` has the definitions.
+
 ## Conventions that differ elsewhere
 
 - `jsd(beta)` mixes M = beta q + (1 - beta) p, as GKD and TRL do; other libraries give beta to the student. TRL returns
