@@ -20,9 +20,10 @@ def engine_factory(settings: ServerSettings) -> EngineFactory:
         ConfigError: for an unknown engine, an argument it does not take, or a malformed allow-list entry.
     """
     allowed = _allow_list(settings.security.trust_remote_code)
-    cls: Any = ENGINES.load(settings.engine.engine)
-    if not inspect.isclass(cls):
+    loaded = ENGINES.load(settings.engine.engine)
+    if not inspect.isclass(loaded):
         raise ConfigError(f"engine {settings.engine.engine!r} is no class of engines; see `opd plugins list`.")
+    cls: Any = loaded
     accepted = inspect.signature(cls).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
     standard: dict[str, tuple[Any, Any]] = {

@@ -202,9 +202,7 @@ class Roster:
                 )
             )
         except LostWeightsError as error:
-            teacher.reason = str(error)
-            await self._set_state(teacher, pb.TEACHER_STATE_FAILED)
-            log("error", "weights lost", teacher=teacher.name, reason=error)
+            await self._lose(teacher, error)
             raise UnavailableError(f"teacher {teacher.name!r} has failed: {error}") from error
         except Exception as error:
             log("warning", "weights refused", teacher=teacher.name, weights_hash=before, reason=error)
@@ -212,6 +210,11 @@ class Roster:
         teacher.replaced = (folder, teacher.info.weights_hash)
         await self._on_state(teacher)
         log("info", "weights replaced", teacher=teacher.name, weights_hash=teacher.info.weights_hash)
+
+    async def _lose(self, teacher: Teacher, error: LostWeightsError) -> None:
+        teacher.reason = str(error)
+        await self._set_state(teacher, pb.TEACHER_STATE_FAILED)
+        log("error", "weights lost", teacher=teacher.name, reason=error)
 
     async def close(self) -> None:
         """Free all teachers."""
@@ -324,6 +327,9 @@ class Roster:
                 if self._teachers.get(teacher.name) is teacher:
                     await self._start(teacher)
             teacher.reason = ""
+        except LostWeightsError as error:
+            # The model's own weights would load, but nobody asked for those: better no answer than another teacher's.
+            await self._lose(teacher, error)
         except Exception as error:
             self._on_fatal(f"teacher {teacher.name!r} could not be restarted: {error}")
 

@@ -9,7 +9,7 @@ from teacher_server.logs import plain
 
 
 class LostWeightsError(Exception):
-    """New weights were refused and the old ones could not be brought back: the teacher must not answer."""
+    """The weights in use cannot be brought back, after new ones were refused or the engine died: it must not answer."""
 
 
 def weight_bytes(model: str) -> int:
@@ -76,14 +76,20 @@ def put_back(engine: Engine, folder: Path, weights_hash: str) -> None:
     """Give a freshly built engine the weights that replaced its model's own before.
 
     Raises:
-        OpdError: when the folder is gone, does not fit, or holds other weights by now.
+        LostWeightsError: when the folder is gone, does not fit, or holds other weights by now.
     """
-    prepare(engine, folder)()
+    try:
+        prepare(engine, folder)()
+    except Exception as error:
+        raise LostWeightsError(
+            f"the weights last taken from {folder} cannot be taken again ({plain(error)}); bring the folder back, "
+            "unload the teacher and load it again."
+        ) from error
     found = engine.info.weights_hash
     if found != weights_hash:
-        raise IncompatibleTeacherError(
-            f"weights in {folder} have changed from {weights_hash} to {found} since they were taken; keep the folders "
-            "of weights in use as they are."
+        raise LostWeightsError(
+            f"weights in {folder} have changed from {weights_hash} to {found} since they were taken; unload the "
+            "teacher and load it again, and keep the folders of weights in use as they are."
         )
 
 

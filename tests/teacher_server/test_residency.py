@@ -548,18 +548,32 @@ async def test_an_engine_that_dies_after_a_swap_comes_back_with_the_swapped_weig
 
 
 @pytest.mark.parametrize("other", ["other weights", "nothing"])
-async def test_an_engine_whose_swapped_weights_have_changed_does_not_come_back(
-    start: Any, items: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str
+async def test_a_teacher_whose_swapped_weights_are_gone_has_failed_rather_than_answer_with_others(
+    start: Any, items: Any, tmp_path: Path, other: str
 ) -> None:
-    client = await start(engine={"on_failure": "restart"})
+    client = await start({"t": "numpy", "u": "other"}, engine={"on_failure": "restart"})
     await client.server.shared.roster.update_weights("t", weights(tmp_path / "w", 5))
     if other == "nothing":
         shutil.rmtree(tmp_path / "w")
     else:
         weights(tmp_path / "w", 6)
     await kill_engine(client, items)
-    assert await asyncio.wait_for(client.server.wait(), 30) == 20
-    assert "could not be restarted" in (said := capsys.readouterr().err) and str(tmp_path / "w") in said
+    roster = client.server.shared.roster
+    for _ in range(200):
+        if roster.get("t").state == pb.TEACHER_STATE_FAILED and "weights" in roster.get("t").reason:
+            break
+        await asyncio.sleep(0.05)
+    assert await health(client, "t") == 2
+    with pytest.raises(UnavailableError) as caught:
+        async with roster.use("t"):
+            pass
+    assert "is failed" in str(caught.value) and str(tmp_path / "w") in str(caught.value)
+    assert len(await client.score(items(1), SAMPLED, teacher="u")) == 1
+    # An operator's word brings the model's own weights back.
+    await roster.unload("t", 1.0)
+    await roster.load("t", "numpy")
+    assert len(await client.score(items(1), SAMPLED)) == 1
+    await client.settled()
 
 
 async def test_one_bad_request_does_not_count_as_a_dead_engine(start: Any, items: Any) -> None:
