@@ -272,7 +272,8 @@ class EngineWorker:
             log("warning", "no memory for a sequence", teacher=self.name, tokens=job.tokens, text=str(error)[:500])
             return DeviceMemoryError(
                 f"teacher {self.name!r} has no memory for a sequence of {job.tokens} tokens with payload "
-                f"{job.item.spec.kind}, even alone; send a shorter one, or take a device with more memory."
+                f"{job.item.spec.kind}, even alone; send shorter rows, lower their maximum length, or take a "
+                "device with more memory."
             )
         self._failures += 1
         log("error", "engine error", teacher=self.name, error=type(error).__name__, text=str(error)[:500])
@@ -311,4 +312,5 @@ def out_of_memory(error: Exception) -> bool:
     """Whether an engine failed for want of memory, by the words of torch, CUDA and cuBLAS."""
     text = str(error)
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return named or "out of memory" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text
+    signs = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return named or any(sign in text for sign in signs)

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import torch
 
 from opd.errors import DeviceMemoryError, NonFiniteError, UnavailableError
 from opd.wire.status import error_from_rpc
@@ -197,3 +198,9 @@ async def test_a_failed_batch_is_freed_before_it_is_repeated(start: Any, items: 
 )
 def test_want_of_memory_is_told_from_other_failures(error: Exception, expected: bool) -> None:
     assert out_of_memory(error) is expected
+
+
+def test_the_words_of_torch_on_a_cpu_are_known() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 56)
+    assert out_of_memory(caught.value)
