@@ -54,14 +54,20 @@ def pick_device(name: str) -> torch.device:
             device = torch.device(name)
         except RuntimeError as error:
             raise ConfigError(f"device {name!r} is not known to torch; use auto, cpu, cuda or cuda:0.") from error
-        try:
-            torch.empty(1, device=device)
-        except (AssertionError, RuntimeError, NotImplementedError) as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigError(f"device {name!r} is not usable here ({reason}); use auto or cpu.") from error
+        if not _is_here(device):
+            raise ConfigError(f"device {name!r} is not on this machine, or torch is built without it; use auto or cpu.")
         return device
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return accelerator if accelerator is not None else torch.device("cpu")
+
+
+def _is_here(device: torch.device) -> bool:
+    """Whether a device can be used; asks without initialising it, which engines do in processes of their own."""
+    try:
+        module = torch.get_device_module(device)
+        return bool(module.is_available()) and (device.index or 0) < module.device_count()
+    except (AttributeError, RuntimeError):
+        return False
 
 
 def pick_dtype(name: str, device: torch.device, config: Any) -> torch.dtype:

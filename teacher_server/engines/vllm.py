@@ -110,32 +110,38 @@ class VllmEngine:
             "gpu_memory_utilization": gpu_memory_utilization or (0.3 if self._device.type == "cpu" else 0.85),
             "enable_sleep_mode": self._device.type == "cuda",
         }
-        options |= {"max_logprobs": min(max_k, vocabulary)} if runner == "generate" else {}
+        max_k = vocabulary if runner == "pooling" else min(max_k, vocabulary)
+        options |= {"max_logprobs": max_k} if runner == "generate" else {}
         self._llm = _start(self._folder, runner, self._device, options | vllm_options)
         self._engine: Any = self._llm.llm_engine
         model_config = self._engine.vllm_config.model_config
         self._dtype: torch.dtype = model_config.dtype
         self._header = read_header(self._folder)
-        self._head: OutputHead | None = None
+        pooling = runner == "pooling"
+        self._head: OutputHead | None = (
+            load_head(self._folder, self._config, self._dtype, self._device) if pooling else None
+        )
+        self._info = self._describe(model, runner, vocabulary, max_k, int(model_config.max_model_len))
+
+    def _describe(self, model: str, runner: str, vocabulary: int, max_k: int, max_tokens: int) -> EngineInfo:
+        pooling = runner == "pooling"
         payloads = frozenset(PayloadKind)
-        if runner == "pooling":
-            self._head = load_head(self._folder, self._config, self._dtype, self._device)
-        else:
+        if not pooling:
             gather = {PayloadKind.GATHER} if self._can_gather() else set()
             payloads = frozenset({PayloadKind.SAMPLED, PayloadKind.TOPK} | gather)
-        self._info = EngineInfo(
+        return EngineInfo(
             engine=f"vllm {_version()} ({runner})",
             model=model,
             weights_hash=weights_hash(self._folder),
             compute_dtype=DTYPE_NAMES[self._dtype],
             vocab_size=vocabulary,
-            tokenizer=load_tokenizer_identity(self._folder, trust_remote_code=trust_remote_code),
+            tokenizer=load_tokenizer_identity(self._folder, trust_remote_code=self._trust),
             head=_identity(self._head),
             payloads=payloads,
-            supports_temperature=runner == "pooling",
+            supports_temperature=pooling,
             # The generate runner must have room for one token that nobody wants.
-            max_sequence_tokens=int(model_config.max_model_len) - (runner == "generate"),
-            max_k=vocabulary if runner == "pooling" else options["max_logprobs"],
+            max_sequence_tokens=max_tokens - (not pooling),
+            max_k=max_k,
         )
 
     @property

@@ -267,7 +267,8 @@ def test_a_damaged_tokenizer_is_named(make_model, tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"device": "abacus"}, "abacus"),
-        ({"device": "xla"}, "'xla' is not usable here"),
+        ({"device": "xla"}, "'xla' is not on this machine"),
+        ({"device": "cuda:99"}, "'cuda:99' is not on this machine"),
         ({"dtype": "f8"}, "f8"),
         ({"max_batch_tokens": 0}, "max_batch_tokens"),
         ({"logit_bytes": 0}, "logit_bytes"),
