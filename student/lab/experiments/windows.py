@@ -78,4 +78,4 @@ def _experiment(
 
 
 RESTATE = _experiment("windows_restate", "d1", "restate", "the tail follows from the prefix", 40, [5, 10, 20], 120)
-PARTS = _experiment("windows_parts", "d2", "parts", "a prefix says nothing about what follows", 24, [4, 8, 12], 120)
+PARTS = _experiment("windows_parts", "d2", "parts", "a prefix says nothing about what follows", 24, [4, 8, 12], 240)
