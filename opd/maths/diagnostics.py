@@ -31,7 +31,6 @@ from opd.maths.checks import (
     describe,
 )
 from opd.maths.pointwise import Kind, Spec, term_and_slope
-from opd.maths.scores import TokenScores
 
 #: Rows of `topk_rows`. Head and tail are those of the student's top k, the support that payload gather carries.
 TOPK_FIGURES = (
@@ -78,8 +77,8 @@ def support_figures(
         teacher_log_tail: [...].
 
     Returns:
-        student_mass, teacher_mass in [0, 1]; student_tail, teacher_tail; bucket_reverse_kl, bucket_forward_kl in nats,
-        lower bounds of the full ones.
+        The masses of `head_and_tail_masses`, and bucket_reverse_kl and bucket_forward_kl in nats, lower bounds of the
+        full ones. All detached.
 
     Raises:
         ValueError: for shapes that differ or are not floating point.
@@ -93,22 +92,23 @@ def support_figures(
     student = torch.cat([student_log_probs, student_log_tail.unsqueeze(-1)], -1).detach()
     teacher = torch.cat([teacher_log_probs, teacher_log_tail.unsqueeze(-1)], -1).detach().to(student.dtype)
     return {
-        "student_mass": student[..., :-1].exp().sum(-1),
-        "teacher_mass": teacher[..., :-1].exp().sum(-1),
-        "student_tail": student[..., -1].exp(),
-        "teacher_tail": teacher[..., -1].exp(),
+        **head_and_tail_masses(student[..., :-1], student[..., -1], teacher[..., :-1], teacher[..., -1]),
         "bucket_reverse_kl": term_and_slope(Spec(Kind.REVERSE_KL), student, teacher)[0].sum(-1),
         "bucket_forward_kl": term_and_slope(Spec(Kind.FORWARD_KL), student, teacher)[0].sum(-1),
     }
 
 
 def head_and_tail_masses(
-    student: TokenScores, teacher_log_probs: Float[Tensor, "*N K"], teacher_log_tail: Float[Tensor, "*N"] | None
+    student_log_probs: Float[Tensor, "*N K"],
+    student_log_tail: Float[Tensor, "*N"],
+    teacher_log_probs: Float[Tensor, "*N K"],
+    teacher_log_tail: Float[Tensor, "*N"] | None,
 ) -> dict[str, Float[Tensor, "*N"]]:
     """Mass of both models on the candidates and outside: what every estimator with K candidates reports.
 
     Args:
-        student: scores at the candidates.
+        student_log_probs: [..., K] at the candidates, as in `TokenScores.candidates`.
+        student_log_tail: [...].
         teacher_log_probs: [..., K] at the same ids.
         teacher_log_tail: [...], or None where the payload has none.
 
@@ -116,9 +116,9 @@ def head_and_tail_masses(
         student_head_mass, teacher_head_mass, student_tail_mass and, with a tail, teacher_tail_mass, in [0, 1].
     """
     figures = {
-        "student_head_mass": student.candidates.exp().sum(-1),
+        "student_head_mass": student_log_probs.exp().sum(-1),
         "teacher_head_mass": teacher_log_probs.exp().sum(-1),
-        "student_tail_mass": student.log_tail.exp(),
+        "student_tail_mass": student_log_tail.exp(),
     }
     return figures if teacher_log_tail is None else figures | {"teacher_tail_mass": teacher_log_tail.exp()}
 

@@ -105,7 +105,7 @@ def head_tail_reverse_kl(
         "head_kl": head_kl,
         "tail_sampled": outside.to(weight.dtype),
         "importance_weight": weight,
-        **head_and_tail_masses(student, teacher_log_probs, teacher_log_tail),
+        **head_and_tail_masses(student.candidates, student.log_tail, teacher_log_probs, teacher_log_tail),
     }
     return reduced(per_token, mask, student_entropy=student.entropy, diagnostics=diagnostics)
 

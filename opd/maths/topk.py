@@ -90,7 +90,7 @@ def topk_divergence(
     if mask is not None:  # equal buckets: no value, no gradient
         teacher = torch.where(mask.unsqueeze(-1), teacher, buckets.detach())
     per_token = _BucketDivergence.apply(buckets, teacher, spec, tail == "generalised")
-    diagnostics = head_and_tail_masses(student, teacher_log_probs, teacher_log_tail)
+    diagnostics = head_and_tail_masses(head, student.log_tail, teacher_log_probs, teacher_log_tail)
     return reduced(per_token, mask, student_entropy=student.entropy, diagnostics=diagnostics)
 
 

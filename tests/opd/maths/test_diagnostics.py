@@ -19,8 +19,8 @@ def test_masses_tails_and_bucket_divergences_agree_with_their_definitions(make_l
     log_p, log_q = student.log_softmax(-1), teacher.log_softmax(-1)
     tails = [x.scatter(1, ids, -torch.inf).logsumexp(-1) for x in (log_p, log_q)]
     figures = support_figures(log_p.gather(1, ids), tails[0], log_q.gather(1, ids), tails[1])
-    assert_close(figures["student_mass"] + figures["student_tail"], torch.ones(3).double())
-    assert_close(figures["teacher_mass"], log_q.gather(1, ids).exp().sum(-1))
+    assert_close(figures["student_head_mass"] + figures["student_tail_mass"], torch.ones(3).double())
+    assert_close(figures["teacher_head_mass"], log_q.gather(1, ids).exp().sum(-1))
     for kind in ("forward_kl", "reverse_kl"):
         want = topk_divergence(student, ids, log_q.gather(1, ids), tails[1], kind=kind).per_token
         assert_close(figures[f"bucket_{kind}"], want)
