@@ -72,3 +72,10 @@ def test_a_tail_of_1e_12_is_a_sum_over_the_complement_and_not_a_difference_from_
     figures = topk_figures(logits, logits, 1)
     assert figures["student_tail_mass"].item() == pytest.approx(2 * torch.tensor(-28.0).double().exp().item(), rel=1e-5)
     assert figures["topk_overlap"].item() == 1
+
+
+def test_a_tiny_tail_of_a_support_is_not_a_difference_from_one_either():
+    head, tail = torch.zeros(1, 1), torch.full((1,), -28.0)
+    figures = support_figures(head, tail, head, tail)
+    for side in ("student", "teacher"):
+        assert_close(figures[f"{side}_tail_mass"], tail.exp(), rtol=1e-6, atol=0)
