@@ -17,14 +17,15 @@ import grpc.aio
 import numpy as np
 import pytest
 import pytest_asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from opd.wire.bounds import RequestBounds
 from opd.wire.channel import ClientSecurity, open_channel
 from opd.wire.decoder import ScoreStreamDecoder
 from opd.wire.request import build_score_request
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
+from opd.wire.v1 import admin_pb2_grpc, teacher_pb2_grpc
 from opd.wire.v1 import teacher_pb2 as pb
-from opd.wire.v1 import teacher_pb2_grpc
 from teacher_server.engines.base import EngineItem
 from teacher_server.server import TeacherServer
 from teacher_server.settings import ServerSettings
@@ -65,6 +66,10 @@ class Client:
     async def info(self, teacher: str = "t") -> pb.TeacherInfo:
         answer = await self.stub.Describe(pb.DescribeRequest(teacher=teacher), metadata=self.security.metadata())
         return answer.teachers[0]
+
+    async def health(self, service: str = "") -> int:
+        stub = health_pb2_grpc.HealthStub(self.channel)
+        return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
 
     async def score(
         self, items: list[ScoreItem], spec: PayloadSpec, *, teacher: str = "t", timeout: float = 60.0, **options: Any
@@ -127,6 +132,18 @@ def numpy_engine() -> Any:
     return NumpyEngine
 
 
+@pytest.fixture
+def weights() -> Callable[[Path, int], Path]:
+    """`weights(folder, seed)` writes weights for the numpy teacher."""
+
+    def write(folder: Path, seed: int) -> Path:
+        folder.mkdir(exist_ok=True)
+        (folder / "seed").write_text(str(seed))
+        return folder
+
+    return write
+
+
 Start = Callable[..., Awaitable[Client]]
 
 
@@ -166,6 +183,20 @@ async def start() -> AsyncIterator[Start]:
     for client in clients:
         await client.channel.close()
         await client.server.close()
+
+
+@pytest.fixture
+def operator(start: Start) -> Callable[..., Awaitable[tuple[Client, Any, Any]]]:
+    """`await operator(folder, **settings)` runs a server with an operator's token: client, admin stub, metadata."""
+
+    async def run(tmp_path: Path, **settings: Any) -> tuple[Client, Any, Any]:
+        tokens, secret = tmp_path / "tokens.yaml", tmp_path / "secret"
+        tokens.write_text("- {name: op, token: operator-secret-1, scopes: [score, admin]}\n")
+        secret.write_text("operator-secret-1")
+        client = await start(security=ClientSecurity(token_file=secret), security_={"tokens": tokens}, **settings)
+        return client, admin_pb2_grpc.AdminServiceStub(client.channel), client.security.metadata()
+
+    return run
 
 
 @dataclass

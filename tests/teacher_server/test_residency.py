@@ -1,25 +1,21 @@
-"""Several teachers on one server: load, unload, sleep, wake, hot swap, death and restart."""
+"""Several teachers on one server: load, unload, sleep, wake, memory, and who may ask for it."""
 
 import asyncio
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from opd.errors import (
     ConfigError,
-    IncompatibleTeacherError,
     InvalidRequestError,
-    NonFiniteError,
     OverloadedError,
     TeacherNotFoundError,
     UnavailableError,
 )
-from opd.wire.channel import ClientSecurity
 from opd.wire.status import error_from_rpc
 from opd.wire.types import PayloadSpec
 from opd.wire.v1 import admin_pb2 as admin
@@ -27,11 +23,6 @@ from opd.wire.v1 import admin_pb2_grpc
 from opd.wire.v1 import teacher_pb2 as pb
 
 SAMPLED = PayloadSpec.sampled()
-
-
-async def health(client: Any, service: str = "") -> int:
-    answer = await health_pb2_grpc.HealthStub(client.channel).Check(health_pb2.HealthCheckRequest(service=service))
-    return answer.status
 
 
 def folders(root: Path, **sizes: int) -> dict[str, str]:
@@ -44,17 +35,11 @@ def folders(root: Path, **sizes: int) -> dict[str, str]:
     return models
 
 
-def weights(folder: Path, seed: int) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "seed").write_text(str(seed))
-    return folder
-
-
 async def test_a_teacher_is_loaded_and_unloaded_while_another_serves(start: Any, items: Any) -> None:
     client = await start()
     roster = client.server.shared.roster
     await roster.load("u", "second")
-    assert await health(client, "u") == health_pb2.HealthCheckResponse.SERVING
+    assert await client.health("u") == health_pb2.HealthCheckResponse.SERVING
     both = await asyncio.gather(
         client.score(items(2), SAMPLED, teacher="t"), client.score(items(2), SAMPLED, teacher="u")
     )
@@ -67,7 +52,7 @@ async def test_a_teacher_is_loaded_and_unloaded_while_another_serves(start: Any,
         await client.score(items(1), SAMPLED, teacher="u")
     assert type(error_from_rpc(caught.value)) is TeacherNotFoundError
     with pytest.raises(grpc.RpcError) as caught:
-        await health(client, "u")
+        await client.health("u")
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
     await client.score(items(1), SAMPLED)
 
@@ -79,7 +64,7 @@ async def test_unloading_waits_for_calls_in_flight(start: Any, items: Any) -> No
     await asyncio.sleep(0.1)
     await client.server.shared.roster.unload("t", 10.0)
     assert len(await running) == 1
-    assert await health(client) == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert await client.health() == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 async def test_a_call_beyond_the_grace_is_cut_with_a_retryable_error(start: Any, items: Any) -> None:
@@ -104,7 +89,7 @@ async def test_the_least_recently_used_teacher_sleeps_when_memory_is_short(
     states = lambda: {t.name: t.state for t in client.server.shared.roster}  # noqa: E731
     assert states() == {"a": pb.TEACHER_STATE_ASLEEP, "b": pb.TEACHER_STATE_READY, "c": pb.TEACHER_STATE_READY}
     assert client.engines[models["a"]].asleep
-    assert await health(client, "a") == health_pb2.HealthCheckResponse.SERVING
+    assert await client.health("a") == health_pb2.HealthCheckResponse.SERVING
     assert len(await client.score(items(1), SAMPLED, teacher="a")) == 1
     assert states() == {"a": pb.TEACHER_STATE_READY, "b": pb.TEACHER_STATE_ASLEEP, "c": pb.TEACHER_STATE_READY}
     await client.score(items(1), SAMPLED, teacher="c")
@@ -130,118 +115,27 @@ async def test_busy_teachers_are_not_put_to_sleep(start: Any, items: Any, tmp_pa
         await client.server.shared.roster.load("big", str(tmp_path / "big"))
 
 
-async def test_weights_are_swapped_between_batches_and_the_hash_changes(start: Any, items: Any, tmp_path: Path) -> None:
-    client = await start()
-    before = (await client.info()).weights_hash
-    old = await client.score(items(2), SAMPLED)
-    fresh = await client.server.shared.roster.update_weights("t", weights(tmp_path / "w", 5))
-    assert fresh == (await client.info()).weights_hash != before
-    new = await client.score(items(2), SAMPLED, expected_weights_hash=fresh)
-    assert new[0].weights_hash == fresh
-    assert (new[0].sampled != old[0].sampled).any()
-    with pytest.raises(grpc.RpcError) as caught:
-        await client.score(items(1), SAMPLED, expected_weights_hash=before)
-    assert type(error_from_rpc(caught.value)) is IncompatibleTeacherError
+def slow_to_load(numpy_engine: Any) -> Any:
+    """Engines that wait, when their model's name ends in "slow", in the middle of being built."""
 
+    class Slow(numpy_engine):
+        loading, go_on, made = threading.Event(), threading.Event(), []
 
-async def test_a_failed_swap_keeps_the_old_weights(start: Any, items: Any, tmp_path: Path) -> None:
-    client = await start()
-    before = await client.score(items(1), SAMPLED)
-    with pytest.raises(ConfigError, match=r"nowhere.*cannot be read"):
-        await client.server.shared.roster.update_weights("t", tmp_path / "nowhere")
-    after = await client.score(items(1), SAMPLED)
-    assert (before[0].sampled == after[0].sampled).all()
+        def __init__(self, model: str) -> None:
+            super().__init__(model)
+            if model.endswith("slow"):
+                self.made.append(self)
+                self.loading.set()
+                self.go_on.wait(60)
 
-
-async def operator(start: Any, tmp_path: Path, **settings: Any) -> tuple[Any, Any, Any]:
-    """A client with admin scope, its admin stub and its metadata."""
-    tokens, secret = tmp_path / "tokens.yaml", tmp_path / "secret"
-    tokens.write_text("- {name: op, token: operator-secret-1, scopes: [score, admin]}\n")
-    secret.write_text("operator-secret-1")
-    client = await start(security=ClientSecurity(token_file=secret), security_={"tokens": tokens}, **settings)
-    return client, admin_pb2_grpc.AdminServiceStub(client.channel), client.security.metadata()
-
-
-async def test_weights_that_fail_the_self_test_are_taken_back_before_any_request_meets_them(
-    start: Any, items: Any, tmp_path: Path
-) -> None:
-    client, stub, meta = await operator(start, tmp_path)
-    before = await client.score(items(2), SAMPLED)
-    client.engines["numpy"].seconds_per_batch = 0.01
-    spoiled = weights(tmp_path / "w", 5)
-    (spoiled / "seed").write_text("5 nan")
-    traffic = [asyncio.create_task(client.score(items(2), SAMPLED)) for _ in range(20)]
-    with pytest.raises(grpc.RpcError) as caught:
-        await stub.UpdateWeights(admin.UpdateWeightsRequest(teacher="t", folder=str(spoiled)), metadata=meta)
-    error = error_from_rpc(caught.value)
-    assert type(error) is NonFiniteError
-    assert str(spoiled) in str(error) and "NaN" in str(error) and before[0].weights_hash in str(error)
-    for during in await asyncio.gather(*traffic):
-        assert (during[0].sampled == before[0].sampled).all()
-    info = await client.info()
-    assert (info.weights_hash, info.state) == (before[0].weights_hash, pb.TEACHER_STATE_READY)
-    assert await health(client, "t") == health_pb2.HealthCheckResponse.SERVING
-    healthy = weights(tmp_path / "w", 6)
-    answer = await stub.UpdateWeights(admin.UpdateWeightsRequest(teacher="t", folder=str(healthy)), metadata=meta)
-    assert answer.weights_hash != before[0].weights_hash
-
-
-async def test_a_teacher_whose_old_weights_are_lost_stops_serving(start: Any, items: Any, tmp_path: Path) -> None:
-    client = await start({"t": "numpy", "u": "other"})
-    engine = client.engines["numpy"]
-    spoiled = weights(tmp_path / "w", 5)
-    (spoiled / "seed").write_text("5 nan")
-
-    def prepare(folder: Path) -> Any:
-        def exchange() -> None:
-            engine._weights(5, True)
-
-        return exchange
-
-    engine.prepare_weights = prepare
-    with pytest.raises(UnavailableError, match=r"failed.*refused.*not be restored"):
-        await client.server.shared.roster.update_weights("t", spoiled)
-    assert await health(client, "t") == health_pb2.HealthCheckResponse.NOT_SERVING
-    with pytest.raises(grpc.RpcError, match="not be restored"):
-        await client.score(items(1), SAMPLED)
-    with pytest.raises(UnavailableError):
-        await client.server.shared.roster.sleep("t")  # asleep would be as good as serving
-    await client.score(items(1), SAMPLED, teacher="u")
-
-
-async def test_reading_new_weights_holds_up_no_request(start: Any, items: Any, tmp_path: Path) -> None:
-    client = await start({"t": "numpy", "u": "other"})
-    reading, go_on = threading.Event(), threading.Event()
-
-    def wait(folder: Path) -> None:
-        reading.set()
-        go_on.wait(60)
-
-    client.engines["numpy"].before_prepare = wait
-    swap = asyncio.create_task(client.server.shared.roster.update_weights("t", weights(tmp_path / "w", 5)))
-    try:
-        await asyncio.to_thread(reading.wait, 60)
-        for teacher in "tu":
-            await asyncio.wait_for(client.score(items(2), SAMPLED, teacher=teacher), 30)
-        assert not swap.done()
-    finally:
-        go_on.set()
-    assert await swap == (await client.info()).weights_hash
+    return Slow
 
 
 async def test_a_long_load_holds_up_nobody(start: Any, items: Any, numpy_engine: Any, tmp_path: Path) -> None:
-    loading, go_on = threading.Event(), threading.Event()
-
-    class Slow(numpy_engine):
-        def __init__(self, model: str) -> None:
-            if model.endswith("slow"):
-                loading.set()
-                go_on.wait(60)
-            super().__init__(model)
-
+    slow_engine = slow_to_load(numpy_engine)
     models = folders(tmp_path, t=100, u=100, slow=100)
     slow = models.pop("slow")
-    client = await start(models, make=Slow, engine={"memory_budget_bytes": 300})
+    client = await start(models, make=slow_engine, engine={"memory_budget_bytes": 300})
     roster = client.server.shared.roster
     load = asyncio.create_task(roster.load("slow", slow))
 
@@ -258,11 +152,11 @@ async def test_a_long_load_holds_up_nobody(start: Any, items: Any, numpy_engine:
             await client.score(items(1), SAMPLED, teacher="slow")
 
     try:
-        await asyncio.to_thread(loading.wait, 60)
+        await asyncio.to_thread(slow_engine.loading.wait, 60)
         await asyncio.wait_for(everything_else(), 30)
         assert not load.done()
     finally:
-        go_on.set()
+        slow_engine.go_on.set()
     assert (await load).state == pb.TEACHER_STATE_READY
     await client.score(items(1), SAMPLED, teacher="slow")
 
@@ -270,50 +164,33 @@ async def test_a_long_load_holds_up_nobody(start: Any, items: Any, numpy_engine:
 async def test_what_a_load_was_promised_is_not_given_to_others(
     start: Any, items: Any, numpy_engine: Any, tmp_path: Path
 ) -> None:
-    loading, go_on = threading.Event(), threading.Event()
-
-    class Slow(numpy_engine):
-        def __init__(self, model: str) -> None:
-            if model.endswith("slow"):
-                loading.set()
-                go_on.wait(60)
-            super().__init__(model)
-
+    slow_engine = slow_to_load(numpy_engine)
     models = folders(tmp_path, t=100, slow=100)
     slow = models.pop("slow")
-    client = await start(models, make=Slow, engine={"memory_budget_bytes": 150})
+    client = await start(models, make=slow_engine, engine={"memory_budget_bytes": 150})
     load = asyncio.create_task(client.server.shared.roster.load("slow", slow))
     try:
-        await asyncio.to_thread(loading.wait, 60)
+        await asyncio.to_thread(slow_engine.loading.wait, 60)
         assert client.engines[models["t"]].asleep
         with pytest.raises(grpc.RpcError) as caught:
             await asyncio.wait_for(client.score(items(1), SAMPLED, teacher="t"), 30)
         assert type(error_from_rpc(caught.value)) is OverloadedError
     finally:
-        go_on.set()
+        slow_engine.go_on.set()
     await load
     await client.score(items(1), SAMPLED, teacher="t")
 
 
 async def test_a_load_that_nobody_waits_for_any_more_leaves_nothing(start: Any, numpy_engine: Any) -> None:
-    loading, go_on, made = threading.Event(), threading.Event(), []
-
-    class Slow(numpy_engine):
-        def __init__(self, model: str) -> None:
-            super().__init__(model)
-            if model == "slow":
-                made.append(self)
-                loading.set()
-                go_on.wait(60)
-
-    client = await start(make=Slow)
+    slow_engine = slow_to_load(numpy_engine)
+    client = await start(make=slow_engine)
     load = asyncio.create_task(client.server.shared.roster.load("slow", "slow"))
-    await asyncio.to_thread(loading.wait, 60)
+    await asyncio.to_thread(slow_engine.loading.wait, 60)
     load.cancel()
-    go_on.set()
+    slow_engine.go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await load
-    assert made[0].closed and [t.name for t in client.server.shared.roster] == ["t"]
+    assert slow_engine.made[0].closed and [t.name for t in client.server.shared.roster] == ["t"]
 
 
 def allocating(numpy_engine: Any, sizes: dict[str, int]) -> Any:
@@ -408,59 +285,6 @@ async def test_a_call_cancelled_while_teachers_change_places_leaves_the_books_ri
     await client.settled()
 
 
-async def test_a_swap_whose_caller_leaves_is_finished_and_told(start: Any, items: Any, tmp_path: Path) -> None:
-    client = await start()
-    spoiled = weights(tmp_path / "w", 5)
-    (spoiled / "seed").write_text("5 nan")
-    engine, swapping, go_on = client.engines["numpy"], threading.Event(), threading.Event()
-
-    def prepare(folder: Path) -> Any:
-        def exchange() -> None:
-            swapping.set()
-            go_on.wait(60)
-            engine._weights(5, True)
-
-        return exchange
-
-    engine.prepare_weights = prepare
-    call = asyncio.create_task(client.server.shared.roster.update_weights("t", spoiled))
-    await asyncio.to_thread(swapping.wait, 60)
-    call.cancel()
-    await asyncio.sleep(0.05)
-    go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    assert await health(client, "t") == health_pb2.HealthCheckResponse.NOT_SERVING  # its old weights are lost
-
-
-async def test_one_answer_never_mixes_two_sets_of_weights(start: Any, items: Any, tmp_path: Path) -> None:
-    client = await start(limits={"max_batch_sequences": 1})
-    engine = client.engines["numpy"]
-    engine.seconds_per_batch = 0.05
-    hashes = [(await client.info()).weights_hash]
-    tasks = [asyncio.create_task(client.score(items(3, seed=s), SAMPLED)) for s in range(6)]
-    for seed in (1, 2, 3):
-        await asyncio.sleep(0.08)
-        hashes.append(await client.server.shared.roster.update_weights("t", weights(tmp_path / str(seed), seed)))
-    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    assert len(set(hashes)) == 4
-    whole = [outcome for outcome in outcomes if isinstance(outcome, list)]
-    for outcome in outcomes:
-        if not isinstance(outcome, list):
-            assert type(error_from_rpc(outcome)) is UnavailableError
-    for outcome in whole:
-        assert len({scores.weights_hash for scores in outcome}) == 1
-    for seed, digest in enumerate(hashes):
-        twin = type(engine)(seed=seed)
-        for outcome, asked in zip(outcomes, (items(3, seed=s) for s in range(6)), strict=True):
-            if isinstance(outcome, list) and outcome[0].weights_hash == digest:
-                for item, scores in zip(asked, outcome, strict=True):
-                    from teacher_server.engines.base import EngineItem
-
-                    assert (twin._one(EngineItem(item, SAMPLED)).sampled == scores.sampled).all()
-    await client.settled()
-
-
 async def test_a_teacher_that_fails_its_self_test_is_not_served(start: Any, numpy_engine: Any) -> None:
     class Broken(numpy_engine):
         def _one(self, entry: Any) -> Any:
@@ -483,122 +307,11 @@ async def test_health_turns_to_serving_only_after_the_self_test(start: Any, nump
             return super()._one(entry)
 
     client.server.shared.roster._factory = Slow
-    assert await health(client) == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert await client.health() == health_pb2.HealthCheckResponse.NOT_SERVING
     await client.server.shared.roster.load("late", "x")
     assert set(seen) == {health_pb2.HealthCheckResponse.NOT_SERVING}
-    assert await health(client, "late") == health_pb2.HealthCheckResponse.SERVING
-    assert await health(client) == health_pb2.HealthCheckResponse.SERVING
-
-
-def die_later(engine: Any) -> None:
-    def explode(batch: Any) -> None:
-        raise RuntimeError("CUDA error: device-side assert triggered")
-
-    engine.before_score = explode
-
-
-async def test_a_dead_engine_ends_the_process_by_default(start: Any, items: Any) -> None:
-    client = await start()
-    die_later(client.engines["numpy"])
-    with pytest.raises(grpc.RpcError) as caught:
-        await client.score(items(1), SAMPLED)
-    assert type(error_from_rpc(caught.value)) is UnavailableError
-    assert await asyncio.wait_for(client.server.wait(), 20) == 20
-
-
-async def kill_engine(client: Any, items: Any) -> Any:
-    """Let the engine die of requests; gives the dead one."""
-    dead = client.engines["numpy"]
-    die_later(dead)
-    outcomes = await asyncio.gather(
-        *(client.score(items(1, seed=s), SAMPLED) for s in range(4)), return_exceptions=True
-    )
-    assert any(isinstance(outcome, grpc.RpcError) for outcome in outcomes)
-    return dead
-
-
-async def revived(client: Any, dead: Any) -> None:
-    """Wait for another engine that serves."""
-    for _ in range(200):
-        if client.engines["numpy"] is not dead and await health(client, "t") == 1:
-            return
-        await asyncio.sleep(0.05)
-    pytest.fail("the engine did not come back")
-
-
-async def test_a_dead_engine_is_restarted_when_asked(start: Any, items: Any) -> None:
-    client = await start(engine={"on_failure": "restart"})
-    dead = await kill_engine(client, items)
-    await revived(client, dead)
-    assert len(await client.score(items(2), SAMPLED)) == 2
-    assert dead.closed
-    await client.settled()
-
-
-async def test_an_engine_that_dies_after_a_swap_comes_back_with_the_swapped_weights(
-    start: Any, items: Any, tmp_path: Path
-) -> None:
-    client = await start(engine={"on_failure": "restart"})
-    first = (await client.info()).weights_hash
-    second = await client.server.shared.roster.update_weights("t", weights(tmp_path / "w", 5))
-    assert second != first
-    await revived(client, await kill_engine(client, items))
-    assert (await client.info()).weights_hash == client.engines["numpy"].info.weights_hash == second
-    assert len(await client.score(items(2), SAMPLED)) == 2
-
-
-@pytest.mark.parametrize("other", ["other weights", "nothing"])
-async def test_a_teacher_whose_swapped_weights_are_gone_has_failed_rather_than_answer_with_others(
-    start: Any, items: Any, tmp_path: Path, other: str
-) -> None:
-    client = await start({"t": "numpy", "u": "other"}, engine={"on_failure": "restart"})
-    await client.server.shared.roster.update_weights("t", weights(tmp_path / "w", 5))
-    if other == "nothing":
-        shutil.rmtree(tmp_path / "w")
-    else:
-        weights(tmp_path / "w", 6)
-    await kill_engine(client, items)
-    roster = client.server.shared.roster
-    for _ in range(200):
-        if roster.get("t").state == pb.TEACHER_STATE_FAILED and "weights" in roster.get("t").reason:
-            break
-        await asyncio.sleep(0.05)
-    assert await health(client, "t") == 2
-    with pytest.raises(UnavailableError) as caught:
-        async with roster.use("t"):
-            pass
-    assert "is failed" in str(caught.value) and str(tmp_path / "w") in str(caught.value)
-    assert len(await client.score(items(1), SAMPLED, teacher="u")) == 1
-    # An operator's word brings the model's own weights back.
-    await roster.unload("t", 1.0)
-    await roster.load("t", "numpy")
-    assert len(await client.score(items(1), SAMPLED)) == 1
-    await client.settled()
-
-
-async def test_one_bad_request_does_not_count_as_a_dead_engine(start: Any, items: Any) -> None:
-    client = await start()
-    engine = client.engines["numpy"]
-
-    def sometimes(batch: Any) -> None:
-        if any(entry.item.prompt_length == 5 for entry in batch):
-            raise ValueError("odd shape")
-
-    engine.before_score = sometimes
-    for _ in range(5):
-        with pytest.raises(grpc.RpcError):
-            await client.score(items(1, prompt=5), SAMPLED)
-        assert len(await client.score(items(1), SAMPLED)) == 1
-    assert not engine.closed
-
-
-async def test_an_engine_that_hangs_ends_the_process(start: Any, items: Any) -> None:
-    client = await start(engine={"stall_seconds": 0.2})
-    client.engines["numpy"].seconds_per_batch = 3.0
-    stuck = asyncio.create_task(client.score(items(1), SAMPLED))
-    await asyncio.wait_for(client.server._stop.wait(), 20)
-    assert client.server._exit_code == 20
-    stuck.cancel()
+    assert await client.health("late") == health_pb2.HealthCheckResponse.SERVING
+    assert await client.health() == health_pb2.HealthCheckResponse.SERVING
 
 
 async def test_admin_calls_are_refused_without_tokens(start: Any) -> None:
@@ -617,8 +330,10 @@ async def test_admin_calls_are_refused_without_tokens(start: Any) -> None:
     assert len(client.server.shared.roster) == 1
 
 
-async def test_an_operator_administers_over_the_wire(start: Any, items: Any, tmp_path: Path) -> None:
-    client, stub, meta = await operator(start, tmp_path)
+async def test_an_operator_administers_over_the_wire(
+    start: Any, items: Any, tmp_path: Path, operator: Any, weights: Any
+) -> None:
+    client, stub, meta = await operator(tmp_path)
     loaded = await stub.LoadTeacher(admin.LoadTeacherRequest(teacher="u", model="m"), metadata=meta)
     assert loaded.teacher.name == "u"
     await stub.SleepTeacher(admin.SleepTeacherRequest(teacher="u"), metadata=meta)

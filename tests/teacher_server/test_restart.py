@@ -1,0 +1,129 @@
+"""An engine that dies or hangs: noticed, told, and restarted with the weights it had, or the process ends."""
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from opd.errors import (
+    UnavailableError,
+)
+from opd.wire.status import error_from_rpc
+from opd.wire.types import PayloadSpec
+from opd.wire.v1 import teacher_pb2 as pb
+
+SAMPLED = PayloadSpec.sampled()
+
+
+def die_later(engine: Any) -> None:
+    def explode(batch: Any) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    engine.before_score = explode
+
+
+async def test_a_dead_engine_ends_the_process_by_default(start: Any, items: Any) -> None:
+    client = await start()
+    die_later(client.engines["numpy"])
+    with pytest.raises(grpc.RpcError) as caught:
+        await client.score(items(1), SAMPLED)
+    assert type(error_from_rpc(caught.value)) is UnavailableError
+    assert await asyncio.wait_for(client.server.wait(), 20) == 20
+
+
+async def kill_engine(client: Any, items: Any) -> Any:
+    """Let the engine die of requests; gives the dead one."""
+    dead = client.engines["numpy"]
+    die_later(dead)
+    outcomes = await asyncio.gather(
+        *(client.score(items(1, seed=s), SAMPLED) for s in range(4)), return_exceptions=True
+    )
+    assert any(isinstance(outcome, grpc.RpcError) for outcome in outcomes)
+    return dead
+
+
+async def revived(client: Any, dead: Any) -> None:
+    """Wait for another engine that serves."""
+    for _ in range(200):
+        if client.engines["numpy"] is not dead and await client.health("t") == 1:
+            return
+        await asyncio.sleep(0.05)
+    pytest.fail("the engine did not come back")
+
+
+async def test_a_dead_engine_is_restarted_when_asked(start: Any, items: Any) -> None:
+    client = await start(engine={"on_failure": "restart"})
+    dead = await kill_engine(client, items)
+    await revived(client, dead)
+    assert len(await client.score(items(2), SAMPLED)) == 2
+    assert dead.closed
+    await client.settled()
+
+
+async def test_an_engine_that_dies_after_a_swap_comes_back_with_the_swapped_weights(
+    start: Any, items: Any, tmp_path: Path, weights: Any
+) -> None:
+    client = await start(engine={"on_failure": "restart"})
+    first = (await client.info()).weights_hash
+    second = await client.server.shared.roster.update_weights("t", weights(tmp_path / "w", 5))
+    assert second != first
+    await revived(client, await kill_engine(client, items))
+    assert (await client.info()).weights_hash == client.engines["numpy"].info.weights_hash == second
+    assert len(await client.score(items(2), SAMPLED)) == 2
+
+
+@pytest.mark.parametrize("other", ["other weights", "nothing"])
+async def test_a_teacher_whose_swapped_weights_are_gone_has_failed_rather_than_answer_with_others(
+    start: Any, items: Any, tmp_path: Path, weights: Any, other: str
+) -> None:
+    client = await start({"t": "numpy", "u": "other"}, engine={"on_failure": "restart"})
+    await client.server.shared.roster.update_weights("t", weights(tmp_path / "w", 5))
+    if other == "nothing":
+        shutil.rmtree(tmp_path / "w")
+    else:
+        weights(tmp_path / "w", 6)
+    await kill_engine(client, items)
+    roster = client.server.shared.roster
+    for _ in range(200):
+        if roster.get("t").state == pb.TEACHER_STATE_FAILED and "weights" in roster.get("t").reason:
+            break
+        await asyncio.sleep(0.05)
+    assert await client.health("t") == 2
+    with pytest.raises(UnavailableError) as caught:
+        async with roster.use("t"):
+            pass
+    assert "is failed" in str(caught.value) and str(tmp_path / "w") in str(caught.value)
+    assert len(await client.score(items(1), SAMPLED, teacher="u")) == 1
+    # An operator's word brings the model's own weights back.
+    await roster.unload("t", 1.0)
+    await roster.load("t", "numpy")
+    assert len(await client.score(items(1), SAMPLED)) == 1
+    await client.settled()
+
+
+async def test_one_bad_request_does_not_count_as_a_dead_engine(start: Any, items: Any) -> None:
+    client = await start()
+    engine = client.engines["numpy"]
+
+    def sometimes(batch: Any) -> None:
+        if any(entry.item.prompt_length == 5 for entry in batch):
+            raise ValueError("odd shape")
+
+    engine.before_score = sometimes
+    for _ in range(5):
+        with pytest.raises(grpc.RpcError):
+            await client.score(items(1, prompt=5), SAMPLED)
+        assert len(await client.score(items(1), SAMPLED)) == 1
+    assert not engine.closed
+
+
+async def test_an_engine_that_hangs_ends_the_process(start: Any, items: Any) -> None:
+    client = await start(engine={"stall_seconds": 0.2})
+    client.engines["numpy"].seconds_per_batch = 3.0
+    stuck = asyncio.create_task(client.score(items(1), SAMPLED))
+    await asyncio.wait_for(client.server._stop.wait(), 20)
+    assert client.server._exit_code == 20
+    stuck.cancel()
