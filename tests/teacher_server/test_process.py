@@ -222,3 +222,53 @@ def test_an_ipv6_address_is_listened_on_and_written_with_brackets(launch: Callab
 
     assert asyncio.run(run()) == 1
     assert urllib.request.urlopen(f"http://127.0.0.1:{process.metrics_port}/metrics", timeout=10).status == 200
+
+
+@pytest.mark.parametrize("port", ["service", "metrics"])
+def test_noise_and_half_open_connections_neither_end_nor_hold_up_the_server(
+    launch: Callable[..., Any], port: str
+) -> None:
+    process = launch()
+    host, _, service = process.address.rpartition(":")
+    place = (host, int(service) if port == "service" else process.metrics_port)
+    before = len(os.listdir(f"/proc/{process.popen.pid}/fd"))
+    hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    open_ = []
+    for noise in (
+        b"",
+        hello,
+        hello + os.urandom(999),
+        os.urandom(999),
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01",
+    ):
+        for _ in range(25 if port == "service" else 4):
+            connection = socket.create_connection(place, 30)
+            connection.sendall(noise)
+            open_.append(connection)
+
+    async def run() -> int:
+        async with open_channel(process.address) as channel:
+            stub = teacher_pb2_grpc.TeacherServiceStub(channel)
+            return len((await stub.Describe(pb.DescribeRequest(), timeout=30)).teachers)
+
+    assert asyncio.run(run()) == 1
+    page = urllib.request.urlopen(f"http://127.0.0.1:{process.metrics_port}/metrics", timeout=30)
+    assert page.status == 200
+    page.close()
+    for connection in open_:
+        connection.close()
+    end = time.monotonic() + 30
+    while len(os.listdir(f"/proc/{process.popen.pid}/fd")) > before and time.monotonic() < end:
+        time.sleep(0.05)
+    assert len(os.listdir(f"/proc/{process.popen.pid}/fd")) <= before
+    assert process.popen.poll() is None
+
+
+def test_a_second_server_of_one_configuration_is_turned_away(launch: Callable[..., Any]) -> None:
+    first = launch("--metrics-port", "-1")
+    port = first.address.rpartition(":")[2]
+    second = launch("--metrics-port", "-1", "--port", port, wait=False)
+    assert second.popen.wait(60) == 14
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in second.lines()
+    assert first.popen.poll() is None
