@@ -51,8 +51,8 @@ class TransportSettings(Settings):
     zstd: bool = True
     """Compress tensors for clients that ask for it."""
     pack_ids: bool = True
-    """Send top-k ids in 18 bits; off, in 32: 40 % more bytes at K = 64, less processor time on both sides, for links
-    that carry more than the clients can decode. Shared memory always has 32."""
+    """Send top-k ids in 18 bits; off, in 32: 40 % more bytes at K = 64 and a little less processor time on both sides,
+    for links that carry more than the clients can decode. Shared memory always has 32."""
     shared_memory: bool = True
     """Hand tensors to clients on this host through /dev/shm."""
     shared_memory_bytes: int = Field(default=512 * MIB, ge=1)
