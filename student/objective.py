@@ -70,15 +70,12 @@ class Objective:
                     mode=_MODES[term.settings.aggregation],
                     sequence=sequence,
                     num_sequences=len(rows),
+                    length=self.length_limit if term.settings.aggregation == "constant" else 1,
                 )
                 for i, term in enumerate(self.terms)
             }
         )
-        weights = []
-        for i, term in enumerate(self.terms):
-            divisor = self.length_limit if term.settings.aggregation == "constant" else 1
-            weights.append(found[str(i)] * factor / divisor)
-        return weights
+        return [found[str(i)] * factor for i in range(len(self.terms))]
 
     def loss(self, batch: TokenBatch, weights: Sequence[Float[Tensor, " n"]]) -> tuple[Float[Tensor, ""], Sums]:
         """This micro-batch's share of the step's loss in nats, and its metrics as sums with denominators.

@@ -19,7 +19,8 @@ from torch import distributed as dist
 from opd.maths.checks import check_ids, check_integer, check_mask, check_shape, describe
 
 #: token_mean: every token counts the same. sequence_mean: every sequence, its tokens sharing. sequence_sum: tokens are
-#: summed within a sequence. balanced: token mean within a stratum, strata weighted by their share of the sequences.
+#: summed within a sequence, and the sum is divided by the same `length` for all. balanced: token mean within a stratum,
+#: strata weighted by their share of the sequences.
 MODES = ("token_mean", "sequence_mean", "sequence_sum", "balanced")
 
 
@@ -36,6 +37,8 @@ class Term:
         stratum: [N] index of the token's stratum in [0, num_strata), for "balanced": for example the sign of the
             advantage (arXiv 2605.04077), the teacher, or the task; the same on all tokens of a sequence.
         num_strata: how many strata, the same on every rank.
+        length: tokens that the sum over a sequence is divided by, for "sequence_sum": 1, or the length limit, so that a
+            sequence that was cut keeps exactly the gradients of its tokens (arXiv 2503.20783).
     """
 
     mask: Bool[Tensor, " N"]
@@ -44,6 +47,7 @@ class Term:
     num_sequences: int = 0
     stratum: Int[Tensor, " N"] | None = None
     num_strata: int = 1
+    length: int = 1
 
 
 def token_weights(
@@ -113,7 +117,7 @@ def _weights(term: Term, lengths: Tensor, found: Tensor) -> Tensor:
     elif term.sequence is not None and term.mode == "sequence_mean":
         weights = 1.0 / (sequences.sum().clamp(min=1) * lengths.clamp(min=1)[term.sequence.long()])
     else:
-        weights = 1.0 / sequences.sum().clamp(min=1).expand(len(term.mask))
+        weights = 1.0 / (sequences.sum().clamp(min=1) * term.length).expand(len(term.mask))
     return torch.where(term.mask, weights, torch.zeros_like(weights)).float()
 
 
@@ -130,6 +134,7 @@ def _check(name: str, term: Term) -> None:
         raise ValueError(f"{describe(f'mask of term {name!r}', term.mask)} must have shape [N]; flatten it.")
     check_integer(f"num_strata of term {name!r}", term.num_strata, 1)
     check_integer(f"num_sequences of term {name!r}", term.num_sequences, 0)
+    check_integer(f"length of term {name!r}", term.length, 1)
     if term.mode != "token_mean" and (term.sequence is None or term.num_sequences < 1):
         raise ValueError(f"term {name!r} has mode {term.mode!r}, which needs sequence and num_sequences.")
     if term.mode == "balanced" and term.stratum is None:

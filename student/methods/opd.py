@@ -79,8 +79,17 @@ class OpdSettings(TermSettings):
         None, gt=0, description="Weight sampled parts with min(p / behaviour, cap); needed only for stale rows."
     )
 
+    watch_topk: int | None = Field(
+        None,
+        ge=1,
+        description="Also show overlap and masses of both models' so many most likely ids. Payload hidden only (topk "
+        "and gather show what they hold anyway), for more time in the divergence.",
+    )
+
     @model_validator(mode="after")
     def _check(self) -> OpdSettings:
+        if self.watch_topk is not None and self.payload != "hidden":
+            raise ValueError(f"watch_topk needs payload hidden, but payload is {self.payload}; leave it out")
         if self.payload == "sampled" and self.divergence != "reverse_kl":
             raise ValueError(
                 f"payload sampled estimates reverse_kl only, not {self.divergence}; use payload topk, gather or hidden"
@@ -214,6 +223,7 @@ class OnPolicyDistillation(Term):
             vocab_size=batch.valid_vocab,
             mask=batch.mask,
             token_weights=batch.weights,
+            topk=self.settings.watch_topk,
         )
 
 

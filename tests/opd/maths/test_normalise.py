@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,6 +28,14 @@ def test_the_modes_weigh_tokens_as_their_names_say():
     for mode in MODES:
         weights = token_weights({"x": term([1, 3, 6], mode, strata=[0, 0, 1])})["x"]
         assert (weights * losses).sum().item() == pytest.approx(want[mode], rel=1e-6)
+
+
+def test_a_sum_over_a_sequence_may_be_divided_by_a_length_that_all_share():
+    plain = term([1, 3, 6], "sequence_sum")
+    weights = token_weights({"sum": plain, "constant": replace(plain, length=8)})
+    assert_close(weights["constant"], weights["sum"] / 8)
+    with pytest.raises(ValueError, match="length of term 'x' must be"):
+        token_weights({"x": replace(plain, length=0)})
 
 
 def test_a_longer_negative_sequence_leaves_the_weight_of_the_positive_ones():

@@ -85,6 +85,25 @@ def test_the_students_temperature_divides_its_logits(toy: Any) -> None:
     torch.testing.assert_close(actual, hidden.grad, rtol=1e-5, atol=1e-8)
 
 
+def test_exact_distillation_shows_overlap_and_masses_of_the_top_k_when_asked(toy: Any) -> None:
+    made = toy(masked=False)
+    (watched, silent) = (
+        build_terms([{"name": "opd", "payload": "hidden", "watch_topk": k}])[0].token_losses(made.batch()).metrics
+        for k in (3, None)
+    )
+    log_p, log_q = made.logp(made.hidden, made.head), made.logp(*made.models[TEACHER])
+    ours, theirs = log_p.topk(3).indices, log_q.topk(3).indices
+    wanted = {
+        "topk_overlap": (ours[:, :, None] == theirs[:, None]).any(-1).double().mean(),
+        "student_head_mass": log_p.gather(1, ours).exp().sum(-1).mean(),
+        "teacher_mass_on_teacher_topk": log_q.gather(1, theirs).exp().sum(-1).mean(),
+    }
+    for name, value in wanted.items():
+        top, count = watched[name]
+        assert float(top) / float(count) == pytest.approx(float(value), rel=1e-5)
+        assert name not in silent
+
+
 @pytest.mark.parametrize(
     "term",
     [
@@ -140,6 +159,7 @@ def test_terms_average_over_the_rows_they_select(toy: Any) -> None:
     ("settings", "word"),
     [
         ({"payload": "gather", "student_temperature": 0.7}, "hidden"),
+        ({"payload": "gather", "watch_topk": 3}, "hidden"),
         ({"payload": "topk", "divergence": "forward_kl", "discount": 0.5}, "reverse_kl"),
     ],
 )
