@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -22,6 +22,7 @@ from rich.progress import (
 )
 
 from opd.errors import PortInUseError
+from opd.metrics_http import serve_metrics
 from student.run_folder import RunFolder
 from student.series import Series
 from student.spans import Spans
@@ -71,7 +72,7 @@ class Telemetry:
         self._server: Any = None
         if port:
             try:
-                self._server = start_http_server(port, registry=self.registry)
+                self._server = serve_metrics(self.registry, port)
             except OSError as error:
                 raise PortInUseError(
                     f"metrics port {port} cannot be opened ({error.strerror}); set metrics_port to a free one or 0."

@@ -17,9 +17,9 @@ from typing import Any
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
-from prometheus_client import start_http_server
 
 from opd.errors import PortInUseError
+from opd.metrics_http import serve_metrics
 from opd.wire.v1 import admin_pb2_grpc, teacher_pb2_grpc
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.admin import AdminService
@@ -196,7 +196,7 @@ class TeacherServer:
     def _start_metrics(self) -> None:
         host, port = (self.settings.metrics_host or self.settings.host).strip("[]"), self.settings.metrics_port
         try:
-            self._metrics_server, _ = start_http_server(port, addr=host, registry=self.shared.metrics.registry)
+            self._metrics_server, _ = serve_metrics(self.shared.metrics.registry, port, host)
         except OSError as error:
             raise PortInUseError(
                 f"cannot serve metrics on {host}:{port}: {error.strerror}; choose another --metrics-port, or -1."

@@ -1,0 +1,47 @@
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from opd import metrics_http
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setattr(metrics_http, "PATIENCE_SECONDS", 0.3)
+    registry = CollectorRegistry()
+    Gauge("opd_answer", "The answer.", registry=registry).set(42)
+    server, thread = metrics_http.serve_metrics(registry, 0, "127.0.0.1")
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def scrape(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def test_the_registry_is_served(port: int) -> None:
+    assert "opd_answer 42.0" in scrape(port)
+
+
+def test_connections_that_say_nothing_are_closed_in_silence(port: int, capfd: pytest.CaptureFixture[str]) -> None:
+    threads = threading.active_count()
+    silent = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(20)]
+    silent[0].sendall(b"GET /metr")
+    assert "opd_answer" in scrape(port)
+    for connection in silent:
+        assert connection.recv(100) == b""
+        connection.close()
+    deadline = time.monotonic() + 30
+    while threading.active_count() > threads:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert capfd.readouterr().err == ""
