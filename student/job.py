@@ -112,18 +112,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         tokenizer = load_tokenizer(path, None if model_path else recipe.model.revision)
         infos = shake_hands(fleet, recipe, plugins.needs, tokenizer)
         check_routes(recipe, sorted(fleet.teachers()), source)
-    patience = recipe.teachers.fleet.outage.budget_seconds if recipe.teachers is not None else 0.0
-    mixed = recipe.train.mixed_precision
-    if mixed == "auto":
-        mixed = "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
-    accelerator = make_accelerator(mixed, patience)
-    # accelerate keeps precision per process: without this a second job of another precision would be refused.
-    stack.callback(AcceleratorState._reset_state)
-    if recipe.rollout.prompts_per_step < accelerator.num_processes:
-        raise ConfigError(
-            f"rollout.prompts_per_step is {recipe.rollout.prompts_per_step}, but each of {accelerator.num_processes} "
-            "ranks needs a prompt; raise it or start fewer ranks."
-        )
+    accelerator = _accelerator(recipe, stack)
     student, tokenizer = load_student(
         path,
         dtype=recipe.model.dtype,
@@ -160,6 +149,27 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     stack.callback(prober.close)
     services = LoopServices(recipe, learner, tokenizer, source, scorer, spec, kl_scorer, kl_term, poll, prober)
     return Job(recipe, accelerator, fleet, infos, source, tokenizer, learner, scorer, plugins.controllers, services)
+
+
+def _accelerator(recipe: Recipe, stack: ExitStack) -> Accelerator:
+    """Device, precision and ranks.
+
+    Raises:
+        ConfigError: when there are more ranks than prompts in a step.
+    """
+    patience = recipe.teachers.fleet.outage.budget_seconds if recipe.teachers is not None else 0.0
+    mixed = recipe.train.mixed_precision
+    if mixed == "auto":
+        mixed = "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
+    accelerator = make_accelerator(mixed, patience)
+    # accelerate keeps precision per process: without this a second job of another precision would be refused.
+    stack.callback(AcceleratorState._reset_state)
+    if recipe.rollout.prompts_per_step < accelerator.num_processes:
+        raise ConfigError(
+            f"rollout.prompts_per_step is {recipe.rollout.prompts_per_step}, but each of {accelerator.num_processes} "
+            "ranks needs a prompt; raise it or start fewer ranks."
+        )
+    return accelerator
 
 
 def fleet_fingerprints(infos: dict[str, pb.TeacherInfo]) -> dict[str, Any]:

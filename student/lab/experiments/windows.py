@@ -5,6 +5,29 @@ from typing import Any
 from student.lab.experiment import Arm, Claim, Experiment, Fires
 from student.lab.experiments.common import QUICK, RATES, recipe
 
+_CLAIMS = (
+    Claim("ADWIN needs fewer tokens than full rollouts, its probes counted", "adwin", "full", "tokens_to", "less"),
+    Claim(
+        "ADWIN needs 4.1 times fewer tokens than full rollouts, as published",
+        "adwin",
+        "full",
+        "tokens_to",
+        "less",
+        factor=4.1,
+    ),
+    Claim("ADWIN needs fewer FLOPs than full rollouts, its probes counted", "adwin", "full", "flops_to", "less"),
+    Claim("ADWIN needs fewer tokens than a fixed half", "adwin", "fixed50", "tokens_to", "less"),
+    Claim("ADWIN ends as accurate as a fixed half or better", "adwin", "fixed50", "accuracy", "more"),
+    Claim("A fixed quarter ends less accurate than full rollouts", "fixed25", "full", "accuracy", "less"),
+    Claim(
+        "The cross-fitted criterion ends more accurate than the published one",
+        "adwin_cross",
+        "adwin",
+        "accuracy",
+        "more",
+    ),
+)
+
 
 def _experiment(
     name: str, letter: str, task: str, what: str, length: int, candidates: list[int], steps: int
@@ -43,32 +66,7 @@ def _experiment(
                 "prune", "overlap drift (Prune-OPD)", (), name="prune_opd", k=1, threshold=0.5, smoothing=4, shortest=4
             ),
         ),
-        claims=(
-            Claim(
-                "ADWIN needs fewer tokens than full rollouts, its probes counted", "adwin", "full", "tokens_to", "less"
-            ),
-            Claim(
-                "ADWIN needs 4.1 times fewer tokens than full rollouts, as published",
-                "adwin",
-                "full",
-                "tokens_to",
-                "less",
-                factor=4.1,
-            ),
-            Claim(
-                "ADWIN needs fewer FLOPs than full rollouts, its probes counted", "adwin", "full", "flops_to", "less"
-            ),
-            Claim("ADWIN needs fewer tokens than a fixed half", "adwin", "fixed50", "tokens_to", "less"),
-            Claim("ADWIN ends as accurate as a fixed half or better", "adwin", "fixed50", "accuracy", "more"),
-            Claim("A fixed quarter ends less accurate than full rollouts", "fixed25", "full", "accuracy", "less"),
-            Claim(
-                "The cross-fitted criterion ends more accurate than the published one",
-                "adwin_cross",
-                "adwin",
-                "accuracy",
-                "more",
-            ),
-        ),
+        claims=_CLAIMS,
         quick={**QUICK, "methods.0.delay": 1, "methods.0.every": 2},
         note=(
             "All arms average with `aggregation: constant` and use the rate swept for full rollouts. The windows of "
