@@ -132,6 +132,8 @@ def value_and_gradient(name, student, teacher, y, mask=None):
 
 
 rows = st.lists(st.floats(-20, 20), min_size=V, max_size=V)
+seeds = st.integers(0, 9999)
+few = settings(max_examples=12, deadline=None)  # of each form, and there are some thirty
 
 
 @given(name=st.sampled_from(sorted(TRUE)), one=rows, other=rows, k=st.integers(0, V))
@@ -161,8 +163,10 @@ def test_a_shift_of_either_sides_logits_changes_nothing(name, shift, seed):
 
 
 @pytest.mark.parametrize("name", TRUE | SAMPLED)
-def test_equal_models_give_zero_for_every_token(name):
-    student, _, _ = problem()
+@given(seed=seeds)
+@few
+def test_equal_models_give_zero_for_every_token(name, seed):
+    student, _, _ = problem(seed)
     for token in range(V):
         result, gradient = value_and_gradient(name, student, student + 1.0, torch.full((N,), token))
         assert result.per_token.abs().max() < 1e-12
@@ -171,40 +175,54 @@ def test_equal_models_give_zero_for_every_token(name):
 
 
 @pytest.mark.parametrize("name", TRUE)
-def test_unequal_models_do_not_give_zero(name):
-    student, _, y = problem()
+@given(seed=seeds, bump=st.floats(0.1, 5))
+@few
+def test_unequal_models_do_not_give_zero(name, seed, bump):
+    student, _, y = problem(seed)
     moved = student.clone()
-    moved.scatter_add_(1, student.argmax(-1, keepdim=True), torch.full((N, 1), 0.1, dtype=torch.float64))
-    assert (TRUE[name](student, moved, y).per_token > 1e-6).all()
+    moved.scatter_add_(1, student.argmax(-1, keepdim=True), torch.full((N, 1), bump, dtype=torch.float64))
+    assert (TRUE[name](student, moved, y).per_token > 1e-9).all()
 
 
 @every
-def test_the_size_of_blocks_and_tiles_changes_nothing(name, monkeypatch):
-    student, teacher, y = problem()
+@given(seed=seeds, block=st.integers(1, N), scratch=st.integers(1, 4 * N))
+@few
+def test_the_size_of_blocks_and_tiles_changes_nothing(name, seed, block, scratch):
+    student, teacher, y = problem(seed)
     want, gradient = value_and_gradient(name, student, teacher, y)
-    monkeypatch.setattr(blocks, "_CPU_BLOCK", 2 * V)
-    monkeypatch.setattr("opd.maths.linear_tiles.CPU_SCRATCH", 2 * 2 * 8 * V)
-    got, tiled = value_and_gradient(name, student, teacher, y)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "_CPU_BLOCK", block * V)
+        patch.setattr("opd.maths.linear_tiles.CPU_SCRATCH", scratch * 8 * V)
+        got, tiled = value_and_gradient(name, student, teacher, y)
     assert_close(got.per_token, want.per_token, rtol=1e-12, atol=1e-14)
     assert_close(tiled, gradient, rtol=1e-12, atol=1e-14)
 
 
 @every
-def test_the_cut_into_micro_batches_changes_nothing(name):
-    student, teacher, y = problem()
+@given(seed=seeds, cuts=st.sets(st.integers(1, N - 1)))
+@few
+def test_the_cut_into_micro_batches_changes_nothing(name, seed, cuts):
+    student, teacher, y = problem(seed)
     want, gradient = value_and_gradient(name, student, teacher, y)
-    parts = [value_and_gradient(name, student[p], teacher[p], y[p]) for p in (slice(0, 1), slice(1, 4), slice(4, N))]
+    pieces = [slice(*pair) for pair in pairwise([0, *sorted(cuts), N])]
+    parts = [value_and_gradient(name, student[p], teacher[p], y[p]) for p in pieces]
     assert_close(torch.stack([part.total for part, _ in parts]).sum(), want.total)
     assert_close(torch.cat([part for _, part in parts]), gradient)
 
 
 @every
-def test_padding_changes_nothing_whatever_it_holds(name):
-    student, teacher, y = problem()
-    mask = torch.arange(N) % 3 != 1
+@given(
+    seed=seeds,
+    kept=st.lists(st.booleans(), min_size=N, max_size=N).filter(any),
+    junk=st.sampled_from([torch.nan, torch.inf, -torch.inf, 1e300, 0.0]),
+)
+@few
+def test_padding_changes_nothing_whatever_it_holds(name, seed, kept, junk):
+    student, teacher, y = problem(seed)
+    mask = torch.tensor(kept)
     want, gradient = value_and_gradient(name, student[mask], teacher[mask], y[mask])
     dirty = student.clone()
-    dirty[~mask] = torch.nan
+    dirty[~mask] = junk
     got, padded = value_and_gradient(name, dirty, teacher, torch.where(mask, y, 0), mask)
     assert_close(got.mean, want.mean)
     assert got.count == mask.sum()
@@ -213,12 +231,14 @@ def test_padding_changes_nothing_whatever_it_holds(name):
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if "linear" not in name])
-def test_packing_changes_nothing(name):
+@given(seed=seeds, order=st.permutations(range(N)), rows_of=st.sampled_from([1, 2, 3, N]))
+@few
+def test_packing_changes_nothing(name, seed, order, rows_of):
     """Positions in rows of two axes, or of one, in another order."""
-    student, teacher, y = problem()
+    student, teacher, y = problem(seed)
     want, gradient = value_and_gradient(name, student, teacher, y)
-    order = torch.randperm(N, generator=torch.Generator().manual_seed(0))
-    got, packed = value_and_gradient(name, *(x[order].unflatten(0, (2, N // 2)) for x in (student, teacher, y)))
+    shape = (N // rows_of, rows_of)
+    got, packed = value_and_gradient(name, *(x[order].unflatten(0, shape) for x in (student, teacher, y)))
     assert_close(got.per_token.flatten(), want.per_token[order])
     assert_close(packed.flatten(0, 1), gradient[order])
 
