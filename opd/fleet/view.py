@@ -1,5 +1,9 @@
-"""The live table of `opd fleet status`."""
+"""The live table of `opd fleet status`, narrow enough for a terminal of 80 columns."""
 
+from collections import defaultdict
+from collections.abc import Iterator
+
+from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -10,10 +14,8 @@ _COLOURS = {"healthy": "green", "suspect": "yellow", "condemned": "red", "stale"
 
 
 def status_view(status: FleetStatus) -> Group:
-    """Two tables and a line: teachers, replicas, counters."""
-    parts: list[Table | Text] = [_teachers(status), _replicas(status)]
-    for server in status.silent:
-        parts.append(Text(f"{server.address} does not answer: {server.error or 'not asked yet'}", style="red"))
+    """Teachers, replicas, who runs what, what is wrong with whom, counters."""
+    parts: list[Table | Text] = [_teachers(status), _replicas(status), *_versions(status), *_troubles(status)]
     counters = status.counters
     parts.append(
         Text(
@@ -25,34 +27,32 @@ def status_view(status: FleetStatus) -> Group:
     return Group(*parts)
 
 
+def _table(*names: str, left: int) -> Table:
+    """A table without lines between columns; the first `left` columns hold words, the others numbers."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, name in enumerate(names):
+        words = index < left
+        table.add_column(name, justify="left" if words else "right", no_wrap=words, overflow="fold")
+    return table
+
+
 def _teachers(status: FleetStatus) -> Table:
-    table = Table(title="teachers", title_justify="left")
-    table.add_column("teacher")
-    for name in ("usable", "queued rows", "queued tokens", "in flight", "down s"):
-        table.add_column(name, justify="right")
-    table.add_column("weights")
+    table = _table("teacher", "usable", "queued rows", "queued tokens", "rows in flight", "down s", left=1)
     for teacher in status.teachers:
-        usable = f"{teacher.usable}/{teacher.replicas}"
         table.add_row(
             teacher.teacher,
-            Text(usable, style="green" if teacher.usable else "red"),
+            Text(f"{teacher.usable}/{teacher.replicas}", style="green" if teacher.usable else "red"),
             f"{teacher.queued_rows:,}",
             f"{teacher.queued_tokens:,}",
             f"{teacher.in_flight_rows:,}",
             f"{teacher.down_seconds:.0f}" if teacher.down_seconds else "",
-            teacher.weights_hash[:12],
         )
     return table
 
 
 def _replicas(status: FleetStatus) -> Table:
-    table = Table(title="replicas", title_justify="left")
-    for name in ("teacher", "address", "state"):
-        table.add_column(name)
-    for name in ("since s", "in flight", "server queue", "tokens/s", "agreement nats"):
-        table.add_column(name, justify="right")
-    for name in ("engine", "version", "weights", "reason"):
-        table.add_column(name)
+    names = ("teacher", "replica", "state", "for s", "in flight", "queue", "tokens/s", "nats off")
+    table = _table(*names, left=3)
     for replica in status.replicas:
         table.add_row(*_replica_row(replica))
     return table
@@ -71,8 +71,23 @@ def _replica_row(replica: ReplicaStatus) -> list[str | Text]:
         number(replica.queued_tokens, ","),
         number(replica.tokens_per_second, ",.0f"),
         number(replica.agreement_nats, ".2g"),
-        replica.engine,
-        replica.version,
-        replica.weights_hash[:12],
-        "" if replica.state == "healthy" else replica.reason,
     ]
+
+
+def _versions(status: FleetStatus) -> Iterator[Text]:
+    """A line for each thing that replicas of a teacher run; one is what there should be."""
+    who: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for replica in status.replicas:
+        runs = f"{replica.engine}, opd {replica.version}, weights {replica.weights_hash[:12]}"
+        who[replica.teacher, runs].append(replica.address)
+    for (teacher, runs), addresses in who.items():
+        yield Text(f"{teacher}: {runs} on {', '.join(addresses)}")
+
+
+def _troubles(status: FleetStatus) -> Iterator[Text]:
+    for replica in status.replicas:
+        if replica.state != "healthy":
+            style = _COLOURS.get(replica.state, "")
+            yield Text(f"{replica.teacher} on {replica.address} is {replica.state}: {replica.reason}", style=style)
+    for server in status.silent:
+        yield Text(f"{server.address} does not answer: {server.error or 'not asked yet'}", style="red")

@@ -18,8 +18,8 @@ app.add_typer(cli.app, name="fleet")
 app.command(name="score")(score_cli.score)
 
 
-def run(*arguments: str) -> str:
-    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "240"})
+def run(*arguments: str, columns: int = 240) -> str:
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": str(columns)})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
@@ -31,6 +31,22 @@ def test_status_shows_teachers_and_replicas(tiny: SimpleNamespace) -> None:
     text = run("fleet", "status", f"{one.address},{two.address}")
     assert one.address in text and two.address in text and "healthy" in text and "math" in text
     assert tiny.model(1).weights_hash[:12] in text
+
+
+def test_status_fits_a_terminal_of_eighty_columns(tiny: SimpleNamespace) -> None:
+    address = tiny.serve().address
+    text = run("fleet", "status", address, columns=80)
+    assert all(len(line) <= 80 for line in text.splitlines())
+    row = next(line.split() for line in text.splitlines() if address in line)
+    assert row[:3] == ["math", address, "healthy"]  # neither cut nor folded
+
+
+def test_status_says_what_is_wrong_with_whom(tiny: SimpleNamespace) -> None:
+    servers = [tiny.serve(seed=1), tiny.serve(seed=1), tiny.serve(seed=2)]
+    odd = servers[2].address
+    text = " ".join(run("fleet", "status", ",".join(s.address for s in servers) + ",127.0.0.1:9").split())
+    assert f"math on {odd} is stale: it has weights_hash" in text
+    assert "127.0.0.1:9 does not answer" in text
 
 
 def test_status_as_json_is_the_typed_record(tiny: SimpleNamespace) -> None:
