@@ -73,7 +73,7 @@ def encode_scores(
     for layout in layout_of(spec, vocab_size, hidden_size):
         array = _array(scores, layout, rows)
         _refuse_non_finite(array, layout)
-        dtype = pb.DTYPE_U32 if layout.dtype == pb.DTYPE_U18 and not pack_ids else _dtype_for(array, layout)
+        dtype = _dtype_for(array, layout, pack_ids)
         data = encode_tensor(array, dtype).data
         compression = pb.COMPRESSION_NONE
         if zstd:
@@ -193,7 +193,9 @@ def _is_fine(array: NDArray[Any], layout: TensorLayout) -> bool:
     return highest and (layout.role != pb.TENSOR_ROLE_HIDDEN or bool(array.min() > -np.inf))
 
 
-def _dtype_for(array: NDArray[Any], layout: TensorLayout) -> pb.Dtype:
+def _dtype_for(array: NDArray[Any], layout: TensorLayout, pack_ids: bool) -> pb.Dtype:
+    if layout.dtype == pb.DTYPE_U18 and not pack_ids:
+        return pb.DTYPE_U32
     if layout.dtype != pb.DTYPE_U16_AFFINE:
         return layout.dtype
     finite = np.isfinite(array)
