@@ -128,10 +128,10 @@ class Learner:
                 self.accelerator.backward(loss * (0.0 if filler else 1.0))
             if not filler:
                 sums = add(sums, metrics)
-        total: Sums = {}
+        total: Metrics = {}
         for part_of_rank in self.ranks.gather(to_host(sums)):
             total = add(total, part_of_rank)
-        return to_host(total)
+        return total
 
     def token_batch(self, micro: MicroBatch, *, needs: Needs | None = None) -> TokenBatch:
         """Run the student on a micro-batch and lay out everything that terms see."""

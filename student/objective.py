@@ -6,7 +6,7 @@ depend on how rows are cut into micro-batches or spread over ranks.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from student.row import Row
 from student.terms import Term, TermOutput, TokenBatch, losses_of
 
 Metrics = dict[str, tuple[float, float]]
+N = TypeVar("N", float, Tensor | float)
 Sums = dict[str, tuple[Tensor | float, Tensor | float]]
 """Metrics that are still on the device: reading a number there would make the host wait for it."""
 
@@ -107,8 +108,8 @@ class Objective:
             term.load_state_dict(state.get(str(i), {}))
 
 
-def add(one: Sums, other: Mapping[str, tuple[Tensor | float, Tensor | float]]) -> Sums:
-    """Sums of two micro-batches together. Losses are shares of a sum; every other metric is a ratio of sums."""
+def add(one: Mapping[str, tuple[N, N]], other: Mapping[str, tuple[N, N]]) -> dict[str, tuple[N, N]]:
+    """Sums of two micro-batches or ranks together: losses are shares of a sum, every other metric a ratio of sums."""
     total = dict(one)
     for name, (top, bottom) in other.items():
         old = total.get(name, (0.0, 0.0))
