@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -145,6 +146,24 @@ def weights() -> Callable[[Path, int], Path]:
 
 
 Start = Callable[..., Awaitable[Client]]
+
+
+@pytest.fixture
+def cancel_midway() -> Callable[[asyncio.Task[Any], threading.Event, threading.Event], Awaitable[None]]:
+    """`await cancel_midway(call, inside, go_on)` cancels a call while a thread is inside its work, then lets that end.
+
+    The call must end as cancelled.
+    """
+
+    async def cancel(call: asyncio.Task[Any], inside: threading.Event, go_on: threading.Event) -> None:
+        await asyncio.to_thread(inside.wait, 60)
+        call.cancel()
+        await asyncio.sleep(0.05)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    return cancel
 
 
 @pytest_asyncio.fixture

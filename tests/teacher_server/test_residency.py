@@ -181,15 +181,13 @@ async def test_what_a_load_was_promised_is_not_given_to_others(
     await client.score(items(1), SAMPLED, teacher="t")
 
 
-async def test_a_load_that_nobody_waits_for_any_more_leaves_nothing(start: Any, numpy_engine: Any) -> None:
+async def test_a_load_that_nobody_waits_for_any_more_leaves_nothing(
+    start: Any, numpy_engine: Any, cancel_midway: Any
+) -> None:
     slow_engine = slow_to_load(numpy_engine)
     client = await start(make=slow_engine)
     load = asyncio.create_task(client.server.shared.roster.load("slow", "slow"))
-    await asyncio.to_thread(slow_engine.loading.wait, 60)
-    load.cancel()
-    slow_engine.go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await load
+    await cancel_midway(load, slow_engine.loading, slow_engine.go_on)
     assert slow_engine.made[0].closed and [t.name for t in client.server.shared.roster] == ["t"]
 
 
@@ -257,7 +255,7 @@ async def test_a_teacher_that_cannot_be_woken_says_why_and_gives_its_room_back(s
 
 @pytest.mark.parametrize("step", ["wake", "sleep"])
 async def test_a_call_cancelled_while_teachers_change_places_leaves_the_books_right(
-    step: str, start: Any, items: Any, numpy_engine: Any, tmp_path: Path
+    step: str, start: Any, items: Any, tmp_path: Path, cancel_midway: Any
 ) -> None:
     moving, go_on = threading.Event(), threading.Event()
     client = await start(folders(tmp_path, a=100, b=100), engine={"memory_budget_bytes": 150})
@@ -271,12 +269,7 @@ async def test_a_call_cancelled_while_teachers_change_places_leaves_the_books_ri
 
     setattr(engine, step, slowly)
     call = asyncio.create_task(roster.wake("a"))
-    await asyncio.to_thread(moving.wait, 60)
-    call.cancel()
-    await asyncio.sleep(0.05)
-    go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await call
+    await cancel_midway(call, moving, go_on)
     delattr(engine, step)
     assert sum(t.held_bytes for t in roster if t.state == pb.TEACHER_STATE_ASLEEP) == 0
     for name in "abab":

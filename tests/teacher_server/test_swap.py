@@ -118,7 +118,7 @@ async def test_reading_new_weights_holds_up_no_request(start: Any, items: Any, t
 
 
 async def test_a_swap_whose_caller_leaves_is_finished_and_told(
-    start: Any, items: Any, tmp_path: Path, weights: Any
+    start: Any, tmp_path: Path, weights: Any, cancel_midway: Any
 ) -> None:
     client = await start()
     spoiled = weights(tmp_path / "w", 5)
@@ -135,12 +135,7 @@ async def test_a_swap_whose_caller_leaves_is_finished_and_told(
 
     engine.prepare_weights = prepare
     call = asyncio.create_task(client.server.shared.roster.update_weights("t", spoiled))
-    await asyncio.to_thread(swapping.wait, 60)
-    call.cancel()
-    await asyncio.sleep(0.05)
-    go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await call
+    await cancel_midway(call, swapping, go_on)
     assert await client.health("t") == health_pb2.HealthCheckResponse.NOT_SERVING  # its old weights are lost
 
 
