@@ -119,15 +119,8 @@ async def served(
 
 def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
     port_file = folder / "port"
-    command = [
-        sys.executable,
-        "-m",
-        "teacher_server",
-        "--model",
-        f"t={folder / 'model'}",
-        "--port-file",
-        str(port_file),
-    ]
+    command = [sys.executable, "-m", "teacher_server", "--port-file", str(port_file)]
+    command += ["--model", f"t={folder / 'model'}"]
     command += ["--max-batch-tokens", str(BATCH_TOKENS), "--threads", "1", "--metrics-port", "-1", "--device", "cpu"]
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
     while not port_file.exists():
