@@ -231,8 +231,10 @@ class _Run:
             with clock.stage("evaluate"):
                 result = self._evaluate(f"step {self.updates}")
             if result is not None:
-                metrics |= {"eval/accuracy": result.accuracy, "eval/response_length": result.mean_length}
+                metrics["eval/response_length"] = result.mean_length
                 metrics |= _domain_metrics(result)
+                if not math.isnan(result.accuracy):
+                    metrics["eval/accuracy"] = result.accuracy
                 if result.reverse_kl is not None:
                     metrics["eval/reverse_kl"] = result.reverse_kl
         every = self.recipe.train.checkpoint_every
@@ -255,7 +257,8 @@ class _Run:
         divergence = "" if result.reverse_kl is None else f", reverse KL {result.reverse_kl:.4f} nats per token"
         parts = ", ".join(f"{name.partition('/')[2]} {value:.3f}" for name, value in _domain_metrics(result).items())
         domains = f" ({parts})" if parts else ""
-        self.sinks.say(f"evaluation ({label}): accuracy {result.accuracy:.3f}{domains}{divergence}")
+        accuracy = "unknown" if math.isnan(result.accuracy) else f"{result.accuracy:.3f}"
+        self.sinks.say(f"evaluation ({label}): accuracy {accuracy}{domains}{divergence}")
         return result
 
     def _save(self, *, together: bool = True) -> Path:
@@ -317,8 +320,7 @@ class _Run:
         self.updates = self.saved = self.written = int(state["updates"])
         self.tokens = int(state["tokens"])
         self.begin -= float(state["seconds"])
-        if state["before"] is not None:
-            self.before = EvalReport(**state["before"], per_prompt=())
+        self.before = _from_brief(state["before"])
         if self.job.accelerator.is_main_process:
             self.folder.cut_metrics(self.updates)
 
@@ -346,6 +348,13 @@ def _brief(report: EvalReport) -> dict[str, Any]:
         "tokens": report.tokens,
         "by_domain": {name: list(found) for name, found in report.by_domain.items()},
     }
+
+
+def _from_brief(data: dict[str, Any] | None) -> EvalReport | None:
+    if data is None:
+        return None
+    accuracy = math.nan if data["accuracy"] is None else data["accuracy"]
+    return EvalReport(**{**data, "accuracy": accuracy}, per_prompt=())
 
 
 def _domain_metrics(report: EvalReport) -> dict[str, float]:

@@ -53,6 +53,19 @@ def test_a_killed_run_resumes_to_the_same_weights(
     assert hashes(Path(resumed["checkpoint"])) == hashes(Path(calm["checkpoint"]))
 
 
+def test_a_run_on_prompts_without_answers_resumes_and_writes_no_nan(
+    make_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"{i + 10}+{i}="}) + "\n" for i in range(60)))
+    changes = {"prompts": {"file": str(file), "heldout": 0.2}, "eval": {"every": 1}}
+    train(make_recipe(**changes, train={"steps": 2}))
+    summary = train(make_recipe(**changes), resume=True)
+    assert summary["before"]["accuracy"] is None and summary["before"]["reverse_kl"] > 0
+    text = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert "eval/reverse_kl" in text and "NaN" not in text and "eval/accuracy" not in text
+
+
 def test_ctrl_c_saves_and_stops_with_130(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     recipe = make_recipe(train={"steps": 100_000, "checkpoint_every": 0})
     path = tmp_path / "recipe.yaml"
