@@ -12,30 +12,37 @@ from typing import Annotated
 import typer
 
 from opd import __version__
-from opd.errors import OpdError
+from opd.errors import ConfigError, OpdError
 
 app = typer.Typer(
     name="opd",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",  # mode "rich" would swallow the defaults that stand in [brackets]
     help="On-policy distillation as a service: teachers served over gRPC, students that learn from them.",
     epilog="Start with `opd tiny build world`, then `opd serve`, then `opd train`. Docs: README.md.",
 )
 
 
-@app.callback()
-def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log at level DEBUG.")] = False,
-) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"opd {__version__}")
         raise typer.Exit
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else os.environ.get("OPD_LOG_LEVEL", "WARNING").upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        # A callback of the option itself, because this function runs only when a verb follows.
+        typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version),
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log at level DEBUG.")] = False,
+) -> None:
+    level = "DEBUG" if verbose else os.environ.get("OPD_LOG_LEVEL", "WARNING").upper()
+    if level not in logging.getLevelNamesMapping():
+        raise ConfigError(f"OPD_LOG_LEVEL is {level!r}; use DEBUG, INFO, WARNING or ERROR.")
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 def _add_verbs() -> None:
@@ -53,8 +60,8 @@ def _add_verbs() -> None:
 
 def main() -> None:
     """Entry point of the `opd` command."""
-    _add_verbs()
     try:
+        _add_verbs()
         code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except OpdError as error:
@@ -63,6 +70,12 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("interrupted", err=True)
         sys.exit(130)
+    except OSError as error:
+        # Full disks, read-only folders, unreadable files: the sentence of the system names the file.
+        logging.getLogger(__name__).debug("traceback of the error", exc_info=True)
+        place = f": {error.filename}" if error.filename else ""
+        typer.echo(f"error: {error.strerror or error}{place}.", err=True)
+        sys.exit(OpdError.exit_code)
     except Exception as error:
         # Errors of the command line itself carry their own usage message.
         show = getattr(error, "show", None)

@@ -1,0 +1,52 @@
+"""The command line itself: what holds for every verb."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+import opd
+import opd.cli
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Call the command line in this process; gives exit code, stdout and stderr."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["opd", *arguments])
+        monkeypatch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as caught:
+            opd.cli.main()
+        out, err = capsys.readouterr()
+        return int(caught.value.code or 0), out, err
+
+    return run
+
+
+def test_the_version_needs_no_verb(call: Call) -> None:
+    assert call("--version") == (0, f"opd {opd.__version__}\n", "")
+
+
+def test_help_shows_defaults_in_brackets(call: Call) -> None:
+    code, out, _ = call("serve", "--help")
+    assert code == 0
+    assert "Engine [transformers]" in out and "Device of the models [auto]" in out
+
+
+def test_an_unknown_log_level_is_refused_by_name(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPD_LOG_LEVEL", "loud")
+    code, _, err = call("plugins", "list")
+    assert code == 2 and "OPD_LOG_LEVEL is 'LOUD'" in err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+def test_a_full_disk_is_one_sentence() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "opd.cli", "plugins", "list", "task"]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr == "error: No space left on device.\n"
