@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 
 from opd.config.base import Settings
 from opd.errors import ConfigError
 
 S = TypeVar("S", bound=Settings)
+_Group = tuple[str | None, type[BaseModel]]
+"""A group of settings with its tag, where it is a member of a tagged union."""
 
 
 def load_settings(model: type[S], path: str | Path, overrides: Iterable[str] = ()) -> S:
@@ -27,10 +29,7 @@ def load_settings(model: type[S], path: str | Path, overrides: Iterable[str] = (
         raise ConfigError(f"recipe {path} cannot be read: {error.strerror}; check the path.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"recipe {path} is not text in UTF-8: {error.reason}; save it again.") from error
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"recipe {path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    data = _yaml(text, f"recipe {path}")
     if data is None:
         data = {}
     if not isinstance(data, dict):
@@ -48,6 +47,28 @@ def parse_settings(model: type[S], data: Mapping[str, Any], *, source: str = "se
         raise ConfigError(" ".join(_sentence(model, dict(issue), source) for issue in error.errors())) from error
 
 
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, which would take the last of two equal keys without a word."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if key.tag != "tag:yaml.org,2002:merge" and isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    raise yaml.MarkedYAMLError(problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark)
+                seen.add((key.tag, key.value))
+        return node
+
+
+def _yaml(text: str, what: str) -> Any:
+    try:
+        return _Loader(text).get_single_data()
+    # Besides its own errors PyYAML lets through those of the types it makes, of a date like 2026-99-99 for example.
+    except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{what} is not valid YAML: {' '.join(str(error).split())}.") from error
+
+
 def _apply(data: dict[str, Any], override: str) -> None:
     key, separator, value = override.partition("=")
     if not separator or not key:
@@ -63,10 +84,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
         node = node[part] if isinstance(node, dict) else None
         if not isinstance(node, dict | list):
             raise ConfigError(f"override {override!r}: {part!r} is not a group of settings.")
-    try:
-        parsed = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"override {override!r} is not valid YAML: {' '.join(str(error).split())}.") from error
+    parsed = _yaml(value, f"override {override!r}")
     if isinstance(node, list):
         if not (last.isdigit() and int(last) < len(node)):
             raise ConfigError(f"override {override!r}: {last!r} is no index of a list of {len(node)}.")
@@ -76,11 +94,12 @@ def _apply(data: dict[str, Any], override: str) -> None:
 
 
 def _sentence(model: type[BaseModel], issue: dict[str, Any], source: str) -> str:
-    location = ".".join(str(part) for part in issue["loc"])
+    keys, groups = _resolve(model, issue["loc"])
+    location = ".".join(keys)
     if issue["type"] == "extra_forbidden":
-        valid = _keys_at(model, issue["loc"][:-1])
-        near = difflib.get_close_matches(str(issue["loc"][-1]), valid, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"valid keys here: {', '.join(sorted(valid)) or 'none'}."
+        valid = sorted({name for group in groups for name in group.model_fields})
+        near = difflib.get_close_matches(keys[-1], valid, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}?" if near else f"valid keys here: {', '.join(valid) or 'none'}."
         return f"{source}: unknown key {location!r}; {hint}"
     if issue["type"] == "missing":
         return f"{source}: key {location!r} is missing; give it a value."
@@ -90,20 +109,29 @@ def _sentence(model: type[BaseModel], issue: dict[str, Any], source: str) -> str
     return f"{source}: {location} = {issue.get('input')!r} is not valid: {message}."
 
 
-def _keys_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    """Field names of the settings group at `location`, as far as the annotations tell."""
-    current: list[type[BaseModel]] = [model]
+def _resolve(model: type[BaseModel], location: tuple[Any, ...]) -> tuple[list[str], list[type[BaseModel]]]:
+    """The keys of pydantic's `location` as they stand in the file, and the groups that can hold the last of them."""
+    keys: list[str] = []
+    groups: list[_Group] = [(None, model)]
+    holders = groups
     for part in location:
-        following: list[type[BaseModel]] = []
-        for candidate in current:
-            field = candidate.model_fields.get(part) if isinstance(part, str) else None
-            following += _models_in(field.annotation) if field is not None else []
-        # Indices of lists, keys of mappings and tags of unions stay within the same models.
-        current = following or current
-    return [name for candidate in current for name in candidate.model_fields]
+        chosen: list[_Group] = [(None, group) for tag, group in groups if tag is not None and tag == part]
+        if chosen:
+            # The tag of a union's member stands in the location, but not in the file.
+            groups = holders = chosen
+            continue
+        keys.append(str(part))
+        fields = [group.model_fields[part] for _, group in groups if part in group.model_fields]
+        holders = groups
+        # Indices of lists and keys of mappings stay within the same groups.
+        groups = [found for field in fields for found in _groups(field.annotation)] or groups
+    return keys, [group for _, group in holders]
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
+def _groups(annotation: Any, tag: str | None = None) -> list[_Group]:
+    """Settings groups in an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [found for argument in get_args(annotation) for found in _models_in(argument)]
+        return [(tag, annotation)]
+    for mark in getattr(annotation, "__metadata__", ()):
+        tag = mark.tag if isinstance(mark, Tag) else tag
+    return [found for argument in get_args(annotation) for found in _groups(argument, tag)]

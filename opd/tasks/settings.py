@@ -68,10 +68,9 @@ class TaskSettings(_Source):
 
 
 def _kind(value: Any) -> str | None:
-    for key in ("dataset", "file", "task", "mix"):
-        if (isinstance(value, dict) and key in value) or hasattr(value, key):
-            return key
-    return None
+    kinds = ("dataset", "file", "task", "mix")
+    found = [key for key in kinds if (key in value if isinstance(value, dict) else hasattr(value, key))]
+    return found[0] if len(found) == 1 else None
 
 
 _ONE_OF = {
@@ -85,7 +84,7 @@ SingleSource = Annotated[
     | Annotated[TaskSettings, Tag("task")],
     Discriminator(_kind, **_ONE_OF),
 ]
-"""One source of prompts, told apart by its first key."""
+"""One source of prompts, told apart by the key that names it."""
 
 
 class MixSettings(Settings):

@@ -1,8 +1,8 @@
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from opd.config import Settings, load_settings, parse_settings
 from opd.errors import ConfigError
@@ -17,6 +17,21 @@ class Car(Settings):
     name: str
     engine: Engine = Engine()
     wheels: list[Engine] = Field(default_factory=list)
+
+
+class Motor(Settings):
+    volts: int
+
+
+Drive = Annotated[
+    Annotated[Engine, Tag("fuel")] | Annotated[Motor, Tag("volts")],
+    Discriminator(lambda value: "fuel" if "fuel" in value else "volts"),
+]
+
+
+class Hybrid(Settings):
+    drives: list[Drive]
+    main: Drive | None = None
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -61,6 +76,12 @@ def test_a_mistake_is_one_sentence_with_the_key_and_the_nearest_valid_one(data: 
         ("name: a", ["name.b=1"], "'name'"),
         ("name: a\nwheels: [{}]", ["wheels.7={}"], "'7'"),
         ("name: a", ["name=[1"], "'name=\\[1' is not valid YAML"),
+        ("name: a\nname: b", [], "'name' is given twice"),
+        ("name: a\nengine: {fuel: a, fuel: b}", [], "'fuel' is given twice"),
+        ("name: 2026-99-99", [], "month must be in"),
+        ("name: !!timestamp x", [], "not valid YAML"),
+        ("name: " + "[" * 5000, [], "not valid YAML"),
+        ("name: a", ["name=2026-99-99"], "month must be in"),
     ],
 )
 def test_unusable_files_and_overrides_are_refused(tmp_path: Path, text: str, overrides: list[str], word: str) -> None:
@@ -78,3 +99,22 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         load_settings(Car, tmp_path / "nowhere.yaml")
+
+
+def test_keys_of_a_member_of_a_union_are_named_as_they_stand_in_the_file() -> None:
+    """Pydantic puts the member's tag between them, which nobody has written."""
+    data = {"drives": [{"volts": 3}, {"fuel": "x", "cilinders": 2}], "main": {"volts": "many"}}
+    with pytest.raises(ConfigError) as caught:
+        parse_settings(Hybrid, data, source="car.yaml")
+    assert "unknown key 'drives.1.cilinders'; did you mean 'cylinders'?" in str(caught.value)
+    assert "main.volts = 'many'" in str(caught.value)
+
+
+def test_valid_keys_are_those_of_the_member_that_was_chosen() -> None:
+    with pytest.raises(ConfigError, match=r"valid keys here: volts\."):
+        parse_settings(Hybrid, {"drives": [{"volts": 3, "ppppp": 1}]})
+
+
+def test_merged_keys_may_be_replaced(tmp_path: Path) -> None:
+    text = "engine: &e {cylinders: 2}\nwheels: [&w {<<: *e, cylinders: 3}, {<<: *w, cylinders: 4}]\nname: a"
+    assert [wheel.cylinders for wheel in load_settings(Car, write(tmp_path, text)).wheels] == [3, 4]

@@ -128,7 +128,7 @@ def test_wanting_more_heldout_prompts_than_there_are_says_so(tmp_path, rows):
         ({"mix": [{"task": "addition"}, {"file": "p.jsonl", "weight": 3}]}, "MixSettings"),
     ],
 )
-def test_the_first_key_tells_the_kind_of_source(prompts, kind):
+def test_one_key_tells_the_kind_of_source(prompts, kind):
     parsed = parse_settings(Recipe, {"prompts": prompts})
     assert type(parsed.prompts).__name__ == kind
     assert parse_settings(Recipe, parsed.model_dump(mode="json")) == parsed
@@ -137,7 +137,9 @@ def test_the_first_key_tells_the_kind_of_source(prompts, kind):
 def test_bad_prompt_settings_are_one_sentence():
     with pytest.raises(ConfigError, match="exactly one of the keys dataset, file, task or mix"):
         parse_settings(Recipe, {"prompts": {"tusk": "addition"}})
-    with pytest.raises(ConfigError, match=r"verifer.*did you mean 'verifier'"):
+    with pytest.raises(ConfigError, match="exactly one of the keys dataset, file, task or mix"):
+        parse_settings(Recipe, {"prompts": {"file": "p.jsonl", "task": "addition"}})
+    with pytest.raises(ConfigError, match=r"'prompts\.verifer'.*did you mean 'verifier'"):
         parse_settings(Recipe, {"prompts": {"file": "p.jsonl", "verifer": "math"}})
     with pytest.raises(ConfigError, match="verifier 'maths'; did you mean 'math'"):
         build_prompts(FileSettings(file="p.jsonl", verifier="maths"), seed=0)
