@@ -34,7 +34,7 @@ def check(recipe: Recipe, *, offline: bool) -> str:
 
 
 def _shake_hands(recipe: Recipe, needs: Needs, source: PromptSource) -> str:
-    from student.handshake import check_routes, shake_hands
+    from student.handshake import shake_hands
     from student.job import connect
     from student.model import load_tokenizer
 
@@ -42,8 +42,7 @@ def _shake_hands(recipe: Recipe, needs: Needs, source: PromptSource) -> str:
     if fleet is None:
         return "no teachers needed"
     with fleet:
-        infos = shake_hands(fleet, recipe, needs, load_tokenizer(recipe.model.path, recipe.model.revision))
-        check_routes(recipe, sorted(fleet.teachers()), source)
+        infos = shake_hands(fleet, recipe, needs, load_tokenizer(recipe.model.path, recipe.model.revision), source)
     return "\n".join(f"teacher {name}: {info.engine}, {info.model}, fits" for name, info in infos.items())
 
 

@@ -29,8 +29,8 @@ _MIXABLE = {PayloadKind.SAMPLED, PayloadKind.GATHER}
 _ROUTED_PROMPTS = 1000
 
 
-def named_teachers(settings: TeacherSettings, served: Sequence[str], needs: Needs) -> dict[str, set[str]]:
-    """Roles of every served model that the run will use, by name.
+def named_roles(settings: TeacherSettings, served: Sequence[str], needs: Needs) -> dict[str, set[str]]:
+    """Roles of every served model that the recipe names, by name.
 
     Raises:
         TeacherNotFoundError: when the recipe names a model that the fleet does not serve.
@@ -47,9 +47,8 @@ def named_teachers(settings: TeacherSettings, served: Sequence[str], needs: Need
                 f"several teachers on one row can be mixed with payload sampled or gather, not {', '.join(kinds)}; "
                 "change the payload, set teachers.combine to divergence or route each prompt to one teacher."
             )
-        named = {name for target in targets for name in ([target] if isinstance(target, str) else target)}
-        for name in named or set(served) - {settings.reference}:
-            roles.setdefault(str(name), set()).add(TEACHER)
+        for name in (name for target in targets for name in ([target] if isinstance(target, str) else target)):
+            roles.setdefault(name, set()).add(TEACHER)
     if REFERENCE in wanted:
         if settings.reference is None:
             raise ConfigError("the objective needs a reference; set teachers.reference to a served model.")
@@ -63,20 +62,25 @@ def named_teachers(settings: TeacherSettings, served: Sequence[str], needs: Need
 
 
 def shake_hands(
-    fleet: TeacherFleet, recipe: Recipe, needs: Needs, tokenizer: PreTrainedTokenizerBase
+    fleet: TeacherFleet, recipe: Recipe, needs: Needs, tokenizer: PreTrainedTokenizerBase, source: PromptSource
 ) -> dict[str, pb.TeacherInfo]:
-    """Check every served model that the run will use.
+    """Route the prompts and check every served model that the run will use.
 
     Returns:
         Their descriptions by name, for the run folder.
 
     Raises:
         IncompatibleTeacherError: with both sides named.
+        ConfigError: for a prompt without a teacher.
     """
     settings = recipe.teachers
     if settings is None:
         raise ConfigError("the objective needs a teacher; set teachers.endpoints.")
-    roles = named_teachers(settings, sorted(fleet.teachers()), needs)
+    served = sorted(fleet.teachers())
+    roles = named_roles(settings, served, needs)
+    if needs.teacher:
+        for name in routed_teachers(settings, served, source, recipe.eval.prompts):
+            roles.setdefault(name, set()).add(TEACHER)
     fingerprint = tokenizer_fingerprint(tokenizer)
     infos = {}
     for name, wanted in roles.items():
@@ -89,27 +93,24 @@ def shake_hands(
     return infos
 
 
-def check_routes(recipe: Recipe, served: Sequence[str], source: PromptSource) -> None:
-    """Route every pair (teacher, domain) that a prompt can carry: an unmapped one stops the run before its first step.
+def routed_teachers(settings: TeacherSettings, served: Sequence[str], source: PromptSource, heldout: int) -> list[str]:
+    """Teachers that the prompts go to: an unmapped prompt stops the run before its first step.
 
-    Where the source cannot tell its pairs, the first training prompts and all held-out ones are routed; a later prompt
-    without a teacher stops the run with the state saved.
+    Every pair (teacher, domain) that a prompt can carry is routed. Where the source cannot tell its pairs, the first
+    training prompts and the `heldout` ones of evaluations are; a later prompt without a teacher, or with one that none
+    of these goes to, stops the run with the state saved.
 
     Raises:
         ConfigError: naming the pair or the prompt.
     """
-    if recipe.teachers is None:
-        return
-    router = build_router(recipe.teachers, served)
+    router = build_router(settings, served)
     labels = source.labels()
     if labels is not None:
-        for teacher, domain in sorted(labels, key=str):
-            router.route({"teacher": teacher, "domain": domain})
-        return
-    for prompt in source.prompts("train", _ROUTED_PROMPTS):
-        destination(router, prompt)
-    for prompt in source.prompts("heldout", recipe.eval.prompts):
-        destination(router, prompt)
+        found = [router.route({"teacher": teacher, "domain": domain}) for teacher, domain in sorted(labels, key=str)]
+    else:
+        prompts = [*source.prompts("train", _ROUTED_PROMPTS), *source.prompts("heldout", heldout)]
+        found = [destination(router, prompt) for prompt in prompts]
+    return sorted({name for target in found for name, _ in target.parts})
 
 
 def _check_tokenizer(info: pb.TeacherInfo, student: str, tokenizer: PreTrainedTokenizerBase, fingerprint: str) -> None:

@@ -18,11 +18,11 @@ from opd.tasks.build import build_prompts
 from opd.tasks.source import PromptSource
 from opd.wire.v1 import teacher_pb2 as pb
 from student.controllers import Controller
-from student.handshake import check_routes, shake_hands
+from student.handshake import shake_hands
 from student.learner import Learner
 from student.methods.opd import OnPolicyDistillation, OpdSettings
 from student.model import load_student, load_tokenizer
-from student.needs import TEACHER, Needs
+from student.needs import Needs
 from student.objective import Objective
 from student.plugins import build_plugins
 from student.probe import Prober
@@ -71,7 +71,7 @@ def kl_term_for(
     """
     if settings is None or recorded_folder(settings.endpoints) is not None:
         return None
-    if not any(need.role == TEACHER for need in needs.signals):
+    if not needs.teacher:
         return None
     kinds = [set(info.payloads) for info in infos.values()]
     payload = "sampled"
@@ -110,8 +110,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     if fleet is not None:
         stack.callback(fleet.close)
         tokenizer = load_tokenizer(path, None if model_path else recipe.model.revision)
-        infos = shake_hands(fleet, recipe, plugins.needs, tokenizer)
-        check_routes(recipe, sorted(fleet.teachers()), source)
+        infos = shake_hands(fleet, recipe, plugins.needs, tokenizer, source)
     accelerator = _accelerator(recipe, stack)
     student, tokenizer = load_student(
         path,
@@ -122,7 +121,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     )
     objective = Objective(plugins.terms, recipe.rollout.max_new_tokens)
     objective.bind(tokenizer)
-    scorer = Scorer(fleet, recipe.teachers, plugins.needs, source, accelerator.device)
+    scorer = Scorer(fleet, recipe.teachers, plugins.needs, source, accelerator.device, known=infos)
     learner = Learner(
         student,
         objective,
@@ -135,7 +134,9 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     )
     kl_term = kl_term_for(infos, plugins.needs, recipe.teachers)
     kl_needs = kl_term.needs() if kl_term is not None else Needs()
-    kl_scorer = Scorer(fleet, recipe.teachers, kl_needs, source, accelerator.device) if kl_term is not None else None
+    kl_scorer = None
+    if kl_term is not None:
+        kl_scorer = Scorer(fleet, recipe.teachers, kl_needs, source, accelerator.device, known=infos)
     spec = RolloutSpec(
         seed=recipe.seed,
         batch_rows=recipe.rollout.batch_rows,
@@ -144,7 +145,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         max_prompt_tokens=recipe.rollout.max_prompt_tokens,
     )
     # A scorer of its own, because it is used from the probe's thread.
-    probe_scorer = Scorer(fleet, recipe.teachers, plugins.needs, source, accelerator.device)
+    probe_scorer = Scorer(fleet, recipe.teachers, plugins.needs, source, accelerator.device, known=infos)
     prober = Prober(learner, tokenizer, probe_scorer, spec, poll)
     stack.callback(prober.close)
     services = LoopServices(recipe, learner, tokenizer, source, scorer, spec, kl_scorer, kl_term, poll, prober)

@@ -141,7 +141,7 @@ class Learner:
             needs.student, self.projection.valid_vocab, self.projection.temperature, self.projection.scratch_bytes
         )
         device = self.accelerator.device
-        several = micro.rows[0].teachers if any(need.role == TEACHER for need in needs.signals) else ()
+        several = micro.rows[0].teachers if needs.teacher else ()
         signals = {
             (need.role, need.spec.kind): signal_tokens(micro.rows, need.role, need.spec.kind, self.head_of, device)
             for need in needs.signals

@@ -53,6 +53,11 @@ class Needs:
     reward: bool = False
     student: frozenset[str] = field(default_factory=frozenset)
 
+    @property
+    def teacher(self) -> bool:
+        """Whether any payload comes from a teacher, so that every prompt needs one."""
+        return any(need.role == TEACHER for need in self.signals)
+
 
 def merge(needs: Iterable[Needs]) -> Needs:
     """The least that satisfies all of `needs`.

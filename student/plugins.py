@@ -10,7 +10,7 @@ from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.registry import Registry
 from student.controllers import CONTROLLERS, Controller
-from student.needs import TEACHER, Needs, merge
+from student.needs import Needs, merge
 from student.recipe import Recipe
 from student.terms import OBJECTIVES, Term
 
@@ -53,7 +53,7 @@ def _check_teachers(recipe: Recipe, terms: Sequence[Term], controllers: Sequence
         return
     parts: list[Term | Controller] = [*(term for term in terms if not term.sums_teachers), *controllers]
     for part in parts:
-        if any(need.role == TEACHER for need in part.needs().signals):
+        if part.needs().teacher:
             raise ConfigError(
                 f"{part.settings.name} cannot learn from several teachers on one row with teachers.combine "
                 "divergence; set it to probability or route each prompt to one teacher."

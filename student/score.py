@@ -4,7 +4,7 @@ A row is submitted the moment its rollout finishes, so the fleet works while the
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +66,7 @@ class Scorer:
         needs: what the terms need.
         source: verifies answers when a term needs rewards.
         device: where heads of hidden payloads go.
+        known: served models that the handshake has checked; None for all.
 
     Attributes:
         hooks: what to call, in the waiting thread, while a teacher is away.
@@ -78,26 +79,26 @@ class Scorer:
         needs: Needs,
         source: PromptSource,
         device: torch.device,
+        *,
+        known: Collection[str] | None = None,
     ) -> None:
         self._fleet = fleet
         self._settings = settings
         self.needs = needs
         self._source = source
         self._device = device
-        self._served = sorted(fleet.teachers()) if fleet is not None else []
+        served = sorted(fleet.teachers()) if fleet is not None else []
+        self._known = served if known is None else known
         self._heads: dict[str, HeadWeights] = {}
-        self._router = build_router(settings, self._served) if settings is not None and self._served else None
+        self._router = build_router(settings, served) if settings is not None and needs.teacher else None
         self._pending: dict[int, list[_Call]] = {}
         self.hooks = OutageHooks()
 
     def submit(self, row: Row) -> None:
         """Start scoring a row; returns at once."""
-        if self._fleet is None or self._settings is None or self._router is None:
+        if self._fleet is None:
             return
-        found = destination(self._router, row.prompt)
-        parts = found.parts
-        row.teachers = parts if found.combine == "divergence" and len(parts) > 1 else ()
-        row.teacher = parts[0][0] if len(parts) == 1 else " + ".join(f"{weight:g} {name}" for name, weight in parts)
+        parts = self._route(row)
         calls: list[_Call] = []
         for need in self.needs.signals:
             item = row.score_item(gather=need.spec.kind is PayloadKind.GATHER)
@@ -105,6 +106,26 @@ class Scorer:
                 future = self._fleet.submit(name, item, need.spec, temperature=need.temperature, group=row.key.group)
                 calls.append(_Call((role, need.spec.kind), weight, future))
         self._pending[id(row)] = calls
+
+    def _route(self, row: Row) -> Sequence[tuple[str, float]]:
+        """Give a row its teachers, with weights; none where no term needs any.
+
+        Raises:
+            ConfigError: when no teacher is mapped, or one that the handshake has not seen.
+        """
+        if self._router is None:
+            return ()
+        found = destination(self._router, row.prompt)
+        parts = found.parts
+        for name, _ in parts:
+            if name not in self._known:
+                raise ConfigError(
+                    f"prompt {row.prompt.uid} goes to teacher {name!r}, which was not checked before the run, because "
+                    "its task does not declare its labels; name that teacher in teachers.routes."
+                )
+        row.teachers = parts if found.combine == "divergence" and len(parts) > 1 else ()
+        row.teacher = parts[0][0] if len(parts) == 1 else " + ".join(f"{weight:g} {name}" for name, weight in parts)
+        return parts
 
     def _targets(self, role: str, row: Row, parts: Sequence[tuple[str, float]]) -> list[tuple[str, str, float]]:
         """(role in `row.signals`, served model, weight in that signal) for what a term calls `role`."""

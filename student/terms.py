@@ -183,7 +183,7 @@ def losses_of(term: Term, batch: TokenBatch) -> TermOutput:
     Returns:
         Loss per position or weighted total, nats; metrics are means over the teachers with the same weights.
     """
-    if not batch.shares or all(need.role != TEACHER for need in term.needs().signals):
+    if not batch.shares or not term.needs().teacher:
         return term.token_losses(batch)
     loss: Tensor | None = None
     total: Tensor | None = None

@@ -19,7 +19,7 @@ addition; the paper does not have it.
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float64
 from numpy.typing import NDArray
 
 F64 = NDArray[np.float64]
@@ -32,14 +32,14 @@ def _prefix_products(gram: F64, pairs: F64) -> tuple[F64, F64, float]:
     return prefix[:, -1], np.diagonal(prefix).copy(), float(prefix[-1, -1])
 
 
-def published(gram: Float[F64, "f s f s"]) -> Float[F64, " s"]:
+def published(gram: Float64[np.ndarray, "f s f s"]) -> Float64[np.ndarray, " s"]:
     """The published cosine of each window with the whole; 1 for the last, nan where a gradient is zero."""
     folds = gram.shape[0]
     cross, own, full = _prefix_products(gram, np.ones((folds, folds)))
     return _ratio(cross, own, full)
 
 
-def cross_fitted(gram: Float[F64, "f s f s"]) -> Float[F64, " s"]:
+def cross_fitted(gram: Float64[np.ndarray, "f s f s"]) -> Float64[np.ndarray, " s"]:
     """The cross-fitted cosine of each window with the whole; may exceed 1 by noise, nan where there is no signal.
 
     Raises:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 
 from opd import TeacherFleet
-from opd.errors import ConfigError
+from opd.errors import ConfigError, IncompatibleTeacherError
 from opd.tasks.arithmetic import Addition
 from opd.tasks.build import build_prompts
 from opd.tasks.prompt import Prompt
@@ -194,15 +194,47 @@ def test_an_unmapped_prompt_anywhere_in_a_file_stops_the_run_before_its_first_st
     assert not recipe.run.exists()
 
 
+def test_a_teacher_that_only_prompts_name_is_checked_before_the_first_step(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, world: Path, serve: Any
+) -> None:
+    server = serve("--model", f"teacher={world / 'teacher'}", "--model", f"stranger={world / 'stranger'}")
+    rows = [{"prompt": f"{i}+1=", "teacher": "stranger" if i == 70 else "teacher"} for i in range(200)]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    teachers = {"endpoints": [server.address], "default": "teacher"}
+    recipe = make_recipe(prompts={"file": str(file), "verifier": "exact"}, teachers=teachers)
+    with pytest.raises(IncompatibleTeacherError, match=r"'stranger'.*different tokenizers"):
+        train(recipe)
+    assert not recipe.run.exists()
+    file.write_text("\n".join(json.dumps(row) for row in rows if row["teacher"] == "teacher"))
+    # A served model that no prompt goes to needs not fit.
+    assert train(make_recipe(prompts=recipe.prompts.model_dump(), teachers={**teachers, "default": None}))
+
+
+def test_a_penalty_to_a_reference_needs_no_teacher(make_recipe: Callable[..., Recipe], world: Path, serve: Any) -> None:
+    server = serve("--model", f"start={world / 'student'}")
+    summary = train(
+        make_recipe(
+            teachers={"endpoints": [server.address], "default": None, "reference": "start"},
+            objective=[{"name": "grpo"}, {"name": "reference_kl", "weight": 0.1}],
+            rollout={"samples_per_prompt": 2},
+            train={"steps": 1},
+        )
+    )
+    assert summary["steps"] == 1
+
+
 class Surprising(Addition):
     """Additions of which some, undeclared, are of another domain."""
 
     labels = None  # type: ignore[assignment]
+    rare: ClassVar[dict[str, str]] = {"domain": "rare"}
 
     def draw(self, random: Any) -> Prompt:
         drawn = super().draw(random)
         rare = drawn.content_hash % 11 == 3
-        return Prompt.make(str(drawn.text), answer=drawn.answer, domain="rare" if rare else "sums", extra=drawn.extra)
+        labels = self.rare if rare else {"domain": "sums"}
+        return Prompt.make(str(drawn.text), answer=drawn.answer, extra=drawn.extra, **labels)
 
 
 def test_an_unmapped_prompt_that_nobody_declared_stops_the_run_with_its_state_saved(
@@ -230,3 +262,14 @@ def test_an_unmapped_prompt_that_nobody_declared_stops_the_run_with_its_state_sa
     calm = train(make_recipe(run=str(recipe.run) + "2", teachers={"default": "teacher", "routes": {}}, **common))
     ended, expected = (hashes(Path(summary["checkpoint"]) / "model") for summary in (resumed, calm))
     assert ended == expected and ended
+
+
+def test_a_teacher_that_nobody_declared_is_not_learnt_from(
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Surprising, "rare", {"domain": "sums", "teacher": "student"})
+    monkeypatch.setitem(sys.modules, "surprising", SimpleNamespace(Surprising=Surprising))
+    monkeypatch.setattr("student.handshake._ROUTED_PROMPTS", 1)
+    common: dict[str, Any] = {"prompts": {"task": "surprising:Surprising"}, "eval": {"prompts": 0}}
+    with pytest.raises(ConfigError, match="'student', which was not checked before the run"):
+        train(make_recipe(teachers={"default": "teacher"}, rollout={"prompts_per_step": 40}, **common))
