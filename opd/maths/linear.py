@@ -103,6 +103,7 @@ def linear_divergence(
     if topk is not None:
         check_integer("topk", topk, 1, limit, "the vocabulary")
     weights = _token_weights(token_weights, student_hidden, mask, check_values)
+    weights, unit = _in_range_of(student_hidden.dtype, weights)
     chosen = None if mask is None else mask.nonzero().squeeze(-1)
     tensors, wanted = _operands(sides, limit, chosen)
     total, statistics, *_, figures = linear_divergence_op(
@@ -124,7 +125,13 @@ def linear_divergence(
     if should_check_values(student_hidden, check_values):
         check_projection("student_hidden", student_hidden, statistics[Row.STUDENT_LOG_Z].detach(), chosen)
         check_projection("teacher_hidden", teacher_hidden, statistics[Row.TEACHER_LOG_Z].detach(), chosen)
-    return _result(total, statistics if recompute else statistics.detach(), figures, tokens, chosen)
+    return _result(
+        total if unit is None else total * unit,
+        statistics if recompute else statistics.detach(),
+        figures,
+        tokens,
+        chosen,
+    )
 
 
 def default_backend(tensor: Tensor) -> str:
@@ -205,6 +212,14 @@ def gathered(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
     return tensor.full_tensor(grad_placements=[Partial("avg")] * tensor.device_mesh.ndim)
+
+
+def _in_range_of(dtype: torch.dtype, weights: Float[Tensor, " N"]) -> tuple[Float[Tensor, " N"], Tensor | None]:
+    """In float16, where small weights make gradients vanish: weights of order one, and the power of two taken out."""
+    if dtype != torch.float16 or not len(weights):
+        return weights, None
+    exponent = torch.frexp(weights.abs().amax()).exponent
+    return torch.ldexp(weights, -exponent), torch.ldexp(torch.ones_like(weights[0]), exponent)
 
 
 def _token_weights(

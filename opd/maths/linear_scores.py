@@ -24,8 +24,9 @@ from opd.maths.checks import (
     should_check_values,
 )
 from opd.maths.linear import prepared
+from opd.maths.linear_gradients import gradients_within
 from opd.maths.linear_inputs import HeadSettings, check_hidden_and_head, check_scratch
-from opd.maths.linear_tiles import LogitGradients, Side, project, tiles_of
+from opd.maths.linear_project import Side, project, scratch_of, tiles_of
 from opd.maths.rows import log_probs
 from opd.maths.scores import TokenScores, arriving_gradients, score_rows, score_rows_gradient
 
@@ -123,7 +124,7 @@ def linear_topk(
     side = Side(hidden, head, bias, settings.scale, settings.soft_cap)
     found = torch.empty(len(hidden), k, dtype=torch.int64, device=hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
-        for tile, (logits,) in tiles_of(side, 1, scratch_bytes):
+        for tile, (logits,) in tiles_of(side, 1, scratch_of(side, scratch_bytes)):
             project(side, tile, logits)
             values, found[tile] = logits.topk(k)
             if check:  # topk puts NaN first
@@ -148,7 +149,7 @@ def linear_scores_op(
     picked = torch.empty(ids.shape, dtype=side.dtype, device=hidden.device)
     rows = torch.empty(4, len(hidden), dtype=side.dtype, device=hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
-        for tile, (logits,) in tiles_of(side, 1, scratch_bytes or None):
+        for tile, (logits,) in tiles_of(side, 1, scratch_of(side, scratch_bytes)):
             project(side, tile, logits)
             for block in row_blocks(logits):
                 at = slice(tile.start + block.start, tile.start + block.stop)
@@ -176,9 +177,9 @@ def linear_scores_backward_op(
     """Gradients of hidden states, head and bias, empty where not wanted."""
     side = Side(hidden, head, bias, scale, soft_cap)
     arriving = arriving_gradients(rows[2], rows[1], d_picked, d_rows[0], d_rows[1], d_rows[2])
-    gradients = LogitGradients(side, (wanted[0], wanted[1], wanted[2]))
+    gradients, scratch = gradients_within(side, (wanted[0], wanted[1], wanted[2]), scratch_bytes)
     with torch.autocast(hidden.device.type, enabled=False):
-        for tile, (logits,) in tiles_of(side, 1, scratch_bytes or None):
+        for tile, (logits,) in tiles_of(side, 1, scratch):
             project(side, tile, logits)
             for block in row_blocks(logits):
                 at = slice(tile.start + block.start, tile.start + block.stop)

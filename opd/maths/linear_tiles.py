@@ -7,7 +7,7 @@ six. Statistics and gradient of a tile come from `opd.maths.rows` (torch) or `op
 tested against each other.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,42 +16,10 @@ from torch import Tensor
 
 from opd.maths.blocks import row_blocks
 from opd.maths.diagnostics import TOPK_FIGURES, topk_rows
+from opd.maths.linear_gradients import gradients_within
+from opd.maths.linear_project import Side, project, tiles_of
 from opd.maths.pointwise import Spec
 from opd.maths.rows import Row, fold_rows_
-
-#: Default scratch of the tiles, bytes.
-CPU_SCRATCH, GPU_SCRATCH = 128 << 20, 1 << 30
-#: Vocabulary entries per step where a head or a gradient must be cast or accumulated through a temporary.
-_VOCABULARY_STEP = 8192
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Side:
-    """One model's end: logits = soft_cap * tanh(scale * (head @ hidden + bias) / soft_cap).
-
-    Attributes:
-        hidden: [N, H] after the final norm.
-        head: [V, H].
-        bias: [V] or None.
-        scale: logit scale.
-        soft_cap: 0 for none.
-    """
-
-    hidden: Float[Tensor, "N H"]
-    head: Float[Tensor, "V H"]
-    bias: Float[Tensor, " V"] | None = None
-    scale: float = 1.0
-    soft_cap: float = 0.0
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of logits and gradients: float32, or float64 for float64 hidden states."""
-        return torch.float64 if self.hidden.dtype == torch.float64 else torch.float32
-
-    def through_cap_(self, gradient: Tensor, logits: Tensor) -> None:
-        """Takes a gradient on the capped logits back through the soft-cap, in place."""
-        if self.soft_cap:
-            gradient *= 1.0 - (logits / self.soft_cap).square()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,8 +73,8 @@ def run_tiles(
     fold_ = _kernel(backend)
     statistics = torch.empty(len(Row), len(student.hidden), dtype=student.dtype, device=student.hidden.device)
     figures = statistics.new_empty(len(TOPK_FIGURES) if topk else 0, len(student.hidden))
-    gradients = LogitGradients(student, wanted)
-    for tile, (ours, theirs, *spare) in tiles_of(student, 2 if reference is None else 3, scratch_bytes):
+    gradients, scratch = gradients_within(student, wanted, scratch_bytes)
+    for tile, (ours, theirs, *spare) in tiles_of(student, 2 if reference is None else 3, scratch):
         project(student, tile, ours)
         project(teacher, tile, theirs)
         if reference is not None:
@@ -120,98 +88,6 @@ def run_tiles(
         if any(wanted):
             gradients.add(tile, ours)
     return Tiles(statistics, *gradients.tensors(), figures)
-
-
-def tiles_of(side: Side, buffers: int, scratch_bytes: int | None) -> Iterator[tuple[slice, list[Float[Tensor, "n V"]]]]:
-    """Tiles of tokens with their logit buffers, which are reused from tile to tile and fit `scratch_bytes` together.
-
-    Args:
-        side: gives tokens, vocabulary, dtype and device.
-        buffers: how many [n, V] buffers a tile needs.
-        scratch_bytes: bound on all of them; None for the device's default. At least one token per tile.
-    """
-    tokens, vocabulary, device = len(side.hidden), len(side.head), side.hidden.device
-    if scratch_bytes is None:
-        scratch_bytes = GPU_SCRATCH if device.type == "cuda" else CPU_SCRATCH
-    most = max(1, scratch_bytes // (side.dtype.itemsize * buffers * vocabulary))
-    rows = max(1, -(-tokens // -(-tokens // most))) if tokens else 1  # tiles of even size
-    held = [torch.empty(rows, vocabulary, dtype=side.dtype, device=device) for _ in range(buffers)]
-    for start in range(0, tokens, rows):
-        stop = min(start + rows, tokens)
-        yield slice(start, stop), [buffer[: stop - start] for buffer in held]
-
-
-def project(side: Side, tile: slice, out: Float[Tensor, "n V"]) -> None:
-    """Writes a tile's logits, float32 accumulation also for half-precision inputs."""
-    hidden, transposed = side.hidden[tile], side.head.t()
-    if hidden.dtype == out.dtype:
-        torch.mm(hidden, transposed, out=out)
-    elif out.is_cuda:
-        torch.mm(hidden, transposed, out_dtype=out.dtype, out=out)
-    else:
-        wide = hidden.to(out.dtype)
-        for step in _vocabulary_steps(out.shape[-1]):
-            out[:, step] = wide @ transposed[:, step].to(out.dtype)
-    if side.bias is not None:
-        out += side.bias
-    if side.scale != 1.0:
-        out *= side.scale
-    if side.soft_cap:
-        out.div_(side.soft_cap).tanh_().mul_(side.soft_cap)
-
-
-class LogitGradients:
-    """Accumulates the gradients of hidden states, head and bias from the gradients of logit tiles.
-
-    Args:
-        student: whose.
-        wanted: whether gradients of hidden states, head and bias are wanted.
-    """
-
-    def __init__(self, student: Side, wanted: tuple[bool, bool, bool]) -> None:
-        def zeros(tensor: Tensor | None, want: bool) -> Tensor | None:
-            if tensor is None or not want:
-                return None
-            return torch.zeros(tensor.shape, dtype=student.dtype, device=tensor.device)
-
-        self.student = student
-        self.d_hidden = zeros(student.hidden, wanted[0])
-        self.d_head = zeros(student.head, wanted[1])
-        self.d_bias = zeros(student.bias, wanted[2])
-
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The three gradients, empty tensors where not wanted."""
-
-        def found(tensor: Tensor | None) -> Tensor:
-            return self.student.hidden.new_empty(0, dtype=self.student.dtype) if tensor is None else tensor
-
-        return found(self.d_hidden), found(self.d_head), found(self.d_bias)
-
-    def add(self, tile: slice, d_logits: Float[Tensor, "n V"]) -> None:
-        """Adds a tile's share; `d_logits` is the gradient on scale * (projection + bias), times the scale."""
-        hidden, head = self.student.hidden[tile], self.student.head
-        if self.d_bias is not None:
-            self.d_bias += d_logits.sum(0)
-        if head.dtype == d_logits.dtype:
-            if self.d_hidden is not None:
-                torch.mm(d_logits, head, out=self.d_hidden[tile])
-            if self.d_head is not None:
-                self.d_head.addmm_(d_logits.t(), hidden)
-            return
-        for step in _vocabulary_steps(len(head)):
-            part = d_logits[:, step].to(head.dtype) if d_logits.is_cuda else d_logits[:, step]
-            if self.d_hidden is not None:
-                _accumulate(self.d_hidden[tile], part, head[step])
-            if self.d_head is not None:
-                _accumulate(self.d_head[step], part.t(), hidden)
-
-
-def _accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Total += left @ right, in the dtype of `total`, for half-precision `right`."""
-    if total.is_cuda:
-        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
-    else:
-        total.addmm_(left, right.to(total.dtype))
 
 
 def _kernel(backend: str) -> Callable[..., Tensor]:
@@ -239,8 +115,3 @@ def fold_tile_(
         found = fold_rows_(student[block], teacher[block], spec, temperature, soft_cap=soft_cap, factor=part)
         statistics[:, block] = found
     return statistics
-
-
-def _vocabulary_steps(vocabulary: int) -> Iterator[slice]:
-    for start in range(0, vocabulary, _VOCABULARY_STEP):
-        yield slice(start, min(start + _VOCABULARY_STEP, vocabulary))

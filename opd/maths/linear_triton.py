@@ -11,7 +11,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from opd.maths.pointwise import Kind, Spec
+from opd.maths.pointwise import Kind, Spec, is_moderate
 from opd.maths.rows import Row
 
 _BLOCK = 2048
@@ -36,23 +36,27 @@ def fold_(
     """`opd.maths.rows.fold_rows_` for a whole tile, but for leaving `teacher` as it is."""
     rows, vocabulary = student.shape
     figures = torch.empty(rows, len(Row), dtype=torch.float32, device=student.device)
-    sizes = student.stride(0), teacher.stride(0), vocabulary
+    strides = student.stride(0), teacher.stride(0)
     numbers = 1.0 / temperature, spec.weight, 1.0 - spec.weight
-    code = _CODES[spec.kind]
-    _statistics_kernel[(rows,)](student, teacher, figures, *sizes, *numbers, KIND=code, BLOCK=_BLOCK, num_warps=8)
+    constants = {
+        "VOCABULARY": vocabulary,
+        "KIND": _CODES[spec.kind],
+        "MODERATE": is_moderate(spec.weight),
+        "BLOCK": _BLOCK,
+        "num_warps": 8,
+    }
+    _statistics_kernel[(rows,)](student, teacher, figures, *strides, *numbers, **constants)
     if factor is not None:
         _gradient_kernel[(rows, triton.cdiv(vocabulary, _BLOCK))](
             student,
             teacher,
             figures,
             factor.contiguous(),
-            *sizes,
+            *strides,
             *numbers,
             soft_cap or 1.0,
-            KIND=code,
             HAS_SOFT_CAP=soft_cap > 0,
-            BLOCK=_BLOCK,
-            num_warps=8,
+            **constants,
         )
     return figures.t()
 
@@ -74,7 +78,9 @@ def _log_mix_ratio(weight, complement, log_ratio):  # type: ignore[no-untyped-de
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _term_and_slope(log_p, log_q, weight, complement, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+def _term_and_slope(  # type: ignore[no-untyped-def]
+    log_p, log_q, weight, complement, KIND: tl.constexpr, MODERATE: tl.constexpr
+):
     # Mirrors opd.maths.pointwise.term_and_slope.
     p = tl.exp(log_p)
     q = tl.exp(log_q)
@@ -84,6 +90,12 @@ def _term_and_slope(log_p, log_q, weight, complement, KIND: tl.constexpr):  # ty
     elif KIND == _REVERSE:
         term = tl.where(p > 0, p * (log_p - log_q), 0.0)
         slope = term
+    elif KIND == _JSD and MODERATE:
+        log_m = tl.log(weight * q + complement * p)
+        ours = tl.where(p > 0, p * (log_p - log_m), 0.0)
+        theirs = tl.where(q > 0, q * (log_q - log_m), 0.0)
+        term = weight * theirs + complement * ours
+        slope = complement * ours
     elif KIND == _JSD:
         ours = tl.where(p > 0, -p * _log_mix_ratio(weight, complement, log_q - log_p), 0.0)
         theirs = tl.where(q > 0, -q * _log_mix_ratio(complement, weight, log_p - log_q), 0.0)
@@ -119,20 +131,21 @@ def _statistics_kernel(  # type: ignore[no-untyped-def]
     out,
     student_stride,
     teacher_stride,
-    vocabulary,
     inverse_temperature,
     weight,
     complement,
+    VOCABULARY: tl.constexpr,
     KIND: tl.constexpr,
+    MODERATE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     ours, theirs = student + row * student_stride, teacher + row * teacher_stride
     our_max, our_sum = float("-inf"), 0.0
     their_max, their_sum = float("-inf"), 0.0
-    for start in range(0, vocabulary, BLOCK):
+    for start in range(0, VOCABULARY, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        inside = at < vocabulary
+        inside = at < VOCABULARY
         zs = tl.load(ours + at, mask=inside, other=float("-inf")) * inverse_temperature
         zt = tl.load(theirs + at, mask=inside, other=float("-inf")) * inverse_temperature
         our_max, our_sum = _fold(our_max, our_sum, zs)
@@ -141,12 +154,12 @@ def _statistics_kernel(  # type: ignore[no-untyped-def]
     their_log_z = their_max + tl.log(their_sum)
 
     value, slopes, our_entropy, their_entropy = 0.0, 0.0, 0.0, 0.0
-    for start in range(0, vocabulary, BLOCK):
+    for start in range(0, VOCABULARY, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        inside = at < vocabulary
+        inside = at < VOCABULARY
         log_p = tl.load(ours + at, mask=inside, other=float("-inf")) * inverse_temperature - our_log_z
         log_q = tl.load(theirs + at, mask=inside, other=float("-inf")) * inverse_temperature - their_log_z
-        term, slope = _term_and_slope(log_p, log_q, weight, complement, KIND)
+        term, slope = _term_and_slope(log_p, log_q, weight, complement, KIND, MODERATE)
         value += tl.sum(tl.where(inside, term, 0.0), axis=0)
         slopes += tl.sum(tl.where(inside, slope, 0.0), axis=0)
         our_entropy -= tl.sum(tl.where(log_p > -1e30, tl.exp(log_p) * log_p, 0.0), axis=0)
@@ -168,18 +181,19 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     factor,
     student_stride,
     teacher_stride,
-    vocabulary,
     inverse_temperature,
     weight,
     complement,
     soft_cap,
+    VOCABULARY: tl.constexpr,
     KIND: tl.constexpr,
+    MODERATE: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < vocabulary
+    inside = at < VOCABULARY
     ours = student + row * student_stride + at
     our_log_z = tl.load(figures + row * 6)
     their_log_z = tl.load(figures + row * 6 + 1)
@@ -188,7 +202,7 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     target = tl.load(teacher + row * teacher_stride + at, mask=inside, other=float("-inf"))
     log_p = logits * inverse_temperature - our_log_z
     log_q = target * inverse_temperature - their_log_z
-    _, slope = _term_and_slope(log_p, log_q, weight, complement, KIND)
+    _, slope = _term_and_slope(log_p, log_q, weight, complement, KIND, MODERATE)
     gradient = slope - tl.exp(log_p) * slopes
     if HAS_SOFT_CAP:
         capped = logits / soft_cap

@@ -54,6 +54,7 @@ class Spec:
     scale: float = 1.0
 
 
+_NAMES = tuple(kind.value for kind in Kind)
 _WEIGHTED = (Kind.JSD, Kind.SKEW_FORWARD_KL, Kind.SKEW_REVERSE_KL)
 
 
@@ -68,8 +69,8 @@ def divergence_spec(kind: str, *, weight: float | None = None, normalised: bool 
     Raises:
         ValueError: for an unknown kind, a missing or superfluous weight, or a weight out of range.
     """
-    if kind not in tuple(Kind):
-        raise ValueError(f"kind must be one of {', '.join(Kind)}, but is {kind!r}.")
+    if kind not in _NAMES:
+        raise ValueError(f"kind must be one of {', '.join(_NAMES)}, but is {kind!r}.")
     kind = Kind(kind)
     if normalised and kind is not Kind.JSD:
         raise ValueError(f"normalised applies to kind 'jsd' only, but kind is {kind.value!r}.")
@@ -92,6 +93,11 @@ def divergence_spec(kind: str, *, weight: float | None = None, normalised: bool 
     if weight in (0.0, 1.0):
         return Spec(Kind.REVERSE_KL if weight else Kind.FORWARD_KL)
     return Spec(kind, weight, 1.0 / (weight * (1.0 - weight)))
+
+
+def is_moderate(weight: float) -> bool:
+    """Whether the mixture w T + (1 - w) S has an accurate logarithm: it is at least a hundredth of either side."""
+    return 0.01 <= weight <= 0.99
 
 
 def log_mix_ratio(weight: float, log_ratio: Tensor) -> Tensor:
@@ -135,7 +141,7 @@ def term_and_slope(
         gap = p - q
         return 0.5 * gap.abs(), 0.5 * p * gap.sign()
     if spec.kind is Kind.JSD:
-        if 0.01 <= w <= 0.99:  # m is at least a hundredth of p and q: its logarithm is accurate
+        if is_moderate(w):
             log_m = torch.add(w * q, p, alpha=1.0 - w).log_()
             student_part, teacher_part = p * (log_p - log_m), q * (log_q - log_m)
         else:

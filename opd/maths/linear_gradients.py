@@ -1,0 +1,106 @@
+"""Gradients of hidden states, head and bias from tiles of gradients on the logits.
+
+On an accelerator the matrix units want a half-precision tile. It is cast into a buffer that joins several tiles before
+they are multiplied, because each product with the head's gradient reads and writes all of that [V, H] float32 tensor:
+at V = 152k and H = 4k that is 5 GB, as long as the product itself takes on 1,000 tokens.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from opd.maths.linear_project import Side, aligned_rows, has_matrix_units, scratch_of, vocabulary_steps
+
+
+class LogitGradients:
+    """Accumulates the gradients of hidden states, head and bias from the gradients of logit tiles.
+
+    Args:
+        student: whose.
+        wanted: whether gradients of hidden states, head and bias are wanted.
+        joined: tokens whose tiles are cast to the head's dtype and joined before they are multiplied; 0 multiplies
+            every tile as it is, at once.
+    """
+
+    def __init__(self, student: Side, wanted: tuple[bool, bool, bool], joined: int = 0) -> None:
+        def zeros(tensor: Tensor | None, want: bool) -> Tensor | None:
+            if tensor is None or not want:
+                return None
+            return torch.zeros(tensor.shape, dtype=student.dtype, device=tensor.device)
+
+        self.student = student
+        self.d_hidden = zeros(student.hidden, wanted[0])
+        self.d_head = zeros(student.head, wanted[1])
+        self.d_bias = zeros(student.bias, wanted[2])
+        self._joined = aligned_rows(joined, student, student.head.dtype) if joined else None
+        self._waiting = slice(0, 0)
+
+    def add(self, tile: slice, d_logits: Float[Tensor, "n V"]) -> None:
+        """Adds a tile's share; `d_logits` is the gradient on scale * (projection + bias), times the scale.
+
+        Tiles must follow each other. `d_logits` may be overwritten afterwards.
+        """
+        if self.d_bias is not None:
+            self.d_bias += d_logits.sum(0)
+        if self._joined is None:
+            self._multiply(tile, d_logits)
+            return
+        if tile.stop - self._waiting.start > len(self._joined):
+            self._multiply_waiting()
+            self._waiting = slice(tile.start, tile.start)
+        at = tile.start - self._waiting.start
+        self._joined[at : at + len(d_logits)] = d_logits
+        self._waiting = slice(self._waiting.start, tile.stop)
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The three gradients, empty tensors where not wanted, once all tiles are added."""
+        self._multiply_waiting()
+
+        def found(tensor: Tensor | None) -> Tensor:
+            return self.student.hidden.new_empty(0, dtype=self.student.dtype) if tensor is None else tensor
+
+        return found(self.d_hidden), found(self.d_head), found(self.d_bias)
+
+    def _multiply_waiting(self) -> None:
+        if self._joined is not None and self._waiting.stop > self._waiting.start:
+            self._multiply(self._waiting, self._joined[: self._waiting.stop - self._waiting.start])
+            self._waiting = slice(self._waiting.stop, self._waiting.stop)
+
+    def _multiply(self, tokens: slice, d_logits: Float[Tensor, "n V"]) -> None:
+        hidden, head = self.student.hidden[tokens], self.student.head
+        whole = head.dtype == self.student.dtype or has_matrix_units(d_logits)
+        for step in [slice(0, len(head))] if whole else vocabulary_steps(len(head)):
+            part = d_logits[:, step]
+            if self.d_hidden is not None:
+                _accumulate(self.d_hidden[tokens], part, head[step])
+            if self.d_head is not None:
+                _accumulate(self.d_head[step], part.t(), hidden)
+
+
+def gradients_within(
+    student: Side, wanted: tuple[bool, bool, bool], scratch_bytes: int | None
+) -> tuple[LogitGradients, int]:
+    """The gradients of a run over tiles, and the bytes of its scratch that are left for the tiles.
+
+    Half of the scratch joins tiles where they are cast: on an accelerator, in half precision.
+    """
+    scratch = scratch_of(student, scratch_bytes)
+    if not any(wanted[:2]) or not joins_tiles(student):
+        return LogitGradients(student, wanted), scratch
+    joined = max(1, scratch // 2 // (student.head.dtype.itemsize * len(student.head)))
+    return LogitGradients(student, wanted, joined), scratch - scratch // 2
+
+
+def joins_tiles(student: Side) -> bool:
+    """Whether gradients on the logits are cast to half precision before they are multiplied."""
+    return has_matrix_units(student.head) and student.head.dtype != student.dtype
+
+
+def _accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Total += left @ right, summed in the dtype of `total` whatever the factors' dtypes."""
+    if right.dtype == total.dtype:
+        total.addmm_(left, right)
+    elif has_matrix_units(total):
+        torch.addmm(total, left.to(right.dtype), right, out_dtype=total.dtype, out=total)
+    else:
+        total.addmm_(left.to(total.dtype), right.to(total.dtype))

@@ -1,0 +1,107 @@
+"""Logits of one model from hidden states and head, a tile of tokens at a time, on which every linear function works."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+#: Default scratch of the tiles, bytes.
+CPU_SCRATCH, GPU_SCRATCH = 128 << 20, 1 << 30
+#: Vocabulary entries per step where a half-precision head must be widened through a temporary.
+_VOCABULARY_STEP = 8192
+#: An accelerator's matrix units work on this many rows at once; a tile of fewer wastes the rest.
+_ROWS = 128
+#: Entries to which an accelerator's rows of logits are padded: its matrix units read rows aligned to 16 bytes only.
+_COLUMNS = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """One model's end: logits = soft_cap * tanh(scale * (head @ hidden + bias) / soft_cap).
+
+    Attributes:
+        hidden: [N, H] after the final norm.
+        head: [V, H].
+        bias: [V] or None.
+        scale: logit scale.
+        soft_cap: 0 for none.
+    """
+
+    hidden: Float[Tensor, "N H"]
+    head: Float[Tensor, "V H"]
+    bias: Float[Tensor, " V"] | None = None
+    scale: float = 1.0
+    soft_cap: float = 0.0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of logits and gradients: float32, or float64 for float64 hidden states."""
+        return torch.float64 if self.hidden.dtype == torch.float64 else torch.float32
+
+    def through_cap_(self, gradient: Tensor, logits: Tensor) -> None:
+        """Takes a gradient on the capped logits back through the soft-cap, in place."""
+        if self.soft_cap:
+            gradient *= 1.0 - (logits / self.soft_cap).square()
+
+
+def scratch_of(side: Side, scratch_bytes: int | None) -> int:
+    """Bytes that tiles may take: what was asked for, or the device's default."""
+    return scratch_bytes or (GPU_SCRATCH if has_matrix_units(side.hidden) else CPU_SCRATCH)
+
+
+def tiles_of(side: Side, buffers: int, scratch_bytes: int) -> Iterator[tuple[slice, list[Float[Tensor, "n V"]]]]:
+    """Tiles of tokens with their logit buffers, which are reused from tile to tile and fit `scratch_bytes` together.
+
+    Args:
+        side: gives tokens, vocabulary, dtype and device.
+        buffers: how many [n, V] buffers a tile needs.
+        scratch_bytes: bound on all of them. At least one token per tile.
+    """
+    tokens, vocabulary = len(side.hidden), len(side.head)
+    most = max(1, scratch_bytes // (side.dtype.itemsize * buffers * vocabulary))
+    rows = max(1, -(-tokens // -(-tokens // most))) if tokens else 1  # tiles of even size
+    if has_matrix_units(side.hidden) and most >= _ROWS:
+        rows = min(-(-rows // _ROWS), most // _ROWS) * _ROWS
+    held = [aligned_rows(rows, side, side.dtype) for _ in range(buffers)]
+    for start in range(0, tokens, rows):
+        stop = min(start + rows, tokens)
+        yield slice(start, stop), [buffer[: stop - start] for buffer in held]
+
+
+def aligned_rows(rows: int, side: Side, dtype: torch.dtype) -> Float[Tensor, "n V"]:
+    """An uninitialised [rows, V] buffer; for matrix units its rows lie a multiple of `_COLUMNS` entries apart."""
+    vocabulary = len(side.head)
+    width = -(-vocabulary // _COLUMNS) * _COLUMNS if has_matrix_units(side.hidden) else vocabulary
+    return torch.empty(rows, width, dtype=dtype, device=side.hidden.device)[:, :vocabulary]
+
+
+def has_matrix_units(tensor: Tensor) -> bool:
+    """Whether the device multiplies half-precision factors into float32; meta counts, so that a plan can be seen."""
+    return tensor.device.type in ("cuda", "meta")
+
+
+def project(side: Side, tile: slice, out: Float[Tensor, "n V"]) -> None:
+    """Writes a tile's logits, float32 accumulation also for half-precision inputs."""
+    hidden, transposed = side.hidden[tile], side.head.t()
+    if hidden.dtype == out.dtype:
+        torch.mm(hidden, transposed, out=out)
+    elif has_matrix_units(out):
+        torch.mm(hidden, transposed, out_dtype=out.dtype, out=out)
+    else:
+        wide = hidden.to(out.dtype)
+        for step in vocabulary_steps(out.shape[-1]):
+            out[:, step] = wide @ transposed[:, step].to(out.dtype)
+    if side.bias is not None:
+        out += side.bias
+    if side.scale != 1.0:
+        out *= side.scale
+    if side.soft_cap:
+        out.div_(side.soft_cap).tanh_().mul_(side.soft_cap)
+
+
+def vocabulary_steps(vocabulary: int) -> Iterator[slice]:
+    """Slices that cover the vocabulary in steps whose widened copies stay small."""
+    for start in range(0, vocabulary, _VOCABULARY_STEP):
+        yield slice(start, min(start + _VOCABULARY_STEP, vocabulary))
