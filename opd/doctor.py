@@ -39,12 +39,13 @@ def doctor(
     """
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, show_header=False)
     failed = False
     for finding in [*examine_machine(), *examine_installation(), *(examine_fleet(fleet) if fleet else ())]:
-        colour = _COLOURS[finding.level]
-        table.add_row(f"[{colour}]{finding.level}[/{colour}]", finding.subject, finding.text)
+        # Text is shown as it is; plain strings would be read as markup, and names of packages have [brackets].
+        table.add_row(Text(finding.level, _COLOURS[finding.level]), Text(finding.subject), Text(finding.text))
         failed |= finding.level == "fail"
     Console().print(table)
     if failed:
@@ -89,17 +90,21 @@ def examine_installation() -> Iterator[Finding]:
     except PackageNotFoundError:
         yield Finding("fail", "opd", "is not installed; run `pip install -e .` in the checkout")
         return
+    complete = True
     for requirement in map(Requirement, requires):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         try:
             have = version(requirement.name)
         except PackageNotFoundError:
-            yield Finding("fail", requirement.name, f"is missing; install {requirement}")
+            complete = False
+            yield Finding("fail", requirement.name, f"is missing; install '{requirement}'")
             continue
         if not requirement.specifier.contains(have, prereleases=True):
-            yield Finding("fail", requirement.name, f"{have} does not fit {requirement.specifier}; reinstall it")
-    yield Finding("ok", "opd", f"{version('opd')} with its required packages")
+            complete = False
+            yield Finding("fail", requirement.name, f"{have} does not fit; install '{requirement}'")
+    if complete:
+        yield Finding("ok", "opd", f"{version('opd')} with its required packages")
     for engine in ("vllm", "sglang", "triton"):
         try:
             yield Finding("ok", engine, version(engine))

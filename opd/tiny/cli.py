@@ -63,7 +63,7 @@ def build(
         world = build_world(folder, preset.value, seed=seed, progress=advance)
     console.print(_table(world))
     if world.cached:
-        console.print(f"{world.folder} was built already; nothing to do.")
+        console.print(f"{world.folder} was built already; nothing to do.", markup=False)
 
 
 def _table(world: "WorldSummary") -> object:
