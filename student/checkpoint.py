@@ -22,7 +22,7 @@ MANIFEST = "manifest.json"
 
 
 def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], *, keep: int) -> Path:
-    """Write the checkpoint of `step` and remove all but the newest `keep`.
+    """Write the checkpoint of `step` and remove all but the newest `keep` up to it.
 
     Args:
         root: folder of all checkpoints.
@@ -51,14 +51,17 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], *, kee
         shutil.rmtree(final)
     scratch.rename(final)
     _fsync(root)
-    for old in list_checkpoints(root)[:-keep]:
+    # Later ones are damaged, or the run would have gone on from them: they must not push out this one.
+    past = list_checkpoints(root)
+    for old in past[: past.index(final) + 1][:-keep]:
         shutil.rmtree(old)
     return final
 
 
 def list_checkpoints(root: Path) -> list[Path]:
     """Folders of complete checkpoints, oldest first; contents are not verified."""
-    return sorted(path.parent for path in root.glob(f"step-*/{MANIFEST}"))
+    found = [path.parent for path in root.glob(f"step-*/{MANIFEST}")]
+    return sorted(found, key=lambda folder: (len(folder.name), folder.name))
 
 
 def latest_checkpoint(root: Path) -> Path | None:
@@ -85,15 +88,20 @@ def find_damage(folder: Path) -> str | None:
     """What is wrong with a checkpoint, or None when every file matches the manifest."""
     try:
         entries = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+        wanted = {name: (entry["bytes"], entry["sha256"]) for name, entry in entries.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} cannot be read"
-    for name, entry in entries.items():
+    for name, (size, digest) in wanted.items():
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
-        if path.stat().st_size != entry["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes instead of {entry['bytes']}"
-        if _sha256(path) != entry["sha256"]:
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size} bytes instead of {size}"
+        try:
+            found = _sha256(path)
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+        if found != digest:
             return f"{name} has another SHA-256 than the manifest"
     return None
 

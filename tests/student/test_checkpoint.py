@@ -27,6 +27,36 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path) == tmp_path / "step-000010"
 
 
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_damaged_newer_checkpoint_does_not_push_out_those_of_the_resumed_run(tmp_path: Path, keep: int) -> None:
+    for step in (3, 10):
+        save_checkpoint(tmp_path, step, write_files, keep=9)
+    (tmp_path / "step-000010" / "state").write_text("[]")
+    for step in (4, 5, 6):
+        assert save_checkpoint(tmp_path, step, write_files, keep=keep).is_dir()
+        assert latest_checkpoint(tmp_path) == tmp_path / f"step-{step:06d}"
+    intact = [path for path in list_checkpoints(tmp_path) if find_damage(path) is None]
+    assert len(intact) == keep
+
+
+def test_checkpoints_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
+    for step in (999_999, 1_000_000):
+        save_checkpoint(tmp_path, step, write_files, keep=2)
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-1000000"
+
+
+def test_any_flipped_byte_of_a_manifest_is_damage_and_no_crash(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path, 1, write_files, keep=1)
+    manifest = folder / "manifest.json"
+    data = manifest.read_bytes()
+    start = data.index(b'"files"')
+    for place in range(start, len(data)):
+        for bit in (0, 1, 5):
+            manifest.write_bytes(data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :])
+            found = find_damage(folder)
+            assert found is not None or json.loads(manifest.read_bytes()) == json.loads(data), data[place:]
+
+
 @pytest.mark.parametrize("name", ["model/weights", "state", "manifest.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_any_damaged_file_falls_back_to_the_checkpoint_before(tmp_path: Path, name: str, damage: str) -> None:
