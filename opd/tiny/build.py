@@ -6,7 +6,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from opd.errors import DataError
+from opd.errors import ConfigError, DataError
 from opd.tiny.plans import Progress, WorldPlan
 from opd.tiny.presets import world_key, world_plan
 from opd.tiny.summary import FILE, WorldSummary, read_summary, write_summary
@@ -23,14 +23,16 @@ def build_world(
     Args:
         folder: created when missing; each model gets a folder in it, and world.json describes them.
         preset: "test" (seconds), "demo" (a minute or two) or "lab" (many minutes).
-        seed: of weights, problems and noise.
+        seed: of weights, problems and noise, in [0, 2**32).
         progress: called after each training step.
 
     Raises:
-        ConfigError: for an unknown preset.
-        DataError: when the folder holds another world or other files.
+        ConfigError: for an unknown preset or a seed out of range.
+        DataError: when the folder holds another world or other files, or a model cannot be written.
     """
     plan = world_plan(preset)
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"seed of a tiny world is {seed}; use one from 0 to {2**32 - 1}.")
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder} is a file; choose a folder for the world.")
@@ -42,6 +44,8 @@ def build_world(
         # Only now: a world that is there already costs no import of torch.
         from opd.tiny.builder import Builder, quiet_thread
 
+        # Before the first model, so that a build that is killed finds a world and not somebody's files.
+        write_summary(world)
         begun = time.perf_counter() - world.seconds
         with quiet_thread():
             for index, name in enumerate(plan.models):

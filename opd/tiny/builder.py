@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from opd.errors import DataError
 from opd.tasks import MixSettings, PromptSource, build_prompts
 from opd.tiny.generate import accuracy
 from opd.tiny.model import make_model
@@ -35,8 +36,13 @@ class Builder:
         self._train(name, plan, model, tokenizer, seed)
         draft = self.world.folder / f".{name}"
         shutil.rmtree(draft, ignore_errors=True)
-        model.save_pretrained(draft)
-        tokenizer.save_pretrained(draft)
+        try:
+            model.save_pretrained(draft)
+            tokenizer.save_pretrained(draft)
+        except Exception as error:  # a full disk is an error of its own kind in each of three libraries
+            raise DataError(
+                f"model {name!r} cannot be written to {self.world.folder}: {error}; make room there and build again."
+            ) from error
         greedy, sampled = (self._measure(model, tokenizer, temperature) for temperature in (0.0, 1.0))
         final = self.world.folder / name
         shutil.rmtree(final, ignore_errors=True)

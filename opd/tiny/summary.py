@@ -72,7 +72,7 @@ def write_summary(world: WorldSummary) -> None:
     for name in data["models"]:
         data["models"][name]["path"] = name
     target = world.folder / FILE
-    draft = target.with_suffix(".tmp")
+    draft = world.folder / f".{FILE}"
     draft.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     os.replace(draft, target)
 

@@ -47,7 +47,6 @@ def test_missing_and_unfit_packages_fail_with_what_to_install(monkeypatch: pytes
     [
         ("nowhere", "not of the form 'host:port'"),
         ("store:[/nope]", "[/nope] is not a score store"),
-        ("127.0.0.1:1", "no teacher server answers"),
     ],
 )
 def test_a_fleet_that_cannot_be_reached_fails_with_a_sentence(endpoint: str, words: str) -> None:

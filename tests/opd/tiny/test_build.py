@@ -1,10 +1,12 @@
 import json
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from opd.errors import ConfigError, DataError
 from opd.tasks import TaskSettings, build_prompts
@@ -94,6 +96,32 @@ def test_folders_with_other_things_are_left_alone(world, tmp_path):
         build_world(world.folder, "test", seed=6)
     with pytest.raises(ConfigError, match="no preset 'tset'"):
         build_world(tmp_path / "new", "tset")
+
+
+def test_a_build_killed_before_its_first_model_goes_on(tmp_path):
+    code = (
+        "import os, signal; from opd.tiny import build_world, builder; "
+        "replace = os.replace; "
+        "kill = lambda *a: (replace(*a), os.kill(os.getpid(), signal.SIGKILL)); "
+        "builder.os.replace = lambda a, b: kill(a, b) if b.name == 'student' else replace(a, b); "
+        f"build_world({str(tmp_path)!r}, 'test')"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    assert (tmp_path / "student").exists()
+    assert build_world(tmp_path, "test").complete
+
+
+def test_a_model_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", lambda self, folder: Path("/dev/full").write_text("x"))
+    with pytest.raises(DataError, match=r"'student' cannot be written to .*No space left"):
+        build_world(tmp_path, "test")
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 10**30])
+def test_seeds_that_torch_cannot_take_are_refused(tmp_path, seed):
+    with pytest.raises(ConfigError, match=f"is {seed}"):
+        build_world(tmp_path / "world", "test", seed=seed)
+    assert not (tmp_path / "world").exists()
 
 
 def test_a_damaged_world_file_says_so(tmp_path):
