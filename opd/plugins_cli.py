@@ -7,7 +7,7 @@ import typer
 from pydantic import BaseModel
 
 from opd.errors import ConfigError
-from opd.registry import Registry
+from opd.registry import Entry, Registry
 
 app = typer.Typer(no_args_is_help=True, help="Objectives, methods, tasks and engines that can be chosen by name.")
 
@@ -19,7 +19,9 @@ def registries() -> list[Registry]:
 
 @app.command("list")
 def list_plugins(
-    kind: Annotated[str | None, typer.Argument(help="objective, method, task or engine; all when left out.")] = None,
+    kind: Annotated[
+        str | None, typer.Argument(help="advantage, engine, method, objective or task; all when left out.")
+    ] = None,
 ) -> None:
     """List what can be chosen by name, with where it comes from."""
     from rich.console import Console
@@ -44,6 +46,8 @@ def show(name: Annotated[str, typer.Argument(help="A registered name or a dotted
     from rich.console import Console
 
     found = [(r, e) for r in registries() for e in r if e.name == name]
+    if ":" in name:
+        found = [(Registry("plug-in", "opd.plugins"), Entry(name, name, "", ""))]
     if not found:
         names = sorted({e.name for r in registries() for e in r})
         raise ConfigError(f"there is no plug-in {name!r}; known: {', '.join(names)}.")

@@ -30,11 +30,13 @@ class Registry:
     Args:
         kind: what the entries are, in messages and in `opd plugins list`, for example "method".
         group: entry-point group of third parties, for example "opd.methods".
+        member: an attribute that every plug-in of this kind has, for example "settings_type".
     """
 
-    def __init__(self, kind: str, group: str) -> None:
+    def __init__(self, kind: str, group: str, *, member: str | None = None) -> None:
         self.kind = kind
         self.group = group
+        self.member = member
         self._entries: dict[str, Entry] = {}
         self._scanned = False
 
@@ -71,7 +73,8 @@ class Registry:
         """Import and return the object registered as `name`, or at the dotted path `name`.
 
         Raises:
-            ConfigError: for an unknown name (with near matches) or a path that does not import.
+            ConfigError: for an unknown name (with near matches), a path that does not import, or something of another
+                kind.
         """
         self._scan()
         if name in self._entries:
@@ -87,7 +90,12 @@ class Registry:
             )
             raise ConfigError(f"there is no {self.kind} {name!r}; {hint}")
         module, _, attribute = path.partition(":")
+        if not module or module.startswith("."):
+            raise ConfigError(f"{self.kind} {name!r} is not of the form package.module:Class.")
         try:
-            return getattr(importlib.import_module(module), attribute)
+            found = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:
             raise ConfigError(f"{self.kind} {name!r} at {path} cannot be imported: {error}.") from error
+        if self.member is not None and not hasattr(found, self.member):
+            raise ConfigError(f"{self.kind} {name!r} at {path} is no {self.kind}: it has no {self.member!r}.")
+        return found

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from student.recipe import Recipe
     from student.terms import Term
 
-CONTROLLERS = Registry("method", "opd.methods")
+CONTROLLERS = Registry("method", "opd.methods", member="settings_type")
 
 
 class ControllerSettings(Settings):
@@ -64,7 +64,7 @@ class StepReport:
     Attributes:
         step: index of the optimizer step.
         metrics: reduced over micro-batches and ranks.
-        rows: the trained rows.
+        rows: the trained rows; none when the run was stopped and resumed between the update and the report.
     """
 
     step: int
@@ -145,11 +145,18 @@ class Controller:
         return plan
 
     def compose(self, rows: list[Row]) -> list[Row]:
-        """Filter, replay, recompose or re-weight the scored rows of a step."""
+        """Filter, replay, recompose or re-weight the scored rows of a step.
+
+        Must not change what `state_dict` saves, like `plan`.
+        """
         return rows
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Act on the weights after the update of `step`; returns metrics."""
+        """Act on the weights after the update of `step`; returns metrics.
+
+        When a service of the loop raises, weights and saved state must be left as they were before the call: it is
+        made again after a resume.
+        """
         return {}
 
     def observe(self, report: StepReport) -> None:

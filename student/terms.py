@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from opd.maths import TokenScores
     from student.row import Row
 
-OBJECTIVES = Registry("objective", "opd.objectives")
+OBJECTIVES = Registry("objective", "opd.objectives", member="settings_type")
 T = TypeVar("T")
 
 

@@ -2,7 +2,7 @@
 
 from opd.registry import Registry
 
-TASKS = Registry("task", "opd.tasks")
+TASKS = Registry("task", "opd.tasks", member="Options")
 TASKS.add("addition", "opd.tasks.arithmetic:Addition", "sums with column sums as scratch work")
 TASKS.add("subtraction", "opd.tasks.arithmetic:Subtraction", "differences with digits and borrows as scratch work")
 TASKS.add("multiplication", "opd.tasks.arithmetic:Multiplication", "number times digit with column products")
@@ -11,6 +11,6 @@ TASKS.add("restate", "opd.tasks.traces:Restate", "a sum whose result is restated
 TASKS.add("parts", "opd.tasks.traces:Parts", "several problems of different kinds: every part needs its own skill")
 TASKS.add("reasoning_gym", "opd.tasks.gym:ReasoningGym", "any dataset of reasoning-gym with its own verifier")
 
-VERIFIERS = Registry("verifier", "opd.verifiers")
+VERIFIERS = Registry("verifier", "opd.verifiers", member="verify")
 VERIFIERS.add("exact", "opd.tasks.exact:ExactVerifier", "the completion equals the answer, white space aside")
 VERIFIERS.add("math", "opd.tasks.maths:MathVerifier", "mathematical equality of the final answer (math-verify)")

@@ -5,7 +5,7 @@ from student.terms import OBJECTIVES
 
 __all__ = ["ADVANTAGES", "OBJECTIVES"]
 
-ADVANTAGES = Registry("advantage", "opd.advantages")
+ADVANTAGES = Registry("advantage", "opd.advantages", member="settings_type")
 
 for name, path, summary in [
     ("group_mean", "advantages:GroupMean", "reward minus the group's mean, by default over its deviation"),

@@ -36,3 +36,16 @@ def test_a_duplicate_name_is_an_error_that_names_both_places() -> None:
 def test_a_path_that_does_not_import_is_an_error_with_its_reason() -> None:
     with pytest.raises(ConfigError, match="no_such_module"):
         make().load("no_such_module:thing")
+
+
+@pytest.mark.parametrize("name", [":e", ".math:e"])
+def test_a_path_without_a_module_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="not of the form package"):
+        make().load(name)
+
+
+def test_what_is_no_plugin_of_the_kind_is_refused() -> None:
+    registry = Registry("number", "opd.test_numbers", member="is_integer")
+    assert registry.load("math:pi") == pytest.approx(3.14159, abs=1e-5)
+    with pytest.raises(ConfigError, match="'math:sin' at math:sin is no number: it has no 'is_integer'"):
+        registry.load("math:sin")
