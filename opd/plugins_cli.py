@@ -9,7 +9,9 @@ from pydantic import BaseModel
 from opd.errors import ConfigError
 from opd.registry import Entry, Registry
 
-app = typer.Typer(no_args_is_help=True, help="Objectives, methods, tasks and engines that can be chosen by name.")
+app = typer.Typer(
+    no_args_is_help=True, help="Objectives, methods, tasks, verifiers and engines that can be chosen by name."
+)
 
 
 def registries() -> list[Registry]:
@@ -20,7 +22,7 @@ def registries() -> list[Registry]:
 @app.command("list")
 def list_plugins(
     kind: Annotated[
-        str | None, typer.Argument(help="advantage, engine, method, objective or task; all when left out.")
+        str | None, typer.Argument(help="advantage, engine, method, objective, task or verifier; all if left out.")
     ] = None,
 ) -> None:
     """List what can be chosen by name, with where it comes from."""

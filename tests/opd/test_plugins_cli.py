@@ -20,7 +20,7 @@ def run(*arguments: str) -> str:
 
 def test_every_kind_is_listed_and_one_kind_alone() -> None:
     kinds = {line.split()[0] for line in run("list").splitlines()[1:]}
-    assert {"advantage", "engine", "method", "objective", "task"} <= kinds
+    assert {"advantage", "engine", "method", "objective", "task", "verifier"} <= kinds
     assert {line.split()[0] for line in run("list", "task").splitlines()[1:]} == {"task"}
 
 
