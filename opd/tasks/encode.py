@@ -21,8 +21,11 @@ def encode_prompt(prompt: Prompt, tokenizer: Any, **template_options: Any) -> li
         [P] ids, P >= 1.
 
     Raises:
-        DataError: when a chat prompt meets a tokenizer without a chat template, or nothing is left to encode.
+        DataError: when a chat prompt meets a tokenizer without a chat template or one that refuses it, or nothing is
+            left to encode.
     """
+    from jinja2 import TemplateError
+
     if prompt.messages is None:
         ids = tokenizer(prompt.text)["input_ids"]
     else:
@@ -31,13 +34,19 @@ def encode_prompt(prompt: Prompt, tokenizer: Any, **template_options: Any) -> li
                 f"prompt {prompt.uid} is a list of chat messages, but tokenizer {tokenizer.name_or_path!r} has no chat "
                 "template; use plain text prompts or a tokenizer with a template."
             )
-        ids = tokenizer.apply_chat_template(
-            [dict(message) for message in prompt.messages],
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-            **template_options,
-        )
+        try:
+            ids = tokenizer.apply_chat_template(
+                [dict(message) for message in prompt.messages],
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
+                **template_options,
+            )
+        except TemplateError as error:
+            raise DataError(
+                f"the chat template of tokenizer {tokenizer.name_or_path!r} refuses prompt {prompt.uid}, whose roles are "
+                f"{', '.join(message['role'] for message in prompt.messages)}: {error}; change the messages."
+            ) from error
     if not ids:
         raise DataError(f"prompt {prompt.uid} encodes to no token at all; remove it or give it text.")
     return [int(token) for token in ids]

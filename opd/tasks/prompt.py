@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +48,8 @@ class Prompt:
         """A prompt from text or chat messages.
 
         Raises:
-            DataError: when the content is empty, or a message lacks a textual "role" or "content".
+            DataError: when the content is empty or neither text nor messages, a message lacks a textual "role" or
+                "content", or a text holds half of a surrogate pair, which no tokenizer encodes.
         """
         text, messages = _parse(content)
         key = json.dumps(text if messages is None else messages, ensure_ascii=False, sort_keys=True)
@@ -78,7 +79,9 @@ def _parse(content: str | Sequence[Message]) -> tuple[str | None, tuple[Message,
     if isinstance(content, str):
         if not content:
             raise DataError("a prompt is an empty string; remove it or give it text.")
-        return content, None
+        return _whole(content), None
+    if isinstance(content, Mapping) or not isinstance(content, Iterable):
+        raise DataError(f"a prompt is {str(content)[:80]!r}, which is neither text nor a list of chat messages.")
     messages = []
     for position, message in enumerate(content):
         role, body = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
@@ -86,7 +89,15 @@ def _parse(content: str | Sequence[Message]) -> tuple[str | None, tuple[Message,
             raise DataError(
                 f"chat message {position} of a prompt is {message!r}; it needs a text for 'role' and for 'content'."
             )
-        messages.append({"role": role, "content": body})
+        messages.append({"role": role, "content": _whole(body)})
     if not messages:
         raise DataError("a prompt is an empty list of chat messages; remove it or give it a message.")
     return None, tuple(messages)
+
+
+def _whole(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"a prompt holds half of a surrogate pair at character {error.start}; remove it.") from error
+    return text

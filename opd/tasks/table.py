@@ -108,7 +108,7 @@ def _parse(
                 teacher=teacher or settings.teacher,
                 domain=domain or settings.domain,
             )
-        except (DataError, TypeError) as error:
+        except DataError as error:
             raise DataError(f"{place}: {error}") from error
 
 
@@ -127,14 +127,14 @@ def _file_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _jsonl_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:  # editors on Windows put a mark at the start
             for number, line in enumerate(lines, 1):
                 if not line.strip():
                     continue
                 place = f"{path} line {number}"
                 try:
                     row = json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise DataError(f"{place} is not valid JSON ({error}).") from error
                 if not isinstance(row, dict):
                     raise DataError(f"{place} is a {type(row).__name__}; each line must be a JSON object.")

@@ -26,3 +26,14 @@ def test_messages_without_a_template_are_refused():
     tokenizer.chat_template = None
     with pytest.raises(DataError, match="no chat template"):
         encode_prompt(Prompt.make([{"role": "user", "content": "hi"}]), tokenizer)
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ raise_exception('no system role') }}", "{{ messages[7].content }}", "{% if %}"]
+)
+def test_messages_that_a_template_refuses_are_named(template):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    prompt = Prompt.make([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
+    with pytest.raises(DataError, match=f"refuses prompt {prompt.uid}, whose roles are system, user: "):
+        encode_prompt(prompt, tokenizer)

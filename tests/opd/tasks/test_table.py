@@ -92,7 +92,11 @@ def test_prompts_without_an_answer_are_unknown(tmp_path):
         ('{"prompt": "a"}\n[1]\n', r"line 2 is a list"),
         ('{"question": "a"}\n', r"line 1 has no 'prompt', but 'question'; set prompt_column"),
         ('{"prompt": ""}\n', r"line 1: a prompt is an empty string"),
-        ('{"prompt": 3}\n', r"line 1"),
+        ('{"prompt": 3}\n', r"line 1: a prompt is '3', which is neither text nor a list of chat messages"),
+        ('{"prompt": {"role": "user"}}\n', r"line 1: a prompt is .* which is neither text nor a list"),
+        ('{"prompt": "ab\\ud800"}\n', r"line 1: a prompt holds half of a surrogate pair at character 2"),
+        ('{"prompt": [{"role": "user", "content": "\\ud800"}]}\n', r"line 1: a prompt holds half of a surrogate pair"),
+        ('{"prompt": ' + "[" * 100_000, r"line 1 is not valid JSON"),
         ("", r"leaves no prompt to train on"),
     ],
 )
@@ -101,6 +105,13 @@ def test_damaged_files_are_refused_with_the_line(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(DataError, match=message):
         build_prompts(FileSettings(file=path), seed=0)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n')
+    (prompt,) = build_prompts(FileSettings(file=path), seed=0).prompts("train", 1)
+    assert prompt.text == "a"
 
 
 def test_missing_and_foreign_files_are_refused(tmp_path):
