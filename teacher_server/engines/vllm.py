@@ -111,7 +111,8 @@ class VllmEngine:
             "enable_sleep_mode": self._device.type == "cuda",
         }
         max_k = vocabulary if runner == "pooling" else min(max_k, vocabulary)
-        options |= {"max_logprobs": max_k} if runner == "generate" else {}
+        # One more than is announced: gather asks for the response token beside the caller's k ids.
+        options |= {"max_logprobs": max_k + 1} if runner == "generate" else {}
         self._llm = _start(self._folder, runner, self._device, options | vllm_options)
         self._engine: Any = self._llm.llm_engine
         model_config = self._engine.vllm_config.model_config
@@ -212,10 +213,13 @@ class VllmEngine:
                 if not known:
                     check_unchanged(other.folder, other.info.weights_hash)
                 mine, known = _Weights(self._folder, self._header, self._head, self._info), False
+                # Half-loaded weights have no hash: should the old ones not come back, nobody may take them for those.
+                self._info = replace(mine.info, weights_hash="")
                 try:
                     self._reload(other.folder)
                 except Exception as error:
                     self._reload(self._folder)
+                    self._info = mine.info
                     reason = " ".join(str(error).split())[:200]
                     raise ConfigError(f"vLLM cannot take the weights in {other.folder}: {reason}") from error
                 self._folder, self._header, self._head, self._info = other.folder, other.header, other.head, other.info
@@ -374,6 +378,8 @@ def _check_options(runner: str, device: str, deterministic: bool) -> None:
 
 def _start(folder: Path, runner: str, device: torch.device, options: dict[str, Any]) -> Any:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # Asking torch for devices, as `pick_device` does, bars forked children from CUDA, and this process has threads.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     if device.type == "cpu":
         # On a CPU a child process and compilation cost far more than they save.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")

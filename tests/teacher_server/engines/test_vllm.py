@@ -1,6 +1,7 @@
 """What is particular to the vLLM adapter: weights, cancellation inside vLLM, families, traps."""
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from opd.wire.fingerprint import weights_hash
 from opd.wire.types import PayloadKind, PayloadSpec
 from teacher_server.engines.toplists import SMALLEST_TAIL, log_tail
 from teacher_server.engines.vllm import VllmEngine
+from teacher_server.weights import LostWeightsError, swap
 
 needs_vllm = [
     pytest.mark.engine,
@@ -74,6 +76,27 @@ class TestWithVllm:
         finally:
             engine.close()
 
+    def test_when_neither_new_nor_old_weights_can_be_loaded_they_are_lost_and_not_taken_for_the_old_ones(
+        self, vllm, make_model, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before, exchange = vllm.info, vllm.prepare_weights(make_model("qwen3", seed=1))
+
+        def fail(folder: Path) -> None:
+            raise RuntimeError("the disk is gone")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(vllm, "_reload", fail)
+            with pytest.raises(LostWeightsError):
+                swap(vllm, exchange, Path("new"), lambda: None)
+        vllm._info = before  # nothing was loaded at all here
+
+    def test_a_gather_may_ask_for_as_many_ids_as_are_announced(self, vllm, make_item, entry) -> None:
+        if "generate" not in vllm.info.engine:
+            pytest.skip("our own head has no such limit")
+        k = vllm.info.max_k
+        _, params = vllm._generate_request(entry(make_item(3, 2, k=k), PayloadSpec.gather(k)))
+        params.verify(vllm._engine.vllm_config.model_config, None, None, None)
+
     def test_a_sequence_cancelled_while_vllm_works_on_it_is_aborted(self, vllm, make_item, entry) -> None:
         polls: list[int] = []
         long, short = make_item(200, 250, seed=1), make_item(4, 4, seed=2)  # 450 tokens at 64 per step
@@ -123,10 +146,31 @@ def test_options_that_make_no_sense_are_named(options: dict[str, object], messag
         VllmEngine(str(model_folder), **options)
 
 
+def _keep_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing that the engine sets outlive a test."""
+    for name in (
+        "VLLM_NO_USAGE_STATS",
+        "VLLM_ENABLE_V1_MULTIPROCESSING",
+        "VLLM_WORKER_MULTIPROC_METHOD",
+        "TORCHDYNAMO_DISABLE",
+    ):
+        monkeypatch.setenv(name, "0")
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+def test_vllm_starts_its_processes_anew_since_forked_ones_could_not_use_cuda(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _keep_environment(monkeypatch)
+    with pytest.raises(ConfigError):
+        VllmEngine(str(model_folder))
+    assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+
+
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
 def test_without_vllm_the_error_says_what_to_install(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("VLLM_NO_USAGE_STATS", "VLLM_ENABLE_V1_MULTIPROCESSING", "TORCHDYNAMO_DISABLE"):
-        monkeypatch.setenv(name, "0")  # so that what the engine sets does not outlive this test
+    _keep_environment(monkeypatch)
     with pytest.raises(ConfigError, match=r"opd\[vllm\]"):
         VllmEngine(str(model_folder))
 
