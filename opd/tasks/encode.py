@@ -44,8 +44,8 @@ def encode_prompt(prompt: Prompt, tokenizer: Any, **template_options: Any) -> li
             )
         except TemplateError as error:
             raise DataError(
-                f"the chat template of tokenizer {tokenizer.name_or_path!r} refuses prompt {prompt.uid}, whose roles are "
-                f"{', '.join(message['role'] for message in prompt.messages)}: {error}; change the messages."
+                f"the chat template of tokenizer {tokenizer.name_or_path!r} refuses prompt {prompt.uid}, whose roles "
+                f"are {', '.join(message['role'] for message in prompt.messages)}: {error}; change the messages."
             ) from error
     if not ids:
         raise DataError(f"prompt {prompt.uid} encodes to no token at all; remove it or give it text.")
