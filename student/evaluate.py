@@ -1,6 +1,6 @@
 """Evaluation: sample held-out prompts, verify the answers, measure reverse KL against the teacher."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -14,7 +14,6 @@ from student.needs import Needs
 from student.plan import plan_step
 from student.rollout.transformers import RolloutSpec, rollout
 from student.row import Row
-from student.score import Scorer
 from student.terms import Term, losses_of
 
 
@@ -28,7 +27,7 @@ def sample_answers(
     temperature: float,
     max_new_tokens: int,
     names: Sequence[object],
-    scorer: Scorer | None = None,
+    on_row: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
     """Sample `samples` answers per prompt from the current weights, in the random streams named by `names`."""
     plan = plan_step(0, prompts, samples=samples, max_new_tokens=max_new_tokens, temperature=temperature)
@@ -38,7 +37,7 @@ def sample_answers(
         plan.rows,
         spec,
         purpose=("eval", *names),
-        on_row=scorer.submit if scorer is not None else lambda row: None,
+        on_row=on_row,
     )
 
 

@@ -12,20 +12,13 @@ observe(report)                  controllers learn
 import math
 import time
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from opd.errors import (
-    CancelledError,
-    CheckpointError,
-    ConfigError,
-    DataError,
-    DeviceMemoryError,
-    OpdError,
-    OutageError,
-)
+from opd.errors import CancelledError, CheckpointError, OpdError, RunFolderError
 from opd.fleet.metrics import register_metrics
 from opd.fleet.outage import Outage, OutageHooks
 from student.checkpoint import latest_checkpoint, save_checkpoint
@@ -94,6 +87,21 @@ def _open(recipe: Recipe, resume: bool) -> tuple[RunFolder | None, Path | None]:
     return folder, latest_checkpoint(folder.checkpoints)
 
 
+@dataclass
+class _Unfinished:
+    """A step whose update is done, while what follows it is not: saved when the run stops there.
+
+    Attributes:
+        metrics: of the step so far.
+        acted: controllers that have acted on the weights.
+        observed: whether the controllers have seen the report.
+    """
+
+    metrics: dict[str, float]
+    acted: int = 0
+    observed: bool = False
+
+
 class _Run:
     """State of a running job."""
 
@@ -112,6 +120,7 @@ class _Run:
         self.ranks = job.learner.ranks
         interrupts.shared = self.ranks.count > 1
         self.updates = 0
+        self.unfinished: _Unfinished | None = None
         self.begin = time.monotonic()
         self.before: EvalReport | None = None
         self.tokens = 0
@@ -120,33 +129,43 @@ class _Run:
             self._restore(checkpoint)
 
     def run(self) -> dict[str, Any]:
-        """All remaining steps, then the summary."""
+        """All remaining steps, then the summary; whatever stops them, the state is saved first."""
         hooks = OutageHooks(waiting=self._waiting, emergency=self._emergency, recovered=self._recovered)
         self.job.services.hook_outages(hooks)
         for controller in self.job.controllers:
             controller.start(self.job.services)
+        try:
+            after = self._train()
+        except RunFolderError:
+            raise  # Saving is what failed.
+        except OpdError as error:
+            path, done = self._save(), f"{self.updates} of {self.recipe.train.steps} steps"
+            if isinstance(error, CancelledError):
+                raise CancelledError(f"stopped after {done} and saved {path}; continue with --resume.") from error
+            error.args = (f"{error} The state after {done} is saved in {path}; continue with --resume.",)
+            raise
+        return self._finish(after)
+
+    def _train(self) -> EvalReport | None:
+        """All remaining steps, between two evaluations."""
         if self.updates == 0:
             self.before = self._evaluate("before")
         self.sinks.start(self.updates)
-        try:
-            while self.updates < self.recipe.train.steps:
-                if self.ranks.any(self.interrupts.requested):
-                    raise CancelledError("stopped by a signal")
-                with self.spans.span("opd.step", **{"opd.step": self.updates + 1}):
-                    self._step(self.updates)
-        except CancelledError as stop:
-            path = self._save()
-            raise CancelledError(
-                f"stopped after {self.updates} of {self.recipe.train.steps} steps and saved {path}; "
-                "continue with --resume."
-            ) from stop
-        after = self._evaluate("after")
-        return self._finish(after)
+        if self.unfinished is not None:
+            self._follow_up(self.unfinished, [], StageClock(self.spans))
+        while self.updates < self.recipe.train.steps:
+            if self.ranks.any(self.interrupts.requested):
+                raise CancelledError("stopped by a signal")
+            with self.spans.span("opd.step", **{"opd.step": self.updates + 1}):
+                self._step(self.updates)
+        return self._evaluate("after")
 
     def _waiting(self, outage: Outage) -> None:
         self.sinks.say(outage.sentence())
 
     def _emergency(self, outage: Outage) -> None:
+        if self.unfinished is not None:
+            return  # A controller may be trying other weights.
         path = self._save(together=False)
         self.sinks.say(f"teacher {outage.teacher!r} is away for {outage.seconds:.0f} s; saved {path}")
 
@@ -155,17 +174,9 @@ class _Run:
 
     def _step(self, step: int) -> None:
         job, clock = self.job, StageClock(self.spans)
-        count = self.recipe.rollout.prompts_per_step
-        plan = plan_step(
-            step,
-            job.source.prompts("train", count, step * count),
-            samples=self.recipe.rollout.samples_per_prompt,
-            max_new_tokens=self.recipe.rollout.max_new_tokens,
-            temperature=self.recipe.rollout.temperature,
-        )
-        for controller in job.controllers:
-            plan = controller.plan(plan)
-        rows = self._scored_everywhere(plan, clock)
+        plan = self._plan(step)
+        # No update has begun: when a rank cannot go on, the state of all is that of the last step.
+        rows = self.ranks.agree(lambda: self._scored(plan, clock))
         sampled = sum(row.length for row in rows)
         costs = job.services.costs
         costs.sampled("train", rows)
@@ -176,42 +187,56 @@ class _Run:
         with clock.stage("learn"):
             metrics = job.learner.step(rows, step)
         self.updates = step + 1
-        with clock.stage("after_update"):
-            for controller in job.controllers:
-                metrics |= controller.after_update(step, job.services)
         counts = self.ranks.total(count_rows(rows, sampled) | costs.take())
         self.tokens += int(counts["sampled"])
-        metrics |= row_metrics(counts) | {name: value for name, value in counts.items() if name.startswith("cost/")}
-        report = StepReport(step, metrics, rows)
-        for controller in job.controllers:
-            controller.observe(report)
-        self._periodic(metrics, clock)
+        spent = {name: value for name, value in counts.items() if name.startswith("cost/")}
+        self.unfinished = _Unfinished(metrics | row_metrics(counts) | spent)
+        self._follow_up(self.unfinished, rows, clock)
+
+    def _plan(self, step: int) -> StepPlan:
+        rollout = self.recipe.rollout
+        plan = plan_step(
+            step,
+            self.job.source.prompts("train", rollout.prompts_per_step, step * rollout.prompts_per_step),
+            samples=rollout.samples_per_prompt,
+            max_new_tokens=rollout.max_new_tokens,
+            temperature=rollout.temperature,
+        )
+        for controller in self.job.controllers:
+            plan = controller.plan(plan)
+        return plan
+
+    def _follow_up(self, left: _Unfinished, rows: list[Row], clock: StageClock) -> None:
+        """What follows an update; broken off, it goes on after a resume with the controller that it had come to."""
+        job, metrics = self.job, left.metrics
+        with clock.stage("after_update"):
+            for controller in job.controllers[left.acted :]:
+                job.services.costs.take()  # of a call that was broken off
+                found = controller.after_update(self.updates - 1, job.services)
+                for name, value in self.ranks.total(job.services.costs.take()).items():
+                    metrics[name] = metrics.get(name, 0.0) + value
+                metrics |= found
+                left.acted += 1
+        if not left.observed:
+            for controller in job.controllers:
+                controller.observe(StepReport(self.updates - 1, metrics, rows))
+            left.observed = True
+        self._evaluate_now_and_then(metrics, clock)
+        self.unfinished = None
+        self._save_now_and_then(clock)
         seconds = sum(clock.seconds.values())
-        metrics["tokens_per_second"] = counts["sampled"] / seconds if seconds else 0.0
+        metrics["tokens_per_second"] = metrics["response_tokens"] / seconds if seconds else 0.0
         if job.accelerator.is_main_process:
             self.sinks.step(self.updates, metrics, clock.seconds)
-
-    def _scored_everywhere(self, plan: StepPlan, clock: StageClock) -> list[Row]:
-        """Like `_scored`; when a rank cannot go on, all ranks save and stop."""
-        failure: OpdError | None = None
-        rows: list[Row] = []
-        try:
-            rows = self._scored(plan, clock)
-        except CancelledError:
-            raise
-        except OpdError as error:
-            failure = error
-        if self.ranks.any(failure is not None):
-            # No update has begun: the state is that of the last step.
-            path = self._save()
-            if isinstance(failure, ConfigError | DataError | DeviceMemoryError | OutageError):
-                raise type(failure)(f"{failure} The state is saved in {path}; continue with --resume.") from failure
-            raise failure or CancelledError("another rank could not go on")
-        return rows
 
     def _scored(self, plan: StepPlan, clock: StageClock) -> list[Row]:
         """Sample this rank's rows of the plan, each scored from the moment it is finished."""
         job = self.job
+
+        def submit(row: Row) -> None:
+            self.interrupts.poll()
+            job.scorer.submit(row)
+
         with clock.stage("rollout"):
             rows = rollout(
                 job.learner.student.lm,
@@ -219,24 +244,30 @@ class _Run:
                 plan.shard(self.ranks.index, self.ranks.count).rows,
                 job.services.rollout_spec,
                 policy_version=self.updates,
-                on_row=job.scorer.submit,
+                on_row=submit,
             )
         with clock.stage("wait_teacher"):
             job.scorer.collect(rows, poll=self.interrupts.poll)
         return rows
 
-    def _periodic(self, metrics: dict[str, float], clock: StageClock) -> None:
+    def _evaluate_now_and_then(self, metrics: dict[str, float], clock: StageClock) -> None:
         last = self.updates == self.recipe.train.steps
-        if self.recipe.eval.every and self.updates % self.recipe.eval.every == 0 and not last:
-            with clock.stage("evaluate"):
-                result = self._evaluate(f"step {self.updates}")
-            if result is not None:
-                metrics["eval/response_length"] = result.mean_length
-                metrics |= _domain_metrics(result)
-                if not math.isnan(result.accuracy):
-                    metrics["eval/accuracy"] = result.accuracy
-                if result.reverse_kl is not None:
-                    metrics["eval/reverse_kl"] = result.reverse_kl
+        every = self.recipe.eval.every
+        if last or not every or self.updates % every:
+            return
+        with clock.stage("evaluate"):
+            result = self._evaluate(f"step {self.updates}")
+        if result is None:
+            return
+        metrics["eval/response_length"] = result.mean_length
+        metrics |= _domain_metrics(result)
+        if not math.isnan(result.accuracy):
+            metrics["eval/accuracy"] = result.accuracy
+        if result.reverse_kl is not None:
+            metrics["eval/reverse_kl"] = result.reverse_kl
+
+    def _save_now_and_then(self, clock: StageClock) -> None:
+        last = self.updates == self.recipe.train.steps
         every = self.recipe.train.checkpoint_every
         if last or (every and self.updates % every == 0):
             with clock.stage("checkpoint"):
@@ -294,6 +325,7 @@ class _Run:
                 "seconds": time.monotonic() - self.begin,
                 "seed": self.recipe.seed,
                 "before": None if self.before is None else _brief(self.before),
+                "unfinished": None if self.unfinished is None else asdict(self.unfinished),
                 "objective": job.learner.objective.state_dict(),
                 "controllers": {str(i): c.state_dict() for i, c in enumerate(job.controllers)},
             },
@@ -321,8 +353,10 @@ class _Run:
         self.tokens = int(state["tokens"])
         self.begin -= float(state["seconds"])
         self.before = _from_brief(state["before"])
+        if state.get("unfinished") is not None:
+            self.unfinished = _Unfinished(**state["unfinished"])
         if self.job.accelerator.is_main_process:
-            self.folder.cut_metrics(self.updates)
+            self.folder.cut_metrics(self.updates - (self.unfinished is not None))
 
     def _finish(self, after: EvalReport | None) -> dict[str, Any]:
         summary = {

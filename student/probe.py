@@ -160,16 +160,7 @@ class Prober:
 
     def _measure(self, twin: Learner, plan: StepPlan, spec: ProbeSpec) -> ProbeResult:
         costs = Costs()
-        rows = rollout(
-            twin.student.lm,
-            self._tokenizer,
-            plan.rows,
-            self._spec,
-            policy_version=self._learner.updates,
-            purpose=("probe",),
-            on_row=self._submit,
-        )
-        self._scorer.collect(rows, poll=self._check)
+        rows = self._learner.ranks.agree(lambda: self._scored(twin, plan))
         costs.sampled("probe", rows)
         costs.scored("probe", rows, self._scorer.needs)
         kept = {name: p.grad for name, p in twin.named_parameters()}
@@ -183,6 +174,19 @@ class Prober:
         for name, parameter in twin.named_parameters():
             parameter.grad = kept[name]
         return ProbeResult(grams, nulls, costs.take())
+
+    def _scored(self, twin: Learner, plan: StepPlan) -> list[Row]:
+        rows = rollout(
+            twin.student.lm,
+            self._tokenizer,
+            plan.rows,
+            self._spec,
+            policy_version=self._learner.updates,
+            purpose=("probe",),
+            on_row=self._submit,
+        )
+        self._scorer.collect(rows, poll=self._check)
+        return rows
 
     def _submit(self, row: Row) -> None:
         self._check()

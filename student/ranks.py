@@ -1,6 +1,7 @@
 """What data-parallel ranks tell each other beside gradients; with one rank nothing is sent."""
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
 
@@ -8,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, gather_object
 
-from opd.errors import ConfigError
+from opd.errors import CancelledError, ConfigError, OpdError
 
 T = TypeVar("T")
 _MARGIN_SECONDS = 600.0
@@ -58,6 +59,22 @@ class Ranks:
     def any(self, flag: bool) -> bool:
         """Whether any rank says so."""
         return any(self.gather(flag))
+
+    def agree(self, work: Callable[[], T]) -> T:
+        """The result of `work`; where it fails on a rank, it fails on all, so that none waits for another.
+
+        Raises:
+            OpdError: of this rank's work.
+            CancelledError: when only that of another rank failed.
+        """
+        failure: OpdError | None = None
+        try:
+            result = work()
+        except OpdError as error:
+            failure = error
+        if self.any(failure is not None):
+            raise failure or CancelledError("another rank could not go on")
+        return result
 
     def total(self, counts: dict[str, float]) -> dict[str, float]:
         """Sums over ranks, by name."""

@@ -89,9 +89,13 @@ class LoopServices:
 
     def score(self, rows: Sequence[Row]) -> list[Row]:
         """See `Services.score`."""
-        for row in rows:
-            self._scorer.submit(row)
-        self._scorer.collect(rows, poll=self._poll)
+
+        def work() -> None:
+            for row in rows:
+                self._scorer.submit(row)
+            self._scorer.collect(rows, poll=self._poll)
+
+        self._learner.ranks.agree(work)
         return list(rows)
 
     def start_probe(self, plan: StepPlan, spec: ProbeSpec, weights: dict[str, Tensor] | None = None) -> Probe:
@@ -114,37 +118,56 @@ class LoopServices:
     ) -> EvalReport:
         """See `Services.evaluate`; `temperature` defaults to the rollout's, costs go to `purpose`."""
         level = self._recipe.rollout.temperature if temperature is None else temperature
-        limit = self._recipe.rollout.max_new_tokens
-        measure = reverse_kl and self._kl_scorer is not None and self._kl_term is not None
+        kl_scorer = self._kl_scorer if reverse_kl else None
         on_policy = level == self._recipe.rollout.temperature
 
-        def sample(temp: float, count: int, scorer: Scorer | None) -> list[Row]:
-            return sample_answers(
-                self._learner,
-                self.tokenizer,
-                prompts,
-                self.rollout_spec,
-                samples=count,
-                temperature=temp,
-                max_new_tokens=limit,
-                names=seed_names,
-                scorer=scorer,
-            )
+        def work() -> tuple[list[Row], list[Row]]:
+            rows = self._answers(prompts, seed_names, samples, level, kl_scorer if on_policy else None)
+            if kl_scorer is None:
+                return rows, []
+            scored = rows
+            if not on_policy:
+                scored = self._answers(prompts, seed_names, 1, self._recipe.rollout.temperature, kl_scorer)
+            kl_scorer.collect(scored, poll=self._poll)
+            return rows, scored
 
-        rows = sample(level, samples, self._kl_scorer if measure and on_policy else None)
+        rows, scored = self._learner.ranks.agree(work)
         if purpose is not None:
             self.costs.sampled(purpose, rows)
         value = None
-        if measure and self._kl_scorer is not None and self._kl_term is not None:
-            scored = rows if on_policy else sample(self._recipe.rollout.temperature, 1, self._kl_scorer)
-            self._kl_scorer.collect(scored, poll=self._poll)
+        if kl_scorer is not None and self._kl_term is not None:
             if purpose is not None:
-                self.costs.scored(purpose, scored, self._kl_scorer.needs)
+                self.costs.scored(purpose, scored, kl_scorer.needs)
                 self.costs.add(purpose, "decoded_positions", positions(scored))
                 if not on_policy:
                     self.costs.sampled(purpose, scored)
             value = mean_divergence(self._learner, scored, self._kl_term, self._kl_term.needs())
         return report(rows, self._source, samples, value)
+
+    def _answers(
+        self,
+        prompts: Sequence[Prompt],
+        seed_names: Sequence[object],
+        samples: int,
+        temperature: float,
+        scorer: Scorer | None,
+    ) -> list[Row]:
+        def on_row(row: Row) -> None:
+            self._poll()
+            if scorer is not None:
+                scorer.submit(row)
+
+        return sample_answers(
+            self._learner,
+            self.tokenizer,
+            prompts,
+            self.rollout_spec,
+            samples=samples,
+            temperature=temperature,
+            max_new_tokens=self._recipe.rollout.max_new_tokens,
+            names=seed_names,
+            on_row=on_row,
+        )
 
     def training_prompts(self, count: int, *, seed_names: Sequence[object]) -> list[Prompt]:
         """See `Services.training_prompts`."""

@@ -116,12 +116,17 @@ class Adwin(WindowController):
         """Act on a probe that is due, begin the next one; metrics window and, when a probe acted, adwin/*."""
         s = self.settings
         metrics = {"window": self._mean_window()}
-        if self._probe is not None and self._started is not None and step - self._started >= s.delay:
-            metrics |= self._act(self._probe.result(), services)
+        age = 0 if self._started is None else step - self._started
+        acts = self._probe is not None and age >= s.delay
+        begins = self._started is None or (age >= max(s.every, s.delay) and (acts or self._probe is None))
+        # First all that can be broken off, then what changes the state.
+        found = self._probe.result() if self._probe is not None and acts else None
+        began = self._launch(step, services, None) if begins else None
+        if found is not None:
+            metrics |= self._act(found, services)
             self._probe = None
-        due = self._started is None or step - self._started >= max(s.every, s.delay)
-        if self._probe is None and due:
-            self._probe, self._started = self._launch(step, services, None), step
+        if began is not None:
+            self._probe, self._started = began, step
             self._probes += 1
         return metrics
 

@@ -117,13 +117,18 @@ class EffOpd(Controller):
         start = _clone(moved)
         first = best = self._evaluate(services, updates, 0)
         kept = tried = 0
-        for k in range(1, self.settings.tries + 1):
-            tried = k
-            _displace(moved, start, self._anchor, 2.0 * k)
-            report = self._evaluate(services, updates, k)
-            if not passes(self.settings.gate, report, best):
-                break
-            kept, best = k, report
+        try:
+            for k in range(1, self.settings.tries + 1):
+                tried = k
+                _displace(moved, start, self._anchor, 2.0 * k)
+                report = self._evaluate(services, updates, k)
+                if not passes(self.settings.gate, report, best):
+                    break
+                kept, best = k, report
+        except BaseException:
+            # Broken off by a signal or for want of a teacher: the search is made again after a resume.
+            _displace(moved, start, self._anchor, 0.0)
+            raise
         if kept != tried:
             # The same arithmetic gives the same bits again; with kept = 0 the weights are copied back.
             _displace(moved, start, self._anchor, 2.0 * kept)

@@ -1,0 +1,130 @@
+"""A run that stops in the middle of a step, at any stage of it, resumes to the weights and metrics of a calm one."""
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from opd.errors import CancelledError, NonFiniteError, OpdError, OutageError
+from student.loop import train
+from student.methods.opd import OnPolicyDistillation
+from student.probe import Prober
+from student.recipe import Recipe
+from student.services import LoopServices
+from student.terms import TermOutput, TokenBatch
+
+EFFOPD = {
+    "name": "effopd",
+    "tries": 3,
+    "gate": {"kind": "reverse_kl", "prompts": 8, "gain": 0.0, "length_tolerance": 9, "truncation_tolerance": 1},
+}
+ADWIN = {"name": "adwin", "windows": [2, 4], "rows": 8, "folds": 2, "delay": 1, "null_every": 0, "rho": 0.3}
+EXACT = [{"name": "opd", "payload": "hidden", "aggregation": "constant"}]
+
+
+def records(recipe: Recipe) -> list[dict[str, Any]]:
+    """metrics.jsonl without what depends on time."""
+    lines = [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines]
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, cls: type, method: str, call: int, error: OpdError | None) -> None:
+    """Have the `call`-th call of a method raise `error`, or meet a Ctrl-C when it is None."""
+    original, calls = getattr(cls, method), []
+
+    def wrapper(*arguments: Any, **keywords: Any) -> Any:
+        calls.append(1)
+        if len(calls) == call:
+            if error is not None:
+                raise error
+            signal.raise_signal(signal.SIGINT)
+        return original(*arguments, **keywords)
+
+    monkeypatch.setattr(cls, method, wrapper)
+
+
+@pytest.fixture
+def check(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]]
+) -> Callable[..., str]:
+    """Run a recipe calmly, and interrupted and resumed; compares both and gives the message of the interruption."""
+
+    def run(stop: Callable[[pytest.MonkeyPatch], None], **changes: Any) -> str:
+        changes = {"train": {"steps": 4, "checkpoint_every": 0}, "eval": {"prompts": 0}, **changes}
+        calm_recipe = make_recipe(run=str(tmp_path / "calm"), **changes)
+        calm = train(calm_recipe)
+        recipe = make_recipe(run=str(tmp_path / "cut"), **changes)
+        with pytest.MonkeyPatch.context() as patch:
+            stop(patch)
+            with pytest.raises(OpdError) as caught:
+                train(recipe)
+        assert not (recipe.run / "summary.json").exists()
+        resumed = train(recipe, resume=True)
+        assert hashes(Path(resumed["checkpoint"])) == hashes(Path(calm["checkpoint"]))
+        assert records(recipe) == records(calm_recipe)
+        assert isinstance(caught.value, CancelledError) == ("stopped after" in str(caught.value))
+        return str(caught.value)
+
+    return run
+
+
+@pytest.mark.parametrize("call", [1, 2, 5])
+@pytest.mark.parametrize("error", [None, OutageError("teacher 't' stayed away.")], ids=["signal", "outage"])
+def test_a_search_of_effopd_that_is_broken_off_leaves_no_trace(
+    check: Callable[..., str], call: int, error: OpdError | None
+) -> None:
+    message = check(
+        lambda patch: stop_at(patch, LoopServices, "evaluate", call, error), objective=EXACT, methods=[EFFOPD]
+    )
+    assert "saved" in message and "continue with --resume" in message
+
+
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_probe_of_adwin_that_is_broken_off_is_taken_again(
+    check: Callable[..., str], background: bool, call: int
+) -> None:
+    method = {**ADWIN, "background": background}
+    assert "--resume" in check(
+        lambda patch: stop_at(patch, Prober, "_measure", call, None), objective=EXACT, methods=[method]
+    )
+
+
+@pytest.mark.parametrize("call", [1, 3, 5])
+@pytest.mark.parametrize("error", [None, OutageError("teacher 't' stayed away.")], ids=["signal", "outage"])
+def test_an_evaluation_that_is_broken_off_is_made_again(
+    check: Callable[..., str], call: int, error: OpdError | None
+) -> None:
+    """The first of five evaluations is before the first step, the last one after the last."""
+    message = check(
+        lambda patch: stop_at(patch, LoopServices, "evaluate", call, error), eval={"prompts": 8, "every": 1}
+    )
+    assert "saved" in message and f"{call - 1} of 4 steps" in message
+
+
+class Broken(OnPolicyDistillation):
+    """Its loss is infinite in the third step."""
+
+    def token_losses(self, batch: TokenBatch) -> TermOutput:
+        output = super().token_losses(batch)
+        assert output.loss is not None
+        factor = float("inf") if batch.rows[0].key.step == 2 else 1.0
+        return TermOutput(output.loss * factor, metrics=output.metrics)
+
+
+def test_a_step_without_finite_gradient_loses_nothing(
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, hashes: Callable[[Path], dict[str, str]]
+) -> None:
+    monkeypatch.setitem(sys.modules, "broken", SimpleNamespace(Broken=Broken))
+    changes = {"train": {"steps": 4, "checkpoint_every": 0}}
+    recipe = make_recipe(objective=[{"name": "broken:Broken", "k": 8}], **changes)
+    with pytest.raises(NonFiniteError, match=r"not finite.* 2 of 4 steps is saved in .*step-000002"):
+        train(recipe)
+    resumed = train(make_recipe(**changes), resume=True)
+    calm = train(make_recipe(run=str(recipe.run) + "2", **changes))
+    assert hashes(Path(resumed["checkpoint"]) / "model") == hashes(Path(calm["checkpoint"]) / "model")
