@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from opd.wire.types import ScoreItem
+from teacher_server.engines.collect import to_device
 
 
 class Backbone:
@@ -49,8 +50,8 @@ class Backbone:
         """As `padded`, with the sequences end to end; positions that start again at 0 keep them apart."""
         ids = self._ids(np.concatenate([item.token_ids[:-1] for item in items])[None])
         lengths = [len(item.token_ids) - 1 for item in items]
-        positions = torch.cat([torch.arange(length) for length in lengths])[None].to(self.device)
-        states = self._states(ids, position_ids=positions)[0]
+        positions = torch.cat([torch.arange(length) for length in lengths])[None]
+        states = self._states(ids, position_ids=to_device(positions, self.device))[0]
         parts, first = [], 0
         for item, length in zip(items, lengths, strict=True):
             parts.append(states[first + item.prompt_length - 1 : first + length])
@@ -62,7 +63,7 @@ class Backbone:
         prompts = [item.token_ids[: item.prompt_length] for item in items]
         slots = {prompt.tobytes(): None for prompt in prompts}
         index = {key: slot for slot, key in enumerate(slots)}
-        owner = torch.tensor([index[prompt.tobytes()] for prompt in prompts], device=self.device)
+        owner = to_device(torch.tensor([index[prompt.tobytes()] for prompt in prompts]), self.device)
         cache, last = self._prompt_cache(tuple(slots), np.stack([np.frombuffer(key, np.uint32) for key in slots]))
         heads = last[owner]
         width = max(item.response_length for item in items) - 1
@@ -89,7 +90,7 @@ class Backbone:
         return states
 
     def _ids(self, ids: np.ndarray) -> Int[Tensor, "B L"]:
-        return torch.from_numpy(ids.astype(np.int64)).to(self.device, non_blocking=True)
+        return to_device(torch.from_numpy(ids.astype(np.int64)), self.device)
 
     def _pad(self, rows: Sequence[np.ndarray]) -> Int[Tensor, "B L"]:
         # The padding id does not matter: no real position sees it. 0 exists in every vocabulary.

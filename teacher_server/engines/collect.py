@@ -1,6 +1,7 @@
-"""Copy reduced payloads to the host while the device goes on with the next forward.
+"""Copies between host and device: payloads leave while the device goes on with the next forward.
 
-On CUDA the host buffers are pinned and the copies asynchronous; elsewhere a copy is a copy.
+On CUDA the host buffers are pinned and the copies asynchronous; elsewhere a copy is a copy: other accelerators would
+hand out numbers before they have arrived.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,10 +32,11 @@ class HostCopy:
             count = len(block["finite"])
             for name, tensor in block.items():
                 device = tensor.device
+                cuda = device.type == "cuda"
                 if name not in self._buffers:
                     shape = (rows, *tensor.shape[1:])
-                    self._buffers[name] = torch.empty(shape, dtype=tensor.dtype, pin_memory=device.type == "cuda")
-                self._buffers[name][first : first + count].copy_(tensor, non_blocking=True)
+                    self._buffers[name] = torch.empty(shape, dtype=tensor.dtype, pin_memory=cuda)
+                self._buffers[name][first : first + count].copy_(tensor, non_blocking=cuda)
             first += count
         if device.type == "cuda":
             self._event = torch.cuda.Event()
@@ -57,6 +59,11 @@ class HostCopy:
             out.append(Scores(**fields, weights_hash=weights_hash) if finite[part].all() else None)
             first += length
         return out
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device, without waiting for what CUDA computes before it."""
+    return tensor.to(device, non_blocking=device.type == "cuda")
 
 
 def _numpy(tensor: Tensor) -> np.ndarray[Any, Any]:

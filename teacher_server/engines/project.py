@@ -13,7 +13,7 @@ from torch import Tensor
 from opd.errors import NonFiniteError
 from opd.wire.types import U32, PayloadKind, PayloadSpec, Scores
 from teacher_server.engines.base import EngineInfo, EngineItem
-from teacher_server.engines.collect import HostCopy
+from teacher_server.engines.collect import HostCopy, to_device
 from teacher_server.engines.head import OutputHead
 from teacher_server.engines.payload import Rows, reduce_rows
 
@@ -80,10 +80,10 @@ def _rows(hidden: Tensor, entries: Sequence[EngineItem], spec: PayloadSpec) -> R
     return Rows(
         hidden=hidden,
         targets=_ids([entry.item.response_ids for entry in entries], hidden.device),
-        temperature=temperature.repeat_interleave(lengths).to(hidden.device, non_blocking=True),
+        temperature=to_device(temperature.repeat_interleave(lengths), hidden.device),
         gather_ids=gather,
     )
 
 
 def _ids(arrays: Sequence[U32], device: torch.device) -> Int[Tensor, "N ..."]:
-    return torch.cat([torch.from_numpy(array.astype("int64")) for array in arrays]).to(device, non_blocking=True)
+    return to_device(torch.cat([torch.from_numpy(array.astype("int64")) for array in arrays]), device)
