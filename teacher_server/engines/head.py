@@ -12,7 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from opd.wire.fingerprint import head_hash
 from opd.wire.types import Head
+from teacher_server.engines.base import HeadIdentity
 
 # Vocabulary rows converted to f32 at a time where the device cannot multiply half precision into f32.
 _TILE_ROWS = 16_384
@@ -56,15 +58,27 @@ class OutputHead:
             return hidden.float() @ self.weight.T
         if self.weight.is_cuda:
             return torch.mm(hidden.to(self.weight.dtype), self.weight.T, out_dtype=torch.float32)
-        out = torch.empty(len(hidden), len(self.weight), device=hidden.device)
+        # Not torch's default dtype: a model that is being loaded on another thread sets it, for all threads.
+        out = torch.empty(len(hidden), len(self.weight), dtype=torch.float32, device=hidden.device)
         rows = hidden.float()
         for first in range(0, len(self.weight), _TILE_ROWS):
             tile = self.weight[first : first + _TILE_ROWS]
             out[:, first : first + len(tile)] = rows @ tile.float().T
         return out
 
+    def identity(self) -> HeadIdentity:
+        """Its description, with the content hash."""
+        return HeadIdentity(
+            hash=head_hash(self.export("")),
+            hidden_size=self.weight.shape[1],
+            logit_scale=self.scale,
+            soft_cap=self.soft_cap,
+            dtype=DTYPE_NAMES[self.weight.dtype],
+            has_bias=self.bias is not None,
+        )
+
     def export(self, content_hash: str) -> Head:
-        """The head as numpy arrays, for callers of the payload hidden."""
+        """The head as numpy arrays, for callers of the payload hidden; on the CPU they share the weights' memory."""
         return Head(
             weight=to_numpy(self.weight),
             bias=None if self.bias is None else to_numpy(self.bias),
@@ -76,6 +90,6 @@ class OutputHead:
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """A contiguous numpy copy of a tensor on any device; bfloat16 becomes its bits in uint16."""
+    """A tensor on any device as a contiguous array, a view where that is possible; bfloat16 as its bits in uint16."""
     host = tensor.detach().to("cpu").contiguous()
     return host.view(torch.uint16).numpy() if host.dtype == torch.bfloat16 else host.numpy()

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from opd.errors import ConfigError, UnavailableError
 from opd.heads import caps_attention, scale_and_cap
-from opd.wire.fingerprint import head_hash, weights_hash
+from opd.wire.fingerprint import weights_hash
 from opd.wire.types import Head, PayloadKind, ScoreItem, Scores
 from teacher_server.engines.backbone import Backbone
-from teacher_server.engines.base import EngineInfo, EngineItem, Exchange, HeadIdentity
+from teacher_server.engines.base import EngineInfo, EngineItem, Exchange
 from teacher_server.engines.checks import check_batch
 from teacher_server.engines.head import DTYPE_NAMES, OutputHead
 from teacher_server.engines.loading import (
@@ -131,7 +131,9 @@ class TransformersEngine:
         with self._lock:
             if self._closed:
                 raise UnavailableError(f"teacher {self._info.model} is closed; load it again.")
-            return self._head().export(self._info.head.hash if self._info.head else "")
+            head = self._head().export(self._info.head.hash if self._info.head else "")
+        # The weights change in place: what is being sent must not.
+        return replace(head, weight=head.weight.copy(), bias=None if head.bias is None else head.bias.copy())
 
     def memory_bytes(self) -> int:
         """Bytes of all parameters and buffers, tied ones once."""
@@ -152,23 +154,20 @@ class TransformersEngine:
         folder = Path(folder)
         if (folder / "config.json").is_file():
             check_same_architecture(self._config, load_config(folder, trust_remote_code=self._trust), folder)
-        other_hash = weights_hash(folder)
-        spare: dict[str, Tensor] = load_model(
-            folder, self._config, self._dtype, torch.device("cpu"), trust_remote_code=self._trust
-        ).state_dict()
+        new_hash = weights_hash(folder)
+        model = load_model(folder, self._config, self._dtype, torch.device("cpu"), trust_remote_code=self._trust)
+        spare: dict[str, Tensor] = model.state_dict()
         check_finite(spare, folder)
+        # Hashed here, not in the exchange: nobody waits for it, and nothing can fail once the weights have moved.
+        other = replace(self._info, weights_hash=new_hash, head=self._head(model).identity())
 
         def exchange() -> None:
-            nonlocal other_hash
+            nonlocal other
             with self._lock, torch.no_grad():
                 if self._closed:
                     raise UnavailableError(f"teacher {self._info.model} is closed; load it again.")
                 self._swap(spare)
-                identity = self._info.head
-                if identity is not None:
-                    identity = replace(identity, hash=head_hash(self._head().export("")))
-                mine, other_hash = other_hash, self._info.weights_hash
-                self._info = replace(self._info, weights_hash=mine, head=identity)
+                self._info, other = other, self._info
 
         return exchange
 
@@ -241,22 +240,14 @@ class TransformersEngine:
             states = self._backbone.padded(items)
         return launch(states, one.rows, batch, head, self._logit_bytes)
 
-    def _head(self) -> OutputHead:
-        projection = self._model.get_output_embeddings()
+    def _head(self, model: Any = None) -> OutputHead:
+        projection = (self._model if model is None else model).get_output_embeddings()
         scale, cap = scale_and_cap(self._config.get_text_config())
         return OutputHead(projection.weight, getattr(projection, "bias", None), scale, cap)
 
     def _describe(self, model: str, folder: Path, head: OutputHead, deterministic: bool) -> EngineInfo:
         text = self._config.get_text_config()
-        rows, width = head.weight.shape
-        identity = HeadIdentity(
-            hash=head_hash(head.export("")),
-            hidden_size=width,
-            logit_scale=head.scale,
-            soft_cap=head.soft_cap,
-            dtype=DTYPE_NAMES[head.weight.dtype],
-            has_bias=head.bias is not None,
-        )
+        rows = len(head.weight)
         return EngineInfo(
             engine=f"transformers {transformers.__version__}",
             model=model,
@@ -264,7 +255,7 @@ class TransformersEngine:
             compute_dtype=DTYPE_NAMES[self._dtype],
             vocab_size=rows,
             tokenizer=load_tokenizer_identity(folder, trust_remote_code=self._trust),
-            head=identity,
+            head=head.identity(),
             payloads=frozenset(PayloadKind),
             supports_temperature=True,
             max_sequence_tokens=int(getattr(text, "max_position_embeddings", 0) or 1 << 20),

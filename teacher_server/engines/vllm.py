@@ -21,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 
 from opd.errors import ConfigError, UnavailableError
-from opd.wire.fingerprint import head_hash, weights_hash
+from opd.wire.fingerprint import weights_hash
 from opd.wire.types import Head, PayloadKind, Scores
-from teacher_server.engines.base import EngineInfo, EngineItem, Exchange, HeadIdentity
+from teacher_server.engines.base import EngineInfo, EngineItem, Exchange
 from teacher_server.engines.checkpoint import Header, check_same_tensors, check_unchanged, load_head, read_header
 from teacher_server.engines.checks import check_batch
 from teacher_server.engines.head import DTYPE_NAMES, OutputHead
@@ -137,7 +137,7 @@ class VllmEngine:
             compute_dtype=DTYPE_NAMES[self._dtype],
             vocab_size=vocabulary,
             tokenizer=load_tokenizer_identity(self._folder, trust_remote_code=self._trust),
-            head=_identity(self._head),
+            head=None if self._head is None else self._head.identity(),
             payloads=payloads,
             supports_temperature=pooling,
             # The generate runner must have room for one token that nobody wants.
@@ -203,7 +203,8 @@ class VllmEngine:
         check_same_tensors(self._header, header, folder)
         new_hash = weights_hash(folder)
         head = None if self._head is None else load_head(folder, self._config, self._dtype, self._device)
-        other = _Weights(folder, header, head, replace(self._info, weights_hash=new_hash, head=_identity(head)))
+        identity = None if head is None else head.identity()
+        other = _Weights(folder, header, head, replace(self._info, weights_hash=new_hash, head=identity))
         known = True
 
         def exchange() -> None:
@@ -398,19 +399,6 @@ def _start(folder: Path, runner: str, device: torch.device, options: dict[str, A
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(f"vLLM cannot load model {folder} with runner {runner}: {reason}") from error
-
-
-def _identity(head: OutputHead | None) -> HeadIdentity | None:
-    if head is None:
-        return None
-    return HeadIdentity(
-        hash=head_hash(head.export("")),
-        hidden_size=head.weight.shape[1],
-        logit_scale=head.scale,
-        soft_cap=head.soft_cap,
-        dtype=DTYPE_NAMES[head.weight.dtype],
-        has_bias=head.bias is not None,
-    )
 
 
 def _version() -> str:

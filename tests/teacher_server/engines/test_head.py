@@ -44,6 +44,18 @@ def test_a_bf16_head_is_not_rounded_to_bf16() -> None:
     assert ((hidden @ weight.T).double() - exact).abs().max() > 1e-3
 
 
+def test_a_bf16_head_gives_f32_logits_while_another_thread_loads_a_bf16_model() -> None:
+    weight, hidden = torch.randn(50, 8).bfloat16(), torch.randn(3, 8).bfloat16()
+    head = OutputHead(weight, None, 1.0, 0.0)
+    calm = head.logits(hidden)
+    torch.set_default_dtype(torch.bfloat16)  # what loading sets, for all threads
+    try:
+        found = head.logits(hidden)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype == torch.float32 and torch.equal(found, calm)
+
+
 @pytest.mark.parametrize(
     ("dtype", "array", "name"),
     [(torch.float32, np.float32, "f32"), (torch.bfloat16, np.uint16, "bf16"), (torch.float16, np.float16, "f16")],

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from opd.errors import ConfigError, IncompatibleTeacherError, InvalidRequestError, NonFiniteError, UnavailableError
 from opd.wire.fingerprint import head_hash, weights_hash
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
+from teacher_server.engines.head import OutputHead
 from teacher_server.engines.transformers import TransformersEngine
 
 
@@ -162,6 +163,30 @@ def test_a_second_exchange_brings_the_old_weights_back_without_their_folder(
     assert (engine.info, _bits(engine.score([item])[0])) == (before, bits) != (other, fresh)
     exchange()
     assert (engine.info, _bits(engine.score([item])[0])) == (other, fresh)
+
+
+def test_a_head_that_is_being_sent_does_not_change_with_the_weights(make_model) -> None:
+    engine = TransformersEngine(str(make_model("qwen3")))
+    head = engine.head()
+    engine.prepare_weights(make_model("qwen3", seed=1))()
+    assert head_hash(head) == head.hash != engine.head().hash
+
+
+def test_an_exchange_does_nothing_after_the_swap_that_could_fail(
+    make_model, make_item, entry, reference_logits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, new, item = TransformersEngine(str(make_model("qwen3"))), make_model("qwen3", seed=1), make_item(6, 9)
+    exchange = engine.prepare_weights(new)
+
+    def no_memory(self: OutputHead, content_hash: str) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as short:
+        short.setattr(OutputHead, "export", no_memory)
+        exchange()
+    assert engine.info.weights_hash == weights_hash(new)
+    assert engine.info.head is not None and engine.info.head.hash == engine.head().hash == head_hash(engine.head())
+    _close(engine.score([entry(item, PayloadSpec.sampled())])[0], reference_logits(new, item), item)
 
 
 def test_the_memory_of_tied_weights_counts_once(make_model) -> None:
