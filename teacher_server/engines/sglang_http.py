@@ -5,6 +5,7 @@ Fields as in SGLang 0.5.23: `managers/io_struct.py` and `managers/tokenizer_mana
 
 import base64
 import binascii
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -50,8 +51,9 @@ class SglangClient:
         except urllib.error.HTTPError as error:
             reason = " ".join(error.read(500).decode(errors="replace").split())
             raise UnavailableError(f"SGLang at {self.url}{path} answered {error.code}: {reason}") from error
-        except (OSError, ValueError) as error:
-            raise UnavailableError(f"SGLang at {self.url} cannot be reached: {error}; is it running?") from error
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            reason = str(error) or type(error).__name__
+            raise UnavailableError(f"SGLang at {self.url} cannot be reached: {reason}; is it running?") from error
         try:
             found = json.loads(raw) if raw.strip() else {}
         except ValueError as error:

@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from opd.errors import NonFiniteError
+from opd.errors import CorruptPayloadError, NonFiniteError
 from opd.wire.types import F32, U32, Scores
 
 # Spacing of f32 just below 1: the smallest mass that a sum of f32 probabilities can tell from nothing.
@@ -47,12 +47,17 @@ def from_lists(
 
     Raises:
         NonFiniteError: when a log-prob is NaN, positive beyond rounding, or infinite.
+        CorruptPayloadError: when a listed id is outside the vocabulary.
     """
     for array in (sampled, values):
         if array is not None and not (np.isfinite(array).all() and float(array.max(initial=-math.inf)) < 1e-3):
             raise NonFiniteError(f"teacher {teacher} returned a log-prob that is not one; check its weights and dtype.")
     if ids is None or values is None:
         return Scores(sampled=sampled)
+    if not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+        raise CorruptPayloadError(
+            f"teacher {teacher} listed ids from {ids.min()} to {ids.max()}, outside its vocabulary of {vocabulary}."
+        )
     unsigned: U32 = ids.astype(np.uint32)
     tail = log_tail(values, vocabulary)
     carried = np.maximum(values, -65504.0).astype(np.float16) if value_dtype == "f16" else values

@@ -3,6 +3,7 @@
 import base64
 import shutil
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from opd.errors import (
 from opd.wire.fingerprint import weights_hash
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
 from teacher_server.engines.sglang import SglangEngine
+from teacher_server.engines.sglang_http import SglangClient
 
 
 @pytest.fixture
@@ -96,13 +98,29 @@ def _other_dtype(meta: dict[str, Any]) -> None:
     meta["input_top_logprobs_val_flat_b64_dtype"] = "float16"
 
 
+def _an_id_outside_the_vocabulary(meta: dict[str, Any]) -> None:
+    ids = np.frombuffer(base64.b64decode(meta["input_top_logprobs_idx_flat_b64"]), np.int32).copy()
+    ids[0] = -1
+    meta["input_top_logprobs_idx_flat_b64"] = base64.b64encode(ids.tobytes()).decode()
+
+
 @pytest.mark.parametrize(
     "spoil",
-    [_shift, _other_ids, _null_inside, _two_null_rows, _short_buffer, _not_base64, _no_flat_fields, _other_dtype],
+    [
+        _shift,
+        _other_ids,
+        _null_inside,
+        _two_null_rows,
+        _short_buffer,
+        _not_base64,
+        _no_flat_fields,
+        _other_dtype,
+        _an_id_outside_the_vocabulary,
+    ],
 )
 def test_an_answer_that_does_not_fit_the_question_is_refused(sglang, sglang_server, make_item, entry, spoil) -> None:
     sglang_server.spoil = spoil
-    with pytest.raises(CorruptPayloadError, match="SGLang"):
+    with pytest.raises(CorruptPayloadError, match="SGLang|vocabulary"):
         sglang.score([entry(make_item(4, 6), PayloadSpec.topk(3))])
 
 
@@ -191,6 +209,24 @@ def test_an_error_of_the_server_is_unavailable_with_its_reason(sglang, sglang_se
     sglang_server.status = ("/generate", 503)
     with pytest.raises(UnavailableError, match=r"503.*told to fail"):
         sglang.score([entry(make_item(4, 6), PayloadSpec.sampled())])
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", b"no HTTP\r\n\r\n", b""])
+def test_a_server_that_breaks_off_is_unavailable(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        client = SglangClient(f"http://127.0.0.1:{listener.getsockname()[1]}", None, None, 30.0)
+        with pytest.raises(UnavailableError, match="cannot be reached"):
+            client.call("/generate", {})
+        thread.join()
 
 
 def test_the_key_is_sent(sglang_server, model_folder: Path) -> None:
