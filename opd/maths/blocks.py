@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-#: Entries of one block. On CPU its float32 temporaries (1 MiB each) stay in the cache; on a GPU launches are amortised.
-_CPU_BLOCK, _GPU_BLOCK = 1 << 18, 1 << 26
+#: Entries of one block. Its float32 temporaries stay in the cache of a CPU (1 MiB each); on a GPU (64 MiB each) they are
+#: small beside the tiles, and sweeping one takes longer than launching a kernel.
+_CPU_BLOCK, _GPU_BLOCK = 1 << 18, 1 << 24
 
 
 def row_blocks(tensor: Tensor) -> Iterator[slice]:
