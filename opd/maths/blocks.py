@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-#: Entries of one block. Its float32 temporaries stay in the cache of a CPU (1 MiB each); on a GPU (64 MiB each) they are
-#: small beside the tiles, and sweeping one takes longer than launching a kernel.
+#: Entries of one block. A CPU's cache keeps its float32 temporaries (1 MiB each); on a GPU (64 MiB each) they are small
+#: beside the tiles, and sweeping one takes longer than launching a kernel.
 _CPU_BLOCK, _GPU_BLOCK = 1 << 18, 1 << 24
 
 
