@@ -4,6 +4,7 @@ Field names are those of the call; a value that is no number, boolean or string 
 and texts are not logged unless `log.prompts` is on, and then only for requests that failed.
 """
 
+import contextlib
 import json
 import sys
 import threading
@@ -28,7 +29,10 @@ def configure(level: str, stream: TextIO | None = None) -> None:
 
 
 def log(level: str, message: str, **fields: Any) -> None:
-    """Write one line: time (UTC, seconds), level, message, fields."""
+    """Write one line: time (UTC, seconds), level, message, fields.
+
+    A full disk or a closed pipe costs the line, never the request that is logged.
+    """
     if LEVELS[level] < _State.least:
         return
     now = time.time()
@@ -36,7 +40,7 @@ def log(level: str, message: str, **fields: Any) -> None:
     entry: dict[str, Any] = {"time": stamp, "level": level, "message": message}
     entry.update((k, v if isinstance(v, int | float | bool | str) else str(v)) for k, v in fields.items())
     line = json.dumps(entry, ensure_ascii=False)
-    with _lock:
+    with _lock, contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
         stream = _State.stream or sys.stderr
         stream.write(line + "\n")
         stream.flush()

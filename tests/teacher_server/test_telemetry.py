@@ -1,6 +1,7 @@
 """Metrics by the rules of Prometheus, logs as JSON, spans with one trace id from the caller to the forward."""
 
 import asyncio
+import contextlib
 import io
 import json
 import re
@@ -88,6 +89,20 @@ def test_log_lines_are_json_and_cannot_be_forged() -> None:
     assert entry["level"] == "info"
     assert entry["count"] == 3
     assert entry["value"] == "no"
+
+
+def test_a_log_that_cannot_be_written_costs_nobody_an_answer() -> None:
+    closed = io.StringIO()
+    closed.close()
+    with open("/dev/full", "w") as full:
+        for stream in (full, closed):
+            logs.configure("info", stream)
+            try:
+                logs.log("info", "hello")
+            finally:
+                logs.configure("info", None)
+        with contextlib.suppress(OSError):
+            full.close()  # what it holds cannot be written either
 
 
 @pytest.fixture
