@@ -31,7 +31,8 @@ def serve_metrics(registry: CollectorRegistry, port: int, host: str = "0.0.0.0")
         timeout = PATIENCE_SECONDS
 
         def handle(self) -> None:
-            with suppress(TimeoutError):
+            # Port scanners and load balancers hang up at will; the default is a traceback on standard error.
+            with suppress(TimeoutError, ConnectionError):
                 super().handle()
 
     server.RequestHandlerClass = Handler

@@ -1,4 +1,5 @@
 import socket
+import struct
 import threading
 import time
 import urllib.request
@@ -44,4 +45,18 @@ def test_connections_that_say_nothing_are_closed_in_silence(port: int, capfd: py
     while threading.active_count() > threads:
         assert time.monotonic() < deadline
         time.sleep(0.02)
+    assert capfd.readouterr().err == ""
+
+
+def test_clients_that_hang_up_leave_no_traceback(port: int, capfd: pytest.CaptureFixture[str]) -> None:
+    before = threading.active_count()
+    for sent in (b"", b"GET /metrics HTTP/1.1\r\n", b"GET /metrics HTTP/1.1\r\n\r\n"):
+        client = socket.create_connection(("127.0.0.1", port))
+        client.sendall(sent)
+        time.sleep(0.2)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close by a reset
+        client.close()
+    deadline = time.monotonic() + 20
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert capfd.readouterr().err == ""
