@@ -15,7 +15,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from opd.errors import CheckpointError
+from safetensors import SafetensorError
+
+from opd.errors import CheckpointError, RunFolderError
 
 log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
@@ -32,20 +34,24 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], *, kee
 
     Returns:
         The checkpoint's folder.
+
+    Raises:
+        RunFolderError: when it cannot be written; those before it are kept.
     """
-    root.mkdir(parents=True, exist_ok=True)
     final = root / f"step-{step:06d}"
     scratch = root / f".writing-step-{step:06d}-{os.getpid()}"
-    for leftover in root.glob(".writing-*"):
-        shutil.rmtree(leftover)
-    scratch.mkdir()
-    write(scratch)
-    files = sorted(path for path in scratch.rglob("*") if path.is_file())
-    entries = {str(p.relative_to(scratch)): {"sha256": _sha256(p), "bytes": p.stat().st_size} for p in files}
-    manifest = scratch / MANIFEST
-    manifest.write_text(json.dumps({"step": step, "files": entries}, indent=1), encoding="utf-8")
-    for path in [*files, manifest, *sorted(p for p in scratch.rglob("*") if p.is_dir()), scratch]:
-        _fsync(path)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for leftover in root.glob(".writing-*"):
+            shutil.rmtree(leftover)
+        scratch.mkdir()
+        write(scratch)
+        _seal(scratch, step)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise RunFolderError(
+            f"checkpoint {final} cannot be written: {error}; make room for it and continue with --resume."
+        ) from error
     if final.exists():
         # The same step saved twice (an emergency checkpoint, then a regular one): the newer one replaces it.
         shutil.rmtree(final)
@@ -56,6 +62,16 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], *, kee
     for old in past[: past.index(final) + 1][:-keep]:
         shutil.rmtree(old)
     return final
+
+
+def _seal(folder: Path, step: int) -> None:
+    """Write the manifest of all files below `folder` and have everything on the disk."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    entries = {str(p.relative_to(folder)): {"sha256": _sha256(p), "bytes": p.stat().st_size} for p in files}
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps({"step": step, "files": entries}, indent=1), encoding="utf-8")
+    for path in [*files, manifest, *sorted(p for p in folder.rglob("*") if p.is_dir()), folder]:
+        _fsync(path)
 
 
 def list_checkpoints(root: Path) -> list[Path]:

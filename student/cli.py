@@ -50,16 +50,19 @@ def train(
     checkpoint and stops; --resume goes on from there with bit-identical results.
     """
     from opd.config import load_settings
+    from opd.errors import ConfigError
     from student.plugins import build_plugins
     from student.recipe import Recipe
 
+    if offline and not dry_run:
+        raise ConfigError("--offline belongs to --dry-run: a run needs its teachers and prompts.")
     job = load_settings(Recipe, recipe, overrides or ())
     # Before the heavy imports: a wrong plug-in setting is refused at once.
     build_plugins(job)
     if dry_run:
         from student.dry_run import check
 
-        typer.echo(check(job, offline=offline))
+        typer.echo(check(job, offline=offline, resume=resume))
         return
     from student.loop import train as run
 

@@ -7,26 +7,31 @@ from opd.tasks.source import PromptSource
 from student.needs import Needs
 from student.plugins import build_plugins
 from student.recipe import Recipe
+from student.run_folder import RunFolder
 
 
-def check(recipe: Recipe, *, offline: bool) -> str:
+def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
     """Validate a recipe and return its resolved form with what the objective needs.
 
     Args:
         recipe: the recipe.
         offline: leave out what needs teachers, data or the student's tokenizer.
+        resume: the run would be resumed.
 
     Raises:
         OpdError: for the first thing that would stop the run.
     """
+    if resume:
+        RunFolder.reopen(recipe)
+    else:
+        RunFolder.refuse_existing(recipe.run)
     plugins = build_plugins(recipe)
     lines = [yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), _describe(plugins.needs)]
     if not offline:
         source = build_prompts(recipe.prompts, seed=recipe.seed)
         try:
             source.prompts("train", 1)
-            if recipe.eval.prompts:
-                source.prompts("heldout", recipe.eval.prompts)
+            source.prompts("heldout", recipe.eval.prompts)
             lines.append(_shake_hands(recipe, plugins.needs, source))
         finally:
             source.close()

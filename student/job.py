@@ -104,6 +104,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     source = build_prompts(recipe.prompts, seed=recipe.seed)
     stack.callback(source.close)
     source.prompts("train", 1)
+    source.prompts("heldout", recipe.eval.prompts)
     fleet = connect(recipe) if plugins.needs.signals else None
     infos: dict[str, pb.TeacherInfo] = {}
     path = model_path or recipe.model.path

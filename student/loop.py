@@ -80,8 +80,7 @@ def _sinks(folder: RunFolder, recipe: Recipe, main: bool) -> Telemetry:
 def _open(recipe: Recipe, resume: bool) -> tuple[RunFolder | None, Path | None]:
     if not resume:
         # Refused before any model loads; made only once everything else has been checked.
-        if recipe.run.exists() and (not recipe.run.is_dir() or any(recipe.run.iterdir())):
-            RunFolder.create(recipe)
+        RunFolder.refuse_existing(recipe.run)
         return None, None
     folder = RunFolder.reopen(recipe)
     return folder, latest_checkpoint(folder.checkpoints)
@@ -139,10 +138,11 @@ class _Run:
         except RunFolderError:
             raise  # Saving is what failed.
         except OpdError as error:
-            path, done = self._save(), f"{self.updates} of {self.recipe.train.steps} steps"
-            if isinstance(error, CancelledError):
-                raise CancelledError(f"stopped after {done} and saved {path}; continue with --resume.") from error
-            error.args = (f"{error} The state after {done} is saved in {path}; continue with --resume.",)
+            done, stopped = f"{self.updates} of {self.recipe.train.steps} steps", isinstance(error, CancelledError)
+            # Without an update there is nothing to save: a resumed run begins at the beginning.
+            path = self._save() if self.updates else None
+            said = f"stopped after {done}" if stopped else f"{error} The run stopped after {done}"
+            error.args = (f"{said}{f', saved in {path}' if path else ''}; continue with --resume.",)
             raise
         return self._finish(after)
 

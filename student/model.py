@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -33,7 +34,7 @@ def load_student(
             attention = _attention(attention, AutoConfig.from_pretrained(path, revision=revision).get_text_config())
         extra: dict[str, Any] = {"attn_implementation": attention} if attention else {}
         model = AutoModelForCausalLM.from_pretrained(path, revision=revision, dtype=getattr(torch, dtype), **extra)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise _cannot_load(path, error) from error
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -63,7 +64,8 @@ def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenize
 def _cannot_load(path: str, error: Exception) -> ConfigError:
     if not Path(path).exists():
         return ConfigError(f"student {path!r} is neither a folder nor a model that the hub gives; check model.path.")
-    return ConfigError(f"student folder {path!r} cannot be loaded: {str(error).splitlines()[0]}")
+    reason = " ".join(str(error).split())
+    return ConfigError(f"student folder {path!r} cannot be loaded: {reason[:300].rstrip('.')}.")
 
 
 class Student(nn.Module):

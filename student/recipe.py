@@ -1,13 +1,15 @@
 """The recipe: everything `opd train` can be told, in groups. Each key is documented here and nowhere else."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from opd.config import Settings
 from opd.fleet.settings import FleetSettings
 from opd.tasks.settings import PromptSettings
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ModelSettings(Settings):
@@ -76,7 +78,7 @@ class TrainSettings(Settings):
     warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Decay after the warm-up.")
     final_fraction: float = Field(0.0, ge=0, le=1, description="Fraction of the peak where the decay ends.")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's decay rates.")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.95), description="AdamW's decay rates.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradients are scaled down to this norm.")
     micro_batch_tokens: int = Field(16_384, ge=1, description="Rows times padded length of one forward and backward.")

@@ -37,10 +37,7 @@ class RunFolder:
             RunFolderError: when the folder exists and is not empty, or cannot be made.
         """
         path = recipe.run
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RunFolderError(
-                f"run folder {path} exists already; resume it with --resume or give the run another folder (run=...)."
-            )
+        cls.refuse_existing(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -49,6 +46,18 @@ class RunFolder:
         text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
         _write_atomically(path / "recipe.yaml", text)
         return folder
+
+    @staticmethod
+    def refuse_existing(path: Path) -> None:
+        """Refuse a folder that holds anything for a new run.
+
+        Raises:
+            RunFolderError: when it exists and is not an empty folder.
+        """
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunFolderError(
+                f"run folder {path} exists already; resume it with --resume or give the run another folder (run=...)."
+            )
 
     @classmethod
     def reopen(cls, recipe: Recipe) -> "RunFolder":
@@ -78,8 +87,11 @@ class RunFolder:
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
-        with self._metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        try:
+            with self._metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise _unwritable(self._metrics, error) from error
 
     def cut_metrics(self, updates: int) -> None:
         """Drop lines of steps beyond `updates` updates: a resumed run takes those steps again."""
@@ -104,11 +116,19 @@ class RunFolder:
 
 def _write_atomically(path: Path, text: str) -> None:
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    with scratch.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
+    try:
+        with scratch.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> RunFolderError:
+    return RunFolderError(f"{path} cannot be written: {error.strerror}; make room or choose another run folder.")
 
 
 def _version(package: str) -> str | None:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from opd import PayloadSpec, ScoreItem, TeacherFleet, errors
+from student.run_folder import RunFolder
 
 Run = Callable[..., tuple[int, str]]
 
@@ -59,6 +60,8 @@ def one_sentence(text: str) -> bool:
         ("teachers=null", ["teachers.endpoints"]),
         ("prompts={task: adition}", ["adition", "addition"]),
         ("prompts={}", ["dataset, file, task or mix"]),
+        ("train.betas=[0.9, 1.0]", ["train.betas.1", "less than 1"]),
+        ("--offline", ["--dry-run"]),
     ],
 )
 def test_a_wrong_recipe_exits_with_2_and_names_key_and_fix(
@@ -132,8 +135,33 @@ def test_an_existing_run_folder_exits_with_13(opd: Run, recipe_file: Path, recip
     folder = Path(recipe_data["run"])
     folder.mkdir()
     (folder / "notes").write_text("mine")
-    code, err = opd("train", str(recipe_file))
-    assert code == 13 and one_sentence(err) and (folder / "notes").read_text() == "mine", err
+    for flags in ([], ["--dry-run"]):
+        code, err = opd("train", str(recipe_file), *flags)
+        assert code == 13 and one_sentence(err) and (folder / "notes").read_text() == "mine", err
+
+
+def test_a_full_disk_exits_with_13_and_keeps_the_checkpoints_before(
+    opd: Run, recipe_file: Path, recipe_data: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import student.loop
+
+    assert opd("train", str(recipe_file), "train.steps=2", "eval.prompts=0")[0] == 0
+    original = student.loop.save_state
+
+    def onto_a_full_disk(folder: Path, name: str, state: dict[str, Any]) -> None:
+        (folder / f"{name}.json").symlink_to("/dev/full")
+        original(folder, name, state)
+
+    monkeypatch.setattr(student.loop, "save_state", onto_a_full_disk)
+    code, err = opd("train", str(recipe_file), "train.steps=3", "eval.prompts=0", "--resume")
+    assert code == 13 and one_sentence(err) and "No space left" in err and "step-000003" in err, err
+    folder = Path(recipe_data["run"])
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step-000001", "step-000002"]
+    full = RunFolder(recipe_file.parent / "other")
+    full.path.mkdir()
+    (full.path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(errors.RunFolderError, match=r"metrics\.jsonl cannot be written: No space left"):
+        full.append_metrics({"step": 1})
 
 
 def test_damaged_checkpoints_exit_with_12_and_stay_for_a_look(
@@ -149,6 +177,29 @@ def test_damaged_checkpoints_exit_with_12_and_stay_for_a_look(
 def test_a_missing_prompt_file_exits_with_16(opd: Run, recipe_file: Path) -> None:
     code, err = opd("train", str(recipe_file), "prompts={file: nowhere.jsonl}")
     assert code == 16 and one_sentence(err) and "nowhere.jsonl" in err, err
+
+
+def test_too_few_heldout_prompts_exit_with_16_before_the_run_folder_is_made(
+    opd: Run, recipe_file: Path, recipe_data: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "p.jsonl").write_text('{"prompt": "1+1="}\n{"prompt": "1+2="}\n')
+    code, err = opd("train", str(recipe_file), f"prompts={{file: {tmp_path / 'p.jsonl'}}}")
+    assert code == 16 and one_sentence(err) and "held-out" in err, err
+    assert not Path(recipe_data["run"]).exists()
+
+
+@pytest.mark.parametrize("attention", ["flash_attention_2", "nonsense"])
+def test_an_attention_that_is_not_there_exits_with_2(opd: Run, recipe_file: Path, attention: str) -> None:
+    code, err = opd("train", str(recipe_file), f"model.attention={attention}")
+    assert code == 2 and one_sentence(err) and attention.split("_", maxsplit=1)[0] in err.lower(), err
+
+
+def test_damaged_weights_of_a_student_exit_with_2(opd: Run, recipe_file: Path, world: Path, tmp_path: Path) -> None:
+    shutil.copytree(world / "student", tmp_path / "student")
+    weights = tmp_path / "student" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    code, err = opd("train", str(recipe_file), f"model.path={tmp_path / 'student'}")
+    assert code == 2 and one_sentence(err) and str(tmp_path / "student") in err, err
 
 
 def test_a_missing_student_exits_with_2(opd: Run, recipe_file: Path) -> None:

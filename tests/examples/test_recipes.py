@@ -26,10 +26,10 @@ def read(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_passes_a_dry_run(path: Path) -> None:
+def test_a_recipe_passes_a_dry_run(path: Path, tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(train)
-    result = CliRunner().invoke(app, [str(path), "--dry-run", "--offline"])
+    result = CliRunner().invoke(app, [str(path), f"run={tmp_path / 'run'}", "--dry-run", "--offline"])
     assert result.exit_code == 0, result.output
     assert "needs: " in result.output
 
