@@ -158,6 +158,11 @@ def check_lengths(index: int, tokens: int, prompt: int, bounds: RequestBounds) -
 
 def check_ids(index: int, item: ScoreItem, spec: PayloadSpec, bounds: RequestBounds) -> None:
     """Refuse ids outside the vocabulary, or gather ids of the wrong shape or repeated, with InvalidRequestError."""
+    if item.token_ids.ndim != 1 or item.token_ids.dtype.kind not in "iu":
+        raise InvalidRequestError(
+            f"sequence {index}: token_ids must be one row of whole numbers, but they are {item.token_ids.dtype} of "
+            f"shape {item.token_ids.shape}."
+        )
     largest, smallest = int(item.token_ids.max()), int(item.token_ids.min())
     if largest >= bounds.vocab_size or smallest < 0:
         wrong = largest if largest >= bounds.vocab_size else smallest
@@ -170,6 +175,8 @@ def check_ids(index: int, item: ScoreItem, spec: PayloadSpec, bounds: RequestBou
         raise InvalidRequestError(f"sequence {index}: gather_ids go with payload gather only, which needs them.")
     if gather is None:
         return
+    if gather.dtype.kind not in "iu":
+        raise InvalidRequestError(f"sequence {index}: gather_ids must be whole numbers, but they are {gather.dtype}.")
     if gather.shape != (item.response_length, spec.k):
         raise InvalidRequestError(
             f"sequence {index}: gather_ids has shape {gather.shape}, but response and k ask for "

@@ -120,6 +120,12 @@ def test_rows_that_can_never_be_scored_are_refused_before_they_are_sent(tiny: Si
             fleet.submit("math", bad, PayloadSpec.sampled())
         with pytest.raises(InvalidRequestError, match="513"):
             fleet.submit("math", long, PayloadSpec.sampled())
+        for odd in (np.array([[1, 2, 3]] * 3, np.uint32), np.array([1.5, 2, 3])):
+            with pytest.raises(InvalidRequestError, match="whole numbers"):
+                fleet.submit("math", ScoreItem(odd, 1), PayloadSpec.sampled())  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequestError, match="gather_ids must be whole"):
+            gather = np.full((2, 1), 0.5)
+            fleet.submit("math", ScoreItem(bad.token_ids % 64, 1, gather), PayloadSpec.gather(1))  # type: ignore[arg-type]
         with pytest.raises(TeacherNotFoundError):
             fleet.submit("poetry", tiny.items(1)[0], PayloadSpec.sampled())
     assert server.requests == []
