@@ -36,16 +36,20 @@ def score(
     settings: SettingsFile = None,
     override: Override = [],  # noqa: B006 - typer reads the default
 ) -> None:
-    """Score rows: one JSON line per row with its log-probs in nats, or with --out a store of whole payloads."""
+    """Score rows: a JSON line per row with its log-probs in nats (null is -inf), or with --out a store of payloads."""
     from opd.fleet.client import TeacherFleet
 
     spec = _spec(payload, k, value_dtype)
+    if out is None and payload in ("hidden", "full"):
+        raise DataError(f"payload {payload} does not go to the terminal; give --out.")
     overrides = [*override, *([f"cache.folder={json.dumps(str(out))}"] if out is not None else [])]
     chosen = fleet_settings(settings, overrides)
     items = list(_read_rows(rows, spec, tokenizer))
     if not items:
         raise DataError(f"{rows} holds no rows; give one JSON object per line.")
     with TeacherFleet.connect(endpoints, settings=chosen, client="score") as fleet:
+        if out is not None and fleet.recorded:
+            raise DataError(f"{endpoints} is a store already; copy its folder, or name a live fleet to fill {out}.")
         served = sorted(fleet.teachers())
         if not teacher and len(served) > 1:
             raise DataError(f"the fleet serves {', '.join(served)}; name one with --teacher.")
@@ -57,6 +61,7 @@ def score(
         for line in _lines(scores):
             typer.echo(line)
         return
+    _check_stored(out, name, items, spec, temperature, scores)
     tokens = sum(item.response_length for item in items)
     size = sum(found.wire_bytes for found in scores)
     typer.echo(f"{len(scores)} rows, {tokens} response tokens, {size} bytes of scores by {name!r} in {out}")
@@ -66,13 +71,44 @@ def _lines(scores: Sequence["Scores"]) -> Iterator[str]:
     for index, found in enumerate(scores):
         record: dict[str, Any] = {"row": index}
         if found.sampled is not None:
-            record |= {"log_prob": float(found.sampled.sum()), "log_probs": found.sampled.tolist()}
-        if found.ids is not None and found.values is not None and found.log_tail is not None:
-            values = found.values.astype("float32").tolist()
-            record |= {"ids": found.ids.tolist(), "values": values, "log_tail": found.log_tail.tolist()}
-        if found.hidden is not None:
-            raise DataError("hidden states do not go to the terminal; give --out.")
-        yield json.dumps(record)
+            record |= {"log_prob": _plain(found.sampled.sum()), "log_probs": _plain(found.sampled)}
+        if found.ids is not None:
+            record |= {"ids": found.ids.tolist(), "values": _plain(found.values), "log_tail": _plain(found.log_tail)}
+        yield json.dumps(record, allow_nan=False)
+
+
+def _plain(values: Any) -> Any:
+    """Numbers as JSON has them: it knows no infinity, and -inf becomes null."""
+    import numpy as np
+
+    numbers = np.asarray(values, np.float32)
+    found = numbers.astype(object)
+    found[~np.isfinite(numbers)] = None
+    return found.tolist()
+
+
+def _check_stored(
+    out: Path,
+    teacher: str,
+    items: "Sequence[ScoreItem]",
+    spec: "PayloadSpec",
+    temperature: float,
+    scores: "Sequence[Scores]",
+) -> None:
+    """Refuse to call rows stored that are not: the cache that writes them gives way to a disk that fails."""
+    from opd.fleet.store import ScoreStore, score_key
+
+    store = ScoreStore(out)
+    keys = [score_key(found.weights_hash, item, spec, temperature) for item, found in zip(items, scores, strict=True)]
+    missing = sum(key not in store for key in keys)
+    info = store.teachers().get(teacher)
+    headless = spec.kind == "hidden" and (info is None or store.head(info.head.hash) is None)
+    if missing or info is None or headless:
+        what = "the head" if headless and not missing else f"{missing} of {len(keys)} rows"
+        raise DataError(
+            f"{what} of teacher {teacher!r} could not be kept in {out}; make room on its disk, or raise "
+            "cache.max_bytes, and run again: rows that are there are not scored again."
+        )
 
 
 def _spec(payload: str, k: int, value_dtype: str) -> "PayloadSpec":
@@ -96,6 +132,8 @@ def _read_rows(path: Path, spec: "PayloadSpec", tokenizer: str) -> Iterator["Sco
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise DataError(f"rows {path} cannot be read: {error.strerror}; check the path.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"rows {path} are no UTF-8 text (byte {error.start}); give JSON lines.") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -104,14 +142,20 @@ def _read_rows(path: Path, spec: "PayloadSpec", tokenizer: str) -> Iterator["Sco
             if encode is not None and "prompt_ids" not in row:
                 prompt, response = encode(row["prompt"], True), encode(row["response"], False)
             else:
-                prompt, response = row["prompt_ids"], row["response_ids"]
+                prompt, response = _whole(row["prompt_ids"]), _whole(row["response_ids"])
             ids = np.array([*prompt, *response], dtype=np.uint32)
-            gather = np.array(row["gather_ids"], dtype=np.uint32) if gathers else None
+            gather = np.array([_whole(row_ids) for row_ids in row["gather_ids"]], dtype=np.uint32) if gathers else None
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             wanted = "prompt_ids and response_ids" + (" and gather_ids" if gathers else "")
             hint = "" if tokenizer else "; rows of text need --tokenizer"
             raise DataError(f"line {number} of {path} is not a row with {wanted}: {error}{hint}.") from error
         yield ScoreItem(ids, len(prompt), gather)
+
+
+def _whole(ids: Any) -> list[int]:
+    if not isinstance(ids, list) or not all(type(value) is int for value in ids):
+        raise TypeError(f"ids must be a list of whole numbers, not {str(ids)[:60]}")
+    return ids
 
 
 def _encoder(tokenizer: str) -> Any:

@@ -136,6 +136,9 @@ class ScoreStore:
         for path in sorted((self.folder / "scores").glob("??/*.safetensors")):
             yield _read(path.stem, path)
 
+    def __contains__(self, key: str) -> bool:
+        return self._path(key).is_file()
+
     def __len__(self) -> int:
         return sum(1 for _ in (self.folder / "scores").glob("??/*.safetensors"))
 

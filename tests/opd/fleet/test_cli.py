@@ -1,3 +1,4 @@
+import errno
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from opd.errors import ConfigError, DataError, IncompatibleTeacherError
 from opd.fleet import cli, score_cli
 from opd.fleet.client import TeacherFleet
 from opd.fleet.store import ScoreStore
-from opd.wire.types import PayloadSpec, ScoreItem
+from opd.wire.types import PayloadSpec, ScoreItem, Scores
 
 app = typer.Typer()
 app.add_typer(cli.app, name="fleet")
@@ -145,11 +146,16 @@ def test_rows_of_text_are_tokenised_as_ids_would_be(tiny: SimpleNamespace, tmp_p
         ("{}", "line 1 .* prompt_ids"),
         ('{"prompt_ids": [1], "response_ids": [2]}\nnonsense', "line 2"),
         ('{"prompt_ids": [-1], "response_ids": [2]}', "line 1"),
+        ('{"prompt_ids": [1.7], "response_ids": [2]}', "whole numbers"),
+        ('{"prompt_ids": [true], "response_ids": [2]}', "whole numbers"),
+        ('{"prompt_ids": "12", "response_ids": [2]}', "whole numbers"),
+        ('{"prompt_ids": [[1, 2]], "response_ids": [[2, 3]]}', "whole numbers"),
+        ("\udcff", "no UTF-8"),
     ],
 )
 def test_rows_that_are_none_are_named(tiny: SimpleNamespace, tmp_path: Path, text: str, message: str) -> None:
     server = tiny.serve()
-    (tmp_path / "rows.jsonl").write_text(text)
+    (tmp_path / "rows.jsonl").write_text(text, errors="surrogateescape")
     with pytest.raises(DataError, match=message):
         run("score", server.address, "--rows", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "store"))
 
@@ -162,3 +168,39 @@ def test_an_unknown_payload_and_an_ambiguous_teacher_are_refused(tiny: SimpleNam
         run(*arguments, "--payload", "logits")
     with pytest.raises(DataError, match="serves code, math; name one"):
         run(*arguments)
+
+
+def test_an_infinite_log_prob_is_printed_as_json_has_it() -> None:
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
+    (line,) = score_cli._lines([Scores(sampled=np.array([-np.inf, -1.5], np.float32))])
+    assert json.loads(line, parse_constant=refuse) == {"row": 0, "log_prob": None, "log_probs": [None, -1.5]}
+
+
+def test_hidden_states_without_a_store_are_refused_before_they_are_computed(
+    tiny: SimpleNamespace, tmp_path: Path
+) -> None:
+    server = tiny.serve()
+    write_rows(tmp_path / "rows.jsonl", 1)
+    with pytest.raises(DataError, match="give --out"):
+        run("score", server.address, "--rows", str(tmp_path / "rows.jsonl"), "--payload", "hidden")
+    assert server.scored_rows() == 0
+
+
+def test_rows_that_could_not_be_kept_are_not_called_stored(
+    tiny: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    server = tiny.serve()
+    write_rows(tmp_path / "rows.jsonl", 2)
+    arguments = ["--rows", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "store")]
+    with monkeypatch.context() as disk:
+        disk.setattr("opd.fleet.store._write", full)
+        with pytest.raises(DataError, match=r"2 of 2 rows .* could not be kept"):
+            run("score", server.address, *arguments)
+    assert "2 rows" in run("score", server.address, *arguments)
+    with pytest.raises(DataError, match="is a store already"):
+        run("score", f"store:{tmp_path / 'store'}", "--rows", arguments[1], "--out", str(tmp_path / "copy"))
