@@ -15,6 +15,9 @@ from opd.maths.linear_project import Side, aligned_rows, has_matrix_units, scrat
 class LogitGradients:
     """Accumulates the gradients of hidden states, head and bias from the gradients of logit tiles.
 
+    Those of head and bias are sums over tiles, in float32 for half-precision models; that of a hidden state is finished
+    with its tile and rounded at once, so that nothing but the tiles is wider than the model.
+
     Args:
         student: whose.
         wanted: whether gradients of hidden states, head and bias are wanted.
@@ -29,7 +32,7 @@ class LogitGradients:
             return torch.zeros(tensor.shape, dtype=student.dtype, device=tensor.device)
 
         self.student = student
-        self.d_hidden = zeros(student.hidden, wanted[0])
+        self.d_hidden = torch.zeros_like(student.hidden) if wanted[0] else None
         self.d_head = zeros(student.head, wanted[1])
         self.d_bias = zeros(student.bias, wanted[2])
         self._joined = aligned_rows(joined, student, student.head.dtype) if joined else None
@@ -55,11 +58,12 @@ class LogitGradients:
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """The three gradients, empty tensors where not wanted, once all tiles are added."""
         self._multiply_waiting()
-
-        def found(tensor: Tensor | None) -> Tensor:
-            return self.student.hidden.new_empty(0, dtype=self.student.dtype) if tensor is None else tensor
-
-        return found(self.d_hidden), found(self.d_head), found(self.d_bias)
+        hidden, wide = self.student.hidden, self.student.dtype
+        return (
+            hidden.new_empty(0) if self.d_hidden is None else self.d_hidden,
+            hidden.new_empty(0, dtype=wide) if self.d_head is None else self.d_head,
+            hidden.new_empty(0, dtype=wide) if self.d_bias is None else self.d_bias,
+        )
 
     def _multiply_waiting(self) -> None:
         if self._joined is not None and self._waiting.stop > self._waiting.start:
@@ -68,13 +72,16 @@ class LogitGradients:
 
     def _multiply(self, tokens: slice, d_logits: Float[Tensor, "n V"]) -> None:
         hidden, head = self.student.hidden[tokens], self.student.head
+        d_hidden = None if self.d_hidden is None else torch.zeros_like(hidden, dtype=self.student.dtype)
         whole = head.dtype == self.student.dtype or has_matrix_units(d_logits)
         for step in [slice(0, len(head))] if whole else vocabulary_steps(len(head)):
             part = d_logits[:, step]
-            if self.d_hidden is not None:
-                _accumulate(self.d_hidden[tokens], part, head[step])
+            if d_hidden is not None:
+                _accumulate(d_hidden, part, head[step])
             if self.d_head is not None:
                 _accumulate(self.d_head[step], part.t(), hidden)
+        if self.d_hidden is not None and d_hidden is not None:
+            self.d_hidden[tokens] = d_hidden
 
 
 def gradients_within(

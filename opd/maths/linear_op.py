@@ -73,9 +73,10 @@ def linear_divergence_op(
 def _(student_hidden: Tensor, student_head: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     token_weights, wanted, recompute, topk = rest[7], rest[15], rest[16], rest[19]
     shapes = student_hidden.shape, student_head.shape, student_head.shape[:1]
+    dtypes = student_hidden.dtype, token_weights.dtype, token_weights.dtype
     gradients = (
-        token_weights.new_empty(shape if want and not recompute else (0,))
-        for shape, want in zip(shapes, wanted, strict=True)
+        token_weights.new_empty(shape if want and not recompute else (0,), dtype=dtype)
+        for shape, want, dtype in zip(shapes, wanted, dtypes, strict=True)
     )
     tokens = len(student_hidden)
     figures = token_weights.new_empty(len(TOPK_FIGURES) if topk else 0, tokens)

@@ -202,10 +202,10 @@ def _(hidden: Tensor, head: Tensor, bias: Tensor | None, ids: Tensor, *_: object
 def _(hidden: Tensor, head: Tensor, *rest: object) -> tuple[Tensor, ...]:
     wanted = rest[-1]
     dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-    shapes = hidden.shape, head.shape, head.shape[:1]
+    shapes, dtypes = (hidden.shape, head.shape, head.shape[:1]), (hidden.dtype, dtype, dtype)
     return tuple(
         hidden.new_empty(shape if want else (0,), dtype=dtype)
-        for shape, want in zip(shapes, wanted, strict=True)  # type: ignore[call-overload]
+        for shape, want, dtype in zip(shapes, wanted, dtypes, strict=True)  # type: ignore[call-overload]
     )
 
 

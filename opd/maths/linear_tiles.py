@@ -28,8 +28,9 @@ class Tiles:
 
     Attributes:
         statistics: [6, N] in the order of `opd.maths.rows.Row`.
-        d_hidden: [N, H] gradient of the weighted sum of the divergences, accumulator dtype; empty when not wanted.
-        d_head: [V, H] likewise.
+        d_hidden: [N, H] gradient of the weighted sum of the divergences, dtype of the hidden states; empty when not
+            wanted.
+        d_head: [V, H] likewise, accumulator dtype.
         d_bias: [V] likewise.
         figures: [7, N] in the order of `opd.maths.diagnostics.TOPK_FIGURES`, [0, N] when not wanted.
     """
