@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from opd.config.load import parse_settings
+from opd.config.load import parse_settings, read_mapping
 from opd.errors import ConfigError
 
 _GROUPS = {
@@ -85,18 +85,9 @@ def serve(
 
 
 def _settings(config: Path | None, values: dict[str, Any]) -> Any:
-    import yaml
-
     from teacher_server.settings import ServerSettings
 
-    data: dict[str, Any] = {}
-    if config is not None:
-        try:
-            data = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigError(f"config {config} cannot be read: {' '.join(str(error).split())}.") from error
-        if not isinstance(data, dict):
-            raise ConfigError(f"config {config} must be a mapping of settings.")
+    data = read_mapping(config) if config is not None else {}
     for key, value in values.items():
         if value is None:
             continue

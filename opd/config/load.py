@@ -22,21 +22,30 @@ def load_settings(model: type[S], path: str | Path, overrides: Iterable[str] = (
     Raises:
         ConfigError: for a missing or unreadable file, an unknown key (with the nearest valid one) or a bad value.
     """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"recipe {path} cannot be read: {error.strerror}; check the path.") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"recipe {path} is not text in UTF-8: {error.reason}; save it again.") from error
-    data = _yaml(text, f"recipe {path}")
-    if data is None:
-        data = {}
-    if not isinstance(data, dict):
-        raise ConfigError(f"recipe {path} must be a mapping of keys, but it is a {type(data).__name__}.")
+    data = read_mapping(path)
     for override in overrides:
         _apply(data, override)
     return parse_settings(model, data, source=str(path))
+
+
+def read_mapping(path: str | Path) -> dict[str, Any]:
+    """The mapping in the YAML file `path`; an empty file is an empty one.
+
+    Raises:
+        ConfigError: for a file that is missing, unreadable, no YAML, or no mapping, or that gives a key twice.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; check the path.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text in UTF-8: {error.reason}; save it again.") from error
+    data = _yaml(text, str(path))
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} must be a mapping of keys, but it is a {type(data).__name__}.")
+    return data
 
 
 def parse_settings(model: type[S], data: Mapping[str, Any], *, source: str = "settings") -> S:

@@ -55,7 +55,13 @@ def test_flags_win_over_the_file_and_unknown_keys_name_the_nearest(tmp_path: Pat
     with pytest.raises(ConfigError, match="cannot be read"):
         _settings(tmp_path / "none", {})
     file.write_bytes(b"host: \xff\xfe")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="is not text in UTF-8"):
+        _settings(file, {})
+    file.write_text("limits: {max_k: 5}\nlimits: {max_sequences: 7}\n")
+    with pytest.raises(ConfigError, match="'limits' is given twice"):
+        _settings(file, {})
+    file.write_text("host: 2026-99-99\n")
+    with pytest.raises(ConfigError, match="not valid YAML"):
         _settings(file, {})
 
 
