@@ -79,7 +79,10 @@ def evaluate(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write the report as JSON.")] = None,
 ) -> None:
-    """Evaluate a model on a recipe's held-out prompts: accuracy and, with reachable teachers, reverse KL."""
+    """Evaluate a model on a recipe's held-out prompts: accuracy and reverse KL to the teachers.
+
+    With eval.reverse_kl=false no teacher is needed.
+    """
     import json
 
     from opd.config import load_settings
@@ -88,6 +91,7 @@ def evaluate(
 
     report = evaluate_model(load_settings(Recipe, recipe, overrides or ()), model)
     for name, value in report.items():
-        typer.echo(f"{name}: {value:.4f}" if isinstance(value, float) else f"{name}: {value}")
+        shown = f"{value:.4f}" if isinstance(value, float) else "unknown" if value is None else value
+        typer.echo(f"{name}: {shown}")
     if out is not None:
         out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -1,10 +1,11 @@
 """`opd eval`: a model on a recipe's held-out prompts, with the same rollouts and measures as in training."""
 
+import math
 import time
 from contextlib import ExitStack
 from typing import Any
 
-from opd.errors import OpdError
+from opd.errors import ConfigError
 from student.job import build_job
 from student.recipe import Recipe
 
@@ -13,17 +14,21 @@ def evaluate_model(recipe: Recipe, model: str) -> dict[str, Any]:
     """Accuracy (also by domain), response length, truncation and, with teachers, reverse KL of `model`.
 
     Args:
-        recipe: gives prompts, limits, seed and the `eval` group; its objective decides which teachers are asked.
+        recipe: gives prompts, limits, seed and the `eval` group; its objective decides which teachers are asked, none
+            without eval.reverse_kl.
         model: folder or hub id.
 
     Returns:
-        JSON-able report.
+        JSON-able report; accuracy is None where no verdict is known.
 
     Raises:
         OpdError: as `train` would.
     """
     if recipe.eval.prompts == 0:
-        raise OpdError("eval.prompts is 0; set it to the number of held-out prompts.")
+        raise ConfigError("eval.prompts is 0; set it to the number of held-out prompts.")
+    # What controllers and, without a divergence, terms need is not needed here: the teachers may be away.
+    alone: dict[str, Any] = {} if recipe.eval.reverse_kl else {"objective": [{"name": "sft"}], "teachers": None}
+    recipe = recipe.model_copy(update={"methods": [], **alone})
     begin = time.monotonic()
     with ExitStack() as stack:
         job = build_job(recipe, stack, model_path=model, poll=lambda: None)
@@ -36,7 +41,7 @@ def evaluate_model(recipe: Recipe, model: str) -> dict[str, Any]:
         )
     return {
         "model": model,
-        "accuracy": result.accuracy,
+        "accuracy": None if math.isnan(result.accuracy) else result.accuracy,
         "reverse_kl": result.reverse_kl,
         "domains": {
             name: {"accuracy": accuracy, "prompts": count} for name, (accuracy, count) in result.by_domain.items()

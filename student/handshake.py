@@ -85,7 +85,7 @@ def shake_hands(
     infos = {}
     for name, wanted in roles.items():
         info = fleet.describe(name)
-        _check_tokenizer(info, recipe.model.path, tokenizer, fingerprint)
+        _check_tokenizer(info, tokenizer, fingerprint)
         _check_needs(info, recipe, needs, wanted)
         if not fleet.recorded:
             _check_probe(fleet, info, settings.fleet.health.agreement_nats)
@@ -113,7 +113,8 @@ def routed_teachers(settings: TeacherSettings, served: Sequence[str], source: Pr
     return sorted({name for target in found for name, _ in target.parts})
 
 
-def _check_tokenizer(info: pb.TeacherInfo, student: str, tokenizer: PreTrainedTokenizerBase, fingerprint: str) -> None:
+def _check_tokenizer(info: pb.TeacherInfo, tokenizer: PreTrainedTokenizerBase, fingerprint: str) -> None:
+    student = tokenizer.name_or_path
     if info.tokenizer.fingerprint != fingerprint:
         raise IncompatibleTeacherError(
             f"student {student!r} (tokenizer of {len(tokenizer)} ids, fingerprint {fingerprint[:12]}) and teacher "

@@ -1,0 +1,73 @@
+"""`opd eval`: figures of a saved model, as the run that saved it measured them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from opd.errors import ConfigError, IncompatibleTeacherError
+from student.loop import train
+from student.recipe import Recipe
+
+DEAD = "127.0.0.1:9"
+
+
+@pytest.fixture
+def evaluate(recipe_data: dict[str, Any], tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Call the verb; gives the report that it wrote."""
+    import typer
+
+    from student.cli import evaluate as verb
+
+    app = typer.Typer()
+    app.command()(verb)
+    recipe, out = tmp_path / "recipe.yaml", tmp_path / "report.json"
+
+    def run(model: Path | str, *overrides: str) -> dict[str, Any]:
+        recipe.write_text(yaml.safe_dump(recipe_data))
+        result = CliRunner().invoke(app, [str(model), *overrides, "--recipe", str(recipe), "--out", str(out)])
+        if result.exception is not None:
+            raise result.exception
+
+        def refuse(word: str) -> None:
+            raise AssertionError(f"{word} is no JSON")
+
+        report: dict[str, Any] = json.loads(out.read_text(), parse_constant=refuse)
+        assert all(f"{name}: " in result.output for name in report)
+        return report
+
+    return run
+
+
+def test_a_saved_student_is_evaluated_as_its_run_did(
+    make_recipe: Callable[..., Recipe], evaluate: Callable[..., dict[str, Any]]
+) -> None:
+    summary = train(make_recipe(train={"steps": 2}))
+    report = evaluate(Path(summary["checkpoint"]) / "model")
+    for name in ("accuracy", "reverse_kl", "mean_length", "truncated", "tokens"):
+        assert report[name] == pytest.approx(summary["after"][name], rel=1e-6), name
+    with pytest.raises(ConfigError, match=r"did you mean .*step-000002/model\?"):
+        evaluate(summary["checkpoint"])
+
+
+def test_without_reverse_kl_no_teacher_is_needed(world: Path, evaluate: Callable[..., dict[str, Any]]) -> None:
+    report = evaluate(world / "student", f"teachers.endpoints=[{DEAD}]", "eval.reverse_kl=false")
+    assert report["reverse_kl"] is None and report["prompts"] == 8
+
+
+def test_an_accuracy_that_nobody_knows_is_null(
+    world: Path, evaluate: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"{i}+{i}="}) + "\n" for i in range(200)))
+    report = evaluate(world / "student", f"prompts={{file: {file}}}", "eval.reverse_kl=false")
+    assert report["accuracy"] is None and report["mean_length"] > 0
+
+
+def test_a_model_with_another_tokenizer_is_named(world: Path, evaluate: Callable[..., dict[str, Any]]) -> None:
+    with pytest.raises(IncompatibleTeacherError, match=f"student '{world / 'stranger'}'"):
+        evaluate(world / "stranger")
