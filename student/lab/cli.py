@@ -1,7 +1,7 @@
 """`opd lab`: reproduce the papers' claims in the tiny world.
 
 opd lab list
-opd lab run adwin --quick
+opd lab run windows_restate --quick
 opd lab report
 """
 
@@ -17,7 +17,15 @@ app = typer.Typer(no_args_is_help=True, help="Reproduce the claims of the papers
 
 Root = Annotated[Path, typer.Option("--root", help="Folder of the lab's models and runs.")]
 Quick = Annotated[bool, typer.Option("--quick", help="The short form: a minute or two, shows that everything runs.")]
-Out = Annotated[Path, typer.Option("--out", help="Folder of the report; results.md and results/ are written there.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        help="Folder of the report; results.md and results/ are written there. [default: docs; with --quick, report "
+        "below the root]",
+        show_default=False,
+    ),
+]
 DEFAULT_ROOT = Path("runs/lab")
 
 
@@ -80,11 +88,12 @@ def run(
 
 
 @app.command()
-def report(root: Root = DEFAULT_ROOT, out: Out = Path("docs"), quick: Quick = False) -> None:
+def report(root: Root = DEFAULT_ROOT, out: Out = None, quick: Quick = False) -> None:
     """Write results.md, plots and a JSON per experiment from what is finished."""
     from student.lab.report import write_report
 
-    for path in write_report(root.resolve(), out, form="quick" if quick else "full"):
+    target = out or (root / "report" if quick else Path("docs"))
+    for path in write_report(root.resolve(), target, form="quick" if quick else "full"):
         typer.echo(path)
 
 

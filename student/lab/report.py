@@ -8,6 +8,7 @@ from typing import Any
 
 import jinja2
 
+from opd.errors import ConfigError
 from student.lab.experiment import ROUTED, Experiment
 from student.lab.experiments import NAMES, load_experiment
 from student.lab.farm import read_results
@@ -28,8 +29,13 @@ def write_report(root: Path, out: Path, *, form: str) -> list[Path]:
 
     Returns:
         The files written.
+
+    Raises:
+        ConfigError: when no experiment has been begun, rather than to write a report of nothing over another.
     """
     started = [name for name in NAMES if (root / form / name).is_dir()]
+    if not started:
+        raise ConfigError(f"there are no runs of the {form} form in {root}; give their folder with --root.")
     folder = out / "results"
     folder.mkdir(parents=True, exist_ok=True)
     cast = open_world(root, form)

@@ -126,6 +126,12 @@ def test_changed_recipes_are_trained_anew(small: Experiment, cast: Cast, tmp_pat
     assert not one.prepare() and not one.folder.exists()
 
 
+def test_a_report_of_nothing_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--root"):
+        write_report(tmp_path / "root", tmp_path / "docs", form="quick")
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_unknown_experiment_names_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="estimators"):
         load_experiment("nothing")
