@@ -56,10 +56,10 @@ class Registry:
 
     def _scan(self) -> None:
         if not self._scanned:
-            self._scanned = True
             for point in entry_points(group=self.group):
                 origin = point.dist.name if point.dist is not None else "an entry point"
                 self.add(point.name, point.value, origin=origin)
+            self._scanned = True
 
     def __iter__(self) -> Iterator[Entry]:
         self._scan()

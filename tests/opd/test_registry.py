@@ -1,3 +1,5 @@
+from importlib.metadata import EntryPoint
+
 import pytest
 
 from opd.errors import ConfigError
@@ -49,3 +51,12 @@ def test_what_is_no_plugin_of_the_kind_is_refused() -> None:
     assert registry.load("math:pi") == pytest.approx(3.14159, abs=1e-5)
     with pytest.raises(ConfigError, match="'math:sin' at math:sin is no number: it has no 'is_integer'"):
         registry.load("math:sin")
+
+
+def test_two_packages_with_one_name_are_named_however_often_one_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [EntryPoint(name, "math:inf", "opd.test_numbers") for name in ("pi", "zeta")]
+    monkeypatch.setattr("opd.registry.entry_points", lambda group: points)
+    registry = make()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="'pi' is registered twice"):
+            registry.load("zeta")
