@@ -51,7 +51,7 @@ def status(
     with TeacherFleet.connect(endpoints, settings=fleet_settings(settings, override), client="status") as fleet:
         if as_json:
             typer.echo(json.dumps(asdict(fleet.status())))
-        elif watch <= 0:
+        elif not 0 < watch < float("inf"):
             Console().print(status_view(fleet.status()))
         else:
             with Live(status_view(fleet.status()), auto_refresh=False) as live:

@@ -31,6 +31,7 @@ from opd.wire.v1 import teacher_pb2 as pb
 log = logging.getLogger("opd.fleet")
 
 _SETTLE_SECONDS = 5.0
+_ANY = "any"
 
 
 class FleetCore:
@@ -170,7 +171,7 @@ class FleetCore:
         asked = {name for source in self._sources for name in source.teachers or ()}
         names = asked or set(self.pools)
         return sorted(name for name in names if not self.dispatcher.scheduler.serving(name)) or (
-            [] if names else ["any"]
+            [] if names else [_ANY]
         )
 
     def _why_not_connected(self) -> OpdError:
@@ -187,6 +188,11 @@ class FleetCore:
             )
         served = sorted({name for server in self.servers.values() for name in server.infos})
         missing = self._missing()
+        if missing == [_ANY]:
+            return TeacherNotFoundError(
+                f"{', '.join(self.servers)} answered, but no teacher there may be used; load one, or check the names "
+                "behind the addresses."
+            )
         absent = [name for name in missing if name not in served]
         if absent:
             return TeacherNotFoundError(

@@ -50,7 +50,11 @@ class Source:
 
     def _read(self, path: Path) -> Places:
         places: Places = {}
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path} is no text in UTF-8; write one 'host:port' per line.") from error
+        for number, line in enumerate(lines, 1):
             address, *names = line.partition("#")[0].split()[:64] or [""]
             if not address:
                 continue

@@ -61,22 +61,20 @@ class ClientSecurity(Settings):
         """The bearer token now, "" when none is configured.
 
         Raises:
-            AuthError: when the token file cannot be read or the variable is not set.
+            AuthError: when the token file cannot be read or the variable is not set, or neither holds a token.
         """
         if self.token_file is not None:
             try:
                 stamp = self.token_file.stat().st_mtime_ns
                 if self._cache.get("stamp") != stamp:
-                    self._cache["token"] = self.token_file.read_text(encoding="utf-8").strip()
+                    data = self.token_file.read_bytes()
+                    self._cache["token"] = _token(data, f"token file {self.token_file}")
                     self._cache["stamp"] = stamp
             except OSError as error:
                 raise AuthError(f"token file {self.token_file} cannot be read: {error.strerror}.") from error
             return str(self._cache["token"])
         if self.token_env:
-            token = os.environ.get(self.token_env, "").strip()
-            if not token:
-                raise AuthError(f"environment variable {self.token_env} holds no token; export it.")
-            return token
+            return _token(os.fsencode(os.environ.get(self.token_env, "")), f"environment variable {self.token_env}")
         return ""
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -159,6 +157,14 @@ def is_loopback(endpoint: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _token(data: bytes, where: str) -> str:
+    """The token in a file or variable; anything else would fail inside gRPC, with words that name neither."""
+    token = data.strip()
+    if not token or not all(0x21 <= byte <= 0x7E for byte in token):
+        raise AuthError(f"{where} holds no token; give one line of printable ASCII without spaces.")
+    return token.decode("ascii")
 
 
 def _read(path: Path | None) -> bytes | None:

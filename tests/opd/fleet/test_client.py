@@ -1,4 +1,5 @@
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ from opd.errors import (
     UnavailableError,
 )
 from opd.fleet.client import TeacherFleet
+from opd.fleet.settings import FleetSettings
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
 
 
@@ -129,6 +131,13 @@ def test_rows_that_can_never_be_scored_are_refused_before_they_are_sent(tiny: Si
         with pytest.raises(TeacherNotFoundError):
             fleet.submit("poetry", tiny.items(1)[0], PayloadSpec.sampled())
     assert server.requests == []
+
+
+def test_a_list_that_allows_none_of_the_teachers_there_says_so(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    server = tiny.serve()
+    (tmp_path / "list").write_text(f"{server.address} poetry\n")
+    with pytest.raises(TeacherNotFoundError, match="check the names"):
+        TeacherFleet.connect(f"file:{tmp_path / 'list'}", settings=FleetSettings(connect_seconds=1.0))
 
 
 def test_a_row_that_misses_its_deadline_fails_and_its_call_is_cancelled(tiny: SimpleNamespace) -> None:

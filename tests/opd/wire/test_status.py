@@ -1,5 +1,7 @@
 """Errors cross the wire as themselves, with typed details, and garbage never breaks the client."""
 
+from pathlib import Path
+
 import grpc
 import pytest
 from hypothesis import given, settings
@@ -90,7 +92,7 @@ def test_loopback_endpoints_are_known(endpoint: str) -> None:
     assert not is_loopback("127.evil.example:1")
 
 
-async def test_missing_credentials_are_one_sentence(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_credentials_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.AuthError, match="cannot be read"):
         open_channel("h:1", ClientSecurity(ca_file=f"{tmp_path}/none"))
     with pytest.raises(errors.AuthError, match="cannot be read"):
@@ -100,5 +102,9 @@ async def test_missing_credentials_are_one_sentence(tmp_path: object, monkeypatc
         ClientSecurity(token_env="OPD_NO_SUCH_TOKEN").metadata()
     monkeypatch.setenv("OPD_NO_SUCH_TOKEN", " abc\n")
     assert ClientSecurity(token_env="OPD_NO_SUCH_TOKEN").metadata() == (("authorization", "Bearer abc"),)
+    for text in (b"", b"two\nlines", b"two words", "tök".encode(), b"\xff"):
+        (tmp_path / "token").write_bytes(text)
+        with pytest.raises(errors.AuthError, match="printable ASCII"):
+            ClientSecurity(token_file=tmp_path / "token").metadata()
     with pytest.raises(ValueError, match="cert_file and key_file"):
         ClientSecurity(cert_file="x")
