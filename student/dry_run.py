@@ -6,6 +6,7 @@ from opd.tasks.build import build_prompts
 from opd.tasks.source import PromptSource
 from student.needs import Needs
 from student.plugins import build_plugins
+from student.prompt_check import check_prompts
 from student.recipe import Recipe
 from student.run_folder import RunFolder
 
@@ -30,8 +31,7 @@ def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
     if not offline:
         source = build_prompts(recipe.prompts, seed=recipe.seed)
         try:
-            source.prompts("train", 1)
-            source.prompts("heldout", recipe.eval.prompts)
+            check_prompts(recipe, plugins.needs, source)
             lines.append(_shake_hands(recipe, plugins.needs, source))
         finally:
             source.close()

@@ -27,7 +27,9 @@ def evaluate_model(recipe: Recipe, model: str) -> dict[str, Any]:
     if recipe.eval.prompts == 0:
         raise ConfigError("eval.prompts is 0; set it to the number of held-out prompts.")
     # What controllers and, without a divergence, terms need is not needed here: the teachers may be away.
-    alone: dict[str, Any] = {} if recipe.eval.reverse_kl else {"objective": [{"name": "sft"}], "teachers": None}
+    alone: dict[str, Any] = (
+        {} if recipe.eval.reverse_kl else {"objective": [{"name": "sft", "rows": "all"}], "teachers": None}
+    )
     recipe = recipe.model_copy(update={"methods": [], **alone})
     begin = time.monotonic()
     with ExitStack() as stack:

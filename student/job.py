@@ -26,6 +26,7 @@ from student.needs import Needs
 from student.objective import Objective
 from student.plugins import build_plugins
 from student.probe import Prober
+from student.prompt_check import check_prompts
 from student.ranks import make_accelerator
 from student.recipe import Recipe, TeacherSettings
 from student.rollout.transformers import RolloutSpec
@@ -103,8 +104,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     plugins = build_plugins(recipe)
     source = build_prompts(recipe.prompts, seed=recipe.seed)
     stack.callback(source.close)
-    source.prompts("train", 1)
-    source.prompts("heldout", recipe.eval.prompts)
+    check_prompts(recipe, plugins.needs, source)
     fleet = connect(recipe) if plugins.needs.signals else None
     infos: dict[str, pb.TeacherInfo] = {}
     path = model_path or recipe.model.path

@@ -99,7 +99,8 @@ class Learner:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.updates += 1
-        metrics = {name: top / bottom if bottom else 0.0 for name, (top, bottom) in sums.items()}
+        # Without a denominator there was nothing to measure, and 0 would be a lie.
+        metrics = {name: top / bottom for name, (top, bottom) in sums.items() if bottom}
         clipped = float(norm > self.settings.max_grad_norm)
         return metrics | {"grad_norm": norm, "grad_clipped": clipped, "learning_rate": rate}
 

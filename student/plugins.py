@@ -38,6 +38,10 @@ def build_plugins(recipe: Recipe) -> Plugins:
     if needs.signals and recipe.teachers is None:
         raise ConfigError("the objective needs a teacher; set teachers.endpoints or use an objective of rewards.")
     _check_teachers(recipe, terms, controllers)
+    if not controllers and all(term.settings.rows == "expert" for term in terms):
+        raise ConfigError("every term learns from given rows alone, and nothing gives any; add method expert_rows.")
+    for term in terms:
+        term.check(recipe)
     for controller in controllers:
         controller.check(recipe, terms)
     return Plugins(terms, controllers, needs)

@@ -88,7 +88,9 @@ class TrainSettings(Settings):
     mixed_precision: Literal["auto", "no", "bf16"] = Field(
         "auto", description="Autocast: auto means bf16 on a GPU that has it, else no."
     )
-    threads: int = Field(0, ge=0, description="Torch threads of the student; 0 leaves it to torch and OMP_NUM_THREADS.")
+    threads: int = Field(
+        0, ge=0, le=1024, description="Torch threads of the student; 0 leaves it to torch and OMP_NUM_THREADS."
+    )
     checkpoint_every: int = Field(0, ge=0, description="Steps between checkpoints; 0 keeps only the last one.")
     keep_checkpoints: int = Field(2, ge=1, description="Checkpoints kept; older ones are removed.")
 

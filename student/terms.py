@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from opd.maths import TokenScores
+    from student.recipe import Recipe
     from student.row import Row
 
 OBJECTIVES = Registry("objective", "opd.objectives", member="settings_type")
@@ -234,6 +235,13 @@ class Term:
     def needs(self) -> Needs:
         """What the term needs; the loop refuses a run whose fleet cannot serve it."""
         return Needs()
+
+    def check(self, recipe: Recipe) -> None:
+        """Look at the whole recipe before anything is loaded, also in a dry run.
+
+        Raises:
+            ConfigError: when the term cannot learn in it.
+        """
 
     def bind(self, tokenizer: Any) -> None:
         """Called once before the first step with the student's tokenizer."""

@@ -19,6 +19,7 @@ weights bit for bit.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -148,6 +149,11 @@ class EffOpd(Controller):
         if gate.kind == "reverse_kl" and report.reverse_kl is None:
             raise ConfigError(
                 "method effopd's gate reverse_kl cannot be measured: no teacher of the objective serves it."
+            )
+        if gate.kind != "reverse_kl" and math.isnan(report.accuracy):
+            raise ConfigError(
+                f"method effopd's gate {gate.kind} cannot be measured: no answer to its {gate.prompts} prompts can be "
+                "judged; use gate reverse_kl or prompts with answers."
             )
         return report
 

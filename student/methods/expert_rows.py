@@ -78,6 +78,12 @@ class ExpertRows(Controller):
                     f"term {term.settings.name!r} has payload sampled, which needs rows that the student sampled, but "
                     "method expert_rows gives some; set its rows to sampled, or use payload gather."
                 )
+        rows = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
+        if self.settings.share and not round(self.settings.share * rows):
+            raise ConfigError(
+                f"method expert_rows' share {self.settings.share} of the {rows} rows of a step is none; raise it or "
+                "rollout.prompts_per_step."
+            )
         if all(term.settings.rows == "sampled" for term in terms):
             raise ConfigError("no term learns from the rows of method expert_rows; add term sft, or set rows to all.")
 

@@ -135,6 +135,12 @@ class OnPolicyDistillation(Term):
         candidates = s.k if s.payload == "topk" else 0
         return Needs(signals=tuple(signals), candidates=candidates, student=frozenset(views))
 
+    def bind(self, tokenizer: Any) -> None:
+        """Refuse to watch more ids than there are."""
+        watched = self.settings.watch_topk
+        if watched is not None and watched > len(tokenizer):
+            raise ConfigError(f"watch_topk is {watched}, but the tokenizer has {len(tokenizer)} ids; lower it.")
+
     def prepare(self, rows: Sequence[Row]) -> None:
         """Refuse given rows where the payload is an estimate from the response token alone."""
         if self.settings.payload == "sampled":

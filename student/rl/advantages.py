@@ -29,6 +29,8 @@ class Advantage:
     """An estimator; sees all groups of the step on this rank, and a group is never split over ranks."""
 
     settings_type: ClassVar[type[AdvantageSettings]] = AdvantageSettings
+    least_group: ClassVar[int] = 1
+    """Rows that a group needs for any advantage but 0."""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
@@ -59,6 +61,7 @@ class GroupMean(Advantage):
 
     settings_type = GroupMeanSettings
     settings: GroupMeanSettings
+    least_group = 2
 
     def estimate(self, groups: Sequence[Group]) -> list[list[float]]:
         """See the class."""
@@ -81,6 +84,8 @@ class LeaveOneOut(Advantage):
 
     Source: RLOO, arXiv 2402.14740.
     """
+
+    least_group = 2
 
     def estimate(self, groups: Sequence[Group]) -> list[list[float]]:
         """See the class."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+    from student.recipe import Recipe
     from student.rl.advantages import Advantage
     from student.row import Row
 
@@ -69,6 +70,19 @@ class PolicyGradient(Term):
     def needs(self) -> Needs:
         """Verdicts, and the student's log-probs of the response tokens."""
         return Needs(reward=True, student=frozenset({SCORES}))
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse groups in which every advantage is 0.
+
+        Raises:
+            ConfigError: with the setting to raise.
+        """
+        least, samples = self.estimator.least_group, recipe.rollout.samples_per_prompt
+        if samples < least:
+            raise ConfigError(
+                f"term {self.settings.name!r} compares the answers to a prompt, but rollout.samples_per_prompt is "
+                f"{samples}, so that it would learn nothing; set it to {least} or more, for example 8."
+            )
 
     def prepare(self, rows: Sequence[Row]) -> None:
         """Compute the advantages of all groups of the step."""

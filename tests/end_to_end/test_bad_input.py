@@ -62,6 +62,12 @@ def one_sentence(text: str) -> bool:
         ("prompts={}", ["dataset, file, task or mix"]),
         ("train.betas=[0.9, 1.0]", ["train.betas.1", "less than 1"]),
         ("--offline", ["--dry-run"]),
+        ("train.threads=1000000", ["train.threads", "1024"]),
+        ("objective=[{name: sft}]", ["expert_rows"]),
+        ("objective=[{name: grpo}]", ["grpo", "rollout.samples_per_prompt is 1"]),
+        ("objective=[{name: rloo}]", ["rloo", "rollout.samples_per_prompt is 1"]),
+        ("methods=[{name: expert_rows, share: 0.01}]", ["share 0.01 of the 8 rows"]),
+        ("objective=[{name: opd, payload: hidden, watch_topk: 4000}]", ["watch_topk", "4000", "260"]),
     ],
 )
 def test_a_wrong_recipe_exits_with_2_and_names_key_and_fix(
@@ -186,6 +192,23 @@ def test_too_few_heldout_prompts_exit_with_16_before_the_run_folder_is_made(
     code, err = opd("train", str(recipe_file), f"prompts={{file: {tmp_path / 'p.jsonl'}}}")
     assert code == 16 and one_sentence(err) and "held-out" in err, err
     assert not Path(recipe_data["run"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "code", "words"),
+    [
+        ("objective=[{name: grpo}]", 16, ["rewards", "answer_column"]),
+        ("methods=[{name: effopd}]", 2, ["gate accuracy", "reverse_kl"]),
+        ("methods=[{name: effopd, gate: {kind: paired}}]", 2, ["gate paired", "reverse_kl"]),
+    ],
+)
+def test_what_needs_verdicts_is_refused_on_prompts_without_answers(
+    opd: Run, recipe_file: Path, tmp_path: Path, method: str, code: int, words: list[str]
+) -> None:
+    (tmp_path / "p.jsonl").write_text("".join(f'{{"prompt": "{i}+1="}}\n' for i in range(200)))
+    prompts = f"prompts={{file: {tmp_path / 'p.jsonl'}}}"
+    found, err = opd("train", str(recipe_file), prompts, method, "rollout.samples_per_prompt=2", "eval.prompts=0")
+    assert found == code and one_sentence(err) and all(word in err for word in words), err
 
 
 @pytest.mark.parametrize("attention", ["flash_attention_2", "nonsense"])

@@ -171,3 +171,12 @@ def test_the_head_is_gathered_once_per_micro_batch_also_for_several_teachers(
     monkeypatch.setattr(made.learner.student, "head", lambda: (heads.append(1), head())[1])
     made.learner.accumulate(rows)
     assert len(heads) == len(micro_batches) > 1
+
+
+def test_a_step_without_trained_tokens_reports_no_divergence_instead_of_zero(bench: Callable[..., Any]) -> None:
+    made = bench({"name": "opd", "k": 8})
+    rows = made.rows()
+    for row in rows:
+        row.loss_mask[:] = False
+    metrics = made.learner.step(rows, 0)
+    assert "reverse_kl" not in metrics and metrics["loss/opd"] == 0 == metrics["grad_norm"]

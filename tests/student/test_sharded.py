@@ -139,7 +139,7 @@ def run(script: str, folder: Path) -> list[list[Any]]:
         subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True, env=environment) for rank in range(2)
     ]
     try:
-        return [json.loads(process.communicate(timeout=240)[0]) for process in ranks]
+        return [json.loads(process.communicate(timeout=240)[0].splitlines()[-1]) for process in ranks]
     finally:
         for process in ranks:
             process.kill()

@@ -86,6 +86,7 @@ def test_an_objective_that_cannot_use_given_rows_is_refused_before_the_first_ste
     objective: list[dict[str, Any]], word: str
 ) -> None:
     data = {"run": "x", "model": {"path": "x"}, "teachers": {"endpoints": ["x:1"]}, "prompts": {"task": "addition"}}
+    data["rollout"] = {"samples_per_prompt": 2}
     methods = [{"name": "expert_rows", "share": 0.5}]
     with pytest.raises(ConfigError, match=word):
         build_plugins(parse_settings(Recipe, {**data, "objective": objective, "methods": methods}))
