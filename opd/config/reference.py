@@ -19,7 +19,7 @@ def describe_keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[st
         if len(groups) == 1 and not _is_collection(field.annotation):
             yield from describe_keys(groups[0], f"{prefix}{name}.")
             continue
-        default = field.get_default(call_default_factory=True)
+        default = field.get_default(call_default_factory=True, validated_data={})
         text = "required" if default is PydanticUndefined else repr(default)
         yield f"{prefix}{name}", text, " ".join((field.description or "").split())
         for group in groups:

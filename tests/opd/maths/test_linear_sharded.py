@@ -54,7 +54,7 @@ def test_a_sharded_head_is_gathered_and_gets_the_mean_of_the_ranks_gradients(tmp
     ranks = [
         subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True, env=environment) for rank in range(2)
     ]
-    found = [json.loads(process.communicate(timeout=240)[0]) for process in ranks]
+    found = [json.loads(process.communicate(timeout=240)[0].splitlines()[-1]) for process in ranks]
     assert [error for error, *_ in found] == pytest.approx([0, 0], abs=1e-6)
     assert sorted(shape for _, shape, _ in found) == [[5, 4], [6, 4]]
     # In many tiles, in one, and projected again in the backward pass: there and back once.
