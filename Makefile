@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help setup demo test engines oracles estimators fuzz soak chaos bench lab lint type protos clean
+.PHONY: help setup demo test gpu oldest engines oracles estimators fuzz soak chaos bench lab lint type protos clean
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -25,6 +25,17 @@ demo: $(STAMP) ## a student distils from a teacher over gRPC, end to end, about 
 
 test: $(STAMP) ## the CPU test suite
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+gpu: ## where there is a GPU: kernels, engines and the main job on it, then the figures of the mathematics (PYTHON=python)
+	$(PYTHON) -m pytest -rs tests/opd/maths tests/teacher_server/engines tests/end_to_end
+	$(PYTHON) benchmarks/maths_linear.py --rounds 1
+
+oldest: .venv-oldest/.installed ## the CPU suite with the oldest versions that pyproject.toml admits, in its own environment
+	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal
+
+.venv-oldest/.installed: pyproject.toml scripts/oldest.sh
+	@bash scripts/oldest.sh .venv-oldest $(PYTHON)
+	@touch $@
 
 # Threads are not bound to cores: vLLM would put this process and all others that ask on core 0.
 engines: export VLLM_CPU_KVCACHE_SPACE ?= 1
