@@ -7,11 +7,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from opd.errors import OpdError
+from opd.fleet.cli import Override, SettingsFile, fleet_settings
+
+if TYPE_CHECKING:
+    from opd.fleet.settings import FleetSettings
 
 Level = Literal["ok", "note", "fail"]
 _COLOURS = {"ok": "green", "note": "yellow", "fail": "red"}
@@ -32,6 +36,8 @@ def doctor(
         list[str] | None,
         typer.Option("--fleet", help="Teacher servers host:port to examine: identity, agreement, speed. Repeatable."),
     ] = None,
+    settings: SettingsFile = None,
+    override: Override = [],  # noqa: B006 - typer reads the default
 ) -> None:
     """Examine the installation, the machine and optionally a fleet of teachers.
 
@@ -43,7 +49,8 @@ def doctor(
 
     table = Table(box=None, pad_edge=False, show_header=False)
     failed = False
-    for finding in [*examine_machine(), *examine_installation(), *(examine_fleet(fleet) if fleet else ())]:
+    examined = examine_fleet(fleet, fleet_settings(settings, override)) if fleet else ()
+    for finding in [*examine_machine(), *examine_installation(), *examined]:
         # Text is shown as it is; plain strings would be read as markup, and names of packages have [brackets].
         table.add_row(Text(finding.level, _COLOURS[finding.level]), Text(finding.subject), Text(finding.text))
         failed |= finding.level == "fail"
@@ -112,7 +119,7 @@ def examine_installation() -> Iterator[Finding]:
             yield Finding("note", engine, "is not installed (optional)")
 
 
-def examine_fleet(endpoints: list[str]) -> Iterator[Finding]:
+def examine_fleet(endpoints: list[str], settings: "FleetSettings | None" = None) -> Iterator[Finding]:
     """Reachability, identity, agreement of replicas and speed of every teacher."""
     import numpy as np
 
@@ -120,7 +127,7 @@ def examine_fleet(endpoints: list[str]) -> Iterator[Finding]:
     from opd.wire.types import PayloadSpec, ScoreItem
 
     try:
-        fleet = TeacherFleet.connect(endpoints)
+        fleet = TeacherFleet.connect(endpoints, settings=settings, client="doctor")
     except OpdError as error:
         yield Finding("fail", "fleet", str(error))
         return

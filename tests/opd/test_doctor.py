@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import opd.doctor
 from opd.doctor import examine_fleet, examine_installation, examine_machine
+from opd.fleet.cli import fleet_settings
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -54,10 +55,15 @@ def test_a_fleet_that_cannot_be_reached_fails_with_a_sentence(endpoint: str, wor
     assert code == 1 and words in " ".join(out.split())
 
 
-def test_a_fleet_is_examined(serve, world: Path) -> None:
-    server = serve("--model", f"teacher={world / 'teacher'}")
-    findings = list(examine_fleet([server.address]))
+def test_a_fleet_is_examined_with_the_fleets_settings(serve, world: Path, tmp_path: Path) -> None:
+    tokens, secret = tmp_path / "tokens.yaml", tmp_path / "secret"
+    tokens.write_text("- {name: somebody, token: a-long-random-string, scopes: [score]}\n")
+    secret.write_text("a-long-random-string")
+    server = serve("--model", f"teacher={world / 'teacher'}", "--tokens", str(tokens))
+    findings = list(examine_fleet([server.address], fleet_settings(None, [f"security.token_file={secret}"])))
     assert [finding.level for finding in findings] == ["ok", "ok"]
     assert "weights" in findings[0].text
     assert "1 replicas" in findings[1].text
     assert re.search(r": [1-9][\d,]* tokens/s$", findings[1].text)
+    code, out = run("--fleet", server.address, "--set", f"security.token_file={secret}")
+    assert code == 0 and "tokens/s" in out
