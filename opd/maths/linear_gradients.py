@@ -1,8 +1,8 @@
 """Gradients of hidden states, head and bias from tiles of gradients on the logits.
 
 On an accelerator the matrix units want a half-precision tile. It is cast into a buffer that joins several tiles before
-they are multiplied, because each product with the head's gradient reads and writes all of that [V, H] float32 tensor:
-at V = 152k and H = 4k that is 5 GB, as long as the product itself takes on 1,000 tokens.
+they are multiplied, because every product for the head's gradient reads and writes all of that [V, H] float32 tensor:
+5 GB at V = 152k and H = 4k.
 """
 
 import torch
@@ -15,8 +15,8 @@ from opd.maths.linear_project import Side, aligned_rows, has_matrix_units, scrat
 class LogitGradients:
     """Accumulates the gradients of hidden states, head and bias from the gradients of logit tiles.
 
-    Those of head and bias are sums over tiles, in float32 for half-precision models; that of a hidden state is finished
-    with its tile and rounded at once, so that nothing but the tiles is wider than the model.
+    Those of head and bias are sums over tiles, in float32 for half-precision models. That of a hidden state is finished
+    with its tile, so it is rounded to the model's dtype at once: no float32 copy grows with the number of tokens.
 
     Args:
         student: whose.
