@@ -18,7 +18,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from student.needs import Needs
 from student.row import Row
 
 Purpose = Literal["train", "probe", "gate"]
@@ -49,10 +48,10 @@ class Costs:
             self.add(purpose, "expert_tokens", sum(row.length for row in expert))
             self.add(purpose, "expert_positions", positions(expert))
 
-    def scored(self, purpose: Purpose, rows: Sequence[Row], needs: Needs) -> None:
-        """Count the requests that `needs` send for `rows`."""
-        for need in needs.signals:
-            self.add(purpose, f"{need.role}_positions", positions(rows))
+    def scored(self, purpose: Purpose, by_role: Mapping[str, int]) -> None:
+        """Count the positions of requests, by role, as `Scorer.positions` gives them."""
+        for role, count in by_role.items():
+            self.add(purpose, f"{role}_positions", count)
 
     def trained(self, purpose: Purpose, rows: Sequence[Row], passes: int = 1) -> None:
         """Count forward and backward passes over `rows`."""

@@ -180,7 +180,7 @@ class _Run:
         sampled = sum(row.length for row in rows)
         costs = job.services.costs
         costs.sampled("train", rows)
-        costs.scored("train", rows, job.scorer.needs)
+        costs.scored("train", job.scorer.positions(rows))
         for controller in job.controllers:
             rows = controller.compose(rows)
         costs.trained("train", rows)

@@ -162,7 +162,7 @@ class Prober:
         costs = Costs()
         rows = self._learner.ranks.agree(lambda: self._scored(twin, plan))
         costs.sampled("probe", rows)
-        costs.scored("probe", rows, self._scorer.needs)
+        costs.scored("probe", self._scorer.positions(rows))
         kept = {name: p.grad for name, p in twin.named_parameters()}
         names = sorted({row.prompt.domain or "" for row in rows}) if spec.per_domain else [""]
         grams, nulls = {}, {}

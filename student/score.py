@@ -137,6 +137,16 @@ class Scorer:
             return [(teacher_role(name), name, 1.0) for name, _ in parts]
         return [(role, name, weight) for name, weight in parts]
 
+    def positions(self, rows: Sequence[Row]) -> dict[str, int]:
+        """Prompt and response positions in the requests for `rows`, by role; each teacher of a row gets its own."""
+        found: dict[str, int] = {}
+        for row in rows:
+            parts = self._route(row)
+            for need in self.needs.signals:
+                requests = len(self._targets(need.role, row, parts))
+                found[need.role] = found.get(need.role, 0) + requests * (len(row.prompt_ids) + row.length)
+        return found
+
     def collect(self, rows: Sequence[Row], *, poll: Callable[[], None] = lambda: None) -> float:
         """Wait until every row has its signals and, when a term needs rewards, its verdict.
 
@@ -189,10 +199,13 @@ class Scorer:
         name = (self._settings.reference if role == REFERENCE else own.get(role, row.teacher)) or ""
         head = self._fleet.head(name)
         key = f"{name}/{head.hash}"
-        if key not in self._heads:
-            self._heads = {k: v for k, v in self._heads.items() if not k.startswith(f"{name}/")}
-            self._heads[key] = _to_device(head, self._device)
-        return self._heads[key]
+        found = self._heads.get(key)
+        if found is None:
+            found = _to_device(head, self._device)
+            # Replaced and never changed, because a probe asks in its own thread.
+            others = {k: v for k, v in self._heads.items() if not k.startswith(f"{name}/")}
+            self._heads = {**others, key: found}
+        return found
 
 
 def _to_device(head: Head, device: torch.device) -> HeadWeights:

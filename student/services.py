@@ -137,7 +137,7 @@ class LoopServices:
         value = None
         if kl_scorer is not None and self._kl_term is not None:
             if purpose is not None:
-                self.costs.scored(purpose, scored, kl_scorer.needs)
+                self.costs.scored(purpose, kl_scorer.positions(scored))
                 self.costs.add(purpose, "decoded_positions", positions(scored))
                 if not on_policy:
                     self.costs.sampled(purpose, scored)

@@ -80,6 +80,7 @@ def test_weighted_teachers_are_mixed_in_probability_space(teacher: Any, make_rec
         row = row_of(source.prompts("train", 1)[0])
         scorer.submit(row)
         scorer.collect([row])
+        assert scorer.positions([row]) == {TEACHER: 2 * 8}
         parts = [fleet.score(name, [row.score_item(gather=True)], spec)[0] for name in ("teacher", "student")]
     mixed = row.signals[TEACHER, PayloadKind.GATHER]
     for field in ("sampled", "values", "log_tail"):
@@ -127,8 +128,13 @@ def test_a_run_that_sums_divergences_trains_and_measures_them(make_recipe: Calla
     # Half of it is the divergence to the student's own first weights, so it is about half of the teacher's.
     alone = train(make_recipe(run=str(recipe.run) + "2", train={"steps": 1}, eval={"prompts": 4}))
     assert summary["before"]["reverse_kl"] == pytest.approx(alone["before"]["reverse_kl"] / 2, rel=1e-3)
-    metrics = [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
-    assert metrics[0]["reverse_kl"] > 0
+    first, other = (
+        json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+        for run in (recipe.run, recipe.run.with_name("run2"))
+    )
+    assert first["reverse_kl"] > 0
+    # The rows are the same ones, and each goes to both teachers.
+    assert first["cost/train/teacher_positions"] == 2 * other["cost/train/teacher_positions"]
 
 
 def test_a_run_with_two_domain_teachers_trains(make_recipe: Callable[..., Recipe]) -> None:
