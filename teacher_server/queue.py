@@ -91,6 +91,7 @@ class FairQueue:
             job = client.heap[0][2]
             if job.cancelled or job.deadline <= self._clock():
                 self._pop(name)
+                self._forget_idle(name, client)
                 if not job.cancelled:
                     expired.append(job)
                 continue
@@ -99,8 +100,7 @@ class FairQueue:
             self._pop(name)
             self._virtual_now = max(self._virtual_now, client.virtual_time)
             client.virtual_time += job.tokens
-            if name not in self._clients:
-                self._remember(name, client.virtual_time)
+            self._forget_idle(name, client)
             room -= job.tokens
             job.picked_at = self._clock()
             batch.append(job)
@@ -122,21 +122,22 @@ class FairQueue:
                 if entry[2].cancelled:
                     self.sequences -= 1
                     self.tokens -= entry[2].tokens
-            if not kept:
-                del self._clients[name]
-            elif len(kept) < len(client.heap):
+            if len(kept) < len(client.heap):
                 heapq.heapify(kept)
                 client.heap = kept
+            self._forget_idle(name, client)
 
-    def _remember(self, name: str, virtual_time: float) -> None:
-        """Keep the time a client was served up to while it is ahead of the present; few are, so the table is small."""
-        self._finished = {n: t for n, t in self._finished.items() if t > self._virtual_now}
-        self._finished[name] = virtual_time
+    def _forget_idle(self, name: str, client: _Client) -> None:
+        """Drop a client without jobs; the time it was served up to is kept while it is ahead of the present.
 
-    def _pop(self, name: str) -> None:
-        client = self._clients[name]
-        job = heapq.heappop(client.heap)[2]
-        self.sequences -= 1
-        self.tokens -= job.tokens
+        Few are, so the table is small.
+        """
         if not client.heap:
             del self._clients[name]
+            self._finished = {n: t for n, t in self._finished.items() if t > self._virtual_now}
+            self._finished[name] = client.virtual_time
+
+    def _pop(self, name: str) -> None:
+        job = heapq.heappop(self._clients[name].heap)[2]
+        self.sequences -= 1
+        self.tokens -= job.tokens

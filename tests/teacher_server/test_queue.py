@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -106,6 +107,17 @@ def test_purge_forgets_cancelled_jobs_at_once() -> None:
     assert list(queue._clients) == ["a"]
     assert queue.drain() == [jobs[1]]
     assert queue.take(1000, 9) == ([], [])
+
+
+@pytest.mark.parametrize("leave", [FairQueue.purge, lambda queue: queue.take(10, 1)])
+def test_a_client_does_not_shed_what_it_was_served_by_cancelling_the_rest(leave: Any) -> None:
+    queue = FairQueue(Clock())
+    served, rest = fill(queue, job("a", 900), job("a"))
+    assert queue.take(1000, 1)[0] == [served]
+    rest.cancelled = True
+    leave(queue)
+    fill(queue, job("a"), job("b"))
+    assert [one.client for one in queue.take(10, 1)[0]] == ["b"]
 
 
 events = st.lists(
