@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
-from opd.errors import ConfigError, IncompatibleTeacherError, InvalidRequestError
+from opd.errors import ConfigError, InvalidRequestError
 from opd.wire.v1 import admin_pb2 as pb
 from opd.wire.v1 import admin_pb2_grpc
 from teacher_server.describe import teacher_info
@@ -62,16 +62,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     async def UpdateWeights(self, request: pb.UpdateWeightsRequest, context: Context) -> pb.UpdateWeightsResponse:
         """Hot swap."""
-        teacher = self._shared.roster.get(request.teacher)
-        if request.expected_weights_hash not in ("", teacher.info.weights_hash):
-            raise IncompatibleTeacherError(
-                f"teacher {teacher.name!r} has weights {teacher.info.weights_hash}, not the expected ones."
-            )
         if not 1 <= len(request.folder) <= MAX_PATH_CHARS or "\0" in request.folder:
             raise InvalidRequestError(f"folder must have 1 to {MAX_PATH_CHARS} characters.")
         self._log("update weights", request.teacher, folder=request.folder)
         try:
-            weights_hash = await self._shared.roster.update_weights(request.teacher, Path(request.folder))
+            weights_hash = await self._shared.roster.update_weights(
+                request.teacher, Path(request.folder), request.expected_weights_hash
+            )
         except ConfigError as error:
             raise InvalidRequestError(str(error)) from error
         self._shared.metrics.weight_updates.labels(request.teacher).inc()

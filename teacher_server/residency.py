@@ -13,6 +13,7 @@ from pathlib import Path
 
 from opd.errors import (
     ConfigError,
+    IncompatibleTeacherError,
     InvalidRequestError,
     OpdError,
     OverloadedError,
@@ -132,6 +133,8 @@ class Roster:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(teacher.idle.wait(), grace)
         async with teacher.changing:
+            if self._teachers.get(name) is not teacher:
+                return  # another call has unloaded it meanwhile; who has the name now is somebody else
             worker, teacher.worker = teacher.worker, None
             if worker is not None:
                 await asyncio.to_thread(worker.close)
@@ -176,18 +179,28 @@ class Roster:
         async with self.use(name):
             pass
 
-    async def update_weights(self, name: str, folder: Path) -> str:
+    async def update_weights(self, name: str, folder: Path, expected: str = "") -> str:
         """Replace a teacher's weights between two batches; returns the new weights hash. All or nothing.
 
         The folder is read while the teacher goes on scoring. The new weights are tested before any request meets
         them; when they fail, the old ones come back and are tested in their turn.
 
+        Args:
+            name: of the teacher.
+            folder: with the new weights.
+            expected: hash of the weights to be replaced; "" for any.
+
         Raises:
-            ConfigError, IncompatibleTeacherError: when the folder does not fit; the old weights stay.
+            ConfigError, IncompatibleTeacherError: when the folder does not fit, or other weights than expected would
+                be replaced; the old weights stay.
             NonFiniteError, IncompatibleTeacherError: when its numbers fail the self-test; the old weights are back.
             UnavailableError: when the old weights cannot be brought back; the teacher is then failed.
         """
         async with self.use(name) as teacher, self._loading:
+            if expected not in ("", teacher.info.weights_hash):
+                raise IncompatibleTeacherError(
+                    f"teacher {teacher.name!r} has weights {teacher.info.weights_hash}, not the expected ones."
+                )
             engine = teacher.running().engine
             exchange = await finish(asyncio.to_thread(prepare, engine, folder), wanted=lambda: not self.closing)
             await finish(self._swap(teacher, exchange, folder))

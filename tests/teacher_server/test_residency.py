@@ -81,6 +81,28 @@ async def test_a_call_beyond_the_grace_is_cut_with_a_retryable_error(start: Any,
     await client.settled()
 
 
+async def test_a_late_unload_leaves_the_next_teacher_of_that_name_alone(start: Any, items: Any) -> None:
+    client = await start()
+    roster = client.server.shared.roster
+    await roster.load("u", "second")
+    held = asyncio.Event()
+
+    async def hold() -> None:
+        async with roster.use("u"):
+            await held.wait()
+
+    call = asyncio.create_task(hold())
+    await asyncio.sleep(0)
+    patient = asyncio.create_task(roster.unload("u", 30.0))
+    await asyncio.sleep(0)
+    await roster.unload("u", 0.0)
+    await roster.load("u", "third")
+    held.set()
+    await asyncio.gather(call, patient)
+    await client.score(items(1), SAMPLED, teacher="u")
+    assert await client.health("u") == health_pb2.HealthCheckResponse.SERVING
+
+
 async def test_the_least_recently_used_teacher_sleeps_when_memory_is_short(
     start: Any, items: Any, tmp_path: Path
 ) -> None:

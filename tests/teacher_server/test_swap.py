@@ -39,6 +39,23 @@ async def test_weights_are_swapped_between_batches_and_the_hash_changes(
     assert type(error_from_rpc(caught.value)) is IncompatibleTeacherError
 
 
+async def test_of_two_swaps_that_expect_the_same_weights_one_is_refused(
+    start: Any, items: Any, tmp_path: Path, operator: Any, weights: Any
+) -> None:
+    client, stub, meta = await operator(tmp_path)
+    before = (await client.info()).weights_hash
+
+    async def swap(seed: int) -> str:
+        folder = str(weights(tmp_path / f"w{seed}", seed))
+        request = admin.UpdateWeightsRequest(teacher="t", folder=folder, expected_weights_hash=before)
+        return (await stub.UpdateWeights(request, metadata=meta)).weights_hash
+
+    found = await asyncio.gather(swap(5), swap(6), return_exceptions=True)
+    (refused,) = [one for one in found if isinstance(one, grpc.RpcError)]
+    assert type(error_from_rpc(refused)) is IncompatibleTeacherError
+    assert (await client.info()).weights_hash in found
+
+
 async def test_a_failed_swap_keeps_the_old_weights(start: Any, items: Any, tmp_path: Path) -> None:
     client = await start()
     before = await client.score(items(1), SAMPLED)
