@@ -109,7 +109,7 @@ class Recipe(Settings):
     """A student job."""
 
     run: Path = Field(description="Run folder; must not exist unless the run is resumed.")
-    seed: int = Field(0, ge=0, description="Decides everything random: prompts, rollouts, evaluation.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Decides everything random: prompts, rollouts, evaluation.")
     model: ModelSettings = Field(description="The student.")
     teachers: TeacherSettings | None = Field(None, description="The served models; may be absent for plain RL.")
     prompts: PromptSettings = Field(description="Training and held-out prompts.")

@@ -55,6 +55,7 @@ def one_sentence(text: str) -> bool:
         ("objective.0.name=opdd", ["opdd", "'opd'"]),
         ("objective.0.divergence=jsd", ["mixture"]),
         ("train.steps=0", ["train.steps", "greater than or equal to 1"]),
+        ("seed=9223372036854775808", ["seed", "less than 9223372036854775808"]),
         ("train.warmup_steps=1000", ["warmup_steps", "lower it"]),
         ("objective.0.aggregation=median", ["median", "token_mean"]),
         ("teachers=null", ["teachers.endpoints"]),
