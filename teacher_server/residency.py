@@ -322,12 +322,12 @@ class Roster:
     def _dead(self, teacher: Teacher, reason: str) -> None:
         if self.closing or teacher.worker is None:
             return
-        teacher.reason, teacher.worker = reason, None
-        task = asyncio.get_running_loop().create_task(self._after_death(teacher))
+        worker, teacher.worker, teacher.reason = teacher.worker, None, reason
+        task = asyncio.get_running_loop().create_task(self._after_death(teacher, worker))
         self._restarts.add(task)
         task.add_done_callback(self._restarts.discard)
 
-    async def _after_death(self, teacher: Teacher) -> None:
+    async def _after_death(self, teacher: Teacher, worker: EngineWorker) -> None:
         await self._set_state(teacher, pb.TEACHER_STATE_FAILED)
         log("error", "engine is dead", teacher=teacher.name, reason=teacher.reason)
         if self._settings.on_failure == "exit" or teacher.restarts >= self._settings.max_restarts:
@@ -336,6 +336,8 @@ class Roster:
         teacher.restarts += 1
         await self._set_state(teacher, pb.TEACHER_STATE_LOADING)
         try:
+            # The dead engine frees its memory first: a device seldom holds the model twice.
+            await asyncio.to_thread(worker.close)
             async with teacher.changing:
                 if self._teachers.get(teacher.name) is teacher:
                     await self._start(teacher)

@@ -6,6 +6,7 @@ counted; after a few in a row, or when the thread itself dies, the engine is rep
 device's memory is no such failure: clients could end the server with it.
 """
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -164,6 +165,8 @@ class EngineWorker:
                     self._run_batch(batch)
             self.engine.close()
         except BaseException as error:
+            with contextlib.suppress(Exception):
+                self.engine.close()
             self._die(f"its thread died of {type(error).__name__}: {error}")
 
     def _next(self) -> tuple[tuple[Callable[[Engine], Any], Future[Any]] | None, list[Job], list[Job]]:
@@ -171,9 +174,7 @@ class EngineWorker:
             self.busy_since = 0.0
             while True:
                 if self._closing or self.dead:
-                    for _, future in self._tasks:
-                        future.set_exception(UnavailableError(f"teacher {self.name!r} was unloaded."))
-                    self._tasks.clear()
+                    self._refuse_tasks()
                     return None, [], []
                 if self._tasks:
                     self.busy_since = time.monotonic()
@@ -185,16 +186,27 @@ class EngineWorker:
                     return None, batch, expired
                 self._condition.wait()
 
+    def _refuse_tasks(self) -> None:
+        for _, future in self._tasks:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(UnavailableError(f"teacher {self.name!r} is not running."))
+        self._tasks.clear()
+
     def _run_task(self, function: Callable[[Engine], Any], future: "Future[Any]") -> None:
         if not future.set_running_or_notify_cancel():
             return
         try:
             with self._turn:
                 result = function(self.engine)
-        except Exception as error:
-            future.set_exception(error)
+        except BaseException as error:
+            future.set_exception(error if isinstance(error, Exception) else self._gone())
+            if not isinstance(error, Exception):
+                raise
         else:
             future.set_result(result)
+
+    def _gone(self) -> UnavailableError:
+        return UnavailableError(f"teacher {self.name!r} failed while it worked on this.")
 
     def _run_batch(self, batch: list[Job]) -> None:
         with self._turn:
@@ -203,7 +215,12 @@ class EngineWorker:
             started = time.monotonic()
             for job in batch:
                 job.started_at = started
-            results = self._score(batch)
+            try:
+                results = self._score(batch)
+            except BaseException:  # a library that ends the thread: somebody waits for every job
+                for job in batch:
+                    job.deliver(job, self._gone(), "")
+                raise
             ended = time.monotonic()
         seconds = ended - started
         tokens = sum(job.tokens for job in batch)
@@ -302,6 +319,7 @@ class EngineWorker:
     def _die(self, reason: str) -> None:
         with self._condition:
             self.dead = reason
+            self._refuse_tasks()
             waiting = self._queue.drain()
         for job in waiting:
             job.deliver(job, UnavailableError(f"teacher {self.name!r} failed: {reason}."), "")

@@ -2,6 +2,8 @@
 
 import asyncio
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,46 @@ async def revived(client: Any, dead: Any) -> None:
             return
         await asyncio.sleep(0.05)
     pytest.fail("the engine did not come back")
+
+
+async def test_a_dead_engine_has_freed_its_memory_before_the_next_is_built(start: Any, items: Any) -> None:
+    client = await start(engine={"on_failure": "restart"})
+    dead = client.engines["numpy"]
+    freed: list[bool] = []
+
+    def close_slowly() -> None:
+        time.sleep(0.5)
+        freed.append(True)
+
+    dead.close = close_slowly
+    await kill_engine(client, items)
+    while client.engines["numpy"] is dead:
+        await asyncio.sleep(0.01)
+    assert freed
+
+
+async def test_a_thread_that_a_library_ends_leaves_nobody_waiting(start: Any, items: Any) -> None:
+    client = await start(engine={"on_failure": "restart"})
+    dead, worker = client.engines["numpy"], client.server.shared.roster.get("t").worker
+    running, end = threading.Event(), threading.Event()
+
+    def quit_the_thread(batch: Any) -> None:
+        running.set()
+        end.wait(30)
+        raise SystemExit(1)
+
+    dead.before_score = quit_the_thread
+    call = asyncio.create_task(client.score(items(2), SAMPLED))
+    await asyncio.to_thread(running.wait, 30)
+    task = worker.call(lambda engine: engine.head())
+    end.set()
+    with pytest.raises(grpc.RpcError, match="failed while"):
+        await asyncio.wait_for(call, 30)
+    with pytest.raises(UnavailableError, match="not running"):
+        await asyncio.to_thread(task.result, 30)
+    await revived(client, dead)
+    assert dead.closed
+    await client.score(items(1), SAMPLED)
 
 
 async def test_a_dead_engine_is_restarted_when_asked(start: Any, items: Any) -> None:
