@@ -90,12 +90,14 @@ class Learner:
         self.student.train()
         sums = self.accumulate(rows)
         norm = float(self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.settings.max_grad_norm))
-        if not math.isfinite(norm):
-            self.optimizer.zero_grad(set_to_none=True)
-            raise NonFiniteError(
-                f"the gradient of step {step} is not finite (norm {norm}); lower train.learning_rate or look at the "
-                "teacher's numbers of this step."
-            )
+        sizes = {"gradient": norm} | {name: top for name, (top, _) in sums.items() if name.startswith("loss/")}
+        for name, value in sizes.items():
+            if not math.isfinite(value):
+                self.optimizer.zero_grad(set_to_none=True)
+                raise NonFiniteError(
+                    f"the {name} of step {step} is not finite ({value}); lower train.learning_rate or look at the "
+                    "teacher's numbers of this step."
+                )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.updates += 1

@@ -180,3 +180,22 @@ def test_a_step_without_trained_tokens_reports_no_divergence_instead_of_zero(ben
         row.loss_mask[:] = False
     metrics = made.learner.step(rows, 0)
     assert "reverse_kl" not in metrics and metrics["loss/opd"] == 0 == metrics["grad_norm"]
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_neither_an_infinite_loss_nor_an_infinite_gradient_changes_a_weight(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    made = bench({"name": "opd", "k": 8})
+    original = type(made.objective.terms[0]).token_losses
+
+    def spoiled(term: Any, batch: Any) -> Any:
+        output = original(term, batch)
+        loss = output.loss + float("inf") if where == "loss" else output.loss * float("inf")
+        return dataclasses.replace(output, loss=loss)
+
+    monkeypatch.setattr(type(made.objective.terms[0]), "token_losses", spoiled)
+    before = {name: p.clone() for name, p in made.learner.named_parameters()}
+    with pytest.raises(NonFiniteError, match="of step 0 is not finite"):
+        made.learner.step(made.rows(), 0)
+    assert all(torch.equal(p, before[name]) and p.grad is None for name, p in made.learner.named_parameters())
