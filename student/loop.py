@@ -126,6 +126,8 @@ class _Run:
         self.saved = self.written = -1  # by all ranks together; by this one
         if checkpoint is not None:
             self._restore(checkpoint)
+        if job.accelerator.is_main_process:
+            folder.keep_recipe(self.recipe, self.updates)
 
     def run(self) -> dict[str, Any]:
         """All remaining steps, then the summary; whatever stops them, the state is saved first."""

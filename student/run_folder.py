@@ -43,8 +43,7 @@ class RunFolder:
         except OSError as error:
             raise RunFolderError(f"run folder {path} cannot be made: {error.strerror}; choose another.") from error
         folder = cls(path)
-        text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
-        _write_atomically(path / "recipe.yaml", text)
+        _write_atomically(path / "recipe.yaml", _yaml(recipe))
         return folder
 
     @staticmethod
@@ -69,6 +68,16 @@ class RunFolder:
         if not (recipe.run / "recipe.yaml").is_file():
             raise CheckpointError(f"there is no run in {recipe.run} to resume; start it without --resume.")
         return cls(recipe.run)
+
+    def keep_recipe(self, recipe: Recipe, updates: int) -> None:
+        """Write the recipe of a resumed run; another one, followed for `updates` updates, is kept beside it."""
+        path, text = self.path / "recipe.yaml", _yaml(recipe)
+        before = path.read_text(encoding="utf-8")
+        if before == text:
+            return
+        if updates:
+            _write_atomically(self.path / f"recipe-until-{updates:06d}.yaml", before)
+        _write_atomically(path, text)
 
     def write_provenance(self, fleet: Mapping[str, Any]) -> None:
         """Save versions, git revision, command line and fleet fingerprints."""
@@ -112,6 +121,10 @@ class RunFolder:
         if not self._metrics.exists():
             return []
         return [json.loads(line) for line in self._metrics.read_text(encoding="utf-8").splitlines()]
+
+
+def _yaml(recipe: Recipe) -> str:
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
 
 
 def _write_atomically(path: Path, text: str) -> None:

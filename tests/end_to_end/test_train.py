@@ -133,6 +133,18 @@ def test_the_run_folder_says_what_was_run_and_against_which_teacher(make_recipe:
     assert {"rollout", "wait_teacher", "learn"} <= set(line["seconds"])
 
 
+def test_the_run_folder_says_which_recipe_was_followed_until_when(make_recipe: Callable[..., Recipe]) -> None:
+    first = make_recipe(train={"steps": 2}, eval={"prompts": 0})
+    second = make_recipe(train={"steps": 3, "learning_rate": 1e-4}, eval={"prompts": 0})
+    train(first)
+    for _ in range(2):
+        train(second, resume=True)
+    folder = first.run
+    assert sorted(path.name for path in folder.glob("recipe*")) == ["recipe-until-000002.yaml", "recipe.yaml"]
+    assert Recipe.model_validate(yaml.safe_load((folder / "recipe.yaml").read_text())) == second
+    assert Recipe.model_validate(yaml.safe_load((folder / "recipe-until-000002.yaml").read_text())) == first
+
+
 def test_metrics_are_served_to_prometheus_while_the_run_lasts(make_recipe: Callable[..., Recipe]) -> None:
     import socket
     import threading
