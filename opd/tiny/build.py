@@ -37,26 +37,33 @@ def build_world(
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder} is a file; choose a folder for the world.")
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / ".lock"):
-        world = _open(folder, preset, seed, plan)
-        if world.complete:
-            return replace(world, cached=True)
-        # Only now: a world that is there already costs no import of torch.
-        from opd.tiny.builder import Builder, quiet_thread
+    world = _open(folder, preset, seed, plan)
+    if not world.complete:
+        with FileLock(folder / ".lock"):
+            world = _open(folder, preset, seed, plan)  # another process may have gone on with it
+            if not world.complete:
+                return _build(world, plan, progress)
+    return replace(world, cached=True)
 
-        # Before the first model, so that a build that is killed finds a world and not somebody's files.
-        write_summary(world)
-        begun = time.perf_counter() - world.seconds
-        with quiet_thread():
-            for index, name in enumerate(plan.models):
-                if name in world.models:
-                    continue
-                model = Builder(world, plan, progress).build(name, seed * 1000 + index)
-                world = replace(world, models={**world.models, name: model}, seconds=time.perf_counter() - begun)
-                write_summary(world)
-        world = replace(world, complete=True)
-        write_summary(world)
-        return world
+
+def _build(world: WorldSummary, plan: WorldPlan, progress: Progress | None) -> WorldSummary:
+    """Build the missing models."""
+    # Only now: a world that is there already costs no import of torch.
+    from opd.tiny.builder import Builder, quiet_thread
+
+    # Before the first model, so that a build that is killed finds a world and not somebody's files.
+    write_summary(world)
+    begun = time.perf_counter() - world.seconds
+    with quiet_thread():
+        for index, name in enumerate(plan.models):
+            if name in world.models:
+                continue
+            model = Builder(world, plan, progress).build(name, world.seed * 1000 + index)
+            world = replace(world, models={**world.models, name: model}, seconds=time.perf_counter() - begun)
+            write_summary(world)
+    world = replace(world, complete=True)
+    write_summary(world)
+    return world
 
 
 def _open(folder: Path, preset: str, seed: int, plan: WorldPlan) -> WorldSummary:

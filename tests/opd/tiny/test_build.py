@@ -59,6 +59,12 @@ def test_building_again_does_nothing_and_needs_no_torch(world):
     assert before == {path: path.stat().st_mtime_ns for path in world.folder.rglob("*") if path.name != ".lock"}
 
 
+def test_a_finished_world_is_only_read(world):
+    (world.folder / ".lock").unlink()
+    assert build_world(world.folder, "test", seed=5).cached
+    assert not (world.folder / ".lock").exists()
+
+
 def test_an_interrupted_build_goes_on_and_gives_the_same_weights(world, tmp_path):
     class Stop(Exception):
         pass
