@@ -47,6 +47,13 @@ def engine_factory(settings: ServerSettings) -> EngineFactory:
             raise ConfigError("trust_remote_code is no engine option; allow one model with --trust-remote-code.")
         arguments[name] = value
 
+    for name, parameter in accepted.items():
+        wanted = parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.default is parameter.empty
+        if wanted and name not in arguments:
+            raise ConfigError(
+                f"engine {settings.engine.engine!r} needs option {name!r}; pass --engine-option {name}=VALUE."
+            )
+
     def build(model: str) -> Engine:
         engine: Engine = cls(model, **arguments, **_remote_code(model, allowed, settings.engine.engine, accepted))
         return engine

@@ -416,3 +416,10 @@ def test_remote_code_is_on_for_the_listed_model_only(monkeypatch: pytest.MonkeyP
         build.engine_factory(ServerSettings(engine={"deterministic": True}))
     with pytest.raises(ConfigError, match="no option 'typo'"):
         build.engine_factory(ServerSettings(engine={"options": {"typo": 1}}))
+
+
+def test_an_option_that_an_engine_cannot_do_without_is_named() -> None:
+    from teacher_server.build import engine_factory
+
+    with pytest.raises(ConfigError, match="needs option 'url'"):
+        engine_factory(ServerSettings(engine={"engine": "sglang"}))
