@@ -72,12 +72,16 @@ class RecordedFleet(TeacherFleet):
         futures: list[ScoreFuture] = []
         for item, group in zip(items, groups or [""] * len(items), strict=True):
             check_items([item], spec, temperature, bounds)
-            scores = self.store.get(score_key(info.weights_hash, item, spec, temperature))
             future: ScoreFuture = concurrent.futures.Future()
             self._counters.rows_submitted += 1
-            if scores is None:
+            try:
+                # Not `get`, which removes what is damaged: a record cannot be scored again.
+                scores = self.store.read(score_key(info.weights_hash, item, spec, temperature))
+                if scores is None:
+                    raise DataError(self._missing(teacher, item, spec, group))
+            except DataError as error:
                 self._counters.rows_failed += 1
-                future.set_exception(DataError(self._missing(teacher, item, spec, group)))
+                future.set_exception(error)
             else:
                 self._counters.rows_answered += 1
                 future.set_result(scores)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from opd.errors import DataError
+from opd.errors import DataError, InvalidRequestError
 from opd.wire.checksum import crc32c
 from opd.wire.fingerprint import head_hash
 from opd.wire.types import Head, PayloadKind, PayloadSpec, ScoreItem, Scores
@@ -87,15 +87,26 @@ class ScoreStore:
         """The scores under a key; None when there are none. A damaged entry is removed and counts as none."""
         path = self._path(key)
         try:
-            entry = _read(key, path)
-            if self._max_bytes:
+            found = self.read(key)
+            if self._max_bytes and found is not None:
                 os.utime(path)
         except FileNotFoundError:
             return None
         except DataError:
             path.unlink(missing_ok=True)
             return None
-        return entry.scores
+        return found
+
+    def read(self, key: str) -> Scores | None:
+        """The scores under a key; None when there are none. Nothing on the disk is touched.
+
+        Raises:
+            DataError: the entry is damaged; names it.
+        """
+        try:
+            return _read(key, self._path(key)).scores
+        except FileNotFoundError:
+            return None
 
     def put(self, teacher: str, item: ScoreItem, spec: PayloadSpec, temperature: float, scores: Scores) -> str:
         """Keep the scores of a row; returns the key."""
@@ -265,7 +276,7 @@ def _read(key: str, path: Path) -> Entry:
         if score_key(scores.weights_hash, item, spec, temperature) != key:
             raise ValueError("it does not belong to its name")
         return Entry(key, meta["teacher"], item, spec, temperature, scores)
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, InvalidRequestError) as error:
         raise DataError(f"stored scores {path} are damaged: {error}; remove the file and score again.") from error
 
 

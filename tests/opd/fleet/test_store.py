@@ -110,6 +110,20 @@ def test_a_damaged_entry_is_dropped_from_a_cache_and_named_by_a_data_set(tmp_pat
     assert store.get(path.stem) is None and not path.exists()
 
 
+def test_a_damaged_entry_of_a_record_is_named_and_left_where_it_is(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    item = tiny.items(1)[0]
+    with TeacherFleet.connect(tiny.serve().address, settings=caching(tiny, tmp_path)) as fleet:
+        fleet.score("math", [item], PayloadSpec.sampled())
+    (path,) = (tmp_path / "scores").rglob("*.safetensors")
+    data = path.read_bytes()
+    for damaged in (data[:-1], data.replace(b'"k":"0"', b'"k":"1"')):
+        assert damaged != data
+        path.write_bytes(damaged)
+        with TeacherFleet.connect(f"store:{tmp_path}") as fleet, pytest.raises(DataError, match=path.stem):
+            fleet.score("math", [item], PayloadSpec.sampled())
+        assert path.read_bytes() == damaged
+
+
 def test_a_truncated_entry_is_dropped(tmp_path: Path) -> None:
     store = ScoreStore(tmp_path)
     path = put_one(store)
