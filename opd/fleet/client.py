@@ -307,7 +307,10 @@ class TeacherFleet:
 
     def _call_soon(self, function: Callable[[], None]) -> None:
         self._check_open()
-        self._loop.call_soon_threadsafe(function)
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError as error:  # another thread has closed it just now
+            raise _closed() from error
 
     def _on_loop(self, function: Callable[[], T]) -> T:
         async def call() -> T:
@@ -323,7 +326,11 @@ class TeacherFleet:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise UnavailableError("the fleet is closed; connect again.")
+            raise _closed()
+
+
+def _closed() -> UnavailableError:
+    return UnavailableError("the fleet is closed; connect again.")
 
 
 def _deliver_to(future: ScoreFuture) -> Callable[[Scores | OpdError], None]:

@@ -98,12 +98,17 @@ class Dispatcher:
         self._lost: dict[int, str] = {}
         self._taken_back: set[int] = set()
         self._stirred = False
+        self._closed = False
         self._ticker: asyncio.Task[None] | None = None
 
     # Rows.
 
     def submit(self, jobs: Iterable[Job]) -> None:
         """Take rows; each one's `deliver` is called exactly once, now or later, with scores or an error."""
+        if self._closed:
+            for job in jobs:
+                job.cargo.deliver(UnavailableError("the fleet was closed before the row was scored."))
+            return
         for job in jobs:
             self._live[job.number] = job
             if job.deadline != float("inf"):
@@ -147,7 +152,8 @@ class Dispatcher:
         ]
 
     async def close(self) -> None:
-        """Cancel everything; rows that wait fail with `UnavailableError`."""
+        """Cancel everything; rows that wait, and those that come later, fail with `UnavailableError`."""
+        self._closed = True
         for job in list(self._live.values()):
             self._fail(job, UnavailableError("the fleet was closed before the row was scored."))
         tasks = [*self._tasks.values(), *([self._ticker] if self._ticker else [])]

@@ -10,11 +10,15 @@ from opd.errors import (
     ConfigError,
     DeadlineError,
     InvalidRequestError,
+    OpdError,
     TeacherNotFoundError,
     UnavailableError,
 )
 from opd.fleet.client import TeacherFleet
-from opd.fleet.settings import FleetSettings
+from opd.fleet.core import FleetCore
+from opd.fleet.grpc_link import GrpcLink
+from opd.fleet.settings import CallSettings, FleetSettings
+from opd.wire.channel import ClientSecurity
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
 
 
@@ -138,6 +142,18 @@ def test_a_list_that_allows_none_of_the_teachers_there_says_so(tiny: SimpleNames
     (tmp_path / "list").write_text(f"{server.address} poetry\n")
     with pytest.raises(TeacherNotFoundError, match="check the names"):
         TeacherFleet.connect(f"file:{tmp_path / 'list'}", settings=FleetSettings(connect_seconds=1.0))
+
+
+async def test_a_row_that_comes_while_the_fleet_is_closed_is_refused_and_not_kept_waiting(
+    tiny: SimpleNamespace,
+) -> None:
+    core = FleetCore([], lambda address: GrpcLink(address, ClientSecurity(), CallSettings(), ""), FleetSettings(), "")
+    await core.close()
+    core.pool("math")
+    found: list[Scores | OpdError] = []
+    job = core.make_job("math", tiny.items(1)[0], PayloadSpec.sampled(), 1.0, "", None, found.append)
+    core.dispatcher.submit([job])
+    assert [type(one) for one in found] == [UnavailableError]
 
 
 def test_a_row_that_misses_its_deadline_fails_and_its_call_is_cancelled(tiny: SimpleNamespace) -> None:
