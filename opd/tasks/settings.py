@@ -34,9 +34,9 @@ class _Rows(_Source):
         default=0.05,
         ge=0,
         lt=1,
-        description="Share of the distinct prompts kept out of training for evaluation; at least one.",
+        description="Share of the distinct prompts kept out of training for evaluation; at least one, unless it is 0.",
     )
-    verifier: str = Field(default="math", description="How answers are checked: math, exact, or a dotted path.")
+    verifier: str = Field(default="math", description="A verifier (`opd plugins list`), or a dotted path.")
     verifier_timeout: float = Field(default=10.0, gt=0, description="Seconds after which a check counts as unknown.")
 
 
