@@ -420,6 +420,7 @@ def test_remote_code_is_on_for_the_listed_model_only(monkeypatch: pytest.MonkeyP
 
 def test_an_option_that_an_engine_cannot_do_without_is_named() -> None:
     from teacher_server.build import engine_factory
+    from teacher_server.settings import ServerSettings
 
     with pytest.raises(ConfigError, match="needs option 'url'"):
         engine_factory(ServerSettings(engine={"engine": "sglang"}))
