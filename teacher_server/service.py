@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import weakref
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -11,7 +12,7 @@ from opd.errors import IncompatibleTeacherError, InvalidRequestError, OpdError, 
 from opd.wire.bounds import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from opd.wire.head import encode_head
 from opd.wire.tracing import trace_id_of, traceparent_of
-from opd.wire.types import Timings
+from opd.wire.types import Head, Timings
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
 from teacher_server.describe import teacher_info
@@ -19,6 +20,7 @@ from teacher_server.guard import PRINCIPAL
 from teacher_server.logs import log
 from teacher_server.score_call import ScoreCall, Shared
 from teacher_server.sender import Sender
+from teacher_server.teacher import Teacher
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -28,6 +30,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
+        self._heads: weakref.WeakValueDictionary[str, asyncio.Future[Head]] = weakref.WeakValueDictionary()
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
         """One teacher, or all that are loaded."""
@@ -85,10 +88,22 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
                 raise IncompatibleTeacherError(
                     f"teacher {teacher.name!r} has head {identity.hash}, not {request.expected_hash[:128]!r}."
                 )
-            head = await asyncio.wrap_future(teacher.running().call(lambda engine: engine.head()))
-            messages = encode_head(head, chunk)
+            copying = self._copy_of_head(teacher, identity.hash)  # shared for as long as a call holds it
+            messages = encode_head(await asyncio.shield(copying), chunk)
             while (message := await asyncio.to_thread(next, messages, None)) is not None:
                 await sender.send(message)
+
+    def _copy_of_head(self, teacher: Teacher, content_hash: str) -> "asyncio.Future[Head]":
+        """A copy of the head on the host, one for all calls at a time.
+
+        It is large, making it holds up the engine, and all ranks of a student want it at once.
+        """
+        copying = self._heads.get(content_hash)
+        if copying is None or (copying.done() and (copying.cancelled() or copying.exception())):
+            copying = asyncio.wrap_future(teacher.running().call(lambda engine: engine.head()))
+            copying.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._heads[content_hash] = copying
+        return copying
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         """Queue, rate and budget now."""

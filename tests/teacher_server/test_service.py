@@ -1,6 +1,7 @@
 """The service end to end: answers equal the engine's own, refusals are typed, time adds up."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -96,6 +97,38 @@ async def test_timings_add_up_to_the_total(start: Any, items: Any) -> None:
         parts = t.admission + t.queue + t.batch_wait + t.engine + t.encode + t.send
         assert parts == pytest.approx(t.total, rel=0.02)
         assert t.engine >= 0.019
+
+
+async def test_ranks_that_want_the_head_at_once_share_one_copy_of_it(start: Any) -> None:
+    client = await start()
+    engine, gate = client.engines["numpy"], threading.Event()
+    made: list[int] = []
+    plain = engine.head
+
+    def head() -> Any:
+        made.append(1)
+        gate.wait(30)
+        return plain()
+
+    async def fetch() -> Any:
+        decoder = HeadStreamDecoder(engine.info.head.hash)
+        async for message in client.stub.GetHead(pb.GetHeadRequest(teacher="t")):
+            decoder.feed(message)
+        return decoder.finish()
+
+    engine.head = head
+    calls = [asyncio.create_task(fetch()) for _ in range(4)]
+    while client.server.shared.roster.get("t").in_flight < 4:
+        await asyncio.sleep(0.01)
+    calls[0].cancel()  # the one that asked first: the others still wait for what it began
+    gate.set()
+    assert all((found.weight == plain().weight).all() for found in await asyncio.gather(*calls[1:]))
+    assert len(made) == 1
+    for _ in range(200):
+        await fetch()
+        if len(made) > 1:
+            return  # nothing is kept once the calls have ended
+    pytest.fail("the copy is kept")
 
 
 async def test_the_head_is_fetched_and_matches_its_hash(start: Any) -> None:
