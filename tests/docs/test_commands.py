@@ -10,6 +10,7 @@ import yaml
 
 import opd.cli
 from opd.config import parse_settings
+from student.methods import CONTROLLERS, OBJECTIVES
 from student.plugins import build_plugins
 from student.recipe import Recipe
 
@@ -54,6 +55,12 @@ def test_every_command_in_the_documents_has_that_verb_and_those_flags(verbs: dic
         assert path is not None, f"{page}: opd {' '.join(words)}"
         unknown = {word.split("=")[0] for word in words if word.startswith("--")} - verbs[path] - {"--help"}
         assert not unknown, f"{page}: opd {' '.join(words)}"
+
+
+def test_every_objective_and_method_stands_in_the_table_of_methods() -> None:
+    text = (ROOT / "docs" / "methods.md").read_text()
+    named = {name for line in text.splitlines() if line.startswith("|") for name in re.findall(r"`(\w+)`", line)}
+    assert {entry.name for entry in (*OBJECTIVES, *CONTROLLERS)} <= named
 
 
 def test_the_recipe_of_the_readme_is_valid() -> None:
