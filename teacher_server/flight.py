@@ -28,11 +28,13 @@ class Ticket:
         # A call that fails on an earlier sequence never looks at the later ones.
         self.future.add_done_callback(lambda future: future.cancelled() or future.exception())
         item = request.items[index]
-        engine_item = EngineItem(item, request.spec, request.temperature, lambda: self.job.cancelled)
-        self.job = Job(engine_item, price.tokens, deadline, client, self._deliver)
+        engine_item = EngineItem(item, request.spec, request.temperature, lambda: job.cancelled)
+        self.job = job = Job(engine_item, price.tokens, deadline, client, self._deliver)
 
-    def _deliver(self, _: Job, result: Scores | Exception, weights_hash: str) -> None:
+    def _deliver(self, job: Job, result: Scores | Exception, weights_hash: str) -> None:
         """Called on the worker's thread."""
+        # The call keeps its jobs for their times; they must not keep the ticket, and with it the scores.
+        job.deliver = _nobody
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(self._resolve, result, weights_hash)
 
@@ -45,6 +47,10 @@ class Ticket:
             self.future.set_exception(UnavailableError(f"the engine failed: {type(result).__name__}."))
         else:
             self.future.set_result((result, weights_hash))
+
+
+def _nobody(job: Job, result: Scores | Exception, weights_hash: str) -> None:
+    """In the place of a delivery that was made."""
 
 
 class Flight:

@@ -153,21 +153,24 @@ class EngineWorker:
 
     def _run(self) -> None:
         try:
-            while True:
-                task, batch, expired = self._next()
-                if task is None and not batch and not expired:
-                    break
-                for job in expired:
-                    job.deliver(job, DeadlineError("the deadline passed while the request was queued."), "")
-                if task is not None:
-                    self._run_task(*task)
-                if batch:
-                    self._run_batch(batch)
+            while self._work():
+                pass
             self.engine.close()
         except BaseException as error:
             with contextlib.suppress(Exception):
                 self.engine.close()
             self._die(f"its thread died of {type(error).__name__}: {error}")
+
+    def _work(self) -> bool:
+        """Do what is due next; in a frame of its own, so that a thread that waits keeps no answer alive."""
+        task, batch, expired = self._next()
+        for job in expired:
+            job.deliver(job, DeadlineError("the deadline passed while the request was queued."), "")
+        if task is not None:
+            self._run_task(*task)
+        if batch:
+            self._run_batch(batch)
+        return task is not None or bool(batch or expired)
 
     def _next(self) -> tuple[tuple[Callable[[Engine], Any], Future[Any]] | None, list[Job], list[Job]]:
         with self._condition:

@@ -1,7 +1,9 @@
 """Batches that fail: only the guilty sequences' calls do, whatever they shared a batch with."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -115,6 +117,40 @@ async def test_sequences_too_large_for_the_device_never_end_the_server(start: An
     assert "15 tokens" in str(outcomes[1]) and "topk" in str(outcomes[1])
     assert equal(client, reference, calls[0], outcomes[0]) and equal(client, reference, calls[-1], outcomes[-1])
     assert not client.server._stop.is_set()
+
+
+async def test_scores_are_freed_as_they_are_sent_and_not_when_the_call_or_the_next_batch_ends(
+    start: Any, items: Any
+) -> None:
+    client = await start()
+    engine, made = client.engines["numpy"], []
+    plain = engine.score
+
+    def score(batch: Sequence[Any]) -> Any:
+        found = plain(batch)
+        made.extend(weakref.ref(scores.values) for scores in found)
+        return found
+
+    def alive() -> int:
+        return sum(one() is not None for one in made)
+
+    during: list[int] = []
+
+    async def look() -> None:
+        during.append(alive())
+
+    engine.score = score
+    client.server.shared.faults.set("before_trailer", look)
+    gc.disable()  # memory that waits for the collector is memory in use
+    try:
+        await client.score(items(5), SPEC)
+        for _ in range(200):
+            if not alive():
+                break
+            await asyncio.sleep(0.01)
+        assert len(made) == 5 and during == [1] and alive() == 0
+    finally:
+        gc.enable()
 
 
 async def test_an_engine_without_any_memory_left_is_dead(start: Any, items: Any) -> None:
