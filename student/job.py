@@ -95,34 +95,32 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         model_path: weights to load instead of the recipe's, for a resumed run.
         poll: called while waiting for the fleet.
     """
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-    if recipe.train.threads:
-        torch.set_num_threads(recipe.train.threads)
-    torch.manual_seed(recipe.seed)
+    _set_up_torch(recipe)
     plugins = build_plugins(recipe)
     source = build_prompts(recipe.prompts, seed=recipe.seed)
     stack.callback(source.close)
     check_prompts(recipe, plugins.needs, source)
     fleet = connect(recipe) if plugins.needs.signals else None
     infos: dict[str, pb.TeacherInfo] = {}
-    path = model_path or recipe.model.path
+    path, revision = (model_path, None) if model_path else (recipe.model.path, recipe.model.revision)
     if fleet is not None:
         stack.callback(fleet.close)
-        tokenizer = load_tokenizer(path, None if model_path else recipe.model.revision)
-        infos = shake_hands(fleet, recipe, plugins.needs, tokenizer, source)
+        infos = shake_hands(fleet, recipe, plugins.needs, load_tokenizer(path, revision), source)
     accelerator = _accelerator(recipe, stack)
     student, tokenizer = load_student(
         path,
         dtype=recipe.model.dtype,
         attention=recipe.model.attention,
         gradient_checkpointing=recipe.model.gradient_checkpointing,
-        revision=None if model_path else recipe.model.revision,
+        revision=revision,
     )
+
+    def scorer_of(needs: Needs) -> Scorer:
+        return Scorer(fleet, recipe.teachers, needs, source, accelerator.device, known=infos)
+
     objective = Objective(plugins.terms, recipe.rollout.max_new_tokens)
     objective.bind(tokenizer)
-    scorer = Scorer(fleet, recipe.teachers, plugins.needs, source, accelerator.device, known=infos)
+    scorer = scorer_of(plugins.needs)
     learner = Learner(
         student,
         objective,
@@ -135,9 +133,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     )
     kl_term = kl_term_for(infos, plugins.needs, recipe.teachers)
     kl_needs = kl_term.needs() if kl_term is not None else Needs()
-    kl_scorer = None
-    if kl_term is not None:
-        kl_scorer = Scorer(fleet, recipe.teachers, kl_needs, source, accelerator.device, known=infos)
+    kl_scorer = scorer_of(kl_needs) if kl_term is not None else None
     spec = RolloutSpec(
         seed=recipe.seed,
         batch_rows=recipe.rollout.batch_rows,
@@ -146,11 +142,20 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         max_prompt_tokens=recipe.rollout.max_prompt_tokens,
     )
     # A scorer of its own, because it is used from the probe's thread.
-    probe_scorer = Scorer(fleet, recipe.teachers, plugins.needs, source, accelerator.device, known=infos)
-    prober = Prober(learner, tokenizer, probe_scorer, spec, poll)
+    prober = Prober(learner, tokenizer, scorer_of(plugins.needs), spec, poll)
     stack.callback(prober.close)
     services = LoopServices(recipe, learner, tokenizer, source, scorer, spec, kl_scorer, kl_term, poll, prober)
     return Job(recipe, accelerator, fleet, infos, source, tokenizer, learner, scorer, plugins.controllers, services)
+
+
+def _set_up_torch(recipe: Recipe) -> None:
+    """Threads, seed and silence of this process."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    if recipe.train.threads:
+        torch.set_num_threads(recipe.train.threads)
+    torch.manual_seed(recipe.seed)
 
 
 def _accelerator(recipe: Recipe, stack: ExitStack) -> Accelerator:
