@@ -2,7 +2,7 @@
 
 Run as `python -m opd.tasks.worker`, it reads one JSON request per line and answers with one JSON line. A child of its
 own kind, instead of multiprocessing, needs no guard in the caller's main module, works from any thread, and ends by
-itself when the caller goes away, because its standard input closes.
+itself when the caller goes away: its standard input closes, and an alarm ends a check that nobody is left to end.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +20,9 @@ from typing import Any
 
 START_LIMIT = 120.0
 """Seconds a child may take to import its libraries."""
+
+ORPHAN_SECONDS = 2.0
+"""How much later than its caller a child ends a check by itself."""
 
 Answer = Mapping[str, Any]
 
@@ -67,7 +71,7 @@ class Worker:
         if self._child is None or self._child.poll() is not None:
             self._stop()
             self._child = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "opd.tasks.worker", self._check],
+                [sys.executable, "-W", "ignore", "-m", "opd.tasks.worker", self._check, str(self._timeout)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -118,8 +122,12 @@ class Worker:
         self._stop()
 
 
-def serve(path: str) -> None:
-    """The child's side: answer requests with the function at `path` until standard input closes."""
+def serve(path: str, timeout: float) -> None:
+    """The child's side: answer requests with the function at `path` until standard input closes.
+
+    A check that outlasts `timeout` seconds is ended by the caller; where that was killed, by the alarm, whose default
+    action needs no interpreter: a check that hangs in C would let no thread and no handler run.
+    """
     # The answers keep the real standard output; whatever a check prints goes to standard error.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -135,12 +143,14 @@ def serve(path: str) -> None:
         return
     reply({})
     for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_REAL, timeout + ORPHAN_SECONDS)
         try:
             reply(check(json.loads(line)))
         except Exception as error:
             reply({"error": f"{type(error).__name__}: {error}"})
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        serve(sys.argv[1])
+        serve(sys.argv[1], float(sys.argv[2]))

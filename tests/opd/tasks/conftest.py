@@ -3,10 +3,11 @@
 import pytest
 
 BAD_CHECKS = """
-import os, time
+import itertools, os, time
 def check(request):
     match request["do"]:
         case "hang": time.sleep(60)
+        case "grind": sum(itertools.repeat(0, 10**15))  # in C, which lets no thread and no handler run
         case "raise": raise ZeroDivisionError("oops")
         case "die": os._exit(3)
         case "print": print("noise on standard output")

@@ -1,6 +1,10 @@
 import os
+import subprocess
+import sys
 import threading
+import time
 
+import psutil
 import pytest
 
 from opd.tasks.worker import CheckFailed, Worker
@@ -51,6 +55,26 @@ def test_a_check_that_kills_the_child_is_a_failed_check(worker):
 
 def test_what_a_check_prints_does_not_disturb_the_answers(worker):
     assert worker.ask({"do": "print"})["echo"] == "print"
+
+
+def test_a_check_that_hangs_ends_after_its_caller_was_killed(bad_checks):
+    code = (
+        "from opd.tasks.worker import Worker\n"
+        f"worker = Worker({bad_checks!r}, timeout=1.0)\n"
+        "print(worker.ask({'do': 'a'})['pid'], flush=True)\n"
+        "worker.ask({'do': 'grind'})"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as caller:
+        assert caller.stdout is not None
+        child = psutil.Process(int(caller.stdout.readline()))
+        idle = child.cpu_times().user
+        while child.cpu_times().user < idle + 0.3:
+            time.sleep(0.02)
+        caller.kill()
+    deadline = time.monotonic() + 60
+    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the worker grinds on with nobody to end it"
+        time.sleep(0.1)
 
 
 def test_threads_get_their_own_answers(worker):
