@@ -244,7 +244,7 @@ class Dispatcher:
         self._finish(job)
         if self.observe is not None:
             self.observe(job, scores, now - job.submitted)
-        job.cargo.deliver(scores)
+        _deliver(job, scores)
         self.stir()
 
     def _finish(self, job: Job) -> None:
@@ -343,7 +343,7 @@ class Dispatcher:
         if not job.done:
             self.counters.rows_failed += 1
             self._finish(job)
-            job.cargo.deliver(error)
+            _deliver(job, error)
 
     # Time.
 
@@ -382,3 +382,13 @@ class Dispatcher:
             if teacher in server.lives
         ]
         return "; ".join(reasons) or "no replica is listed"
+
+
+def _deliver(job: Job, outcome: Scores | OpdError) -> None:
+    """Hand over the outcome of a row, and with it all that holds the scores: rows and calls refer to each other."""
+    deliver, job.cargo.deliver = job.cargo.deliver, _nobody
+    deliver(outcome)
+
+
+def _nobody(outcome: Scores | OpdError) -> None:
+    """In the place of a delivery that was made."""

@@ -52,6 +52,8 @@ class TeacherQueue:
         del self._sorted[index]
         self._present.discard(job.number)
         self.tokens -= job.tokens
+        if not self._sorted:
+            self._arrival.clear()  # rows that left before an older one
         members = self._groups.get(job.group)
         if members is not None:
             members.pop(job.number, None)

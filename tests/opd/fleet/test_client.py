@@ -1,4 +1,7 @@
 import asyncio
+import gc
+import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -154,6 +157,23 @@ async def test_a_row_that_comes_while_the_fleet_is_closed_is_refused_and_not_kep
     job = core.make_job("math", tiny.items(1)[0], PayloadSpec.sampled(), 1.0, "", None, found.append)
     core.dispatcher.submit([job])
     assert [type(one) for one in found] == [UnavailableError]
+
+
+def test_the_fleet_keeps_no_scores_that_it_has_handed_over(tiny: SimpleNamespace) -> None:
+    server = tiny.serve()
+    with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
+        gc.disable()  # memory that waits for the collector is memory in use
+        try:
+            scores = fleet.score("math", tiny.items(20), PayloadSpec.topk(4))
+            made = [weakref.ref(one.values) for one in scores]
+            del scores
+            for _ in range(200):
+                if not any(one() is not None for one in made):
+                    return
+                time.sleep(0.01)
+            pytest.fail(f"{sum(one() is not None for one in made)} of {len(made)} are alive")
+        finally:
+            gc.enable()
 
 
 def test_a_row_that_misses_its_deadline_fails_and_its_call_is_cancelled(tiny: SimpleNamespace) -> None:
