@@ -52,11 +52,13 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], *, kee
         raise RunFolderError(
             f"checkpoint {final} cannot be written: {error}; make room for it and continue with --resume."
         ) from error
+    aside = root / f".writing-old-{final.name}"
     if final.exists():
-        # The same step saved twice (an emergency checkpoint, then a regular one): the newer one replaces it.
-        shutil.rmtree(final)
+        # The same step saved twice (a run that stopped within it, and went on): the newer one replaces it.
+        final.rename(aside)
     scratch.rename(final)
     _fsync(root)
+    shutil.rmtree(aside, ignore_errors=True)
     # Later ones are damaged, or the run would have gone on from them: they must not push out this one.
     past = list_checkpoints(root)
     for old in past[: past.index(final) + 1][:-keep]:

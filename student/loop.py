@@ -225,6 +225,7 @@ class _Run:
             left.observed = True
         self._evaluate_now_and_then(metrics, clock)
         self.unfinished = None
+        self.saved = self.written = -1  # A checkpoint of this update, if the run stopped here, has become old.
         self._save_now_and_then(clock)
         seconds = sum(clock.seconds.values())
         metrics["tokens_per_second"] = metrics["response_tokens"] / seconds if seconds else 0.0

@@ -83,6 +83,19 @@ def test_a_search_of_effopd_that_is_broken_off_leaves_no_trace(check: Callable[.
     assert "saved in" in message and "continue with --resume" in message
 
 
+def test_a_search_after_the_last_update_ends_in_the_last_checkpoint(check: Callable[..., str]) -> None:
+    original, calls = LoopServices.evaluate, []
+
+    def evaluate(self: Any, *arguments: Any, seed_names: Any, **keywords: Any) -> Any:
+        calls.extend([1] * (seed_names == ("effopd", 4)))
+        if len(calls) == 2:
+            raise OutageError("teacher 't' stayed away.")
+        return original(self, *arguments, seed_names=seed_names, **keywords)
+
+    message = check(lambda patch: patch.setattr(LoopServices, "evaluate", evaluate), objective=EXACT, methods=[EFFOPD])
+    assert "after 4 of 4 steps" in message
+
+
 @pytest.mark.parametrize("background", [True, False])
 @pytest.mark.parametrize("call", [1, 2])
 def test_a_probe_of_adwin_that_is_broken_off_is_taken_again(
