@@ -30,6 +30,7 @@ from teacher_server.health import Health
 from teacher_server.logs import log
 from teacher_server.metrics import ServerMetrics
 from teacher_server.residency import EngineFactory, Roster
+from teacher_server.room import finish
 from teacher_server.score_call import Shared
 from teacher_server.security import Certificates, Tokens, check_listen
 from teacher_server.service import TeacherService
@@ -190,7 +191,7 @@ class TeacherServer:
             raise PortInUseError(f"cannot listen on {address}{reason}; choose another --host or --port, or port 0.")
         if settings.metrics_port >= 0:
             self._start_metrics()
-        await self._server.start()
+        await finish(self._server.start())  # one that is cut in its start cannot be stopped
         log("info", "listening", host=settings.host, port=self.port, metrics_port=self.metrics_port)
 
     def _start_metrics(self) -> None:

@@ -19,6 +19,8 @@ from opd.wire.request import build_score_request
 from opd.wire.types import PayloadSpec
 from opd.wire.v1 import admin_pb2, admin_pb2_grpc, teacher_pb2_grpc
 from opd.wire.v1 import teacher_pb2 as pb
+from teacher_server.server import TeacherServer
+from teacher_server.settings import ServerSettings
 
 SAMPLED = PayloadSpec.sampled()
 
@@ -272,3 +274,15 @@ def test_a_second_server_of_one_configuration_is_turned_away(launch: Callable[..
     assert second.popen.wait(60) == 14
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in second.lines()
     assert first.popen.poll() is None
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_start_that_is_cut_at_any_point_ends_without_another_error(turns: int) -> None:
+    server = TeacherServer(ServerSettings(metrics_port=-1), lambda model: pytest.fail("no teacher was asked for"))
+    starting = asyncio.create_task(server.start({}))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(starting, 30)
+    await server.close()
