@@ -283,6 +283,6 @@ async def test_a_start_that_is_cut_at_any_point_ends_without_another_error(turns
     for _ in range(turns):
         await asyncio.sleep(0)
     starting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(starting, 30)
+    (outcome,) = await asyncio.wait_for(asyncio.gather(starting, return_exceptions=True), 30)
+    assert outcome is None or isinstance(outcome, asyncio.CancelledError)  # it may have been quicker
     await server.close()
