@@ -141,7 +141,7 @@ class DataError(OpdError):
 
 
 class DeviceMemoryError(OpdError):
-    """A sequence that the teacher's device has no room for, even alone."""
+    """Work that a device has no room for: a teacher's sequence, even alone, or a student's micro-batch."""
 
     exit_code = 17
     status = "FAILED_PRECONDITION"

@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from opd.errors import CheckpointError, NonFiniteError
+from opd.errors import CheckpointError, DeviceMemoryError, NonFiniteError
 from opd.wire.types import PayloadKind
 from student.batch import HeadLookup, MicroBatch, collate, signal_tokens, split
 from student.model import ProjectionSpec, Student, project
@@ -76,6 +76,8 @@ class Learner:
 
         Raises:
             NonFiniteError: when loss or gradient is not finite; the weights are left as they were.
+            DeviceMemoryError: when a micro-batch does not fit the only rank's device; likewise. With several ranks it is
+                torch's error, because the others wait for this one in the middle of a reduction.
         """
         rate = learning_rate(
             step,
@@ -88,7 +90,16 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.student.train()
-        sums = self.accumulate(rows)
+        try:
+            sums = self.accumulate(rows)
+        except torch.OutOfMemoryError as error:
+            if self.ranks.count > 1:
+                raise
+            self.optimizer.zero_grad(set_to_none=True)
+            raise DeviceMemoryError(
+                f"a micro-batch of step {step} does not fit the device ({str(error).splitlines()[0].rstrip('.')}); lower "
+                f"train.micro_batch_tokens, now {self.settings.micro_batch_tokens}."
+            ) from error
         norm = float(self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.settings.max_grad_norm))
         sizes = {"gradient": norm} | {name: top for name, (top, _) in sums.items() if name.startswith("loss/")}
         for name, value in sizes.items():

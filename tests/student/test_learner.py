@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from opd.errors import NonFiniteError
+from opd.errors import DeviceMemoryError, NonFiniteError
 from opd.wire.types import PayloadKind
 from student.needs import TEACHER, teacher_role
 
@@ -198,4 +198,24 @@ def test_neither_an_infinite_loss_nor_an_infinite_gradient_changes_a_weight(
     before = {name: p.clone() for name, p in made.learner.named_parameters()}
     with pytest.raises(NonFiniteError, match="of step 0 is not finite"):
         made.learner.step(made.rows(), 0)
+    assert all(torch.equal(p, before[name]) and p.grad is None for name, p in made.learner.named_parameters())
+
+
+def test_a_micro_batch_without_room_on_the_device_changes_nothing_and_names_its_setting(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = bench(micro_batch_tokens=1)
+    rows, calls = made.rows(), []
+
+    def full(*_: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:  # when the first micro-batch has left its gradient
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore")
+        return original(*_)
+
+    original = made.learner._micro_loss
+    monkeypatch.setattr(made.learner, "_micro_loss", full)
+    before = {name: p.clone() for name, p in made.learner.named_parameters()}
+    with pytest.raises(DeviceMemoryError, match=r"\(CUDA out .* 2.00 GiB\); lower train.micro_batch_tokens, now 1\."):
+        made.learner.step(rows, 0)
     assert all(torch.equal(p, before[name]) and p.grad is None for name, p in made.learner.named_parameters())
