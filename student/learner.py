@@ -76,8 +76,8 @@ class Learner:
 
         Raises:
             NonFiniteError: when loss or gradient is not finite; the weights are left as they were.
-            DeviceMemoryError: when a micro-batch does not fit the only rank's device; likewise. With several ranks it is
-                torch's error, because the others wait for this one in the middle of a reduction.
+            DeviceMemoryError: when a micro-batch does not fit the only rank's device; likewise. With several ranks
+                it is torch's error, because the others wait for this one in the middle of a reduction.
         """
         rate = learning_rate(
             step,
@@ -96,8 +96,9 @@ class Learner:
             if self.ranks.count > 1:
                 raise
             self.optimizer.zero_grad(set_to_none=True)
+            said = str(error).splitlines()[0].rstrip(".")
             raise DeviceMemoryError(
-                f"a micro-batch of step {step} does not fit the device ({str(error).splitlines()[0].rstrip('.')}); lower "
+                f"a micro-batch of step {step} does not fit the device ({said}); lower "
                 f"train.micro_batch_tokens, now {self.settings.micro_batch_tokens}."
             ) from error
         norm = float(self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.settings.max_grad_norm))
