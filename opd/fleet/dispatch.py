@@ -173,30 +173,31 @@ class Dispatcher:
 
     def _launch(self, call: Call) -> None:
         self.counters.calls += 1
-        task = asyncio.get_running_loop().create_task(self._run(call))
+        task = asyncio.get_running_loop().create_task(self._ask(call))
         self._tasks[call.number] = task
+        # Outside the task: one that is cancelled before its first turn runs no line of its own, `finally` neither.
+        task.add_done_callback(lambda done: self._ended(call, done))
 
     def _cancel(self, call: Call) -> None:
         task = self._tasks.get(call.number)
         if task is not None:
             task.cancel()
 
-    async def _run(self, call: Call) -> None:
-        error: OpdError | None = None
-        try:
-            await self._ask(call)
-        except asyncio.CancelledError:
-            if call.number in self._lost:
-                error = UnavailableError(f"replica {call.lane.key} was given up: {self._lost[call.number]}")
-        except OpdError as found:
-            error = found
-            self._blame(call, found)
-        except Exception as found:
-            log.exception("a call to replica %s stumbled", call.lane.key)
-            error = UnavailableError(f"replica {call.lane.key} answered nonsense: {found!r}.")
-            self._blame(call, error)
-        self._lost.pop(call.number, None)
+    def _ended(self, call: Call, task: asyncio.Task[None]) -> None:
+        """Blame and settle: every call that was launched comes here once, however it ended."""
+        lost = self._lost.pop(call.number, None)
         self._tasks.pop(call.number, None)
+        error: OpdError | None = None
+        if task.cancelled():
+            if lost is not None:
+                error = UnavailableError(f"replica {call.lane.key} was given up: {lost}")
+        elif (found := task.exception()) is not None:
+            if isinstance(found, OpdError):
+                error = found
+            else:
+                log.error("a call to replica %s stumbled", call.lane.key, exc_info=found)
+                error = UnavailableError(f"replica {call.lane.key} answered nonsense: {found!r}.")
+            self._blame(call, error)
         self._settle(call, error)
         self.stir()
 

@@ -442,3 +442,25 @@ def test_a_replica_that_is_described_again_during_its_self_test_can_be_asked_at_
     with TeacherFleet.connect(server.address, settings=settings, link=link) as fleet:
         assert fleet.describe("math").limits.max_k == 32
         assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
+
+
+def test_a_call_that_is_given_up_before_its_first_turn_is_asked_again(
+    tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = [tiny.serve(), tiny.serve()]
+    given_up: list[int] = []
+    with TeacherFleet.connect([s.address for s in servers], settings=tiny.settings) as fleet:
+        dispatcher = fleet._core.dispatcher
+        launch = dispatcher._launch
+
+        def launch_and_lose(call: Any) -> None:
+            launch(call)
+            if not given_up:  # the loop has not come to the call's task yet
+                given_up.append(call.number)
+                dispatcher.lost(fleet._core.servers[call.lane.key], call.teacher, "it was condemned meanwhile.")
+
+        monkeypatch.setattr(dispatcher, "_launch", launch_and_lose)
+        items = tiny.items(6)
+        found = [future.result(timeout=30) for future in fleet.submit_many("math", items, SPEC)]
+        assert given_up and numbers(found) == calm(tiny, items)
+        assert fleet.status().counters.reissues >= 1
