@@ -3,6 +3,7 @@
 Every error a user can meet is one sentence on stderr and an exit code of its own (see opd/errors.py).
 """
 
+import contextlib
 import logging
 import os
 import sys
@@ -63,6 +64,7 @@ def main() -> None:
     try:
         _add_verbs()
         code = app(standalone_mode=False)
+        sys.stdout.flush()  # where a failure still has a sentence
         sys.exit(code if isinstance(code, int) else 0)
     except OpdError as error:
         typer.echo(f"error: {error}", err=True)
@@ -75,6 +77,8 @@ def main() -> None:
         logging.getLogger(__name__).debug("traceback of the error", exc_info=True)
         place = f": {error.filename}" if error.filename else ""
         typer.echo(f"error: {error.strerror or error}{place}.", err=True)
+        with contextlib.suppress(OSError, ValueError):  # what cannot be written must not fail again at the exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(OpdError.exit_code)
     except Exception as error:
         # Errors of the command line itself carry their own usage message.
