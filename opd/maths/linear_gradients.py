@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from opd.maths.linear_project import Side, aligned_rows, has_matrix_units, scratch_of, vocabulary_steps
+from opd.maths.linear_project import Side, aligned_rows, has_matrix_units, rows_within, scratch_of, vocabulary_steps
 
 
 class LogitGradients:
@@ -94,7 +94,7 @@ def gradients_within(
     scratch = scratch_of(student, scratch_bytes)
     if not any(wanted[:2]) or not joins_tiles(student):
         return LogitGradients(student, wanted), scratch
-    joined = max(1, scratch // 2 // (student.head.dtype.itemsize * len(student.head)))
+    joined = rows_within(scratch // 2, student, student.head.dtype)
     return LogitGradients(student, wanted, joined), scratch - scratch // 2
 
 

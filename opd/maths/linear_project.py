@@ -59,8 +59,8 @@ def tiles_of(side: Side, buffers: int, scratch_bytes: int) -> Iterator[tuple[sli
         buffers: how many [n, V] buffers a tile needs.
         scratch_bytes: bound on all of them. At least one token per tile.
     """
-    tokens, vocabulary = len(side.hidden), len(side.head)
-    most = max(1, scratch_bytes // (side.dtype.itemsize * buffers * vocabulary))
+    tokens = len(side.hidden)
+    most = rows_within(scratch_bytes // buffers, side, side.dtype)
     rows = max(1, -(-tokens // -(-tokens // most))) if tokens else 1  # tiles of even size
     if has_matrix_units(side.hidden) and most >= _ROWS:
         rows = min(-(-rows // _ROWS), most // _ROWS) * _ROWS
@@ -72,9 +72,17 @@ def tiles_of(side: Side, buffers: int, scratch_bytes: int) -> Iterator[tuple[sli
 
 def aligned_rows(rows: int, side: Side, dtype: torch.dtype) -> Float[Tensor, "n V"]:
     """An uninitialised [rows, V] buffer; for matrix units its rows lie a multiple of `_COLUMNS` entries apart."""
+    return torch.empty(rows, _width(side), dtype=dtype, device=side.hidden.device)[:, : len(side.head)]
+
+
+def rows_within(scratch_bytes: int, side: Side, dtype: torch.dtype) -> int:
+    """How many `aligned_rows` fit; at least one."""
+    return max(1, scratch_bytes // (dtype.itemsize * _width(side)))
+
+
+def _width(side: Side) -> int:
     vocabulary = len(side.head)
-    width = -(-vocabulary // _COLUMNS) * _COLUMNS if has_matrix_units(side.hidden) else vocabulary
-    return torch.empty(rows, width, dtype=dtype, device=side.hidden.device)[:, :vocabulary]
+    return -(-vocabulary // _COLUMNS) * _COLUMNS if has_matrix_units(side.hidden) else vocabulary
 
 
 def has_matrix_units(tensor: Tensor) -> bool:
