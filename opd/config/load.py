@@ -133,14 +133,14 @@ def _resolve(model: type[BaseModel], location: tuple[Any, ...]) -> tuple[list[st
         fields = [group.model_fields[part] for _, group in groups if part in group.model_fields]
         holders = groups
         # Indices of lists and keys of mappings stay within the same groups.
-        groups = [found for field in fields for found in _groups(field.annotation)] or groups
+        groups = [found for field in fields for found in groups_in(field.annotation)] or groups
     return keys, [group for _, group in holders]
 
 
-def _groups(annotation: Any, tag: str | None = None) -> list[_Group]:
-    """Settings groups in an annotation."""
+def groups_in(annotation: Any, tag: str | None = None) -> list[_Group]:
+    """Settings groups in an annotation, each with its tag or None."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [(tag, annotation)]
     for mark in getattr(annotation, "__metadata__", ()):
         tag = mark.tag if isinstance(mark, Tag) else tag
-    return [found for argument in get_args(annotation) for found in _groups(argument, tag)]
+    return [found for argument in get_args(annotation) for found in groups_in(argument, tag)]

@@ -1,10 +1,12 @@
 """Every key of a settings model with default and meaning, read off the model itself."""
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
+
+from opd.config.load import groups_in
 
 
 def describe_keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, str]]:
@@ -15,7 +17,7 @@ def describe_keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[st
         prefix: put before every key, with its dot.
     """
     for name, field in model.model_fields.items():
-        groups = [m for m in _models(field.annotation) if m.model_fields]
+        groups = [group for _, group in groups_in(field.annotation) if group.model_fields]
         if len(groups) == 1 and not _is_collection(field.annotation):
             yield from describe_keys(groups[0], f"{prefix}{name}.")
             continue
@@ -25,12 +27,6 @@ def describe_keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[st
         for group in groups:
             tag = group.__name__.removesuffix("Settings").lower()
             yield from describe_keys(group, f"{prefix}{name}({tag}).")
-
-
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [found for argument in get_args(annotation) for found in _models(argument)]
 
 
 def _is_collection(annotation: Any) -> bool:
