@@ -50,7 +50,7 @@ def render() -> str:
     """The whole document."""
     from opd.fleet.metrics import collect_status
     from opd.fleet.status import FleetStatus
-    from student.series import Series
+    from student.run.series import Series
     from teacher_server.metrics import ServerMetrics
 
     student = CollectorRegistry()

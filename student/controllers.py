@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from opd.config import Settings
 from opd.registry import Registry
-from student.needs import Needs
-from student.plan import StepPlan
-from student.row import Row
+from student.scoring.needs import Needs
+from student.data.plan import StepPlan
+from student.data.row import Row
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from opd.tasks.prompt import Prompt
-    from student.probe import Probe, ProbeSpec
+    from student.methods.windows.probe import Probe, ProbeSpec
     from student.recipe import Recipe
-    from student.terms import Term
+    from student.learning.terms import Term
 
 CONTROLLERS = Registry("method", "opd.methods", member="settings_type")
 
@@ -89,7 +89,7 @@ class Services(Protocol):
         """Score rows with the payloads that the objective needs; blocks."""
 
     def start_probe(self, plan: StepPlan, spec: ProbeSpec, weights: dict[str, Tensor] | None = None) -> Probe:
-        """Measure gradients of full rollouts of `plan` beside training; see `student.probe`.
+        """Measure gradients of full rollouts of `plan` beside training; see `student.methods.windows.probe`.
 
         Args:
             plan: the rows; all of them are sampled on every rank.

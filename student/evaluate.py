@@ -7,14 +7,14 @@ from transformers import PreTrainedTokenizerBase
 
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
-from student.batch import collate, split
+from student.data.batch import collate, split
 from student.controllers import EvalReport
-from student.learner import Learner
-from student.needs import Needs
-from student.plan import plan_step
+from student.learning.learner import Learner
+from student.scoring.needs import Needs
+from student.data.plan import plan_step
 from student.rollout.transformers import RolloutSpec, rollout
-from student.row import Row
-from student.terms import Term, losses_of
+from student.data.row import Row
+from student.learning.terms import Term, losses_of
 
 
 def sample_answers(

@@ -18,19 +18,19 @@ from opd.tasks.build import build_prompts
 from opd.tasks.source import PromptSource
 from opd.wire.v1 import teacher_pb2 as pb
 from student.controllers import Controller
-from student.handshake import shake_hands
-from student.learner import Learner
-from student.methods.opd import OnPolicyDistillation, OpdSettings
-from student.model import load_student, load_tokenizer
-from student.needs import Needs
-from student.objective import Objective
+from student.scoring.handshake import shake_hands
+from student.learning.learner import Learner
+from student.methods.distil.opd import OnPolicyDistillation, OpdSettings
+from student.learning.model import load_student, load_tokenizer
+from student.scoring.needs import Needs
+from student.learning.objective import Objective
 from student.plugins import build_plugins
-from student.probe import Prober
-from student.prompt_check import check_prompts
-from student.ranks import make_accelerator
+from student.methods.windows.probe import Prober
+from student.scoring.prompt_check import check_prompts
+from student.learning.ranks import make_accelerator
 from student.recipe import Recipe, TeacherSettings
 from student.rollout.transformers import RolloutSpec
-from student.score import Scorer
+from student.scoring.score import Scorer
 from student.services import LoopServices
 
 _MEASURED_IDS = 64

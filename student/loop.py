@@ -21,19 +21,19 @@ from rich.console import Console
 from opd.errors import CancelledError, CheckpointError, OpdError, RunFolderError
 from opd.fleet.metrics import register_metrics
 from opd.fleet.outage import Outage, OutageHooks
-from student.checkpoint import latest_checkpoint, save_checkpoint
+from student.run.checkpoint import latest_checkpoint, save_checkpoint
 from student.controllers import EvalReport, StepReport
-from student.interrupts import Interrupts
+from student.run.interrupts import Interrupts
 from student.job import Job, build_job, fleet_fingerprints
-from student.plan import StepPlan, plan_step
+from student.data.plan import StepPlan, plan_step
 from student.recipe import Recipe
 from student.rollout.transformers import rollout
-from student.row import Row
-from student.row_counts import count_rows, row_metrics
-from student.run_folder import RunFolder
-from student.spans import Spans
-from student.state_io import load_state, save_state
-from student.telemetry import StageClock, Telemetry
+from student.data.row import Row
+from student.run.row_counts import count_rows, row_metrics
+from student.run.folder import RunFolder
+from student.run.spans import Spans
+from student.run.state_io import load_state, save_state
+from student.run.telemetry import StageClock, Telemetry
 
 
 def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None = None) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from opd.tasks.build import build_prompts
 from opd.tasks.prompt import Prompt
 from student.lab.experiment import TUNING_SEED, Arm
 from student.lab.plan import Plan
-from student.model import load_student
-from student.plan import plan_step
+from student.learning.model import load_student
+from student.data.plan import plan_step
 from student.recipe import Recipe
 from student.rollout.transformers import RolloutSpec, rollout
 

@@ -60,7 +60,7 @@ def run(
     from rich.console import Console
 
     from student.lab.experiments import NAMES, load_experiment
-    from student.lab.farm import run_experiment
+    from student.lab.runner import run_experiment
     from student.lab.world import open_world
 
     # SIGTERM like Ctrl-C: runs save, servers stop.

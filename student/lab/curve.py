@@ -1,7 +1,7 @@
 """What a finished run learnt and what it spent: curves of accuracy and reverse KL over tokens and FLOPs.
 
 FLOPs are counted, not measured: 2 P per position forward, 6 P per position forward and backward, P the parameters of
-the model in question (arXiv 2001.08361); see student/costs.py for the counts.
+the model in question (arXiv 2001.08361); see student/run/costs.py for the counts.
 """
 
 from collections.abc import Mapping, Sequence

@@ -7,7 +7,7 @@ from typing import Any
 
 from student.lab.curve import Curve, Sizes, read_curve
 from student.lab.experiment import Arm, Claim, Experiment
-from student.lab.grades import Levels, read_greedy
+from student.lab.evaluate import Levels, read_greedy
 from student.lab.plan import Plan
 from student.lab.runs import Run, times
 from student.lab.stats import Interval, bootstrap, bootstrap_ratio

@@ -113,8 +113,8 @@ def train_run(run: Run) -> Run:
 
     from student.loop import train
     from student.recipe import Recipe
-    from student.run_folder import RunFolder
-    from student.telemetry import Telemetry
+    from student.run.folder import RunFolder
+    from student.run.telemetry import Telemetry
 
     if run.done:
         return run

@@ -1,7 +1,7 @@
 """Methods: a paper a file. Terms of the objective and controllers of the loop, by name."""
 
 from student.controllers import CONTROLLERS
-from student.terms import OBJECTIVES
+from student.learning.terms import OBJECTIVES
 
 __all__ = ["CONTROLLERS", "OBJECTIVES"]
 

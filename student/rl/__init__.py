@@ -1,7 +1,7 @@
 """Reinforcement learning on the same loop: advantage estimators and the terms that use them, by name."""
 
 from opd.registry import Registry
-from student.terms import OBJECTIVES
+from student.learning.terms import OBJECTIVES
 
 __all__ = ["ADVANTAGES", "OBJECTIVES"]
 

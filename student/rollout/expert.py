@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from opd.errors import DataError
-from student.batch import collate, split
-from student.plan import PlannedRow
+from student.data.batch import collate, split
+from student.data.plan import PlannedRow
 from student.rollout.spec import RolloutSpec
-from student.row import Row
+from student.data.row import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -81,7 +81,7 @@ def _encode(
 
 def _read(model: "PreTrainedModel", rows: Sequence[Row], spec: RolloutSpec, temperature: float) -> None:
     """Fill in log-probs and candidates of `rows` from one forward pass."""
-    from student.model import ProjectionSpec, Student, logits_of
+    from student.learning.model import ProjectionSpec, Student, logits_of
 
     student = Student(model)
     micro = collate(rows, range(len(rows)), model.device)

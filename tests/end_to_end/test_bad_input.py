@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from opd import PayloadSpec, ScoreItem, TeacherFleet, errors
-from student.run_folder import RunFolder
+from student.run.folder import RunFolder
 
 Run = Callable[..., tuple[int, str]]
 

@@ -12,11 +12,11 @@ import pytest
 
 from opd.errors import CancelledError, NonFiniteError, OpdError, OutageError
 from student.loop import train
-from student.methods.opd import OnPolicyDistillation
-from student.probe import Prober
+from student.methods.distil.opd import OnPolicyDistillation
+from student.methods.windows.probe import Prober
 from student.recipe import Recipe
 from student.services import LoopServices
-from student.terms import TermOutput, TokenBatch
+from student.learning.terms import TermOutput, TokenBatch
 
 EFFOPD = {
     "name": "effopd",

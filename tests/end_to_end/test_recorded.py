@@ -14,7 +14,7 @@ import pytest
 from opd.errors import DataError
 from student.job import build_job
 from student.loop import train
-from student.plan import plan_step
+from student.data.plan import plan_step
 from student.recipe import Recipe
 from student.rollout.transformers import rollout
 

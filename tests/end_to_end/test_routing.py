@@ -20,11 +20,11 @@ from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.job import build_job
 from student.loop import train
-from student.needs import TEACHER, Needs, SignalNeed
-from student.plan import plan_step
+from student.scoring.needs import TEACHER, Needs, SignalNeed
+from student.data.plan import plan_step
 from student.recipe import Recipe
-from student.row import Row, RowKey
-from student.score import Scorer
+from student.data.row import Row, RowKey
+from student.scoring.score import Scorer
 
 MIX = {
     "mix": [
@@ -259,7 +259,7 @@ def test_an_unmapped_prompt_that_nobody_declared_stops_the_run_with_its_state_sa
     assert step > 0
     common["train"] = {**common["train"], "steps": step + 1}
     recipe = make_recipe(teachers={"default": None, "routes": {"sums": "teacher"}}, **common)
-    monkeypatch.setattr("student.handshake._ROUTED_PROMPTS", 1)
+    monkeypatch.setattr("student.scoring.handshake._ROUTED_PROMPTS", 1)
     with pytest.raises(ConfigError, match=rf"'rare'.* saved in .*step-{step:06d}; continue with --resume") as caught:
         train(recipe)
     assert caught.value.exit_code == 2
@@ -275,7 +275,7 @@ def test_a_teacher_that_nobody_declared_is_not_learnt_from(
 ) -> None:
     monkeypatch.setattr(Surprising, "rare", {"domain": "sums", "teacher": "student"})
     monkeypatch.setitem(sys.modules, "surprising", SimpleNamespace(Surprising=Surprising))
-    monkeypatch.setattr("student.handshake._ROUTED_PROMPTS", 1)
+    monkeypatch.setattr("student.scoring.handshake._ROUTED_PROMPTS", 1)
     common: dict[str, Any] = {"prompts": {"task": "surprising:Surprising"}, "eval": {"prompts": 0}}
     with pytest.raises(ConfigError, match="'student', which was not checked before the run"):
         train(make_recipe(teachers={"default": "teacher"}, rollout={"prompts_per_step": 40}, **common))

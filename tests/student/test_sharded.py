@@ -18,8 +18,8 @@ from torch.distributed.tensor.debug import CommDebugMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from opd.maths import linear_divergence
 from student.controllers import EvalReport
-from student.methods.effopd import EffOpd, EffOpdSettings
-from student.model import Student
+from student.methods.jumps.effopd import EffOpd, EffOpdSettings
+from student.learning.model import Student
 
 rendezvous, rank = sys.argv[1], int(sys.argv[2])
 dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)

@@ -12,7 +12,7 @@ from opd.tiny.summary import read_summary
 from student.lab.experiment import Arm, Claim, Experiment, Fires
 from student.lab.experiments import NAMES, load_experiment
 from student.lab.experiments.common import QUICK, recipe
-from student.lab.farm import run_experiment
+from student.lab.runner import run_experiment
 from student.lab.plan import Plan
 from student.lab.report import write_report
 from student.lab.world import Cast

@@ -6,7 +6,7 @@ import pytest
 
 from student.lab.curve import Curve
 from student.lab.experiment import Arm, Claim, Experiment, Fires
-from student.lab.grades import Level
+from student.lab.evaluate import Level
 from student.lab.results import ArmResult, SeedResult, judge
 
 EXPERIMENT = Experiment("e", "x", "", "", (), {}, (), (Arm("a", ""), Arm("b", "")), ())

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from opd.errors import ConfigError
-from student.methods.return_to_go import future_sum
-from student.needs import TEACHER
+from student.methods.distil.return_to_go import future_sum
+from student.scoring.needs import TEACHER
 from student.plugins import build_terms
 
 

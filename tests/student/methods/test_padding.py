@@ -10,7 +10,7 @@ import student.methods
 import student.rl  # noqa: F401  (registers the names)
 from opd.tasks.verdict import Verdict
 from student.plugins import build_terms
-from student.terms import OBJECTIVES
+from student.learning.terms import OBJECTIVES
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in OBJECTIVES])

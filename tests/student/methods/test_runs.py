@@ -15,12 +15,12 @@ from opd.fleet.client import TeacherFleet
 from opd.tasks.build import build_prompts
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.loop import train
-from student.needs import REFERENCE, TEACHER
-from student.plan import plan_step
+from student.scoring.needs import REFERENCE, TEACHER
+from student.data.plan import plan_step
 from student.plugins import build_plugins
 from student.recipe import Recipe
 from student.rollout.transformers import RolloutSpec, rollout
-from student.score import Scorer
+from student.scoring.score import Scorer
 
 MIX = {
     "mix": [

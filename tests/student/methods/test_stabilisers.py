@@ -12,12 +12,12 @@ from torch import Tensor
 
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind
-from student.methods.mask_tokens import MaskTokens, MaskTokensSettings
-from student.methods.selection import spread, top_share
-from student.methods.token_set import TokenSetSettings, token_ids
-from student.needs import REFERENCE, TEACHER
+from student.methods.distil.mask_tokens import MaskTokens, MaskTokensSettings
+from student.methods.distil.selection import spread, top_share
+from student.methods.distil.token_set import TokenSetSettings, token_ids
+from student.scoring.needs import REFERENCE, TEACHER
 from student.plugins import build_terms
-from student.terms import TermOutput
+from student.learning.terms import TermOutput
 
 
 def gradient(made: Any, **settings: Any) -> Tensor:

@@ -1,0 +1,146 @@
+"""Cut rows into micro-batches and lay them out as tensors: right-padded rows, flattened trained positions."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from opd.wire.types import PayloadKind, Scores
+from student.data.row import Row
+from student.learning.terms import HeadWeights, SignalTokens
+
+HeadLookup = Callable[[str, Row], HeadWeights]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatch:
+    """Rows as the model reads them; B rows, L padded length, N response positions.
+
+    Attributes:
+        input_ids: [B, L] int64, right-padded with 0.
+        attention_mask: [B, L] int64.
+        row: [N] int64, row of each response position.
+        source: [N] int64, column whose hidden state predicts the position's token (P + t - 1).
+        token_ids, position, behaviour_logp, mask, candidates: see `TokenBatch`.
+        rows: the rows.
+        indices: index of each row in the step's batch.
+    """
+
+    input_ids: Int[Tensor, "b l"]
+    attention_mask: Int[Tensor, "b l"]
+    row: Int[Tensor, " n"]
+    source: Int[Tensor, " n"]
+    token_ids: Int[Tensor, " n"]
+    position: Int[Tensor, " n"]
+    behaviour_logp: Float[Tensor, " n"]
+    mask: Bool[Tensor, " n"]
+    candidates: Int[Tensor, "n k"] | None
+    rows: tuple[Row, ...]
+    indices: tuple[int, ...]
+
+
+def split(rows: Sequence[Row], max_tokens: int, *, by_teacher: bool = False) -> list[list[int]]:
+    """Indices of the rows of each micro-batch: rows of similar length together, padded size within `max_tokens`.
+
+    Order is by length, longest first, then by index: the largest micro-batch comes first, so that running out of
+    memory shows at once. A single row over the budget gets a micro-batch of its own.
+
+    Args:
+        rows: the step's rows.
+        max_tokens: bound on rows times padded length of a micro-batch.
+        by_teacher: keep rows of different teachers apart, because a hidden payload has one head per teacher. Always
+            done where divergences to several teachers are summed.
+    """
+    by_teacher = by_teacher or any(row.teachers for row in rows)
+    lengths = [len(row.prompt_ids) + row.length for row in rows]
+    apart = [(row.teacher, row.teachers) if by_teacher else ("", ()) for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: (apart[i], -lengths[i], i))
+    parts: list[list[int]] = []
+    for index in order:
+        last = parts[-1] if parts else None
+        same = last is not None and apart[last[0]] == apart[index]
+        if last is not None and same and lengths[last[0]] * (len(last) + 1) <= max_tokens:
+            last.append(index)
+        else:
+            parts.append([index])
+    return parts
+
+
+def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device) -> MicroBatch:
+    """Lay out rows[i] for i in `indices` as tensors on `device`."""
+    chosen = [rows[i] for i in indices]
+    width = max(len(row.prompt_ids) + row.length for row in chosen)
+    ids = np.zeros((len(chosen), width), dtype=np.int64)
+    attention = np.zeros((len(chosen), width), dtype=np.int64)
+    for b, row in enumerate(chosen):
+        total = len(row.prompt_ids) + row.length
+        ids[b, : len(row.prompt_ids)] = row.prompt_ids
+        ids[b, len(row.prompt_ids) : total] = row.response_ids
+        attention[b, :total] = 1
+    candidates = None
+    if all(row.candidates is not None for row in chosen):
+        candidates = _tensor(np.concatenate([row.candidates for row in chosen]).astype(np.int64), device)  # type: ignore[arg-type, misc]
+    return MicroBatch(
+        input_ids=_tensor(ids, device),
+        attention_mask=_tensor(attention, device),
+        row=_flat((np.full(row.length, b, np.int64) for b, row in enumerate(chosen)), device),
+        source=_flat((len(row.prompt_ids) - 1 + np.arange(row.length) for row in chosen), device),
+        token_ids=_flat((row.response_ids.astype(np.int64) for row in chosen), device),
+        position=_flat((np.arange(row.length) for row in chosen), device),
+        behaviour_logp=_flat((row.behaviour_logp for row in chosen), device),
+        mask=_flat((row.loss_mask for row in chosen), device),
+        candidates=candidates,
+        rows=tuple(chosen),
+        indices=tuple(indices),
+    )
+
+
+def signal_tokens(
+    rows: Sequence[Row], role: str, kind: PayloadKind, head_of: HeadLookup, device: torch.device
+) -> SignalTokens:
+    """The signals of `rows` for (role, kind), concatenated over response positions, float32 on `device`.
+
+    Args:
+        rows: rows of a micro-batch, all scored for the role.
+        role: "teacher", "reference", or the `teacher_role` of one of several.
+        kind: the payload kind.
+        head_of: the head of the model that a role means for a row; called for hidden payloads.
+        device: where the tensors go.
+    """
+    scores: list[Scores] = [row.signals[role, kind] for row in rows]
+    head = head_of(role, rows[0]) if kind is PayloadKind.HIDDEN else None
+
+    def joined(name: str) -> Tensor | None:
+        parts = [getattr(score, name) for score in scores]
+        return None if parts[0] is None else _float(np.concatenate(parts), device)
+
+    ids = None
+    if scores[0].ids is not None:
+        ids = _flat((score.ids.astype(np.int64) for score in scores if score.ids is not None), device)
+    return SignalTokens(
+        sampled=joined("sampled"),
+        values=joined("values"),
+        ids=ids,
+        log_tail=joined("log_tail"),
+        hidden=joined("hidden"),
+        head=head,
+        logits=joined("logits"),
+    )
+
+
+def _float(array: np.ndarray, device: torch.device) -> Tensor:
+    if array.dtype == np.uint16:
+        return _tensor(array, device).view(torch.bfloat16).float()
+    return _tensor(array, device).float()
+
+
+def _flat(parts: Iterable[np.ndarray], device: torch.device) -> Tensor:
+    return _tensor(np.concatenate(list(parts)), device)
+
+
+def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
+    host = torch.from_numpy(np.ascontiguousarray(array))
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

@@ -1,0 +1,61 @@
+"""The plan of a step: which prompts, how many samples, how long; methods rewrite it before the rollout."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from opd.tasks.prompt import Prompt
+from student.data.row import RowKey
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRow:
+    """One response to sample.
+
+    Attributes:
+        key: identity of the row to be.
+        prompt: the prompt.
+        max_new_tokens: longest response, tokens.
+        temperature: sampling temperature.
+        answer: the response as text when it is given instead of sampled; such rows have origin expert.
+    """
+
+    key: RowKey
+    prompt: Prompt
+    max_new_tokens: int
+    temperature: float
+    answer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The rows of a step in order."""
+
+    step: int
+    rows: tuple[PlannedRow, ...]
+
+    def shard(self, rank: int, ranks: int) -> "StepPlan":
+        """The share of one rank: whole groups, so that group statistics need no other rank."""
+        groups = list(dict.fromkeys(row.key.group for row in self.rows))
+        mine = set(groups[rank::ranks])
+        return replace(self, rows=tuple(row for row in self.rows if row.key.group in mine))
+
+    def limit_length(self, tokens: int) -> "StepPlan":
+        """The same plan with no response longer than `tokens`."""
+        return replace(self, rows=tuple(replace(r, max_new_tokens=min(r.max_new_tokens, tokens)) for r in self.rows))
+
+
+def plan_step(
+    step: int, prompts: Sequence[Prompt], *, samples: int, max_new_tokens: int, temperature: float
+) -> StepPlan:
+    """`samples` responses for each of `prompts`, group after group.
+
+    A prompt that occurs twice in a step gets distinct sample indices, so that no two rows share a random stream.
+    """
+    seen: dict[str, int] = {}
+    rows = []
+    for prompt in prompts:
+        first = seen.get(prompt.uid, 0)
+        seen[prompt.uid] = first + samples
+        for sample in range(first, first + samples):
+            rows.append(PlannedRow(RowKey(step, prompt.uid, sample), prompt, max_new_tokens, temperature))
+    return StepPlan(step, tuple(rows))

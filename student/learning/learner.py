@@ -1,0 +1,243 @@
+"""The learner: micro-batches, forward, loss, backward, clip, update; its state for checkpoints."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from itertools import accumulate
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from opd.errors import CheckpointError, DeviceMemoryError, NonFiniteError
+from opd.wire.types import PayloadKind
+from student.data.batch import HeadLookup, MicroBatch, collate, signal_tokens, split
+from student.learning.model import ProjectionSpec, Student, project
+from student.scoring.needs import HIDDEN, SCORES_AT_TEACHER, TEACHER, Needs, teacher_role
+from student.learning.objective import Metrics, Objective, Sums, add, to_host
+from student.learning.ranks import Ranks
+from student.recipe import TrainSettings
+from student.data.row import Row
+from student.learning.schedule import learning_rate
+from student.learning.terms import HeadWeights, SignalTokens, StudentTokens, TeacherShare, TokenBatch
+
+
+class Learner:
+    """Owns the trained weights and the optimizer.
+
+    Args:
+        student: the model.
+        objective: what to minimise.
+        needs: everything the terms need, merged.
+        settings: the recipe's `train` group.
+        accelerator: device, precision and ranks.
+        valid_vocab: ids the tokenizer can produce.
+        temperature: of rollouts; divides the student's logits.
+        head_of: heads of served models, for hidden payloads.
+    """
+
+    def __init__(
+        self,
+        student: Student,
+        objective: Objective,
+        needs: Needs,
+        settings: TrainSettings,
+        accelerator: Accelerator,
+        *,
+        valid_vocab: int,
+        temperature: float,
+        head_of: HeadLookup,
+    ) -> None:
+        self.objective = objective
+        self.needs = needs
+        self.settings = settings
+        self.accelerator = accelerator
+        self.ranks = Ranks(accelerator)
+        self.head_of = head_of
+        self.projection = ProjectionSpec(needs.student, valid_vocab, temperature, settings.logit_scratch_mib * 2**20)
+        self.student = student
+        matrices = [p for p in student.parameters() if p.requires_grad and p.ndim >= 2]
+        others = [p for p in student.parameters() if p.requires_grad and p.ndim < 2]
+        optimizer = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}],
+            lr=settings.learning_rate,
+            betas=settings.betas,
+        )
+        self.wrapped, self.optimizer = accelerator.prepare(student, optimizer)
+        self.updates = 0
+
+    def step(self, rows: Sequence[Row], step: int) -> dict[str, float]:
+        """One optimizer update on the rows of a step.
+
+        Returns:
+            Metrics reduced over micro-batches and ranks.
+
+        Raises:
+            NonFiniteError: when loss or gradient is not finite; the weights are left as they were.
+            DeviceMemoryError: when a micro-batch does not fit the only rank's device; likewise. With several ranks
+                it is torch's error, because the others wait for this one in the middle of a reduction.
+        """
+        rate = learning_rate(
+            step,
+            peak=self.settings.learning_rate,
+            warmup=self.settings.warmup_steps,
+            total=self.settings.steps,
+            schedule=self.settings.schedule,
+            floor=self.settings.final_fraction,
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.student.train()
+        try:
+            sums = self.accumulate(rows)
+        except torch.OutOfMemoryError as error:
+            if self.ranks.count > 1:
+                raise
+            self.optimizer.zero_grad(set_to_none=True)
+            said = str(error).splitlines()[0].rstrip(".")
+            raise DeviceMemoryError(
+                f"a micro-batch of step {step} does not fit the device ({said}); lower "
+                f"train.micro_batch_tokens, now {self.settings.micro_batch_tokens}."
+            ) from error
+        norm = float(self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.settings.max_grad_norm))
+        sizes = {"gradient": norm} | {name: top for name, (top, _) in sums.items() if name.startswith("loss/")}
+        for name, value in sizes.items():
+            if not math.isfinite(value):
+                self.optimizer.zero_grad(set_to_none=True)
+                raise NonFiniteError(
+                    f"the {name} of step {step} is not finite ({value}); lower train.learning_rate or look at the "
+                    "teacher's numbers of this step."
+                )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.updates += 1
+        # Without a denominator there was nothing to measure, and 0 would be a lie.
+        metrics = {name: top / bottom for name, (top, bottom) in sums.items() if bottom}
+        clipped = float(norm > self.settings.max_grad_norm)
+        return metrics | {"grad_norm": norm, "grad_clipped": clipped, "learning_rate": rate}
+
+    def accumulate(self, rows: Sequence[Row], select: Callable[[MicroBatch], Tensor] | None = None) -> Metrics:
+        """Add the gradient of the objective on `rows` to the parameters' `.grad`.
+
+        Args:
+            rows: this rank's rows.
+            select: narrows the trained positions of a micro-batch to a bool mask [N]; weights stay those of all
+                rows, so gradients of disjoint selections add up to the whole.
+        """
+        self.objective.prepare(rows)
+        weights = self.objective.position_weights(rows, self.accelerator.device)
+        ends = list(accumulate((row.length for row in rows), initial=0))
+        parts = split(rows, self.settings.micro_batch_tokens, by_teacher=HIDDEN in self.needs.student)
+        rounds = max(self.ranks.gather(len(parts)))
+        sums: Sums = {}
+        for index in range(rounds):
+            part = parts[min(index, len(parts) - 1)]
+            micro = collate(rows, part, self.accelerator.device)
+            filler = index >= len(parts)
+            last = index == rounds - 1
+            with self.accelerator.autocast(), self.accelerator.no_sync(self.wrapped) if not last else nullcontext():
+                index_of = torch.cat([torch.arange(ends[i], ends[i + 1]) for i in part]).to(self.accelerator.device)
+                loss, metrics = self._micro_loss(micro, [every[index_of] for every in weights], select)
+                self.accelerator.backward(loss * (0.0 if filler else 1.0))
+            if not filler:
+                sums = add(sums, metrics)
+        total: Metrics = {}
+        for part_of_rank in self.ranks.gather(to_host(sums)):
+            total = add(total, part_of_rank)
+        return total
+
+    def token_batch(self, micro: MicroBatch, *, needs: Needs | None = None) -> TokenBatch:
+        """Run the student on a micro-batch and lay out everything that terms see."""
+        needs = needs or self.needs
+        hidden = self.wrapped(micro.input_ids, micro.attention_mask, micro.row, micro.source)
+        spec = ProjectionSpec(
+            needs.student, self.projection.valid_vocab, self.projection.temperature, self.projection.scratch_bytes
+        )
+        device = self.accelerator.device
+        several = micro.rows[0].teachers if needs.teacher else ()
+        signals = {
+            (need.role, need.spec.kind): signal_tokens(micro.rows, need.role, need.spec.kind, self.head_of, device)
+            for need in needs.signals
+            if need.role != TEACHER or not several
+        }
+        topk = signals.get((TEACHER, PayloadKind.TOPK))
+        head = self.student.head()  # once: a sharded head is gathered here
+        student = project(hidden, head, micro, None if topk is None else topk.ids, spec)
+        return TokenBatch(
+            token_ids=micro.token_ids,
+            mask=micro.mask,
+            weights=micro.mask.float(),
+            row=micro.row,
+            position=micro.position,
+            behaviour_logp=micro.behaviour_logp,
+            candidates=micro.candidates,
+            student=student,
+            signals=signals,
+            rows=micro.rows,
+            valid_vocab=spec.valid_vocab,
+            temperature=spec.temperature,
+            shares=tuple(
+                self._share(name, weight, micro, hidden, head, student, signals, needs, spec)
+                for name, weight in several
+            ),
+        )
+
+    def _share(
+        self,
+        teacher: str,
+        weight: float,
+        micro: MicroBatch,
+        hidden: Tensor,
+        head: HeadWeights,
+        student: StudentTokens,
+        signals: Mapping[tuple[str, PayloadKind], SignalTokens],
+        needs: Needs,
+        spec: ProjectionSpec,
+    ) -> TeacherShare:
+        """One of several teachers whose divergences are summed, as terms see it when it is alone."""
+        mine = dict(signals)
+        for kind in (need.spec.kind for need in needs.signals if need.role == TEACHER):
+            mine[TEACHER, kind] = signal_tokens(
+                micro.rows, teacher_role(teacher), kind, self.head_of, self.accelerator.device
+            )
+        topk = mine.get((TEACHER, PayloadKind.TOPK))
+        if topk is not None and SCORES_AT_TEACHER in spec.want:
+            at_ids = dataclasses.replace(spec, want=frozenset({SCORES_AT_TEACHER}))
+            found = project(hidden, head, micro, topk.ids, at_ids)
+            student = dataclasses.replace(student, scores_at_teacher=found.scores_at_teacher)
+        return TeacherShare(weight, mine, student)
+
+    def _micro_loss(
+        self, micro: MicroBatch, weights: Sequence[Tensor], select: Callable[[MicroBatch], Tensor] | None
+    ) -> tuple[Tensor, Sums]:
+        batch = self.token_batch(micro)
+        if select is not None:
+            batch = dataclasses.replace(batch, mask=batch.mask & select(micro))
+        return self.objective.loss(batch, weights)
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Trained parameters by the name they have in the saved model."""
+        for name, parameter in self.student.lm.named_parameters():
+            if parameter.requires_grad:
+                yield name, parameter
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimizer moments by parameter name, update count and torch's random state."""
+        moments = {name: dict(self.optimizer.state.get(p, {})) for name, p in self.named_parameters()}
+        return {"updates": self.updates, "moments": moments, "torch_rng": torch.get_rng_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave; the weights are loaded with the model."""
+        for name, parameter in self.named_parameters():
+            if name not in state["moments"]:
+                raise CheckpointError(f"the checkpoint has no optimizer state for {name}; it is from another model.")
+            moments = state["moments"][name]
+            if moments:
+                self.optimizer.state[parameter] = {
+                    key: value.clone() if key == "step" else value.to(parameter.device, copy=True)
+                    for key, value in moments.items()
+                }
+        self.updates = int(state["updates"])
+        torch.set_rng_state(state["torch_rng"])

@@ -1,0 +1,142 @@
+"""The objective: a sum of terms, each an average with weights that the whole step shares.
+
+Weights are counted over all rows of the step on all ranks before the first backward, so the gradient does not
+depend on how rows are cut into micro-batches or spread over ranks.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from opd import maths
+from student.scoring.needs import Needs, merge
+from student.data.row import Row
+from student.learning.terms import Term, TermOutput, TokenBatch, losses_of
+
+Metrics = dict[str, tuple[float, float]]
+N = TypeVar("N", float, Tensor | float)
+Sums = dict[str, tuple[Tensor | float, Tensor | float]]
+"""Metrics that are still on the device: reading a number there would make the host wait for it."""
+
+# `constant` sums the tokens of a sequence and divides by sequences times the length limit.
+_MODES = {"token_mean": "token_mean", "sequence_mean": "sequence_mean", "constant": "sequence_sum"}
+
+
+class Objective:
+    """A weighted sum of terms.
+
+    Args:
+        terms: the terms.
+        length_limit: response tokens per row that the `constant` aggregation divides by.
+    """
+
+    def __init__(self, terms: Sequence[Term], length_limit: int) -> None:
+        self.terms = list(terms)
+        self.length_limit = length_limit
+        names = [term.settings.name.rpartition(":")[2] for term in self.terms]
+        self._labels = [name if names.count(name) == 1 else f"{name}.{i}" for i, name in enumerate(names)]
+
+    def needs(self) -> Needs:
+        """What all terms together need."""
+        return merge(term.needs() for term in self.terms)
+
+    def bind(self, tokenizer: Any) -> None:
+        """Show each term the student's tokenizer."""
+        for term in self.terms:
+            term.bind(tokenizer)
+
+    def prepare(self, rows: Sequence[Row]) -> None:
+        """Let each term look at all rows of the step."""
+        for term in self.terms:
+            term.prepare(rows)
+
+    def position_weights(self, rows: Sequence[Row], device: torch.device) -> list[Float[Tensor, " N"]]:
+        """Per term the weight of every response position of the step, row after row; 0 where it is not trained.
+
+        Counted over all rows on all ranks by `opd.maths.token_weights`, the one place that divides.
+        """
+        lengths = torch.tensor([row.length for row in rows], device=device)
+        sequence = torch.arange(len(rows), device=device).repeat_interleave(lengths)
+        trained = torch.from_numpy(np.concatenate([row.loss_mask for row in rows])).to(device)
+        factor = torch.tensor([row.weight for row in rows], device=device)[sequence]
+        found = maths.token_weights(
+            {
+                str(i): maths.Term(
+                    mask=trained & torch.tensor([term.selects(row) for row in rows], device=device)[sequence],
+                    mode=_MODES[term.settings.aggregation],
+                    sequence=sequence,
+                    num_sequences=len(rows),
+                    length=self.length_limit if term.settings.aggregation == "constant" else 1,
+                )
+                for i, term in enumerate(self.terms)
+            }
+        )
+        return [found[str(i)] * factor for i in range(len(self.terms))]
+
+    def loss(self, batch: TokenBatch, weights: Sequence[Float[Tensor, " n"]]) -> tuple[Float[Tensor, ""], Sums]:
+        """This micro-batch's share of the step's loss in nats, and its metrics as sums with denominators.
+
+        Args:
+            batch: the micro-batch.
+            weights: per term, of the batch's positions, from `position_weights`.
+        """
+        total = torch.zeros((), device=batch.mask.device)
+        metrics: Sums = {}
+        for term, label, given in zip(self.terms, self._labels, weights, strict=True):
+            mine = dataclasses.replace(batch, mask=batch.mask & batch.of_rows([term.selects(r) for r in batch.rows]))
+            mine = dataclasses.replace(mine, weights=given * mine.mask)
+            output = losses_of(term, mine)
+            part = _weighted(output, mine)
+            total = total + term.settings.weight * part
+            metrics[f"loss/{label}"] = (part.detach().double(), 1.0)
+            for key, (top, bottom) in output.metrics.items():
+                metrics[f"{label}/{key}" if key in metrics else key] = (_exact(top), _exact(bottom))
+        return total, metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of every term, by position."""
+        return {str(i): term.state_dict() for i, term in enumerate(self.terms)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        for i, term in enumerate(self.terms):
+            term.load_state_dict(state.get(str(i), {}))
+
+
+def add(one: Mapping[str, tuple[N, N]], other: Mapping[str, tuple[N, N]]) -> dict[str, tuple[N, N]]:
+    """Sums of two micro-batches or ranks together: losses are shares of a sum, every other metric a ratio of sums."""
+    total = dict(one)
+    for name, (top, bottom) in other.items():
+        old = total.get(name, (0.0, 0.0))
+        total[name] = (old[0] + top, 1.0 if name.startswith("loss/") else old[1] + bottom)
+    return total
+
+
+def to_host(sums: Sums) -> Metrics:
+    """The numbers, in one copy from the device."""
+    waiting = [value for pair in sums.values() for value in pair if isinstance(value, Tensor)]
+    numbers = iter(torch.stack(waiting).tolist() if waiting else ())
+
+    def read(value: Tensor | float) -> float:
+        return float(next(numbers)) if isinstance(value, Tensor) else float(value)
+
+    return {name: (read(top), read(bottom)) for name, (top, bottom) in sums.items()}
+
+
+def _exact(value: Tensor | float) -> Tensor | float:
+    """In float64, which the host sums in too."""
+    return value.detach().double() if isinstance(value, Tensor) else value
+
+
+def _weighted(output: TermOutput, batch: TokenBatch) -> Float[Tensor, ""]:
+    if output.total is not None:
+        return output.total
+    if output.loss is None:
+        raise TypeError("a term returned neither loss nor total")
+    # where() and not a product: a NaN at a masked position must not reach the sum.
+    return (torch.where(batch.mask, output.loss, torch.zeros_like(output.loss)) * batch.weights).sum()

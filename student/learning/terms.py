@@ -1,0 +1,265 @@
+"""What an objective is made of: terms over the trained tokens of a micro-batch.
+
+A term sees tensors flattened over the micro-batch's trained positions and returns one loss per position; the
+objective owns weights, masks and denominators. Legend of shapes: N positions, K candidates, H hidden width, V
+vocabulary rows, R rows of the micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+
+from opd.config import Settings
+from opd.registry import Registry
+from opd.wire.types import PayloadKind
+from student.scoring.needs import TEACHER, Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from opd.maths import TokenScores
+    from student.recipe import Recipe
+    from student.data.row import Row
+
+OBJECTIVES = Registry("objective", "opd.objectives", member="settings_type")
+T = TypeVar("T")
+
+
+def have(value: T | None, what: str) -> T:
+    """`value`, which a term asked for in its `needs`.
+
+    Raises:
+        ValueError: when it is None, because the term did not ask.
+    """
+    if value is None:
+        raise ValueError(f"batch carries no {what}; name it in the needs of the term.")
+    return value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadWeights:
+    """An output head: logits = soft_cap * tanh(scale * (weight @ h + bias) / soft_cap).
+
+    Attributes:
+        weight: [V, H].
+        bias: [V] or None.
+        logit_scale: 1.0 for none.
+        soft_cap: 0.0 for none.
+    """
+
+    weight: Float[Tensor, "v h"]
+    bias: Float[Tensor, " v"] | None = None
+    logit_scale: float = 1.0
+    soft_cap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StudentTokens:
+    """The student's distribution at N positions, at the training temperature; None where no term asked.
+
+    Attributes:
+        scores: log-prob of the response token, log-probs at the student's candidates (K = 0 when none were kept), log
+            tail and entropy, nats.
+        scores_at_teacher: the same at the teacher's top-k ids.
+        hidden: [N, H] final hidden states, with gradient; used with `head`.
+        head: the student's head, with gradient.
+    """
+
+    scores: TokenScores | None = None
+    scores_at_teacher: TokenScores | None = None
+    hidden: Float[Tensor, "n h"] | None = None
+    head: HeadWeights | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SignalTokens:
+    """A served model's signal at N positions, float32, nats; None where the payload does not carry it.
+
+    Attributes:
+        sampled: [N] log-prob of the response token.
+        values: [N, K] log-probs at `ids`.
+        ids: [N, K] int64.
+        log_tail: [N] log mass outside the ids.
+        hidden: [N, H] hidden states; used with `head`.
+        head: the served model's head.
+        logits: [N, V].
+    """
+
+    sampled: Float[Tensor, " n"] | None = None
+    values: Float[Tensor, "n k"] | None = None
+    ids: Int[Tensor, "n k"] | None = None
+    log_tail: Float[Tensor, " n"] | None = None
+    hidden: Float[Tensor, "n h"] | None = None
+    head: HeadWeights | None = None
+    logits: Float[Tensor, "n v"] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TeacherShare:
+    """One of several teachers whose divergences are summed.
+
+    Attributes:
+        weight: of its divergence; the weights of a batch sum to 1.
+        signals: its payloads as the signals of role "teacher", with those of the other roles.
+        student: the student's distribution, at this teacher's ids where they matter.
+    """
+
+    weight: float
+    signals: Mapping[tuple[str, PayloadKind], SignalTokens]
+    student: StudentTokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenBatch:
+    """The trained positions of a micro-batch, flattened row after row.
+
+    Attributes:
+        token_ids: [N] int64, response tokens.
+        mask: [N] bool, True where the token is trained on.
+        weights: [N] float32, weight of each position in the term's mean over the whole step; 0 where masked.
+        row: [N] int64, index into `rows`.
+        position: [N] int64, index t within the response.
+        behaviour_logp: [N] float32 nats, log-prob under the sampler.
+        candidates: [N, K] int64, the student's candidates at rollout, or None.
+        student: the student's distribution now.
+        signals: served models by (role, payload kind).
+        shares: the teachers whose divergences are summed, where there are several; `signals` has none of them then.
+        rows: the rows, for row-level facts.
+        temperature: divides the student's logits.
+        valid_vocab: number of vocabulary rows that carry real tokens; divergences mask the rest.
+    """
+
+    token_ids: Int[Tensor, " n"]
+    mask: Bool[Tensor, " n"]
+    weights: Float[Tensor, " n"]
+    row: Int[Tensor, " n"]
+    position: Int[Tensor, " n"]
+    behaviour_logp: Float[Tensor, " n"]
+    candidates: Int[Tensor, "n k"] | None
+    student: StudentTokens
+    signals: Mapping[tuple[str, PayloadKind], SignalTokens]
+    rows: Sequence[Row]
+    valid_vocab: int
+    temperature: float = 1.0
+    shares: tuple[TeacherShare, ...] = ()
+
+    def of_rows(self, values: Sequence[float]) -> Float[Tensor, " n"]:
+        """[N] the value of each position's row, from one value per row; bools stay bools."""
+        import torch
+
+        return torch.tensor(values, device=self.mask.device)[self.row]
+
+    def signal(self, kind: PayloadKind, role: str = TEACHER) -> SignalTokens:
+        """The signal of `role` with payload `kind`; sampled log-probs also come with top-k and gather."""
+        if kind is PayloadKind.SAMPLED and (role, kind) not in self.signals:
+            kind = PayloadKind.GATHER if (role, PayloadKind.GATHER) in self.signals else PayloadKind.TOPK
+        return self.signals[role, kind]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TermOutput:
+    """What a term computed: either `loss` or `total`.
+
+    Attributes:
+        loss: [N] loss per position, nats, with gradient; masked positions are ignored by the objective.
+        total: scalar, the sum of the losses times `TokenBatch.weights`, for kernels that take weights.
+        metrics: name -> (numerator, denominator), summed over micro-batches and ranks before the division.
+    """
+
+    loss: Float[Tensor, " n"] | None = None
+    total: Float[Tensor, ""] | None = None
+    metrics: dict[str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict)
+
+
+def losses_of(term: Term, batch: TokenBatch) -> TermOutput:
+    """What `term` computes on `batch`: sum_i w_i D_i where divergences to several teachers are summed.
+
+    Each D_i is the term on a batch with teacher i alone; a term that needs no teacher is computed once.
+
+    Returns:
+        Loss per position or weighted total, nats; metrics are means over the teachers with the same weights.
+    """
+    if not batch.shares or not term.needs().teacher:
+        return term.token_losses(batch)
+    loss: Tensor | None = None
+    total: Tensor | None = None
+    metrics: dict[str, tuple[Tensor | float, Tensor | float]] = {}
+    for share in batch.shares:
+        # Totals carry the weight already, because they are sums with the weights that the batch gives.
+        alone = replace(
+            batch, signals=share.signals, student=share.student, weights=batch.weights * share.weight, shares=()
+        )
+        output = term.token_losses(alone)
+        if output.loss is not None:
+            part = output.loss * share.weight
+            loss = part if loss is None else loss + part
+        if output.total is not None:
+            total = output.total if total is None else total + output.total
+        for name, (top, bottom) in output.metrics.items():
+            old = metrics.get(name, (0.0, 0.0))
+            metrics[name] = (old[0] + top * share.weight, old[1] + bottom * share.weight)
+    return TermOutput(loss, total, metrics)
+
+
+class TermSettings(Settings):
+    """Settings that every term has."""
+
+    name: str
+    """Registered name, or a dotted path "package.module:Class"."""
+    weight: float = 1.0
+    """Multiplies the term's loss."""
+    aggregation: str = "token_mean"
+    """How positions are averaged: token_mean (over all trained tokens of the step), sequence_mean (tokens of a row
+    first, then rows), or constant (sum divided by rows times the length limit: a truncated response keeps exactly
+    the gradients of its tokens)."""
+    rows: Literal["all", "sampled", "expert"] = "all"
+    """Which rows the term learns from and averages over: all, those that the student sampled, or those that somebody
+    else wrote (see method expert_rows)."""
+
+
+class Term:
+    """A term of the objective. Subclasses set `settings_type` and implement `needs` and `token_losses`."""
+
+    settings_type: ClassVar[type[TermSettings]] = TermSettings
+    sums_teachers: ClassVar[bool] = False
+    """Whether the weighted sum of the losses to several teachers means something: true of divergences."""
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+
+    def needs(self) -> Needs:
+        """What the term needs; the loop refuses a run whose fleet cannot serve it."""
+        return Needs()
+
+    def check(self, recipe: Recipe) -> None:
+        """Look at the whole recipe before anything is loaded, also in a dry run.
+
+        Raises:
+            ConfigError: when the term cannot learn in it.
+        """
+
+    def bind(self, tokenizer: Any) -> None:
+        """Called once before the first step with the student's tokenizer."""
+
+    def selects(self, row: Row) -> bool:
+        """Whether the term learns from `row`; called after `prepare`. Other rows count in no mean of the term."""
+        return self.settings.rows == "all" or (row.origin == "expert") == (self.settings.rows == "expert")
+
+    def prepare(self, rows: Sequence[Row]) -> None:
+        """Look at all rows of the step before they are cut into micro-batches: group statistics belong here."""
+
+    def token_losses(self, batch: TokenBatch) -> TermOutput:
+        """The loss of each position of a micro-batch."""
+        raise TypeError(f"{type(self).__name__} does not implement token_losses")
+
+    def state_dict(self) -> dict[str, Any]:
+        """State to checkpoint: JSON values, numpy arrays and tensors in nested dicts."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""

@@ -1,0 +1,1 @@
+"""Distillation objectives and what changes their rows: a paper a file."""

@@ -1,0 +1,135 @@
+"""Given answers among the sampled ones: GKD's mix, golden rollouts, and a cold start.
+
+    share        of each step's rows is given instead of sampled. GKD (arXiv 2306.13649) has share = 1 - lambda, with
+                 one divergence on all rows; StableOPD (2604.08527) mixes golden rollouts in against length inflation
+    cold_steps   first steps that are given throughout, usually with term sft (arXiv 2604.13016)
+
+Answers are the worked solution or the reference answer of the prompt, or recorded ones from a file, for example the
+teacher's. Terms tell the rows apart by their setting `rows`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, model_validator
+
+from opd.errors import ConfigError, DataError
+from student.controllers import Controller, ControllerSettings
+from student.run.costs import positions
+from student.rollout.recorded import read_answers
+from student.data.streams import stream
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from opd.tasks.prompt import Prompt
+    from student.controllers import Services
+    from student.data.plan import PlannedRow, StepPlan
+    from student.recipe import Recipe
+    from student.data.row import Row
+    from student.learning.terms import Term
+
+
+class ExpertRowsSettings(ControllerSettings):
+    """Settings of given rows."""
+
+    share: float = Field(0.0, ge=0, le=1, description="Share of a step's rows that is given.")
+    cold_steps: int = Field(0, ge=0, description="First steps in which every row is given.")
+    source: Literal["solution", "answer", "file"] = Field(
+        "solution",
+        description="Where answers come from: the prompt's worked solution, its answer, or `file`.",
+    )
+    file: Path | None = Field(None, description='A .jsonl file with "prompt" and "answer" in each line.')
+    seed: int = Field(0, ge=0, description="Decides which rows are given.")
+
+    @model_validator(mode="after")
+    def _check(self) -> ExpertRowsSettings:
+        if (self.source == "file") != (self.file is not None):
+            raise ValueError(f"source is {self.source} and file is {self.file}; give a file with source: file only")
+        if not (self.share or self.cold_steps):
+            raise ValueError("share and cold_steps are both 0, so that nothing is given; set one")
+        return self
+
+
+class ExpertRows(Controller):
+    """Turns planned rows into given ones."""
+
+    settings_type = ExpertRowsSettings
+    settings: ExpertRowsSettings
+
+    def __init__(self, settings: ExpertRowsSettings) -> None:
+        super().__init__(settings)
+        self._recorded: dict[int, list[str]] = {}
+        self._given: list[Row] = []
+        self._rows = 0
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse terms that cannot learn from given rows, and objectives of which no term does.
+
+        Raises:
+            ConfigError: before the first rollout.
+        """
+        for term in terms:
+            if getattr(term.settings, "payload", None) == "sampled" and term.settings.rows != "sampled":
+                raise ConfigError(
+                    f"term {term.settings.name!r} has payload sampled, which needs rows that the student sampled, but "
+                    "method expert_rows gives some; set its rows to sampled, or use payload gather."
+                )
+        rows = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
+        if self.settings.share and not round(self.settings.share * rows):
+            raise ConfigError(
+                f"method expert_rows' share {self.settings.share} of the {rows} rows of a step is none; raise it or "
+                "rollout.prompts_per_step."
+            )
+        if all(term.settings.rows == "sampled" for term in terms):
+            raise ConfigError("no term learns from the rows of method expert_rows; add term sft, or set rows to all.")
+
+    def start(self, services: Services) -> None:
+        """Read the recorded answers."""
+        if self.settings.file is not None:
+            self._recorded = read_answers(self.settings.file)
+
+    def plan(self, plan: StepPlan) -> StepPlan:
+        """Give a fixed number of rows their answer, chosen by seed and step among those that have one.
+
+        Raises:
+            DataError: when fewer rows than wanted have an answer.
+        """
+        s = self.settings
+        wanted = len(plan.rows) if plan.step < s.cold_steps else round(s.share * len(plan.rows))
+        able = [i for i, row in enumerate(plan.rows) if self._answers(row.prompt)]
+        if len(able) < wanted:
+            missing = next(row.prompt.uid for i, row in enumerate(plan.rows) if i not in able)
+            raise DataError(
+                f"{wanted} of the {len(plan.rows)} rows of step {plan.step} shall be given, but only {len(able)} have "
+                f"an answer (source {s.source}); prompt {missing} has none. Lower share or give more answers."
+            )
+        order = stream(s.seed, "expert_rows", plan.step).permutation(len(able))
+        chosen = {able[int(i)] for i in order[:wanted]}
+        return replace(plan, rows=tuple(self._give(row) if i in chosen else row for i, row in enumerate(plan.rows)))
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        """Only measures."""
+        self._given, self._rows = [row for row in rows if row.origin == "expert"], len(rows)
+        return rows
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Metrics expert_share, of this rank's rows, and what recorded answers once cost their author."""
+        metrics = {"expert_share": len(self._given) / max(1, self._rows)}
+        if self.settings.source == "file":
+            metrics["cost/train/expert_tokens"] = float(sum(row.length for row in self._given))
+            metrics["cost/train/expert_positions"] = float(positions(self._given))
+        return metrics
+
+    def _give(self, row: PlannedRow) -> PlannedRow:
+        answers = self._answers(row.prompt)
+        return replace(row, answer=answers[row.key.sample % len(answers)])
+
+    def _answers(self, prompt: Prompt) -> list[str]:
+        if self.settings.source == "file":
+            return self._recorded.get(prompt.content_hash, [])
+        text = prompt.answer if self.settings.source == "answer" else prompt.extra.get("solution")
+        return [] if text is None else [str(text)]

@@ -1,0 +1,41 @@
+"""What terms do about rows that the student did not sample (origin expert): no estimate may lean on their tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from opd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jaxtyping import Int
+    from torch import Tensor
+
+    from student.data.row import Row
+    from student.learning.terms import Term, TokenBatch
+
+
+def refuse_given_rows(term: Term, rows: Sequence[Row]) -> None:
+    """For terms that estimate from the response token alone.
+
+    Raises:
+        ConfigError: when the term would learn from a row that the student did not sample.
+    """
+    if any(row.origin == "expert" and term.selects(row) for row in rows):
+        raise ConfigError(
+            f"term {term.settings.name!r} estimates from the sampled token, which needs rows that the student sampled; "
+            "set its rows to sampled, or use payload gather or hidden."
+        )
+
+
+def untied_tokens(batch: TokenBatch, candidates: Int[Tensor, "n k"]) -> Int[Tensor, " n"]:
+    """[N] response tokens, on given rows replaced by the first candidate.
+
+    `head_tail_reverse_kl` then sums its head and leaves the tail to one bucket there, instead of taking a token that
+    somebody else chose for a sample from the tail.
+    """
+    import torch
+
+    given = batch.of_rows([row.origin == "expert" for row in batch.rows])
+    return torch.where(given, candidates[:, 0], batch.token_ids)

@@ -1,0 +1,223 @@
+"""G-OPD and ExOPD: distil towards T^lambda R^(1 - lambda), which for lambda above 1 goes beyond the teacher.
+
+On-policy distillation is reinforcement learning with the token reward log T - log R and a KL penalty to R, both of
+weight one, for any reference R. G-OPD scales the reward by lambda:
+
+    maximise  lambda E_S[log T - log R] - KL(S || R)   =   -KL(S || T) + (lambda - 1) E_S[log T - log R]
+
+lambda = 0 copies R, between 0 and 1 interpolates (a dial for the length of answers), 1 is plain distillation and needs
+no reference, 1.25 is ExOPD. R is a served model (`teachers.reference`): the student's initial weights, or the teacher's
+base before its reinforcement ("reward correction"). Domains route to their own teachers and may have their own lambda.
+
+    sampled   the paper's form: policy gradient on log S(y) - log T(y) - (lambda - 1) (log T(y) - log R(y))
+    gather    exact on the student's top k, sampled on the tail; the gradient is unbiased, the value off by the tail's
+              share of log Z (`opd.maths.reference`)
+    hidden    exact over the vocabulary, normalised
+
+Published settings: payload sampled, reward_scale 1.25, importance_cap 5. Source: arXiv 2602.12125 and its code.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, model_validator
+
+from opd import maths
+from opd.wire.types import PayloadKind, PayloadSpec
+from student.methods.jumps.extrapolation import Extrapolation, Guards
+from student.methods.distil.given_rows import refuse_given_rows, untied_tokens
+from student.methods.distil.opd import head_settings
+from student.methods.distil.output import divergence_metrics
+from student.methods.distil.token_set import token_ids
+from student.scoring.needs import HIDDEN, REFERENCE, SCORES, TEACHER, Needs, SignalNeed
+from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from opd.maths import Divergence
+    from student.data.row import Row
+
+
+class GeneralisedOpdSettings(TermSettings):
+    """Settings of G-OPD."""
+
+    payload: Literal["sampled", "gather", "hidden"] = Field("gather", description="What teacher and reference send.")
+    k: int = Field(64, ge=1, le=4096, description="Ids per position for gather.")
+    reward_scale: float = Field(1.0, ge=0, le=10, description="Lambda; 1 is plain distillation, 1.25 is ExOPD.")
+    final_reward_scale: float | None = Field(
+        None, ge=0, le=10, description="Where lambda goes, linearly over scale_steps; it stays if null."
+    )
+    scale_steps: int = Field(100, ge=1, description="Steps until final_reward_scale is reached.")
+    domain_reward_scale: dict[str, float] = Field(
+        default_factory=dict, description="Lambda of the prompts of a domain, in place of the others."
+    )
+    guards: Guards = Field(default_factory=Guards, description="What holds lambda above 1 in bounds.")
+    teacher_temperature: float = Field(1.0, ge=0.01, le=100, description="Divides the logits of teacher and reference.")
+    importance_cap: float | None = Field(
+        None, gt=0, description="Weight sampled parts with min(p / behaviour, cap); the paper's code has 5."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> GeneralisedOpdSettings:
+        negative = [domain for domain, scale in self.domain_reward_scale.items() if not scale >= 0]
+        if negative:
+            raise ValueError(f"domain_reward_scale of {negative[0]!r} is below 0; give 0 or more")
+        if self.payload == "hidden" and self.guards.active:
+            raise ValueError("guards need the numbers of single tokens, which payload hidden never forms; use gather")
+        if self.payload == "sampled" and self.guards.flip_cap is not None:
+            raise ValueError("guards.flip_cap compares candidates, of which payload sampled has none; use gather")
+        return self
+
+    @property
+    def plain(self) -> bool:
+        """Whether lambda is 1 everywhere and always, so that no reference is needed."""
+        scales = {self.reward_scale, self.final_reward_scale or self.reward_scale, *self.domain_reward_scale.values()}
+        return scales == {1.0} and self.final_reward_scale != 0
+
+
+class ExOpdSettings(GeneralisedOpdSettings):
+    """Settings of ExOPD: G-OPD with the paper's lambda."""
+
+    reward_scale: float = Field(1.25, ge=0, le=10, description="Lambda; the paper fixes 1.25.")
+
+
+class GeneralisedOpd(Term):
+    """The term; see the module for the formula."""
+
+    settings_type = GeneralisedOpdSettings
+    settings: GeneralisedOpdSettings
+    sums_teachers = True
+
+    def __init__(self, settings: GeneralisedOpdSettings) -> None:
+        super().__init__(settings)
+        self._plain_ids: frozenset[int] = frozenset()
+
+    def needs(self) -> Needs:
+        """One payload from the teacher and, unless lambda is always 1, the same from the reference."""
+        s = self.settings
+        spec = {
+            "sampled": PayloadSpec.sampled(),
+            "gather": PayloadSpec.gather(s.k),
+            "hidden": PayloadSpec.hidden(),
+        }[s.payload]
+        temperature = 1.0 if s.payload == "hidden" else s.teacher_temperature
+        roles = (TEACHER,) if s.plain else (TEACHER, REFERENCE)
+        return Needs(
+            signals=tuple(SignalNeed(role, spec, temperature) for role in roles),
+            student=frozenset({HIDDEN if s.payload == "hidden" else SCORES}),
+        )
+
+    def bind(self, tokenizer: Any) -> None:
+        """Look up the tokens that keep lambda = 1."""
+        if self.settings.guards.plain_tokens is not None:
+            self._plain_ids = token_ids(self.settings.guards.plain_tokens, tokenizer)
+
+    def prepare(self, rows: Sequence[Row]) -> None:
+        """Refuse given rows with payload sampled."""
+        if self.settings.payload == "sampled":
+            refuse_given_rows(self, rows)
+
+    def reward_scale(self, row: Row) -> float:
+        """Lambda of a row: of its domain, else of its step."""
+        s = self.settings
+        if row.prompt.domain in s.domain_reward_scale:
+            return s.domain_reward_scale[row.prompt.domain]
+        if s.final_reward_scale is None:
+            return s.reward_scale
+        done = min(1.0, max(0, row.key.step) / s.scale_steps)
+        return s.reward_scale + done * (s.final_reward_scale - s.reward_scale)
+
+    def token_losses(self, batch: TokenBatch) -> TermOutput:
+        """Reverse KL to the target per position, nats; for sampled and gather up to the target's normaliser."""
+        scales = [self.reward_scale(row) for row in batch.rows]
+        if self.settings.payload == "hidden":
+            return self._exact(batch, scales)
+        extrapolation = Extrapolation(self.settings.guards, self._plain_ids, batch.of_rows(scales))
+        result, metrics = (self._sampled if self.settings.payload == "sampled" else self._gather)(batch, extrapolation)
+        metrics |= divergence_metrics("reverse_kl_to_target", result, batch)
+        return TermOutput(result.per_token, metrics=metrics)
+
+    def _behaviour(self, batch: TokenBatch) -> dict[str, Any]:
+        cap = self.settings.importance_cap
+        return {} if cap is None else {"behaviour_log_probs": batch.behaviour_logp, "importance_cap": cap}
+
+    def _sampled(self, batch: TokenBatch, extrapolation: Extrapolation) -> tuple[Divergence, dict[str, Any]]:
+        teacher = have(batch.signal(PayloadKind.SAMPLED).sampled, "sampled log-probs")
+        target = teacher
+        metrics: dict[str, Any] = {}
+        if not self.settings.plain:
+            reference = have(batch.signal(PayloadKind.SAMPLED, REFERENCE).sampled, "reference's log-probs")
+            target = extrapolation.target(teacher, reference, batch.token_ids)
+            metrics = extrapolation.metrics(teacher, reference, batch.mask)
+        result = maths.sampled_reverse_kl(
+            have(batch.student.scores, "scores"), batch.token_ids, target, mask=batch.mask, **self._behaviour(batch)
+        )
+        return result, metrics
+
+    def _gather(self, batch: TokenBatch, extrapolation: Extrapolation) -> tuple[Divergence, dict[str, Any]]:
+        teacher, ids = batch.signal(PayloadKind.GATHER), have(batch.candidates, "candidates")
+        parts: tuple[Any, ...] = (teacher.values, teacher.sampled, teacher.log_tail)
+        metrics: dict[str, Any] = {}
+        if not self.settings.plain:
+            reference = batch.signal(PayloadKind.GATHER, REFERENCE)
+            parts, metrics = extrapolation.payload(batch, teacher, reference)
+        values, sampled, log_tail = parts
+        result = maths.head_tail_reverse_kl(
+            have(batch.student.scores, "scores"),
+            untied_tokens(batch, ids),
+            ids,
+            have(values, "log-probs at the candidates"),
+            have(sampled, "sampled log-probs"),
+            log_tail,
+            mask=batch.mask,
+            **self._behaviour(batch),
+        )
+        return result, metrics
+
+    def _exact(self, batch: TokenBatch, scales: Sequence[float]) -> TermOutput:
+        """One call per distinct lambda; they add up because each masks out the rows of the others."""
+        loss = None
+        metrics: dict[str, Any] = {}
+        per_position = batch.of_rows(scales)
+        for scale in sorted(set(scales)):
+            mask = batch.mask & (per_position == scale)
+            result = self._exact_at(batch, scale, mask)
+            loss = result.total if loss is None else loss + result.total
+            found = divergence_metrics("reverse_kl_to_target", result, batch, mask)
+            for name, (top, count) in found.items():
+                before = metrics.get(name, (0.0, 0.0))
+                metrics[name] = (before[0] + top, before[1] + count)
+        return TermOutput(total=loss, metrics=metrics)
+
+    def _exact_at(self, batch: TokenBatch, scale: float, mask: Any) -> Divergence:
+        student, teacher = have(batch.student.head, "head"), batch.signal(PayloadKind.HIDDEN)
+        head, factor = have(teacher.head, "teacher's head"), batch.temperature / self.settings.teacher_temperature
+        reference = None
+        if scale != 1.0:
+            signal = batch.signal(PayloadKind.HIDDEN, REFERENCE)
+            theirs = have(signal.head, "reference's head")
+            reference = maths.Reference(
+                have(signal.hidden, "reference's hidden states"), theirs.weight, scale, head_settings(theirs, factor)
+            )
+        return maths.linear_divergence(
+            have(batch.student.hidden, "hidden states"),
+            student.weight,
+            have(teacher.hidden, "teacher's hidden states"),
+            head.weight,
+            kind="reverse_kl",
+            temperature=batch.temperature,
+            student_settings=head_settings(student),
+            teacher_settings=head_settings(head, factor),
+            reference=reference,
+            vocab_size=batch.valid_vocab,
+            mask=mask,
+            token_weights=batch.weights,
+        )
+
+
+class ExOpd(GeneralisedOpd):
+    """G-OPD with lambda 1.25."""
+
+    settings_type = ExOpdSettings

@@ -1,0 +1,56 @@
+"""Leave tokens of a set out of every loss: special and template tokens, on which teacher and student need not agree.
+
+The tokens stay in the response and in the teacher's context; they only stop counting, in sums and denominators alike.
+Source: the special-token mask of Revisiting OPD, arXiv 2603.25562. Keep the end of sequence out of the set unless the
+length of answers shall not be learnt.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import Field
+
+from student.controllers import Controller, ControllerSettings
+from student.methods.distil.token_set import TokenSetSettings, token_ids
+
+if TYPE_CHECKING:
+    from student.controllers import Services
+    from student.data.row import Row
+
+
+class MaskTokensSettings(ControllerSettings):
+    """Settings of the mask."""
+
+    tokens: TokenSetSettings = Field(description="The tokens that do not count.")
+
+
+class MaskTokens(Controller):
+    """Clears the loss mask of the tokens."""
+
+    settings_type = MaskTokensSettings
+    settings: MaskTokensSettings
+
+    def __init__(self, settings: MaskTokensSettings) -> None:
+        super().__init__(settings)
+        self._ids = np.zeros(0, np.uint32)
+        self._share = 0.0
+
+    def start(self, services: Services) -> None:
+        """Look up the ids."""
+        self._ids = np.array(sorted(token_ids(self.settings.tokens, services.tokenizer)), np.uint32)
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        """Clear the mask; a row whose tokens are all in the set is trained on no more."""
+        masked = total = 0
+        for row in rows:
+            hit = np.isin(row.response_ids, self._ids)
+            masked, total = masked + int((hit & row.loss_mask).sum()), total + int(row.loss_mask.sum())
+            row.loss_mask = row.loss_mask & ~hit
+        self._share = masked / max(1, total)
+        return rows
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Metric masked_share: of this rank's trained tokens."""
+        return {"masked_share": self._share}

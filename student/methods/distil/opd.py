@@ -1,0 +1,247 @@
+"""On-policy distillation: a divergence between student and teacher on the student's own samples.
+
+With y ~ S = pi_theta and prefixes s_t = (x, y_<t) held fixed ("discount 0"):
+
+    L = sum_t D( S(.|s_t), T(.|s_t) ),      D = KL(S || T) by default
+
+The payload decides what of T is known, and so how D is computed; for reverse KL all have its gradient in expectation:
+
+    sampled   policy gradient on log S(y_t) - log T(y_t)              4 bytes per token, the most variance
+    gather    exact on the student's top k, sampled on the tail       default: about a tenth of that variance
+    topk      the same on the teacher's top k; other divergences with a tail bucket
+    hidden    exact over the vocabulary, from hidden states and the teacher's head
+
+On rows that the student did not sample (origin expert) no estimate may lean on the response token: gather and topk sum
+their head and leave the tail to one bucket, hidden is exact, sampled is refused. With method expert_rows this is GKD's
+mix of on-policy and given data: share 1 - lambda of the rows is given.
+
+Sources: MiniLLM (arXiv 2306.08543), GKD (2306.13649), Qwen3 report (2505.09388).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, model_validator
+
+from opd import maths
+from opd.errors import ConfigError
+from opd.wire.types import PayloadKind, PayloadSpec
+from student.methods.distil.given_rows import refuse_given_rows, untied_tokens
+from student.methods.distil.output import divergence_metrics
+from student.methods.distil.return_to_go import future_surrogate
+from student.scoring.needs import HIDDEN, SCORES, SCORES_AT_TEACHER, TEACHER, Needs, SignalNeed
+from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from opd.maths import Divergence, HeadSettings
+    from student.methods.distil.output import Metrics
+    from student.data.row import Row
+    from student.learning.terms import HeadWeights
+
+DivergenceName = Literal["reverse_kl", "forward_kl", "jsd", "skew_forward_kl", "skew_reverse_kl"]
+
+
+class OpdSettings(TermSettings):
+    """Settings of on-policy distillation."""
+
+    payload: Literal["sampled", "gather", "topk", "hidden"] = Field(
+        "gather", description="What the teacher sends; see the table in docs/estimators.md."
+    )
+    k: int = Field(64, ge=1, le=4096, description="Ids per position for gather and topk.")
+    divergence: DivergenceName = Field(
+        "reverse_kl", description="reverse_kl is KL(student || teacher), forward_kl is KL(teacher || student)."
+    )
+    mixture: float | None = Field(
+        None, gt=0, lt=1, description="Weight beta of jsd or alpha of the skewed divergences; refused for the KLs."
+    )
+    teacher_temperature: float = Field(1.0, ge=0.01, le=100, description="Divides the teacher's logits.")
+    student_temperature: float | None = Field(
+        None,
+        ge=0.01,
+        le=100,
+        description="Divides the student's logits in the divergence; rollout.temperature if null. Payload hidden only: "
+        "the other payloads estimate at the temperature that sampled.",
+    )
+    discount: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Also hold a token responsible for the log-ratios of later tokens, discounted per position "
+        "(MiniLLM has 1); 0 is on-policy distillation as its papers run it. Needs divergence reverse_kl.",
+    )
+    length_normalised: bool = Field(
+        False, description="Divide the return-to-go by the number of later tokens, as MiniLLM does."
+    )
+    importance_cap: float | None = Field(
+        None, gt=0, description="Weight sampled parts with min(p / behaviour, cap); needed only for stale rows."
+    )
+
+    watch_topk: int | None = Field(
+        None,
+        ge=1,
+        description="Also show overlap and masses of both models' so many most likely ids. Payload hidden only (topk "
+        "and gather show what they hold anyway), for more time in the divergence.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> OpdSettings:
+        if self.watch_topk is not None and self.payload != "hidden":
+            raise ValueError(f"watch_topk needs payload hidden, but payload is {self.payload}; leave it out")
+        if self.payload == "sampled" and self.divergence != "reverse_kl":
+            raise ValueError(
+                f"payload sampled estimates reverse_kl only, not {self.divergence}; use payload topk, gather or hidden"
+            )
+        mixed = self.divergence in ("jsd", "skew_forward_kl", "skew_reverse_kl")
+        if mixed != (self.mixture is not None):
+            rule = "needs a mixture" if mixed else "takes no mixture"
+            raise ValueError(f"divergence {self.divergence} {rule}, but mixture is {self.mixture}")
+        if self.student_temperature is not None and self.payload != "hidden":
+            raise ValueError(
+                f"student_temperature needs payload hidden, but payload is {self.payload}; change rollout.temperature"
+            )
+        if self.discount and self.divergence != "reverse_kl":
+            raise ValueError(f"discount needs divergence reverse_kl, not {self.divergence}; set it to 0")
+        return self
+
+
+class OnPolicyDistillation(Term):
+    """The term; see the module for the formula."""
+
+    settings_type = OpdSettings
+    settings: OpdSettings
+    sums_teachers = True
+
+    def needs(self) -> Needs:
+        """One payload from the teacher, and the student's matching view."""
+        s = self.settings
+        spec = {
+            "sampled": PayloadSpec.sampled(),
+            "gather": PayloadSpec.gather(s.k),
+            "topk": PayloadSpec.topk(s.k),
+            "hidden": PayloadSpec.hidden(),
+        }[s.payload]
+        view = {"topk": SCORES_AT_TEACHER, "hidden": HIDDEN}.get(s.payload, SCORES)
+        # Hidden states know no temperature: it is applied to the logits on this side.
+        temperature = 1.0 if s.payload == "hidden" else s.teacher_temperature
+        signals, views = [SignalNeed(TEACHER, spec, temperature)], {view}
+        if s.discount:
+            views.add(SCORES)
+            if s.payload == "hidden":
+                signals.append(SignalNeed(TEACHER, PayloadSpec.sampled(), s.teacher_temperature))
+        # The student's own top k lets the overlap of the two supports be watched; it costs no request.
+        candidates = s.k if s.payload == "topk" else 0
+        return Needs(signals=tuple(signals), candidates=candidates, student=frozenset(views))
+
+    def bind(self, tokenizer: Any) -> None:
+        """Refuse to watch more ids than there are."""
+        watched = self.settings.watch_topk
+        if watched is not None and watched > len(tokenizer):
+            raise ConfigError(f"watch_topk is {watched}, but the tokenizer has {len(tokenizer)} ids; lower it.")
+
+    def prepare(self, rows: Sequence[Row]) -> None:
+        """Refuse given rows where the payload is an estimate from the response token alone."""
+        if self.settings.payload == "sampled":
+            refuse_given_rows(self, rows)
+
+    def token_losses(self, batch: TokenBatch) -> TermOutput:
+        """Divergence per position, nats; its metrics carry the name of the divergence."""
+        result = {"sampled": self._sampled, "gather": self._partial, "topk": self._partial, "hidden": self._exact}[
+            self.settings.payload
+        ](batch)
+        metrics = divergence_metrics(self.settings.divergence, result, batch)
+        metrics |= self._overlap(batch)
+        exact = self.settings.payload == "hidden"
+        # The linear divergence takes its gradient in the forward pass, for the weights it was given.
+        loss, total = (None, result.total) if exact else (result.per_token, None)
+        if self.settings.discount:
+            future = future_surrogate(batch, self.settings.discount, length_normalised=self.settings.length_normalised)
+            loss = None if loss is None else loss + future
+            total = None if total is None else total + (future * batch.weights).sum()
+        return TermOutput(loss, total, metrics)
+
+    def _overlap(self, batch: TokenBatch) -> Metrics:
+        """Share of the student's k most likely ids, at rollout, that are among the teacher's k."""
+        if self.settings.payload != "topk" or batch.candidates is None:
+            return {}
+        k = self.settings.k
+        teacher_ids = have(batch.signal(PayloadKind.TOPK).ids, "ids")[:, :k]
+        shared = maths.topk_overlap(batch.candidates[:, :k], teacher_ids)
+        return {"topk_overlap": ((shared * batch.mask).sum(), batch.mask.sum())}
+
+    def _behaviour(self, batch: TokenBatch) -> dict[str, Any]:
+        cap = self.settings.importance_cap
+        return {} if cap is None else {"behaviour_log_probs": batch.behaviour_logp, "importance_cap": cap}
+
+    def _sampled(self, batch: TokenBatch) -> Divergence:
+        return maths.sampled_reverse_kl(
+            have(batch.student.scores, "scores"),
+            batch.token_ids,
+            have(batch.signal(PayloadKind.SAMPLED).sampled, "sampled log-probs"),
+            mask=batch.mask,
+            **self._behaviour(batch),
+        )
+
+    def _partial(self, batch: TokenBatch) -> Divergence:
+        kind = PayloadKind(self.settings.payload)
+        signal = batch.signal(kind)
+        gather = kind is PayloadKind.GATHER
+        ids = have(batch.candidates if gather else signal.ids, "candidates")
+        scores = have(batch.student.scores if gather else batch.student.scores_at_teacher, "scores")
+        values = have(signal.values, "log-probs at the candidates")
+        if self.settings.divergence == "reverse_kl":
+            return maths.head_tail_reverse_kl(
+                scores,
+                untied_tokens(batch, ids),
+                ids,
+                values,
+                have(signal.sampled, "sampled log-probs"),
+                signal.log_tail,
+                mask=batch.mask,
+                **self._behaviour(batch),
+            )
+        return maths.topk_divergence(
+            scores,
+            ids,
+            values,
+            signal.log_tail,
+            kind=self.settings.divergence,
+            weight=self.settings.mixture,
+            mask=batch.mask,
+        )
+
+    def _exact(self, batch: TokenBatch) -> Divergence:
+        signal = batch.signal(PayloadKind.HIDDEN)
+        student, teacher = have(batch.student.head, "head"), have(signal.head, "teacher's head")
+        temperature = self.settings.student_temperature or batch.temperature
+        return maths.linear_divergence(
+            have(batch.student.hidden, "hidden states"),
+            student.weight,
+            have(signal.hidden, "teacher's hidden states"),
+            teacher.weight,
+            kind=self.settings.divergence,
+            weight=self.settings.mixture,
+            temperature=temperature,
+            student_settings=head_settings(student),
+            teacher_settings=head_settings(teacher, temperature / self.settings.teacher_temperature),
+            vocab_size=batch.valid_vocab,
+            mask=batch.mask,
+            token_weights=batch.weights,
+            topk=self.settings.watch_topk,
+        )
+
+
+def head_settings(head: HeadWeights, factor: float = 1.0) -> HeadSettings:
+    """Bias, scale and soft-cap of a head whose logits are multiplied by `factor`.
+
+    Raises:
+        ConfigError: for a factor with a soft-cap, behind which logits cannot be scaled.
+    """
+    if factor != 1.0 and head.soft_cap:
+        raise ConfigError(
+            "a soft-capped teacher head cannot have a temperature of its own with payload hidden; set "
+            "teacher_temperature to rollout.temperature or use payload gather."
+        )
+    return maths.HeadSettings(head.bias, head.logit_scale * factor, head.soft_cap)

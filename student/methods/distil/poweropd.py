@@ -1,0 +1,39 @@
+"""PowerOPD: the Box-Cox transform of both probabilities instead of their logarithms.
+
+    A = (T(y)^alpha - S(y)^alpha) / alpha,      |A| <= 1 / alpha
+
+Bounded and of the sign of the log-ratio, which it becomes as alpha goes to 0; a larger alpha looks at likely tokens
+only. Source: arXiv 2606.17199.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from student.methods.distil.token_reward import TokenReward, TokenRewardSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from student.learning.terms import TokenBatch
+
+
+class PowerOpdSettings(TokenRewardSettings):
+    """Settings of PowerOPD."""
+
+    alpha: float = Field(1.0, gt=0, le=20, description="Power of the probabilities.")
+
+
+class PowerOpd(TokenReward):
+    """The term; see the module for the formula."""
+
+    settings_type = PowerOpdSettings
+    settings: PowerOpdSettings
+
+    def reward(self, student: Tensor, teacher: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Any]]:
+        """See the module."""
+        alpha = self.settings.alpha
+        # expm1 keeps the difference exact where alpha is small.
+        return ((alpha * teacher).expm1() - (alpha * student).expm1()) / alpha, {}

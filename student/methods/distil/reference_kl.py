@@ -1,0 +1,109 @@
+"""A penalty for leaving a reference: KL(student || reference) on the student's samples.
+
+The reference is a served model (`teachers.reference`), usually the student's initial weights. Against length inflation
+and truncation collapse in distillation (StableOPD, arXiv 2604.08527), and the KL term of GRPO (arXiv 2402.03300).
+
+    sampled   policy gradient on log S(y) - log R(y): unbiased; or `form` k3_loss, as GRPO's code differentiates it,
+              whose expected gradient is that of the forward KL(R || S)
+    gather    exact on the student's top k, sampled on the tail
+    hidden    exact
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, model_validator
+
+from opd import maths
+from opd.wire.types import PayloadKind, PayloadSpec
+from student.methods.distil.given_rows import untied_tokens
+from student.methods.distil.opd import head_settings
+from student.scoring.needs import HIDDEN, REFERENCE, SCORES, Needs, SignalNeed
+from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
+
+if TYPE_CHECKING:
+    from opd.maths import Divergence
+    from student.methods.distil.output import Metrics
+
+
+class ReferenceKlSettings(TermSettings):
+    """Settings of the penalty; its strength is `weight`."""
+
+    rows: Literal["all", "sampled", "expert"] = "sampled"
+    payload: Literal["sampled", "gather", "hidden"] = Field("sampled", description="What the reference sends.")
+    k: int = Field(64, ge=1, le=4096, description="Ids per position for gather.")
+    form: Literal["policy_gradient", "k2", "k3_loss"] = Field(
+        "policy_gradient",
+        description="Estimator of payload sampled; k3_loss reproduces GRPO, though its gradient is the forward KL's.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> ReferenceKlSettings:
+        if self.payload != "sampled" and self.form != "policy_gradient":
+            raise ValueError(f"form {self.form} needs payload sampled, not {self.payload}; leave it out")
+        if self.payload == "sampled" and self.rows != "sampled":
+            raise ValueError(f"payload sampled needs rows: sampled, but rows is {self.rows}; use payload gather")
+        return self
+
+
+class ReferenceKl(Term):
+    """The term; see the module for the formula."""
+
+    settings_type = ReferenceKlSettings
+    settings: ReferenceKlSettings
+
+    def needs(self) -> Needs:
+        """One payload from the reference."""
+        s = self.settings
+        spec = {
+            "sampled": PayloadSpec.sampled(),
+            "gather": PayloadSpec.gather(s.k),
+            "hidden": PayloadSpec.hidden(),
+        }[s.payload]
+        view = HIDDEN if s.payload == "hidden" else SCORES
+        return Needs(signals=(SignalNeed(REFERENCE, spec),), student=frozenset({view}))
+
+    def token_losses(self, batch: TokenBatch) -> TermOutput:
+        """KL to the reference per position, nats; metric reference_kl."""
+        if self.settings.payload == "hidden":
+            return self._exact(batch)
+        scores, signal = (
+            have(batch.student.scores, "scores"),
+            batch.signal(PayloadKind(self.settings.payload), REFERENCE),
+        )
+        sampled = have(signal.sampled, "reference's sampled log-probs")
+        if self.settings.payload == "sampled":
+            form = self.settings.form
+            result = maths.sampled_reverse_kl(
+                scores, batch.token_ids, sampled, form=form, mask=batch.mask, acknowledge_bias=form == "k3_loss"
+            )
+        else:
+            ids = have(batch.candidates, "candidates")
+            values = have(signal.values, "reference's log-probs")
+            result = maths.head_tail_reverse_kl(
+                scores, untied_tokens(batch, ids), ids, values, sampled, signal.log_tail, mask=batch.mask
+            )
+        return TermOutput(result.per_token, metrics=self._metrics(result))
+
+    def _exact(self, batch: TokenBatch) -> TermOutput:
+        student, signal = have(batch.student.head, "head"), batch.signal(PayloadKind.HIDDEN, REFERENCE)
+        reference = have(signal.head, "reference's head")
+        result = maths.linear_divergence(
+            have(batch.student.hidden, "hidden states"),
+            student.weight,
+            have(signal.hidden, "reference's hidden states"),
+            reference.weight,
+            kind="reverse_kl",
+            temperature=batch.temperature,
+            student_settings=head_settings(student),
+            teacher_settings=head_settings(reference),
+            vocab_size=batch.valid_vocab,
+            mask=batch.mask,
+            token_weights=batch.weights,
+        )
+        return TermOutput(total=result.total, metrics=self._metrics(result))
+
+    @staticmethod
+    def _metrics(result: Divergence) -> Metrics:
+        return {"reference_kl": (result.per_token.detach().sum(), result.count)}

@@ -1,0 +1,37 @@
+"""Supervised fine-tuning: cross-entropy on given answers, loss -log S(y_t) per token.
+
+With method expert_rows (`cold_steps`) it is the cold start before on-policy distillation, and on teacher answers from a
+file it is sequence-level distillation (Kim and Rush, arXiv 1606.07947), the off-policy baseline.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from student.scoring.needs import SCORES, Needs
+from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
+
+
+class SftSettings(TermSettings):
+    """Settings of supervised fine-tuning."""
+
+    rows: Literal["all", "sampled", "expert"] = "expert"
+
+
+class SupervisedFineTuning(Term):
+    """The term; needs neither teacher nor reward. The student's temperature is the rollout's."""
+
+    settings_type = SftSettings
+    settings: SftSettings
+
+    def needs(self) -> Needs:
+        """The student's log-probs of the response tokens."""
+        return Needs(student=frozenset({SCORES}))
+
+    def token_losses(self, batch: TokenBatch) -> TermOutput:
+        """Cross-entropy per position, nats; metric sft_nats."""
+        import torch
+
+        loss = -have(batch.student.scores, "scores").sampled
+        value = torch.where(batch.mask, loss.detach(), torch.zeros_like(loss)).sum()
+        return TermOutput(loss, metrics={"sft_nats": (value, batch.mask.sum())})

@@ -1,0 +1,73 @@
+"""Base of the terms that replace the token reward log T(y) - log S(y) of sampled distillation by a bounded one.
+
+    loss = -sg(A(log S(y), log T(y))) log S(y),      y ~ S
+
+A bounded reward no longer has the gradient of the reverse KL: where A is not the log-ratio the target moves, in
+exchange for gradients that no single token dominates. Every A here is 0 where both sides agree.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from opd.wire.types import PayloadKind, PayloadSpec
+from student.methods.distil.given_rows import refuse_given_rows
+from student.scoring.needs import SCORES, TEACHER, Needs, SignalNeed
+from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from student.data.row import Row
+
+
+class TokenRewardSettings(TermSettings):
+    """Settings that these terms share."""
+
+    rows: Literal["all", "sampled", "expert"] = "sampled"
+    teacher_temperature: float = Field(1.0, ge=0.01, le=100, description="Divides the teacher's logits.")
+
+
+class TokenReward(Term):
+    """A policy gradient on a reward per token; subclasses give the reward."""
+
+    settings_type = TokenRewardSettings
+
+    def needs(self) -> Needs:
+        """The teacher's log-probs of the response tokens."""
+        signal = SignalNeed(TEACHER, PayloadSpec.sampled(), self.settings.teacher_temperature)
+        return Needs(signals=(signal,), student=frozenset({SCORES}))
+
+    def prepare(self, rows: Sequence[Row]) -> None:
+        """Refuse given rows."""
+        refuse_given_rows(self, rows)
+
+    def reward(
+        self, student: Float[Tensor, " n"], teacher: Float[Tensor, " n"], batch: TokenBatch
+    ) -> tuple[Float[Tensor, " n"], dict[str, Any]]:
+        """The reward of each response token, and metrics.
+
+        Args:
+            student: [N] log-probs, detached, 0 where masked.
+            teacher: [N] log-probs, 0 where masked.
+            batch: everything else.
+        """
+        raise TypeError(f"{type(self).__name__} does not implement reward")
+
+    def token_losses(self, batch: TokenBatch) -> TermOutput:
+        """The surrogate per position; metrics reverse_kl (k1 estimate, nats) and token_reward."""
+        import torch
+
+        live = have(batch.student.scores, "scores").sampled
+        zero = torch.zeros_like(live)
+        student = torch.where(batch.mask, live.detach(), zero)
+        teacher = torch.where(batch.mask, have(batch.signal(PayloadKind.SAMPLED).sampled, "log-probs"), zero)
+        reward, metrics = self.reward(student, teacher, batch)
+        count = batch.mask.sum()
+        metrics |= {"reverse_kl": ((student - teacher).sum(), count), "token_reward": (reward.sum(), count)}
+        return TermOutput(-reward.detach() * live, metrics=metrics)

@@ -1,0 +1,88 @@
+"""TrOPD: trust the teacher on tokens it could have written, and treat the others apart.
+
+A token is in the trust region with the probability P = min(T(y) / S(y), 1) that speculative decoding would accept it:
+
+    loss = P * [-sg(log T(y) - log S(y)) log S(y)]  +  (1 - P) * outlier
+    outlier:  mask         0
+              clip         the same policy gradient with the log-ratio clipped at -`clip`
+              forward_kl   KL(T || S) over the teacher's top k and a tail bucket
+
+The paper draws the region as a Bernoulli variable; here its expectation weighs both sides, which has the same mean and
+less variance, and sums the forward KL over the top k alone. Its guidance by prefixes of teacher answers is not part of
+this term. Source: arXiv 2606.01249.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from opd import maths
+from opd.wire.types import PayloadKind, PayloadSpec
+from student.methods.distil.token_reward import TokenReward, TokenRewardSettings
+from student.scoring.needs import SCORES, SCORES_AT_TEACHER, TEACHER, Needs, SignalNeed
+from student.learning.terms import TermOutput, have
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from student.learning.terms import TokenBatch
+
+
+class TropdSettings(TokenRewardSettings):
+    """Settings of TrOPD."""
+
+    outlier: Literal["mask", "clip", "forward_kl"] = Field(
+        "forward_kl", description="What tokens outside the trust region learn from."
+    )
+    clip: float = Field(5.0, gt=0, description="Bound of outlier clip, nats.")
+    k: int = Field(64, ge=1, le=4096, description="The teacher's ids per position for outlier forward_kl.")
+
+
+class Tropd(TokenReward):
+    """The term; see the module for the formula."""
+
+    settings_type = TropdSettings
+    settings: TropdSettings
+
+    def needs(self) -> Needs:
+        """Sampled log-probs, or the teacher's top k for the forward KL."""
+        if self.settings.outlier != "forward_kl":
+            return super().needs()
+        signal = SignalNeed(TEACHER, PayloadSpec.topk(self.settings.k), self.settings.teacher_temperature)
+        return Needs(signals=(signal,), student=frozenset({SCORES, SCORES_AT_TEACHER}))
+
+    def reward(self, student: Tensor, teacher: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Any]]:
+        """The policy-gradient part; metric trusted_share."""
+        import torch
+
+        ratio = teacher - student
+        trust = ratio.clamp(max=0.0).exp()
+        # T(y) = 0 leaves no trust, and 0 times an infinite reward is no number.
+        reward = torch.where(trust > 0, trust * ratio.clamp(min=-1e4), torch.zeros_like(ratio))
+        if self.settings.outlier == "clip":
+            reward = reward + (1.0 - trust) * ratio.clamp(min=-self.settings.clip)
+        inside = torch.where(batch.mask, trust, torch.zeros_like(trust)).sum()
+        return reward, {"trusted_share": (inside, batch.mask.sum())}
+
+    def token_losses(self, batch: TokenBatch) -> TermOutput:
+        """Both sides, weighed by the trust."""
+        import torch
+
+        output = super().token_losses(batch)
+        if self.settings.outlier != "forward_kl":
+            return output
+        signal, scores = batch.signal(PayloadKind.TOPK), have(batch.student.scores, "scores")
+        ratio = have(signal.sampled, "sampled log-probs") - scores.sampled.detach()
+        trust = torch.where(batch.mask, ratio.clamp(max=0.0).exp(), torch.ones_like(ratio))
+        forward = maths.topk_divergence(
+            have(batch.student.scores_at_teacher, "scores at the teacher's ids"),
+            have(signal.ids, "teacher's ids"),
+            have(signal.values, "teacher's log-probs"),
+            signal.log_tail,
+            kind="forward_kl",
+            mask=batch.mask,
+        )
+        return dataclasses.replace(output, loss=have(output.loss, "loss") + (1.0 - trust) * forward.per_token)

@@ -1,0 +1,70 @@
+"""vOPD: the sampled-token estimator with the position's KL as its control variate.
+
+    A_t = log T(y_t) - log S(y_t) + KL_t,      loss -sg(A_t) log S(y_t)
+
+The value of a position under on-policy distillation is -KL(S(.|s_t) || T(.|s_t)), so KL_t is the ideal baseline. Here
+it comes from the student's top k, the paper's cheap form: E_S[grad log S] = 0 keeps the gradient unbiased for any k.
+With the same payload, term opd sums the top k exactly instead of sampling them; this one is for comparison with the
+paper.
+
+Source: arXiv 2605.07865.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from opd import maths
+from opd.wire.types import PayloadKind, PayloadSpec
+from student.methods.distil.given_rows import refuse_given_rows
+from student.methods.distil.output import divergence_metrics
+from student.scoring.needs import SCORES, TEACHER, Needs, SignalNeed
+from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.row import Row
+
+
+class VopdSettings(TermSettings):
+    """Settings of vOPD."""
+
+    rows: Literal["all", "sampled", "expert"] = "sampled"
+    k: int = Field(64, ge=1, le=4096, description="Ids per position that the baseline is taken over.")
+    teacher_temperature: float = Field(1.0, ge=0.01, le=100, description="Divides the teacher's logits.")
+
+
+class Vopd(Term):
+    """The term; see the module for the formula."""
+
+    settings_type = VopdSettings
+    settings: VopdSettings
+    sums_teachers = True
+
+    def needs(self) -> Needs:
+        """The teacher's log-probs at the student's top k."""
+        signal = SignalNeed(TEACHER, PayloadSpec.gather(self.settings.k), self.settings.teacher_temperature)
+        return Needs(signals=(signal,), student=frozenset({SCORES}))
+
+    def prepare(self, rows: Sequence[Row]) -> None:
+        """Refuse given rows."""
+        refuse_given_rows(self, rows)
+
+    def token_losses(self, batch: TokenBatch) -> TermOutput:
+        """Estimate of KL(student || teacher) per position, nats, with the baseline in its gradient only."""
+        import torch
+
+        scores, signal = have(batch.student.scores, "scores"), batch.signal(PayloadKind.GATHER)
+        log_p, log_q = scores.candidates.detach(), have(signal.values, "log-probs at the candidates")
+        baseline = (log_p.exp() * (log_p - log_q)).sum(-1)
+        result = maths.sampled_reverse_kl(
+            scores,
+            batch.token_ids,
+            have(signal.sampled, "sampled log-probs"),
+            control_variate=torch.where(batch.mask, baseline, torch.zeros_like(baseline)),
+            mask=batch.mask,
+        )
+        return TermOutput(result.per_token, metrics=divergence_metrics("reverse_kl", result, batch))

@@ -1,0 +1,1 @@
+"""Methods that move the weights along the path of training."""

@@ -1,0 +1,74 @@
+"""Gates: does a candidate of the weights beat the accepted ones? Used by EffOPD's search.
+
+    accuracy     mean verdict of sampled answers, strictly higher (authors' code) or at least as high (paper's prose).
+                 50 prompts with one sample each have a standard error of 7 points at accuracy 1/2
+    paired       the same prompts and the same random numbers for both; accepted when the mean difference is at least
+                 `sigmas` of its standard errors over prompts above 0. Ours
+    reverse_kl   label-free: KL(student || teacher) on answers to fixed prompts is lower by `gain`, while the answers
+                 have not become longer or shorter by more than `length_tolerance`, nor truncated more often by more
+                 than `truncation_tolerance`. The guards stand against the two ways to a low KL per token without
+                 imitation: stopping early, and repeating. Ours
+
+Every evaluation of a search costs prompts * samples answers, counted under cost/gate.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from opd.config import Settings
+
+if TYPE_CHECKING:
+    from student.controllers import EvalReport
+
+
+class GateSettings(Settings):
+    """Settings of a gate."""
+
+    kind: Literal["accuracy", "paired", "reverse_kl"] = Field("accuracy", description="See student/methods/jumps/gates.py.")
+    prompts: int = Field(
+        50, ge=2, description="Prompts of an evaluation, of the training set, the same in a whole run."
+    )
+    samples: int = Field(1, ge=1, description="Answers per prompt.")
+    strict: bool = Field(True, description="Gate accuracy: accept only more (authors' code), not as much (paper).")
+    sigmas: float = Field(1.0, ge=0, description="Gate paired: standard errors that the gain must reach.")
+    gain: float = Field(0.02, ge=0, lt=1, description="Gate reverse_kl: relative decrease that is asked for.")
+    length_tolerance: float = Field(0.2, gt=0, description="Gate reverse_kl: relative change of the mean length.")
+    truncation_tolerance: float = Field(
+        0.02, ge=0, le=1, description="Gate reverse_kl: increase of the truncated share."
+    )
+
+
+def passes(settings: GateSettings, candidate: EvalReport, accepted: EvalReport) -> bool:
+    """Whether `candidate` beats `accepted`."""
+    if settings.kind == "accuracy":
+        if settings.strict:
+            return candidate.accuracy > accepted.accuracy
+        return candidate.accuracy >= accepted.accuracy
+    if settings.kind == "paired":
+        return _paired(settings, candidate, accepted)
+    return _reverse_kl(settings, candidate, accepted)
+
+
+def _paired(settings: GateSettings, candidate: EvalReport, accepted: EvalReport) -> bool:
+    pairs = zip(candidate.per_prompt, accepted.per_prompt, strict=True)
+    gains = [a - b for a, b in pairs if a is not None and b is not None]
+    if len(gains) < 2:
+        return False
+    mean = sum(gains) / len(gains)
+    variance = sum((gain - mean) ** 2 for gain in gains) / (len(gains) - 1)
+    return mean > 0 and mean >= settings.sigmas * math.sqrt(variance / len(gains))
+
+
+def _reverse_kl(settings: GateSettings, candidate: EvalReport, accepted: EvalReport) -> bool:
+    if candidate.reverse_kl is None or accepted.reverse_kl is None:
+        return False
+    stretch = candidate.mean_length / max(1.0, accepted.mean_length)
+    return (
+        candidate.reverse_kl < accepted.reverse_kl * (1 - settings.gain)
+        and 1 / (1 + settings.length_tolerance) <= stretch <= 1 + settings.length_tolerance
+        and candidate.truncated <= accepted.truncated + settings.truncation_tolerance
+    )

@@ -1,0 +1,1 @@
+"""Methods that choose how much of a response is trained on."""

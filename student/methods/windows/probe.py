@@ -1,0 +1,268 @@
+"""Gradient probes: full rollouts of a snapshot of the student, and the inner products of their gradients by position.
+
+A probe runs in a thread beside training, on a copy of the student as it was when the probe began. It samples full
+responses, has them scored, cuts their tokens into segments of positions and into folds of prompts, and reduces the
+gradients of the objective on each (fold, segment) to one small Gram matrix. With several ranks it runs in the
+foreground, because collectives of two threads would meet out of order; its result is the same, and it needs no copy.
+
+Costs: one more copy of the student; folds x segments gradient vectors while it measures; and about twice the forward
+and backward of the probe's rows, because the rows of a segment are cut at its end (exact for losses that are sums over
+tokens: position t does not see what follows).
+"""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from opd.errors import CancelledError
+from opd.wire.types import Scores
+from student.data.batch import MicroBatch
+from student.run.costs import Costs
+from student.methods.windows.gradient_metric import GradientMetric, gram
+from student.learning.learner import Learner
+from student.data.plan import StepPlan
+from student.rollout.transformers import RolloutSpec, rollout
+from student.data.row import Row
+from student.scoring.score import Scorer
+from student.data.streams import stream
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSpec:
+    """What a probe measures.
+
+    Attributes:
+        edges: ends of the segments in tokens, ascending; the first segment begins at 0.
+        folds: parts of the rows (whole prompts) whose gradients are kept apart.
+        metric: which inner product.
+        null: also measure segments of the same sizes made of random positions.
+        per_domain: keep the rows of different domains apart.
+        background: run beside training, on a copy of the student; else at once, while training waits.
+    """
+
+    edges: tuple[int, ...]
+    folds: int
+    metric: GradientMetric
+    null: bool = False
+    per_domain: bool = False
+    background: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What a probe found.
+
+    Attributes:
+        grams: domain ("" when they are not kept apart) to inner products [F, S, F, S] of the gradients of folds and
+            segments, float64.
+        nulls: the same for random positions, empty unless asked for.
+        costs: counts of what the probe spent, as `Costs` names them.
+    """
+
+    grams: dict[str, NDArray[np.float64]]
+    nulls: dict[str, NDArray[np.float64]]
+    costs: dict[str, float] = field(default_factory=dict)
+
+
+class Probe:
+    """A probe that has begun.
+
+    Args:
+        outcome: the result, or what will give it.
+        weights: gives the tensors that it measures; None for a probe in the foreground, which is over.
+    """
+
+    def __init__(
+        self, outcome: ProbeResult | Future[ProbeResult], weights: Callable[[], dict[str, Tensor]] | None = None
+    ) -> None:
+        self._outcome = outcome
+        self._weights = weights
+
+    def result(self) -> ProbeResult:
+        """Wait for the result."""
+        return self._outcome.result() if isinstance(self._outcome, Future) else self._outcome
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs: the trained tensors to start it again from, or the result.
+
+        A probe in the background is never asked whether it has finished, so that a checkpoint does not depend on time.
+        """
+        if self._weights is not None:
+            return {"weights": self._weights()}
+        return {"result": dataclasses.asdict(self.result())}
+
+
+class Prober:
+    """Runs probes, one at a time.
+
+    Args:
+        learner: whose student is copied and whose objective is differentiated.
+        tokenizer: the student's.
+        scorer: used by no other thread.
+        spec: of the rollouts.
+        poll: called while waiting; may raise to give up.
+    """
+
+    def __init__(
+        self, learner: Learner, tokenizer: Any, scorer: Scorer, spec: RolloutSpec, poll: Callable[[], None]
+    ) -> None:
+        self._learner, self._tokenizer, self._scorer, self._spec, self._poll = learner, tokenizer, scorer, spec, poll
+        self._twin: Learner | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="probe")
+        self._closing = False
+
+    def start(self, plan: StepPlan, spec: ProbeSpec, weights: dict[str, Tensor] | None = None) -> Probe:
+        """Begin a probe of the rows of `plan` on the current weights, or on `weights`."""
+        if not spec.background or self._learner.accelerator.num_processes > 1:
+            return Probe(self._measure(self._learner, plan, spec))
+        twin = self._copy(weights)
+        threads = torch.get_num_threads()
+
+        def work() -> ProbeResult:
+            torch.set_num_threads(threads)  # a thread starts with a setting of its own, and sums depend on it
+            return self._measure(twin, plan, spec)
+
+        future = self._pool.submit(work)
+        return Probe(future, lambda: {name: p.detach().clone() for name, p in twin.named_parameters()})
+
+    def close(self) -> None:
+        """Give up a running probe and wait for its thread."""
+        self._closing = True
+        self._pool.shutdown(cancel_futures=True)
+
+    def _check(self) -> None:
+        if self._closing:
+            raise CancelledError("the run has ended")
+        self._poll()
+
+    @torch.no_grad()
+    def _copy(self, weights: dict[str, Tensor] | None) -> Learner:
+        """The copy of the learner with the weights of now; made once, refreshed for every probe."""
+        if self._twin is None:
+            self._twin = copy.copy(self._learner)
+            self._twin.student = self._twin.wrapped = copy.deepcopy(self._learner.student)
+        # Terms keep statistics of the step they are in: the thread needs its own.
+        self._twin.objective = copy.deepcopy(self._learner.objective)
+        source = dict(self._learner.named_parameters()) if weights is None else weights
+        for name, parameter in self._twin.named_parameters():
+            parameter.copy_(source[name])
+            parameter.grad = None
+        return self._twin
+
+    def _measure(self, twin: Learner, plan: StepPlan, spec: ProbeSpec) -> ProbeResult:
+        costs = Costs()
+        rows = self._learner.ranks.agree(lambda: self._scored(twin, plan))
+        costs.sampled("probe", rows)
+        costs.scored("probe", self._scorer.positions(rows))
+        kept = {name: p.grad for name, p in twin.named_parameters()}
+        names = sorted({row.prompt.domain or "" for row in rows}) if spec.per_domain else [""]
+        grams, nulls = {}, {}
+        for name in names:
+            mine = [row for row in rows if not spec.per_domain or (row.prompt.domain or "") == name]
+            grams[name] = self._gram(twin, mine, spec, costs, random=False)
+            if spec.null:
+                nulls[name] = self._gram(twin, mine, spec, costs, random=True)
+        for name, parameter in twin.named_parameters():
+            parameter.grad = kept[name]
+        return ProbeResult(grams, nulls, costs.take())
+
+    def _scored(self, twin: Learner, plan: StepPlan) -> list[Row]:
+        rows = rollout(
+            twin.student.lm,
+            self._tokenizer,
+            plan.rows,
+            self._spec,
+            policy_version=self._learner.updates,
+            purpose=("probe",),
+            on_row=self._submit,
+        )
+        self._scorer.collect(rows, poll=self._check)
+        return rows
+
+    def _submit(self, row: Row) -> None:
+        self._check()
+        self._scorer.submit(row)
+
+    def _gram(
+        self, twin: Learner, rows: Sequence[Row], spec: ProbeSpec, costs: Costs, *, random: bool
+    ) -> NDArray[np.float64]:
+        vectors = []
+        for fold in split_folds(rows, spec.folds):
+            for start, end in pairwise((0, *spec.edges)):
+                self._check()
+                vectors.append(_segment_vector(twin, fold, (start, end), spec.metric, costs, random=random))
+        count = len(spec.edges)
+        return gram(torch.stack(vectors)).numpy().reshape(spec.folds, count, spec.folds, count)
+
+
+def _segment_vector(
+    twin: Learner, rows: Sequence[Row], segment: tuple[int, int], metric: GradientMetric, costs: Costs, *, random: bool
+) -> Tensor:
+    """Gradient of the summed loss of `rows` on the positions of a segment, as a vector."""
+    start, end = segment
+    for _, parameter in twin.named_parameters():
+        parameter.grad = None
+
+    def inside(micro: MicroBatch) -> Tensor:
+        position = _shuffled(micro) if random else micro.position
+        return (position >= start) & (position < end)
+
+    chosen = [row for row in rows if row.length > start]
+    # Random positions lie anywhere in the row, so only segments of true positions can be cut.
+    cut = chosen if random else [cut_row(row, end) for row in chosen]
+    if cut:
+        twin.accumulate(cut, inside)
+        costs.trained("probe", cut)
+    # The objective divides by the number of rows it is given; the sum must not depend on how many were left out.
+    return metric.vector(twin.named_parameters()) * len(cut)
+
+
+def split_folds(rows: Sequence[Row], folds: int) -> list[list[Row]]:
+    """Rows in `folds` parts of nearly equal size; rows of one prompt stay together, because they share noise."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.key.uid, []).append(row)
+    parts: list[list[Row]] = [[] for _ in range(folds)]
+    for group in groups.values():
+        min(parts, key=len).extend(group)
+    return parts
+
+
+def cut_row(row: Row, end: int) -> Row:
+    """The row as if its response had been cut after `end` tokens, with its signals."""
+    if row.length <= end:
+        return row
+    return dataclasses.replace(
+        row,
+        response_ids=row.response_ids[:end],
+        behaviour_logp=row.behaviour_logp[:end],
+        policy_version=row.policy_version[:end],
+        loss_mask=row.loss_mask[:end],
+        truncated=True,
+        candidates=None if row.candidates is None else row.candidates[:end],
+        tool_mask=None if row.tool_mask is None else row.tool_mask[:end],
+        turns=tuple((a, min(b, end)) for a, b in row.turns if a < end),
+        signals={key: _cut_scores(scores, end) for key, scores in row.signals.items()},
+    )
+
+
+def _cut_scores(scores: Scores, end: int) -> Scores:
+    arrays = {name: getattr(scores, name) for name in ("sampled", "values", "ids", "log_tail", "hidden", "logits")}
+    return dataclasses.replace(scores, **{name: a[:end] for name, a in arrays.items() if a is not None})
+
+
+def _shuffled(micro: MicroBatch) -> Tensor:
+    """Each position's place in a random order of its row's positions, a function of the row's key alone."""
+    orders = [
+        stream(0, "null", row.key.step, row.key.uid, row.key.sample).permutation(row.length) for row in micro.rows
+    ]
+    return torch.from_numpy(np.concatenate(orders)).to(micro.position.device)

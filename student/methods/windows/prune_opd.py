@@ -1,0 +1,124 @@
+"""Prune-OPD (arXiv 2605.07804): end responses where the student has drifted away from the teacher.
+
+Drift is read off the top-k sets of both at each position t,
+
+    overlap_t = |top-k of S  and  top-k of T| / k,
+
+as a running mean over `smoothing` tokens. A row's drift point is the first position where that mean falls below
+`threshold`. Tokens behind it are not trained on, and the next step's window is the `quantile` of the drift points,
+`growth` times as long, so that it can grow again when rows no longer drift. The full text was not available to us:
+known is that top-k overlap decides where to cut and what to down-weight; the running mean, the quantile and the growth
+are ours.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import Field
+
+from opd.wire.types import PayloadKind, PayloadSpec
+from student.controllers import ControllerSettings
+from student.methods.windows.windows import WindowController
+from student.scoring.needs import TEACHER, Needs, SignalNeed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.controllers import Services
+    from student.data.plan import PlannedRow
+    from student.recipe import Recipe
+    from student.data.row import Row
+    from student.learning.terms import Term
+
+
+class PruneOpdSettings(ControllerSettings):
+    """Settings of pruning by overlap."""
+
+    k: int = Field(16, ge=1, le=1024, description="Size of both top-k sets.")
+    threshold: float = Field(0.6, gt=0, lt=1, description="Overlap below which a row has drifted.")
+    smoothing: int = Field(8, ge=1, description="Tokens of the running mean.")
+    quantile: float = Field(0.9, gt=0, le=1, description="Which of the rows' drift points sets the window.")
+    growth: float = Field(1.25, ge=1, description="The window over that quantile.")
+    shortest: int = Field(8, ge=1, description="Shortest window, tokens.")
+
+
+class PruneOpd(WindowController):
+    """The controller; its state is the window."""
+
+    settings_type = PruneOpdSettings
+    settings: PruneOpdSettings
+
+    def __init__(self, settings: PruneOpdSettings) -> None:
+        super().__init__(settings)
+        self._limit = 0
+        self._window: int | None = None
+        self._next: int | None = None
+        self._overlap = self._pruned = 0.0
+
+    def needs(self) -> Needs:
+        """The teacher's top-k, and the student's."""
+        spec = PayloadSpec.topk(self.settings.k)
+        return Needs(signals=(SignalNeed(TEACHER, spec),), candidates=self.settings.k)
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Also learn T."""
+        super().check(recipe, terms)
+        self._limit = recipe.rollout.max_new_tokens
+
+    def window(self, step: int, row: PlannedRow) -> int:
+        """See `WindowController.window`."""
+        return self._window or self._limit
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        """Mask what lies behind each row's drift point and measure the next window."""
+        points, overlaps, pruned = [], [], 0
+        for row in rows:
+            overlap = self._overlaps(row)
+            point = self._drift_point(overlap)
+            # A row that ended by itself before it drifted tells nothing against a longer window.
+            points.append(point if point < row.length or row.truncated else self._limit)
+            overlaps.append(float(overlap.mean()) if len(overlap) else 1.0)
+            pruned += int(row.loss_mask[point:].sum())
+            row.loss_mask[point:] = False
+        s = self.settings
+        reach = float(np.quantile(points, s.quantile)) * s.growth
+        self._next = int(min(self._limit, max(s.shortest, round(reach))))
+        self._overlap, self._pruned = float(np.mean(overlaps)), float(pruned)
+        return rows
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Metrics window (tokens, of this step), overlap (0 to 1) and pruned_tokens; then the next window applies."""
+        metrics = {
+            "window": float(self._window or self._limit),
+            "overlap": self._overlap,
+            "pruned_tokens": self._pruned,
+        }
+        self._window = self._next
+        return metrics
+
+    def _overlaps(self, row: Row) -> np.ndarray:
+        """[T] overlap of the top-k sets."""
+        signal = row.signals[TEACHER, PayloadKind.TOPK]
+        if row.candidates is None or signal.ids is None:
+            return np.ones(row.length)
+        student, teacher = row.candidates[:, : self.settings.k], signal.ids[:, : self.settings.k]
+        return (student[:, :, None] == teacher[:, None, :]).any(-1).mean(-1)
+
+    def _drift_point(self, overlap: np.ndarray) -> int:
+        """First position where the running mean is below the threshold; the length when there is none."""
+        width = self.settings.smoothing
+        sums = np.concatenate([[0.0], np.cumsum(overlap)])
+        starts = np.maximum(0, np.arange(1, len(overlap) + 1) - width)
+        means = (sums[1:] - sums[starts]) / (np.arange(1, len(overlap) + 1) - starts)
+        low = np.flatnonzero(means < self.settings.threshold)
+        return max(1, int(low[0])) if len(low) else len(overlap)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The window."""
+        return {"window": self._window}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the window."""
+        self._window = state["window"]

@@ -1,0 +1,172 @@
+"""Rollout windows: how many tokens of a response are sampled and trained on at a step.
+
+    fixed_window    H = tokens, or fraction * T          TOPD (arXiv 2605.31490), Prefix OPD (2602.15260)
+    first_n         H = 100 tokens                       ESR (2605.27028)
+    staircase       H = min(T, H0 + dH * floor(k / dk))  POPD (2605.31490)
+    linear_window   H0 to T in a straight line           Fast OPD's schedule
+
+T is rollout.max_new_tokens and k the step. Every window method needs terms with `aggregation: constant`: then a
+response that ends at H contributes exactly the gradients of its first H tokens, and nothing else changes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pydantic import Field, model_validator
+
+from opd.errors import ConfigError
+from student.controllers import Controller, ControllerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.controllers import Services
+    from student.data.plan import PlannedRow, StepPlan
+    from student.recipe import Recipe
+    from student.learning.terms import Term
+
+
+def check_partial_sums(name: str, terms: Sequence[Term]) -> None:
+    """Refuse terms for which a shorter response is not a partial sum of the longer one.
+
+    Raises:
+        ConfigError: for another aggregation, or a term that needs rewards or future tokens.
+    """
+    for term in terms:
+        label, settings = term.settings.name, term.settings
+        if settings.aggregation != "constant":
+            raise ConfigError(
+                f"method {name} needs aggregation constant, but term {label!r} has {settings.aggregation}: only then "
+                "is the gradient of a window a part of the whole; set the term's aggregation to constant."
+            )
+        if term.needs().reward:
+            raise ConfigError(
+                f"method {name} cuts responses, but term {label!r} needs the reward of whole ones; use one of them."
+            )
+        if getattr(settings, "discount", 0.0):
+            raise ConfigError(
+                f"method {name} cuts responses, but term {label!r} looks at what follows a token; set discount: 0."
+            )
+
+
+class WindowController(Controller):
+    """Base of window methods: subclasses say how long a planned row may be."""
+
+    def window(self, step: int, row: PlannedRow) -> int:
+        """Tokens of the response of `row` at `step`; longer ones are cut."""
+        raise TypeError(f"{type(self).__name__} does not implement window")
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """See `Controller.check`."""
+        check_partial_sums(self.settings.name, terms)
+
+    def plan(self, plan: StepPlan) -> StepPlan:
+        """Cut every row to its window."""
+        rows = tuple(replace(r, max_new_tokens=min(r.max_new_tokens, self.window(plan.step, r))) for r in plan.rows)
+        return replace(plan, rows=rows)
+
+
+class ScheduleController(WindowController):
+    """A window that is a function of the step alone."""
+
+    limit: int = 0
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Also learn T and the number of steps."""
+        super().check(recipe, terms)
+        self.limit, self.steps = recipe.rollout.max_new_tokens, recipe.train.steps
+
+    def length(self, step: int) -> int:
+        """H at `step`, tokens."""
+        raise TypeError(f"{type(self).__name__} does not implement length")
+
+    def window(self, step: int, row: PlannedRow) -> int:
+        """See `WindowController.window`."""
+        return max(1, min(self.limit, self.length(step)))
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Metric window, tokens."""
+        return {"window": float(max(1, min(self.limit, self.length(step))))}
+
+
+class FixedWindowSettings(ControllerSettings):
+    """Settings of a fixed window; one of the two."""
+
+    tokens: int | None = Field(None, ge=1, description="H in tokens.")
+    fraction: float | None = Field(None, gt=0, le=1, description="H as a fraction of rollout.max_new_tokens.")
+
+    @model_validator(mode="after")
+    def _check(self) -> FixedWindowSettings:
+        if (self.tokens is None) == (self.fraction is None):
+            raise ValueError(f"tokens is {self.tokens} and fraction is {self.fraction}; give exactly one")
+        return self
+
+
+class FixedWindow(ScheduleController):
+    """The same window at every step."""
+
+    settings_type = FixedWindowSettings
+    settings: FixedWindowSettings
+
+    def length(self, step: int) -> int:
+        """See `ScheduleController.length`."""
+        tokens, fraction = self.settings.tokens, self.settings.fraction
+        return tokens if tokens is not None else math.ceil((fraction or 1.0) * self.limit)
+
+
+class FirstNSettings(ControllerSettings):
+    """Settings of first-N training."""
+
+    tokens: int = Field(100, ge=1, description="N, tokens.")
+
+
+class FirstN(ScheduleController):
+    """The first N tokens, whatever the length limit."""
+
+    settings_type = FirstNSettings
+    settings: FirstNSettings
+
+    def length(self, step: int) -> int:
+        """See `ScheduleController.length`."""
+        return self.settings.tokens
+
+
+class StaircaseSettings(ControllerSettings):
+    """Settings of the staircase."""
+
+    first: int = Field(ge=1, description="H0, tokens.")
+    rise: int = Field(ge=1, description="dH, tokens added at each stair.")
+    every: int = Field(ge=1, description="dk, steps of a stair.")
+
+
+class Staircase(ScheduleController):
+    """A window that grows by stairs."""
+
+    settings_type = StaircaseSettings
+    settings: StaircaseSettings
+
+    def length(self, step: int) -> int:
+        """See `ScheduleController.length`."""
+        return self.settings.first + self.settings.rise * (step // self.settings.every)
+
+
+class LinearWindowSettings(ControllerSettings):
+    """Settings of the linear window."""
+
+    first: int = Field(ge=1, description="H0, tokens.")
+    until: float = Field(1.0, gt=0, le=1, description="Fraction of the run after which the window is the length limit.")
+
+
+class LinearWindow(ScheduleController):
+    """A window that grows in a straight line."""
+
+    settings_type = LinearWindowSettings
+    settings: LinearWindowSettings
+
+    def length(self, step: int) -> int:
+        """See `ScheduleController.length`."""
+        share = min(1.0, step / max(1.0, self.settings.until * self.steps))
+        return round(self.settings.first + share * (self.limit - self.settings.first))

@@ -1,0 +1,1 @@
+"""Advantage estimators: from rewards to credit."""

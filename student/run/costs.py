@@ -1,0 +1,68 @@
+"""What a run costs, in tokens, so that methods can be compared with everything they spend counted.
+
+Metrics of a step, per purpose (train: the rows that are learnt from; probe: rollouts of a controller's measurements;
+gate: evaluations that a controller decides by):
+
+    cost/PURPOSE/sampled_tokens        response tokens sampled from the student
+    cost/PURPOSE/expert_tokens, .../expert_positions    answers that an expert wrote, and their prompts
+    cost/PURPOSE/decoded_positions     prompt and response positions of the student, forward only
+    cost/PURPOSE/gradient_positions    positions of the student, forward and backward
+    cost/PURPOSE/teacher_positions     prompt and response positions scored by teachers, once per request
+    cost/PURPOSE/reference_positions   the same for the reference
+
+A model of P parameters spends about 2 P FLOPs on a position forward and 4 P backward (arXiv 2001.08361). Evaluations
+that only report are not counted: every run has the same ones.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from student.data.row import Row
+
+Purpose = Literal["train", "probe", "gate"]
+
+
+def positions(rows: Sequence[Row]) -> int:
+    """Prompt and response positions of `rows`."""
+    return sum(len(row.prompt_ids) + row.length for row in rows)
+
+
+class Costs:
+    """Counts since the last `take`, on this rank."""
+
+    def __init__(self) -> None:
+        self._counts: defaultdict[str, float] = defaultdict(float)
+
+    def add(self, purpose: Purpose, name: str, tokens: float) -> None:
+        """Count `tokens` as cost/`purpose`/`name`."""
+        self._counts[f"cost/{purpose}/{name}"] += tokens
+
+    def sampled(self, purpose: Purpose, rows: Sequence[Row]) -> None:
+        """Count a rollout; answers that an expert wrote are counted apart, replayed ones cost nothing."""
+        own = [row for row in rows if row.origin in ("policy", "hinted", "branch")]
+        expert = [row for row in rows if row.origin == "expert"]
+        self.add(purpose, "sampled_tokens", sum(row.length for row in own))
+        self.add(purpose, "decoded_positions", positions(own))
+        if expert:
+            self.add(purpose, "expert_tokens", sum(row.length for row in expert))
+            self.add(purpose, "expert_positions", positions(expert))
+
+    def scored(self, purpose: Purpose, by_role: Mapping[str, int]) -> None:
+        """Count the positions of requests, by role, as `Scorer.positions` gives them."""
+        for role, count in by_role.items():
+            self.add(purpose, f"{role}_positions", count)
+
+    def trained(self, purpose: Purpose, rows: Sequence[Row], passes: int = 1) -> None:
+        """Count forward and backward passes over `rows`."""
+        self.add(purpose, "gradient_positions", passes * positions(rows))
+
+    def merge(self, counts: Mapping[str, float]) -> None:
+        """Add what another counter gave."""
+        for name, value in counts.items():
+            self._counts[name] += value
+
+    def take(self) -> dict[str, float]:
+        """The counts as metrics; starts over."""
+        counts, self._counts = self._counts, defaultdict(float)
+        return dict(sorted(counts.items()))

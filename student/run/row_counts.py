@@ -1,0 +1,41 @@
+"""Metrics of the trained rows that need no model: counted on each rank, then summed."""
+
+from collections.abc import Mapping, Sequence
+
+from student.data.row import Row
+
+
+def count_rows(rows: Sequence[Row], sampled: int) -> dict[str, float]:
+    """Counts of this rank's rows.
+
+    Args:
+        rows: the rows that are learnt from.
+        sampled: response tokens sampled, those of rows since dropped included.
+    """
+    judged = [row.verdict.value for row in rows if row.verdict is not None and row.verdict.known]
+    return {
+        "rows": len(rows),
+        "sampled": sampled,
+        "tokens": sum(row.length for row in rows),
+        "truncated": sum(row.truncated for row in rows),
+        "payload": sum(score.wire_bytes for row in rows for score in row.signals.values()),
+        "scored": sum(row.length for row in rows if row.signals),
+        "judged": len(judged),
+        "reward": sum(judged),
+    }
+
+
+def row_metrics(counts: Mapping[str, float]) -> dict[str, float]:
+    """Metrics from counts, of one rank or summed over all."""
+    rows = max(1.0, counts["rows"])
+    metrics = {
+        "response_tokens": float(counts["sampled"]),
+        "response_length": counts["tokens"] / rows,
+        "truncation_rate": counts["truncated"] / rows,
+        "payload_bytes": float(counts["payload"]),
+    }
+    if counts["scored"]:
+        metrics["payload_bytes_per_token"] = counts["payload"] / counts["scored"]
+    if counts["judged"]:
+        metrics["reward"] = counts["reward"] / counts["judged"]
+    return metrics

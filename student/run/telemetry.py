@@ -1,0 +1,121 @@
+"""What the student shows while it runs: metrics.jsonl, Prometheus series, progress bar and console lines.
+
+The Prometheus series are in `student.run.series`; docs/metrics.md lists them.
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from opd.errors import PortInUseError
+from opd.metrics_http import serve_metrics
+from student.run.folder import RunFolder
+from student.run.series import Series
+from student.run.spans import Spans
+
+log = logging.getLogger(__name__)
+_SHOWN = ("reverse_kl", "accuracy", "reward", "response_length", "grad_norm")
+
+
+class StageClock:
+    """Seconds per stage of a step, and a span for each.
+
+    Args:
+        spans: where the spans go.
+    """
+
+    def __init__(self, spans: Spans | None = None) -> None:
+        self.seconds: dict[str, float] = {}
+        self._spans = spans or Spans()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the duration of the block to stage `name`."""
+        begin = time.monotonic()
+        try:
+            with self._spans.span(name):
+                yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin
+
+
+class Telemetry:
+    """Writes each step's metrics to every sink.
+
+    Args:
+        folder: run folder for metrics.jsonl, or None.
+        total_steps: for the progress bar.
+        port: of the Prometheus endpoint, 0 for none.
+        console: where lines and the bar go.
+    """
+
+    def __init__(self, folder: RunFolder | None, total_steps: int, port: int, console: Console | None = None) -> None:
+        self._folder = folder
+        self._total = total_steps
+        self.console = console or Console(stderr=True)
+        self.registry = CollectorRegistry()
+        self._series = Series(self.registry)
+        self._server: Any = None
+        if port:
+            try:
+                self._server = serve_metrics(self.registry, port)
+            except OSError as error:
+                raise PortInUseError(
+                    f"metrics port {port} cannot be opened ({error.strerror}); set metrics_port to a free one or 0."
+                ) from error
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def start(self, done: int) -> None:
+        """Show the progress bar from step `done` on."""
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=self.console,
+        )
+        self._task = self._progress.add_task("distilling", total=self._total, completed=done, note="")
+        self._progress.start()
+
+    def step(self, step: int, metrics: Mapping[str, float], stages: Mapping[str, float]) -> None:
+        """Record the metrics of the step that brought the run to `step` updates."""
+        record = {"step": step, **metrics, "seconds": dict(stages)}
+        if self._folder is not None:
+            self._folder.append_metrics(record)
+        self._series.record(metrics, stages)
+        note = "  ".join(f"{name} {metrics[name]:.4g}" for name in _SHOWN if name in metrics)
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=step, note=note)
+            if not self.console.is_terminal and (step % max(1, self._total // 20) == 0 or step == self._total):
+                self.console.print(f"step {step}/{self._total}  {note}", highlight=False)
+
+    def say(self, line: str) -> None:
+        """One line for people."""
+        self.console.print(line, highlight=False)
+
+    def close(self) -> None:
+        """Stop the bar and the endpoint."""
+        if self._progress is not None:
+            self._progress.stop()
+        if self._server is not None:
+            server, thread = self._server
+            server.shutdown()
+            server.server_close()
+            thread.join(timeout=5)

@@ -1,0 +1,56 @@
+"""The lab's runs in worker processes: a stop is obeyed at once and loses nothing."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import signal, sys
+from pathlib import Path
+from opd.tiny.summary import read_summary
+from student.lab.experiment import Arm, Experiment
+from student.lab.experiments.common import recipe
+from student.lab.runner import run_experiment
+from student.lab.world import Cast
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    world, root = Path(sys.argv[1]), Path(sys.argv[2])
+    experiment = Experiment(
+        "long", "z", "long", "?", ("addition",),
+        recipe(steps=100_000, rows=2, length=4, objective={"name": "opd", "payload": "sampled"}),
+        ("large",), (Arm("a", "a"), Arm("b", "b")), (), quick={"eval.prompts": 2, "train.warmup_steps": 1},
+    )
+    run_experiment(experiment, Cast(read_summary(world), "quick"), root, form="quick", jobs=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_stopped_lab_saves_its_runs_and_begins_no_others(world: Path, tmp_path: Path) -> None:
+    script = tmp_path / "lab.py"
+    script.write_text(SCRIPT)
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(world), str(tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    folder = tmp_path / "quick" / "long"
+    try:
+        deadline = time.monotonic() + 300
+        while sum(file.stat().st_size > 0 for file in folder.glob("*/seed-*/metrics.jsonl")) < 2:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=120) == 128 + signal.SIGTERM
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # with its workers and its server, should the test have failed
+        process.wait()
+    assert len(list(folder.glob("*/seed-*.key"))) == 2
+    assert len(list(folder.glob("*/seed-*/checkpoints/step-*"))) == 2
