@@ -22,9 +22,9 @@ from rich.table import Table
 
 from opd.config import load_settings
 from opd.errors import OpdError
-from opd.tiny.build import build_world
-from opd.tiny.serving import served
-from opd.tiny.summary import WorldSummary
+from student.lab.tiny.build import build_world
+from student.lab.tiny.serving import served
+from student.lab.tiny.summary import WorldSummary
 from student.evaluate_model import evaluate_model
 from student.loop import train
 from student.recipe import Recipe

@@ -27,7 +27,7 @@ if not os.path.exists("/dev/nvidiactl"):
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the `test` world: student, teacher, padded, stranger; shared by all workers of the run."""
-    from opd.tiny.build import build_world
+    from student.lab.tiny.build import build_world
 
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base

@@ -5,10 +5,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from opd.tiny import serving
-from opd.tiny.build import build_world
-from opd.tiny.plans import Progress
-from opd.tiny.summary import ModelSummary, WorldSummary
+from student.lab.tiny import serving
+from student.lab.tiny.build import build_world
+from student.lab.tiny.plans import Progress
+from student.lab.tiny.summary import ModelSummary, WorldSummary
 
 PRESETS = {"full": "lab", "quick": "test"}
 _QUICK_NAMES = {"base": "student"}

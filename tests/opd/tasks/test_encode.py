@@ -2,7 +2,7 @@ import pytest
 
 from opd.errors import DataError
 from opd.tasks import Prompt, encode_prompt
-from opd.tiny.tokenizer import make_tokenizer
+from student.lab.tiny.tokenizer import make_tokenizer
 
 
 def test_text_is_encoded_as_it_stands():

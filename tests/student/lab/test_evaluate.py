@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from opd.tiny.summary import read_summary
+from student.lab.tiny.summary import read_summary
 from student.lab.experiment import ROUTED, Arm, Experiment
 from student.lab.experiments.common import QUICK, recipe
 from student.lab.evaluate import Level, grade_models, read_greedy, read_models

@@ -8,7 +8,7 @@ import pytest
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
-from opd.tiny.summary import read_summary
+from student.lab.tiny.summary import read_summary
 from student.lab.experiment import Arm, Claim, Experiment, Fires
 from student.lab.experiments import NAMES, load_experiment
 from student.lab.experiments.common import QUICK, recipe

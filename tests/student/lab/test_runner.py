@@ -13,7 +13,7 @@ import pytest
 SCRIPT = """
 import signal, sys
 from pathlib import Path
-from opd.tiny.summary import read_summary
+from student.lab.tiny.summary import read_summary
 from student.lab.experiment import Arm, Experiment
 from student.lab.experiments.common import recipe
 from student.lab.runner import run_experiment

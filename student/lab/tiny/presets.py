@@ -4,7 +4,7 @@ import hashlib
 
 from opd.errors import ConfigError
 from opd.tasks import TaskSettings
-from opd.tiny.plans import ModelPlan, ReinforcePlan, SftPlan, Shape, Stage, WorldPlan
+from student.lab.tiny.plans import ModelPlan, ReinforcePlan, SftPlan, Shape, Stage, WorldPlan
 
 FORMAT = 1
 """Raised when a change elsewhere in this package changes the weights that a recipe gives."""

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from opd.tiny.tokenizer import make_tokenizer
+from student.lab.tiny.tokenizer import make_tokenizer
 
 
 @given(st.text())

@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from opd.tasks import Prompt, Verdict
-from opd.tiny.model import make_model
-from opd.tiny.plans import ReinforcePlan, Shape
-from opd.tiny.reinforce import leave_one_out, train_reinforce
-from opd.tiny.tokenizer import make_tokenizer
+from student.lab.tiny.model import make_model
+from student.lab.tiny.plans import ReinforcePlan, Shape
+from student.lab.tiny.reinforce import leave_one_out, train_reinforce
+from student.lab.tiny.tokenizer import make_tokenizer
 
 RIGHT, WRONG, UNKNOWN = Verdict.of(True), Verdict.of(False), Verdict.unknown("time-out")
 

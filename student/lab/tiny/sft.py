@@ -15,8 +15,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from opd.errors import DataError
 from opd.tasks import Prompt, PromptSource
-from opd.tiny.generate import accuracy
-from opd.tiny.plans import SftPlan, StepProgress
+from student.lab.tiny.generate import accuracy
+from student.lab.tiny.plans import SftPlan, StepProgress
 
 IGNORED = -100
 _CHECK_PROMPTS = 10**9

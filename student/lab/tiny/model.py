@@ -3,7 +3,7 @@
 import torch
 from transformers import GenerationConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from opd.tiny.plans import Shape
+from student.lab.tiny.plans import Shape
 
 
 def make_model(shape: Shape, seed: int, *, pad: int = 0, end: int = 1, max_length: int = 512) -> PreTrainedModel:

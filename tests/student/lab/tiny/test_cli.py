@@ -1,6 +1,6 @@
 from typer.testing import CliRunner
 
-from opd.tiny.cli import app
+from student.lab.tiny.cli import app
 
 
 def test_build_prints_the_models_and_a_second_call_says_that_they_are_there(tmp_path):

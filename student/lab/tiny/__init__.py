@@ -1,6 +1,6 @@
 """The tiny world: models made from nothing on a CPU, for the demo, the tests and the lab.
 
-from opd.tiny import build_world
+from student.lab.tiny import build_world
 world = build_world("worlds/demo", preset="demo", seed=0)
 """
 
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 __all__ = ["ModelSummary", "WorldSummary", "build_world"]
 
 if TYPE_CHECKING:
-    from opd.tiny.build import build_world
-    from opd.tiny.summary import ModelSummary, WorldSummary
+    from student.lab.tiny.build import build_world
+    from student.lab.tiny.summary import ModelSummary, WorldSummary
 
-_HOMES = {"build_world": "opd.tiny.build", "ModelSummary": "opd.tiny.summary", "WorldSummary": "opd.tiny.summary"}
+_HOMES = {"build_world": "student.lab.tiny.build", "ModelSummary": "student.lab.tiny.summary", "WorldSummary": "student.lab.tiny.summary"}
 
 
 def __getattr__(name: str) -> Any:
     # torch is imported only when a world is really built.
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'opd.tiny' has no attribute {name!r}")
+    raise AttributeError(f"module 'student.lab.tiny' has no attribute {name!r}")

@@ -7,9 +7,9 @@ from pathlib import Path
 from filelock import FileLock
 
 from opd.errors import ConfigError, DataError
-from opd.tiny.plans import Progress, WorldPlan
-from opd.tiny.presets import world_key, world_plan
-from opd.tiny.summary import FILE, WorldSummary, read_summary, write_summary
+from student.lab.tiny.plans import Progress, WorldPlan
+from student.lab.tiny.presets import world_key, world_plan
+from student.lab.tiny.summary import FILE, WorldSummary, read_summary, write_summary
 
 
 def build_world(
@@ -49,7 +49,7 @@ def build_world(
 def _build(world: WorldSummary, plan: WorldPlan, progress: Progress | None) -> WorldSummary:
     """Build the missing models."""
     # Only now: a world that is there already costs no import of torch.
-    from opd.tiny.builder import Builder, quiet_thread
+    from student.lab.tiny.builder import Builder, quiet_thread
 
     # Before the first model, so that a build that is killed finds a world and not somebody's files.
     write_summary(world)

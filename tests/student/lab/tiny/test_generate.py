@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from opd.tasks import TaskSettings, build_prompts
-from opd.tiny.generate import accuracy, sample
-from opd.tiny.model import make_model
-from opd.tiny.plans import Shape
-from opd.tiny.tokenizer import make_tokenizer
+from student.lab.tiny.generate import accuracy, sample
+from student.lab.tiny.model import make_model
+from student.lab.tiny.plans import Shape
+from student.lab.tiny.tokenizer import make_tokenizer
 
 
 @pytest.fixture(scope="module")

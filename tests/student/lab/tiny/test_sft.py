@@ -3,10 +3,10 @@ import torch
 
 from opd.errors import DataError
 from opd.tasks import Prompt, TaskSettings, build_prompts
-from opd.tiny.model import make_model
-from opd.tiny.plans import SftPlan, Shape
-from opd.tiny.sft import corrupt, encode_rows, train_sft
-from opd.tiny.tokenizer import make_tokenizer
+from student.lab.tiny.model import make_model
+from student.lab.tiny.plans import SftPlan, Shape
+from student.lab.tiny.sft import corrupt, encode_rows, train_sft
+from student.lab.tiny.tokenizer import make_tokenizer
 
 SHAPE = Shape(hidden=32, layers=1, heads=2)
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from opd.errors import ConfigError, DataError
 from opd.tasks import TaskSettings, build_prompts
-from opd.tiny import build_world
+from student.lab.tiny import build_world
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_the_file_names_tasks_that_a_recipe_can_use(world):
 def test_building_again_does_nothing_and_needs_no_torch(world):
     before = {path: path.stat().st_mtime_ns for path in world.folder.rglob("*") if path.name != ".lock"}
     code = (
-        "import sys; from opd.tiny import build_world; "
+        "import sys; from student.lab.tiny import build_world; "
         f"world = build_world({str(world.folder)!r}, 'test', seed=5); "
         "print(world.cached, sorted(world.models), 'torch' in sys.modules)"
     )
@@ -106,7 +106,7 @@ def test_folders_with_other_things_are_left_alone(world, tmp_path):
 
 def test_a_build_killed_before_its_first_model_goes_on(tmp_path):
     code = (
-        "import os, signal; from opd.tiny import build_world, builder; "
+        "import os, signal; from student.lab.tiny import build_world, builder; "
         "replace = os.replace; "
         "kill = lambda *a: (replace(*a), os.kill(os.getpid(), signal.SIGKILL)); "
         "builder.os.replace = lambda a, b: kill(a, b) if b.name == 'student' else replace(a, b); "

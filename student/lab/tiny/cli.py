@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from opd.tiny.summary import WorldSummary
+    from student.lab.tiny.summary import WorldSummary
 
 app = typer.Typer(
     no_args_is_help=True, help="Tiny models made from nothing on a CPU, to try, test and study distillation."
@@ -48,7 +48,7 @@ def build(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-    from opd.tiny.build import build_world
+    from student.lab.tiny.build import build_world
 
     console = Console()
     columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

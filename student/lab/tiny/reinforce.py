@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from opd.tasks import PromptSource, Verdict
-from opd.tiny.generate import Batch, sample, verdicts
-from opd.tiny.plans import ReinforcePlan, StepProgress
+from student.lab.tiny.generate import Batch, sample, verdicts
+from student.lab.tiny.plans import ReinforcePlan, StepProgress
 
 
 def leave_one_out(found: list[Verdict], samples: int) -> Float[Tensor, " B"]:

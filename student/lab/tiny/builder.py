@@ -12,13 +12,13 @@ from transformers.utils import logging
 
 from opd.errors import DataError
 from opd.tasks import MixSettings, PromptSource, build_prompts
-from opd.tiny.generate import accuracy
-from opd.tiny.model import make_model
-from opd.tiny.plans import ModelPlan, Progress, SftPlan, WorldPlan
-from opd.tiny.reinforce import train_reinforce
-from opd.tiny.sft import train_sft
-from opd.tiny.summary import ModelSummary, WorldSummary
-from opd.tiny.tokenizer import make_tokenizer
+from student.lab.tiny.generate import accuracy
+from student.lab.tiny.model import make_model
+from student.lab.tiny.plans import ModelPlan, Progress, SftPlan, WorldPlan
+from student.lab.tiny.reinforce import train_reinforce
+from student.lab.tiny.sft import train_sft
+from student.lab.tiny.summary import ModelSummary, WorldSummary
+from student.lab.tiny.tokenizer import make_tokenizer
 
 
 class Builder:
