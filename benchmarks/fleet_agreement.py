@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from opd.fleet.agreement import distance, probe_item
+from opd.fleet.membership.agreement import distance, probe_item
 from opd.fleet.settings import HealthSettings
 from opd.wire.types import PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb

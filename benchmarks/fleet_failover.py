@@ -31,8 +31,8 @@ import numpy as np
 from fleet_servers import ServerProcess, numbered_rows
 
 from opd.fleet.client import TeacherFleet
-from opd.fleet.grpc_link import GrpcLink
-from opd.fleet.link import ScoreCall
+from opd.fleet.membership.grpc_link import GrpcLink
+from opd.fleet.membership.link import ScoreCall
 from opd.fleet.settings import FleetSettings
 from opd.wire.types import PayloadSpec, Scores
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from opd.fleet import scheduler as scheduler_module
+from opd.fleet.scheduling import scheduler as scheduler_module
 from opd.fleet.settings import FleetSettings
 from opd.fleet.simulation import SimulatedServer, connect_simulated, run_virtual, score_batch
 

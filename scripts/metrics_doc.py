@@ -49,7 +49,7 @@ def table(registry: CollectorRegistry) -> str:
 def render() -> str:
     """The whole document."""
     from opd.fleet.metrics import collect_status
-    from opd.fleet.status import FleetStatus
+    from opd.fleet.status.records import FleetStatus
     from student.run.series import Series
     from teacher_server.metrics import ServerMetrics
 

@@ -13,7 +13,7 @@ from google.protobuf.json_format import MessageToDict
 from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.fleet.client import TeacherFleet
-from opd.fleet.discovery import recorded_folder
+from opd.fleet.membership.discovery import recorded_folder
 from opd.tasks.build import build_prompts
 from opd.tasks.source import PromptSource
 from opd.wire.v1 import teacher_pb2 as pb

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from opd.errors import CancelledError, CheckpointError, OpdError, RunFolderError
 from opd.fleet.metrics import register_metrics
-from opd.fleet.outage import Outage, OutageHooks
+from opd.fleet.membership.outage import Outage, OutageHooks
 from student.run.checkpoint import latest_checkpoint, save_checkpoint
 from student.controllers import EvalReport, StepReport
 from student.run.interrupts import Interrupts

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from opd.fleet.outage import OutageHooks
+from opd.fleet.membership.outage import OutageHooks
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
 from student.controllers import EvalReport

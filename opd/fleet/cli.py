@@ -46,7 +46,7 @@ def status(
     from rich.live import Live
 
     from opd.fleet.client import TeacherFleet
-    from opd.fleet.view import status_view
+    from opd.fleet.status.table import status_view
 
     with TeacherFleet.connect(endpoints, settings=fleet_settings(settings, override), client="status") as fleet:
         if as_json:

@@ -25,16 +25,16 @@ from opd.errors import (
     TeacherNotFoundError,
     UnavailableError,
 )
-from opd.fleet.budget import RetryBudget, backoff_seconds
-from opd.fleet.hedging import Hedger
-from opd.fleet.lane import Call, Job
-from opd.fleet.link import ScoreCall
-from opd.fleet.outage import Outage
-from opd.fleet.pool import Pool
-from opd.fleet.scheduler import Scheduler
-from opd.fleet.server import Server
+from opd.fleet.scheduling.budget import RetryBudget, backoff_seconds
+from opd.fleet.scheduling.hedging import Hedger
+from opd.fleet.scheduling.in_flight import Call, Job
+from opd.fleet.membership.link import ScoreCall
+from opd.fleet.membership.outage import Outage
+from opd.fleet.membership.pool import Pool
+from opd.fleet.scheduling.scheduler import Scheduler
+from opd.fleet.membership.replica_monitor import Server
 from opd.fleet.settings import FleetSettings
-from opd.fleet.status import FleetCounters
+from opd.fleet.status.records import FleetCounters
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
 
 log = logging.getLogger("opd.fleet")

@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 
 from opd.errors import OpdError
 from opd.fleet.client import TeacherFleet
-from opd.fleet.life_cycle import ReplicaState
-from opd.fleet.status import FleetCounters, FleetStatus
+from opd.fleet.membership.life_cycle import ReplicaState
+from opd.fleet.status.records import FleetCounters, FleetStatus
 
 PREFIX = "opd_student_fleet_"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)

@@ -96,7 +96,7 @@ def _check_stored(
     scores: "Sequence[Scores]",
 ) -> None:
     """Refuse to call rows stored that are not: the cache that writes them gives way to a disk that fails."""
-    from opd.fleet.store import ScoreStore, score_key
+    from opd.fleet.record.store import ScoreStore, score_key
 
     store = ScoreStore(out)
     keys = [score_key(found.weights_hash, item, spec, temperature) for item, found in zip(items, scores, strict=True)]

@@ -16,8 +16,8 @@ import numpy as np
 
 from opd.errors import DeadlineError, OpdError, TeacherNotFoundError, UnavailableError
 from opd.fleet.core import FleetCore
-from opd.fleet.discovery import Source
-from opd.fleet.link import Description, ScoreCall
+from opd.fleet.membership.discovery import Source
+from opd.fleet.membership.link import Description, ScoreCall
 from opd.fleet.settings import FleetSettings
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb

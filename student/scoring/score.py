@@ -14,7 +14,7 @@ import torch
 
 from opd.errors import ConfigError
 from opd.fleet.client import TeacherFleet
-from opd.fleet.outage import OutageHooks, OutageWatch
+from opd.fleet.membership.outage import OutageHooks, OutageWatch
 from student.scoring.routing import Destination, Router, RouteRule, RoutingSettings, mix_scores
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from opd.fleet.outage import Outage, OutageHooks
+from opd.fleet.membership.outage import Outage, OutageHooks
 
 Pool = Callable[..., list[Any]]
 

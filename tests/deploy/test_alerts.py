@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from opd.fleet.life_cycle import ReplicaState
+from opd.fleet.membership.life_cycle import ReplicaState
 from opd.wire.v1 import teacher_pb2 as pb
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from opd.errors import ConfigError, DataError, IncompatibleTeacherError
 from opd.fleet import cli, score_cli
 from opd.fleet.client import TeacherFleet
-from opd.fleet.store import ScoreStore
+from opd.fleet.record.store import ScoreStore
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
 
 app = typer.Typer()
@@ -198,7 +198,7 @@ def test_rows_that_could_not_be_kept_are_not_called_stored(
     write_rows(tmp_path / "rows.jsonl", 2)
     arguments = ["--rows", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "store")]
     with monkeypatch.context() as disk:
-        disk.setattr("opd.fleet.store._write", full)
+        disk.setattr("opd.fleet.record.store._write", full)
         with pytest.raises(DataError, match=r"2 of 2 rows .* could not be kept"):
             run("score", server.address, *arguments)
     assert "2 rows" in run("score", server.address, *arguments)

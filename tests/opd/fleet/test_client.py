@@ -19,7 +19,7 @@ from opd.errors import (
 )
 from opd.fleet.client import TeacherFleet
 from opd.fleet.core import FleetCore
-from opd.fleet.grpc_link import GrpcLink
+from opd.fleet.membership.grpc_link import GrpcLink
 from opd.fleet.settings import CallSettings, FleetSettings
 from opd.wire.channel import ClientSecurity
 from opd.wire.types import PayloadSpec, ScoreItem, Scores

@@ -23,9 +23,9 @@ from opd.errors import (
     UnavailableError,
 )
 from opd.fleet.client import TeacherFleet
-from opd.fleet.grpc_link import GrpcLink
-from opd.fleet.link import ScoreCall
-from opd.fleet.outage import Outage, OutageHooks
+from opd.fleet.membership.grpc_link import GrpcLink
+from opd.fleet.membership.link import ScoreCall
+from opd.fleet.membership.outage import Outage, OutageHooks
 from opd.fleet.settings import CallSettings, FleetSettings, HealthSettings
 from opd.wire.checksum import crc32c
 from opd.wire.tensors import pack_u18, unpack_u18

@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from opd.fleet.client import TeacherFleet
 from opd.fleet.metrics import COUNTERS, PREFIX, register_metrics
-from opd.fleet.status import FleetCounters
+from opd.fleet.status.records import FleetCounters
 from opd.wire.types import PayloadSpec
 
 

@@ -4,7 +4,7 @@ import bisect
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from opd.fleet.lane import Job
+from opd.fleet.scheduling.in_flight import Job
 
 _SCAN = 128
 

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opd.fleet.lane import Call, Job
-from opd.fleet.scheduler import Scheduler
+from opd.fleet.scheduling.in_flight import Call, Job
+from opd.fleet.scheduling.scheduler import Scheduler
 from opd.fleet.settings import CallSettings
 
 

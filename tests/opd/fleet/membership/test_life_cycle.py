@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opd.fleet.life_cycle import ReplicaLife, ReplicaState
+from opd.fleet.membership.life_cycle import ReplicaLife, ReplicaState
 from opd.fleet.settings import HealthSettings
 
 S = ReplicaState

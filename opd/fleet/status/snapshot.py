@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from opd.fleet.dispatch import Dispatcher
-from opd.fleet.pool import Pool
-from opd.fleet.server import Server
-from opd.fleet.status import FleetStatus, ReplicaStatus, ServerStatus, TeacherStatus
+from opd.fleet.membership.pool import Pool
+from opd.fleet.membership.replica_monitor import Server
+from opd.fleet.status.records import FleetStatus, ReplicaStatus, ServerStatus, TeacherStatus
 
 
 def take_status(

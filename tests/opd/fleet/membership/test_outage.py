@@ -1,4 +1,4 @@
-from opd.fleet.outage import Outage, OutageHooks, OutageWatch
+from opd.fleet.membership.outage import Outage, OutageHooks, OutageWatch
 from opd.fleet.settings import OutageSettings
 
 SETTINGS = OutageSettings(budget_seconds=1800, emergency_after_seconds=60, notice_seconds=10)

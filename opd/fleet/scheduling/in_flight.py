@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from opd.fleet.meter import SpeedMeter
+from opd.fleet.scheduling.throughput import SpeedMeter
 
 _RECENT_GROUPS = 32
 

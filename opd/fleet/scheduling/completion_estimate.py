@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Set
 
-from opd.fleet.lane import Lane
-from opd.fleet.meter import FIRST_SPEED
-from opd.fleet.queue import TeacherQueue
+from opd.fleet.scheduling.in_flight import Lane
+from opd.fleet.scheduling.throughput import FIRST_SPEED
+from opd.fleet.scheduling.queue import TeacherQueue
 
 _SLACK = 1.02
 _FRESHNESS = 0.01

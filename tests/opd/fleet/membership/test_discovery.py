@@ -6,7 +6,7 @@ import pytest
 
 from opd.errors import ConfigError
 from opd.fleet.client import TeacherFleet
-from opd.fleet.discovery import Source, merge, parse_endpoints, resolve_all, split_address
+from opd.fleet.membership.discovery import Source, merge, parse_endpoints, resolve_all, split_address
 from opd.fleet.settings import HedgeSettings
 from opd.wire.types import PayloadSpec
 

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from opd.fleet.store import ScoreStore, score_key
+from opd.fleet.record.store import ScoreStore, score_key
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 

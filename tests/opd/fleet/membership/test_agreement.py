@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from opd.fleet.agreement import AgreementReport, Identity, distance, elect, medoid, probe_item, probe_spec
+from opd.fleet.membership.agreement import AgreementReport, Identity, distance, elect, medoid, probe_item, probe_spec
 from opd.wire.v1 import teacher_pb2 as pb
 
 A = Identity("a" * 64, "tok", "chat", 100, "bf16", "head", 1.0, 0.0)

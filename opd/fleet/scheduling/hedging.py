@@ -9,10 +9,10 @@ Two reasons, both bounded by the hedge budget (5 % of the rows):
 from collections import deque
 from typing import NamedTuple
 
-from opd.fleet.budget import HedgeBudget
-from opd.fleet.lane import Call, Job, Lane
-from opd.fleet.outlook import Outlook
-from opd.fleet.scheduler import Scheduler
+from opd.fleet.scheduling.budget import HedgeBudget
+from opd.fleet.scheduling.in_flight import Call, Job, Lane
+from opd.fleet.scheduling.completion_estimate import Outlook
+from opd.fleet.scheduling.scheduler import Scheduler
 from opd.fleet.settings import HedgeSettings
 
 _WINDOW = 256

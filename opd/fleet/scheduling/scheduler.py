@@ -17,9 +17,9 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable
 
-from opd.fleet.lane import Call, Job, Lane
-from opd.fleet.outlook import Outlook
-from opd.fleet.queue import TeacherQueue
+from opd.fleet.scheduling.in_flight import Call, Job, Lane
+from opd.fleet.scheduling.completion_estimate import Outlook
+from opd.fleet.scheduling.queue import TeacherQueue
 from opd.fleet.settings import CallSettings
 
 _OVERTAKE_SECONDS = 10.0

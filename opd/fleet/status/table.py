@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from opd.fleet.status import FleetStatus, ReplicaStatus
+from opd.fleet.status.records import FleetStatus, ReplicaStatus
 
 _COLOURS = {"healthy": "green", "suspect": "yellow", "condemned": "red", "stale": "magenta", "retired": "dim"}
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opd.errors import IncompatibleTeacherError
-from opd.fleet.agreement import Identity, elect, medoid
+from opd.fleet.membership.agreement import Identity, elect, medoid
 from opd.wire.bounds import RequestBounds
 from opd.wire.types import Head
 from opd.wire.v1 import teacher_pb2 as pb

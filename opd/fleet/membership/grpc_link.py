@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 
 from opd.errors import AuthError, CorruptPayloadError, DeadlineError, OpdError, UnavailableError
-from opd.fleet.link import Description, ScoreCall
+from opd.fleet.membership.link import Description, ScoreCall
 from opd.fleet.settings import CallSettings
 from opd.wire.bounds import RequestBounds
 from opd.wire.channel import ClientSecurity, open_channel

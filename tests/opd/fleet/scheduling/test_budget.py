@@ -3,7 +3,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opd.fleet.budget import HedgeBudget, RetryBudget, backoff_seconds
+from opd.fleet.scheduling.budget import HedgeBudget, RetryBudget, backoff_seconds
 
 
 def test_reissues_beyond_the_budget_wait_instead_of_being_given_up() -> None:

@@ -1,0 +1,1 @@
+"""Which replica gets which row, and when a row is sent again."""
