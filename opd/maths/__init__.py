@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from opd.maths.diagnostics import PositionProfile, position_profile, support_figures, topk_figures, topk_overlap
     from opd.maths.exact import forward_kl, jsd, reverse_kl, skew_forward_kl, skew_reverse_kl, total_variation
-    from opd.maths.linear import linear_divergence
-    from opd.maths.linear_inputs import HeadSettings, Reference
-    from opd.maths.linear_scores import linear_token_scores, linear_topk
+    from opd.maths.linear.divergence import linear_divergence
+    from opd.maths.linear.inputs import HeadSettings, Reference
+    from opd.maths.linear.scores import linear_token_scores, linear_topk
     from opd.maths.normalise import Term, token_weights
-    from opd.maths.partial import head_tail_reverse_kl
+    from opd.maths.head_tail import head_tail_reverse_kl
     from opd.maths.reference import AdjustedPayload, adjusted_log_probs, adjusted_logits, adjusted_payload
     from opd.maths.result import Divergence
     from opd.maths.sampled import sampled_reverse_kl

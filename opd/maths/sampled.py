@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from opd.maths.checks import check_finite, check_log_probs, check_mask, check_shape, check_temperature
-from opd.maths.partial import importance_weight, log_ratio, with_value
+from opd.maths.head_tail import importance_weight, log_ratio, with_value
 from opd.maths.result import Divergence, reduced
 from opd.maths.scores import TokenScores, score_tokens
 

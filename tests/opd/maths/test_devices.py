@@ -5,9 +5,9 @@ import torch
 from torch.testing import assert_close
 
 from opd.maths import exact
-from opd.maths.linear import HeadSettings, Reference, linear_divergence
-from opd.maths.linear_project import GPU_SCRATCH
-from opd.maths.linear_scores import linear_token_scores, linear_topk
+from opd.maths.linear.divergence import HeadSettings, Reference, linear_divergence
+from opd.maths.linear.project import GPU_SCRATCH
+from opd.maths.linear.scores import linear_token_scores, linear_topk
 from opd.maths.pointwise import Kind
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

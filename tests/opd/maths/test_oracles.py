@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from opd.maths.exact import forward_kl, jsd, reverse_kl
-from opd.maths.linear import HeadSettings, linear_divergence
+from opd.maths.linear.divergence import HeadSettings, linear_divergence
 from opd.maths.topk import topk_divergence
 
 pytestmark = pytest.mark.oracle

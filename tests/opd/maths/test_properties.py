@@ -192,7 +192,7 @@ def test_the_size_of_blocks_and_tiles_changes_nothing(name, seed, block, scratch
     want, gradient = value_and_gradient(name, student, teacher, y)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "_CPU_BLOCK", block * V)
-        patch.setattr("opd.maths.linear_project.CPU_SCRATCH", scratch * 8 * V)
+        patch.setattr("opd.maths.linear.project.CPU_SCRATCH", scratch * 8 * V)
         got, tiled = value_and_gradient(name, student, teacher, y)
     assert_close(got.per_token, want.per_token, rtol=1e-12, atol=1e-14)
     assert_close(tiled, gradient, rtol=1e-12, atol=1e-14)

@@ -3,7 +3,7 @@ import torch
 from torch.testing import assert_close
 
 from opd.maths.exact import forward_kl, reverse_kl
-from opd.maths.partial import head_tail_reverse_kl
+from opd.maths.head_tail import head_tail_reverse_kl
 from opd.maths.reference import adjusted_log_probs, adjusted_logits, adjusted_payload
 from opd.maths.sampled import sampled_reverse_kl
 from opd.maths.topk import topk_divergence

@@ -23,10 +23,10 @@ from opd.maths.checks import (
     check_temperature,
     should_check_values,
 )
-from opd.maths.linear import prepared
-from opd.maths.linear_gradients import gradients_within
-from opd.maths.linear_inputs import HeadSettings, check_hidden_and_head, check_scratch
-from opd.maths.linear_project import Side, project, scratch_of, tiles_of
+from opd.maths.linear.divergence import prepared
+from opd.maths.linear.gradients import gradients_within
+from opd.maths.linear.inputs import HeadSettings, check_hidden_and_head, check_scratch
+from opd.maths.linear.project import Side, project, scratch_of, tiles_of
 from opd.maths.rows import log_probs
 from opd.maths.scores import TokenScores, arriving_gradients, score_rows, score_rows_gradient
 

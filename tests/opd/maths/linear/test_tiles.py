@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opd.maths.linear_project import Side
-from opd.maths.linear_tiles import run_tiles
+from opd.maths.linear.project import Side
+from opd.maths.linear.tiles import run_tiles
 from opd.maths.pointwise import divergence_spec
 
 N, V, H, ROWS = 96, 700, 4, 8

@@ -4,7 +4,7 @@ from torch.testing import assert_close
 
 from opd.maths import exact
 from opd.maths.diagnostics import topk_figures
-from opd.maths.linear import HeadSettings, Reference, linear_divergence
+from opd.maths.linear.divergence import HeadSettings, Reference, linear_divergence
 from opd.maths.pointwise import divergence_spec
 
 N, V, HS, HT = 13, 31, 6, 4
@@ -214,7 +214,7 @@ def test_only_wanted_gradients_are_computed(parts):
 
 
 def test_the_operator_passes_torchs_own_checks(make_logits):
-    from opd.maths.linear_op import linear_divergence_op
+    from opd.maths.linear.op import linear_divergence_op
 
     spec = divergence_spec("reverse_kl")
     tensors = [make_logits(4, 3).requires_grad_(), make_logits(6, 3, seed=1).requires_grad_(), None]

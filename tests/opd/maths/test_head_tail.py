@@ -3,7 +3,7 @@ import torch
 from torch.testing import assert_close
 
 from opd.maths.exact import reverse_kl
-from opd.maths.partial import BASELINES, head_tail_reverse_kl
+from opd.maths.head_tail import BASELINES, head_tail_reverse_kl
 from opd.maths.scores import score_tokens
 
 N, V = 4, 9

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from opd.maths.linear_project import Side, aligned_rows, has_matrix_units, rows_within, scratch_of, vocabulary_steps
+from opd.maths.linear.project import Side, aligned_rows, has_matrix_units, rows_within, scratch_of, vocabulary_steps
 
 
 class LogitGradients:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from opd.maths import linear_tiles
-from opd.maths.linear import HeadSettings, linear_divergence
+from opd.maths.linear.divergence import tiles as linear_tiles
+from opd.maths.linear.divergence import HeadSettings, linear_divergence
 from opd.maths.pointwise import divergence_spec
 
 pytest.importorskip("triton", reason="triton is not installed: the CUDA kernels cannot be interpreted or compiled")
@@ -50,7 +50,7 @@ def tile(case):
 @pytest.mark.parametrize("case", ["plain", "saturated", "excluded"])
 @pytest.mark.parametrize(("kind", "weight", "normalised"), KINDS)
 def test_kernels_agree_with_their_torch_twin(kind, weight, normalised, case):
-    from opd.maths import linear_triton
+    from opd.maths.linear.divergence import kernels as linear_triton
 
     spec = divergence_spec(kind, weight=weight, normalised=normalised)
     student, teacher = tile(case)
@@ -96,7 +96,7 @@ def test_the_kernels_compile_for_hopper_without_a_gpu_and_keep_their_numbers_in_
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from opd.maths import linear_triton as kernels
+from opd.maths.linear.divergence import kernels
 
 POINTERS = ("student", "teacher", "out", "figures", "factor")
 for code, moderate in ((kernels._REVERSE.value, False), (kernels._JSD.value, True), (kernels._JSD.value, False)):

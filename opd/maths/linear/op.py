@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from opd.maths.diagnostics import TOPK_FIGURES
-from opd.maths.linear_project import Side
-from opd.maths.linear_tiles import run_tiles
+from opd.maths.linear.project import Side
+from opd.maths.linear.tiles import run_tiles
 from opd.maths.pointwise import Kind, Spec
 from opd.maths.rows import Row
 

@@ -9,11 +9,13 @@ import torch
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opd.maths import linear_gradients, linear_tiles
-from opd.maths.linear import linear_divergence
-from opd.maths.linear_gradients import LogitGradients
-from opd.maths.linear_project import GPU_SCRATCH, Side
-from opd.maths.linear_tiles import run_tiles
+from opd.maths.linear.divergence import gradients as linear_gradients
+
+from opd.maths.linear.divergence import tiles as linear_tiles
+from opd.maths.linear.divergence import linear_divergence
+from opd.maths.linear.gradients import LogitGradients
+from opd.maths.linear.project import GPU_SCRATCH, Side
+from opd.maths.linear.tiles import run_tiles
 from opd.maths.pointwise import divergence_spec
 
 QWEN3_IDS = 151_669  # of the tokenizer: odd, where the head has 151,936 rows

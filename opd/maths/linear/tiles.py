@@ -3,7 +3,7 @@
 A tile of n tokens is projected into two float32 buffers [n, V] that are reused for every tile, so scratch is fixed by
 `scratch_bytes` at any number of tokens. While the logits are there, the gradients of the weighted sum of the tile are
 taken at once: four matrix products in all (two projections, two gradients) where recomputing in the backward pass costs
-six. Statistics and gradient of a tile come from `opd.maths.rows` (torch) or `opd.maths.linear_triton` (CUDA), which are
+six. Statistics and gradient of a tile come from `opd.maths.rows` (torch) or `opd.maths.linear.kernels` (CUDA), which are
 tested against each other.
 """
 
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from opd.maths.blocks import row_blocks
 from opd.maths.diagnostics import TOPK_FIGURES, topk_rows
-from opd.maths.linear_gradients import gradients_within
-from opd.maths.linear_project import Side, project, tiles_of
+from opd.maths.linear.gradients import gradients_within
+from opd.maths.linear.project import Side, project, tiles_of
 from opd.maths.pointwise import Spec
 from opd.maths.rows import Row, fold_rows_
 
@@ -94,7 +94,7 @@ def run_tiles(
 def _kernel(backend: str) -> Callable[..., Tensor]:
     """`opd.maths.rows.fold_rows_` for a whole tile, by the backend."""
     if backend == "triton":
-        from opd.maths import linear_triton
+        from opd.maths.linear.divergence import kernels as linear_triton
 
         return linear_triton.fold_
     return fold_tile_

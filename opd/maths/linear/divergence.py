@@ -3,7 +3,7 @@
     loss = linear_divergence(student_hidden, model.lm_head.weight, teacher_hidden, teacher_head, kind="reverse_kl").mean
 
 For payload `hidden`, and for any divergence over a large vocabulary: exact at any mixture weight and temperature, at a
-scratch that does not depend on N (`opd.maths.linear_tiles` has the scheme).
+scratch that does not depend on N (`opd.maths.linear.tiles` has the scheme).
 """
 
 import os
@@ -23,8 +23,8 @@ from opd.maths.checks import (
     should_check_values,
 )
 from opd.maths.diagnostics import TOPK_FIGURES
-from opd.maths.linear_inputs import HeadSettings, Reference, check_matrix, check_scratch, check_sides
-from opd.maths.linear_op import linear_divergence_op
+from opd.maths.linear.inputs import HeadSettings, Reference, check_matrix, check_scratch, check_sides
+from opd.maths.linear.op import linear_divergence_op
 from opd.maths.pointwise import divergence_spec
 from opd.maths.result import Divergence
 from opd.maths.rows import Row
