@@ -19,7 +19,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 
 from opd.errors import PortInUseError
-from opd.metrics_http import serve_metrics
+from opd.telemetry.metrics_http import serve_metrics
 from opd.wire.v1 import admin_pb2_grpc, teacher_pb2_grpc
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.admin import AdminService

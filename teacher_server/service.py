@@ -11,7 +11,7 @@ from opd import __version__
 from opd.errors import IncompatibleTeacherError, InvalidRequestError, OpdError, OverloadedError
 from opd.wire.bounds import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from opd.wire.head import encode_head
-from opd.wire.tracing import trace_id_of, traceparent_of
+from opd.telemetry.context import trace_id_of, traceparent_of
 from opd.wire.types import Head, Timings
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc

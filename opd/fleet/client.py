@@ -23,7 +23,7 @@ from opd.fleet.membership.outage import Outage, OutageHooks, OutageWatch
 from opd.fleet.settings import FleetSettings
 from opd.fleet.status.records import FleetStatus
 from opd.fleet.record.store import ScoreStore
-from opd.wire.tracing import trace_metadata
+from opd.telemetry.context import trace_metadata
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from opd.tracing import otlp_provider
+from opd.telemetry.tracing import otlp_provider
 
 SERVICE_NAME = "opd-student"
 

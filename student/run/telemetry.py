@@ -22,7 +22,7 @@ from rich.progress import (
 )
 
 from opd.errors import PortInUseError
-from opd.metrics_http import serve_metrics
+from opd.telemetry.metrics_http import serve_metrics
 from student.run.folder import RunFolder
 from student.run.series import Series
 from student.run.spans import Spans

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from prometheus_client import generate_latest
 
-from opd.wire.tracing import trace_id_of, trace_metadata, traceparent_of
+from opd.telemetry.context import trace_id_of, trace_metadata, traceparent_of
 from opd.wire.types import PayloadSpec
 from teacher_server import logs
 from teacher_server.metrics import ServerMetrics

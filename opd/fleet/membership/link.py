@@ -29,7 +29,7 @@ class ScoreCall:
         temperature: divides the logits.
         weights_hash: weights that must produce the numbers.
         shared_memory_token: what the server's GetLoad returned, or "".
-        trace: metadata that makes the server's spans children of the first row's caller; see `opd.wire.tracing`.
+        trace: metadata that makes the server's spans children of the first row's caller; see `opd.telemetry.context`.
     """
 
     request_id: str

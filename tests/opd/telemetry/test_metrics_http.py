@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from opd import metrics_http
+from opd.telemetry import metrics_http
 
 
 @pytest.fixture
