@@ -51,7 +51,7 @@ def render() -> str:
     from opd.fleet.metrics import collect_status
     from opd.fleet.status.records import FleetStatus
     from student.run.series import Series
-    from teacher_server.metrics import ServerMetrics
+    from teacher_server.observe.metrics import ServerMetrics
 
     student = CollectorRegistry()
     Series(student).record(dict.fromkeys(STEP, 0.0), {})

@@ -6,7 +6,7 @@ from typing import Any
 from opd.errors import ConfigError
 from teacher_server.engines import ENGINES
 from teacher_server.engines.base import Engine
-from teacher_server.residency import EngineFactory
+from teacher_server.residency.teachers import EngineFactory
 from teacher_server.settings import ServerSettings
 
 

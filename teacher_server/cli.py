@@ -137,7 +137,7 @@ def _options(entries: list[str] | None) -> dict[str, Any]:
 
 async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None, threads: int) -> int:
     from teacher_server.build import engine_factory
-    from teacher_server.logs import configure
+    from teacher_server.observe.logs import configure
     from teacher_server.server import TeacherServer
 
     configure(settings.log.level)

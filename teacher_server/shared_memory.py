@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from opd.wire.shm import SHM_ROOT, host_identity, is_marker
 from opd.wire.v1 import teacher_pb2 as pb
-from teacher_server.logs import log
+from teacher_server.observe.logs import log
 
 LIFETIME_SECONDS = 60.0
 """A client that has not taken a segment by then will not."""

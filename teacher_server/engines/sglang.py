@@ -26,7 +26,7 @@ from teacher_server.engines.loading import (
     resolve_folder,
 )
 from teacher_server.engines.sglang_http import SglangClient, flat_top_k, score_request, token_log_probs
-from teacher_server.engines.toplists import from_lists
+from teacher_server.engines.engine_topk import from_lists
 
 _DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float": "f32", "half": "f16"}
 

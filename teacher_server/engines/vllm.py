@@ -36,7 +36,7 @@ from teacher_server.engines.loading import (
     resolve_folder,
 )
 from teacher_server.engines.project import land, launch
-from teacher_server.engines.toplists import from_lists
+from teacher_server.engines.engine_topk import from_lists
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 

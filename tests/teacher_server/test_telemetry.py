@@ -14,8 +14,8 @@ from prometheus_client import generate_latest
 
 from opd.telemetry.context import trace_id_of, trace_metadata, traceparent_of
 from opd.wire.types import PayloadSpec
-from teacher_server import logs
-from teacher_server.metrics import ServerMetrics
+from teacher_server.observe import logs
+from teacher_server.observe.metrics import ServerMetrics
 
 UNITS = ("_seconds", "_bytes", "_tokens", "_sequences", "_ratio")
 COUNTS = {"calls", "state", "draining", "tasks"}
@@ -123,7 +123,7 @@ async def test_one_trace_id_from_the_caller_to_the_forward(start: Any, items: An
     from opentelemetry import trace
 
     from opd.wire.request import build_score_request
-    from teacher_server.tracing import Tracing
+    from teacher_server.observe.tracing import Tracing
 
     client = await start()
     client.server.shared.tracing = Tracing(recorder)
@@ -152,7 +152,7 @@ async def test_the_span_of_whoever_submits_a_row_to_the_fleet_is_the_servers_par
     start: Any, items: Any, recorder: Any
 ) -> None:
     from opd.fleet.client import TeacherFleet
-    from teacher_server.tracing import Tracing
+    from teacher_server.observe.tracing import Tracing
 
     client = await start()
     client.server.shared.tracing = Tracing(recorder)
@@ -217,7 +217,7 @@ def test_tracing_without_the_extra_is_one_sentence(monkeypatch: pytest.MonkeyPat
     import sys
 
     from opd.errors import ConfigError
-    from teacher_server.tracing import tracing_from_environment
+    from teacher_server.observe.tracing import tracing_from_environment
 
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"opd\[otel\]"):

@@ -12,9 +12,9 @@ import torch
 from opd.errors import ConfigError, IncompatibleTeacherError, UnavailableError
 from opd.wire.fingerprint import weights_hash
 from opd.wire.types import PayloadKind, PayloadSpec
-from teacher_server.engines.toplists import SMALLEST_TAIL, log_tail
+from teacher_server.engines.engine_topk import SMALLEST_TAIL, log_tail
 from teacher_server.engines.vllm import VllmEngine
-from teacher_server.weights import LostWeightsError, swap
+from teacher_server.residency.weights import LostWeightsError, swap
 
 needs_vllm = [
     pytest.mark.engine,

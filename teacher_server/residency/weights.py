@@ -5,7 +5,7 @@ from pathlib import Path
 
 from opd.errors import ConfigError, IncompatibleTeacherError, NonFiniteError, OpdError
 from teacher_server.engines.base import Engine, Exchange
-from teacher_server.logs import plain
+from teacher_server.observe.logs import plain
 
 
 class LostWeightsError(Exception):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opd.errors import InvalidRequestError, OverloadedError
-from teacher_server.admission import Budget, Price, check_deadline
+from teacher_server.batching.admission import Budget, Price, check_deadline
 
 
 def test_over_budget_is_refused_with_usage_and_a_time() -> None:

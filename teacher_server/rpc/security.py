@@ -17,7 +17,7 @@ import yaml
 
 from opd.errors import AuthError, ConfigError, ScopeError
 from opd.wire.channel import is_loopback
-from teacher_server.logs import log
+from teacher_server.observe.logs import log
 from teacher_server.settings import SecuritySettings
 
 SCOPES = ("score", "admin")

@@ -24,7 +24,7 @@ from opd.wire.status import error_from_rpc
 from opd.wire.types import PayloadSpec
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
-from teacher_server.security import Certificates, Tokens, check_listen
+from teacher_server.rpc.security import Certificates, Tokens, check_listen
 from teacher_server.settings import SecuritySettings
 
 SAMPLED = PayloadSpec.sampled()
@@ -153,7 +153,7 @@ async def test_mutual_tls_wants_a_certificate_of_the_right_authority(start: Any,
 async def test_a_renewed_certificate_is_used_without_dropping_open_calls(
     start: Any, items: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("teacher_server.security.RELOAD_SECONDS", 0.0)
+    monkeypatch.setattr("teacher_server.rpc.security.RELOAD_SECONDS", 0.0)
     old_ca, new_ca = Authority(tmp_path, "old"), Authority(tmp_path, "new")
     cert, key = old_ca.issue("server")
     client = await start(security=ClientSecurity(ca_file=old_ca.pem), security_={"tls_cert": cert, "tls_key": key})
@@ -174,7 +174,7 @@ async def test_a_renewed_certificate_is_used_without_dropping_open_calls(
 async def test_a_certificate_renewed_before_its_key_waits_for_it(
     start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("teacher_server.security.RELOAD_SECONDS", 0.0)
+    monkeypatch.setattr("teacher_server.rpc.security.RELOAD_SECONDS", 0.0)
     old_ca, new_ca = Authority(tmp_path, "old"), Authority(tmp_path, "new")
     cert, key = old_ca.issue("server")
     client = await start(security_={"tls_cert": cert, "tls_key": key})
@@ -268,7 +268,7 @@ async def test_services_that_would_tell_too_much_are_not_there(start: Any) -> No
 def test_tokens_reload_when_the_file_changes_and_stay_when_it_breaks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("teacher_server.security.RELOAD_SECONDS", 0.0)
+    monkeypatch.setattr("teacher_server.rpc.security.RELOAD_SECONDS", 0.0)
     path = write_tokens(tmp_path / "t.yaml", "- {name: a, token: first-secret-123}\n")
     tokens = Tokens(path)
     old, new = [("authorization", f"Bearer {n}-secret-123") for n in ("first", "second")]

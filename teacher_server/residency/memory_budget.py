@@ -8,8 +8,8 @@ from typing import TypeVar
 from opd.errors import ConfigError, OverloadedError, UnavailableError
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.engines.base import Engine
-from teacher_server.logs import plain
-from teacher_server.teacher import Teacher
+from teacher_server.observe.logs import plain
+from teacher_server.residency.teacher import Teacher
 
 R = TypeVar("R")
 

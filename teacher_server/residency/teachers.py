@@ -2,7 +2,7 @@
 
 All methods run on the event loop; what takes time runs on a worker's thread or a loader thread. Requests to an awake
 teacher take no lock. Three kinds order the rest: a teacher's `changing`, for what happens to that teacher; then the
-loader's, because models are read one at a time; then the room's (`teacher_server.room`).
+loader's, because models are read one at a time; then the room's (`teacher_server.residency.memory_budget`).
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from opd.errors import (
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.engines.base import Engine, Exchange
 from teacher_server.faults import FaultPoints
-from teacher_server.logs import log, plain
-from teacher_server.room import Room, finish
+from teacher_server.observe.logs import log, plain
+from teacher_server.residency.memory_budget import Room, finish
 from teacher_server.settings import EngineSettings, LimitSettings
-from teacher_server.teacher import Teacher, self_test
-from teacher_server.weights import LostWeightsError, prepare, put_back, swap, weight_bytes
-from teacher_server.worker import DeviceTurn, EngineWorker
+from teacher_server.residency.teacher import Teacher, self_test
+from teacher_server.residency.weights import LostWeightsError, prepare, put_back, swap, weight_bytes
+from teacher_server.batching.worker import DeviceTurn, EngineWorker
 
 EngineFactory = Callable[[str], Engine]
 """Builds an engine for a model path or hub id; slow, called on a thread."""

@@ -20,8 +20,8 @@ from opd.errors import CancelledError, DeadlineError, DeviceMemoryError, OpdErro
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from teacher_server.engines.base import Engine, EngineItem
 from teacher_server.faults import FaultPoints
-from teacher_server.logs import log, plain
-from teacher_server.queue import FairQueue, Job
+from teacher_server.observe.logs import log, plain
+from teacher_server.batching.queue import FairQueue, Job
 
 MAX_CONSECUTIVE_FAILURES = 3
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from opd.errors import OpdError, UnavailableError
 from opd.wire.request import ParsedRequest
 from opd.wire.types import Scores
-from teacher_server.admission import Price
+from teacher_server.batching.admission import Price
 from teacher_server.engines.base import EngineItem
-from teacher_server.queue import Job
-from teacher_server.worker import EngineWorker
+from teacher_server.batching.queue import Job
+from teacher_server.batching.worker import EngineWorker
 
 
 class Ticket:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from opd.errors import ConfigError, IncompatibleTeacherError
-from teacher_server.weights import LostWeightsError, prepare, swap, weight_bytes
+from teacher_server.residency.weights import LostWeightsError, prepare, swap, weight_bytes
 
 
 def write(folder: Path, size: int) -> Path:

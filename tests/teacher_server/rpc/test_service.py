@@ -360,7 +360,7 @@ async def test_an_unexpected_exception_is_logged_and_answered_without_its_text(
     start: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     client = await start()
-    monkeypatch.setattr("teacher_server.service.teacher_info", lambda *a: 1 / 0)
+    monkeypatch.setattr("teacher_server.rpc.service.teacher_info", lambda *a: 1 / 0)
     with pytest.raises(grpc.RpcError) as caught:
         await client.stub.Describe(pb.DescribeRequest())
     assert caught.value.code() is grpc.StatusCode.UNKNOWN

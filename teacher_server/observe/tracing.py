@@ -11,7 +11,7 @@ from typing import Any
 from opd.telemetry.tracing import otlp_provider
 from opd.telemetry.context import traceparent_of
 from opd.wire.types import Timings
-from teacher_server.queue import Job
+from teacher_server.batching.queue import Job
 
 SERVICE_NAME = "opd-teacher"
 

@@ -15,7 +15,7 @@ import torch
 from opd.errors import DeviceMemoryError, NonFiniteError, UnavailableError
 from opd.wire.status import error_from_rpc
 from opd.wire.types import PayloadSpec
-from teacher_server.worker import out_of_memory
+from teacher_server.batching.worker import out_of_memory
 
 SPEC = PayloadSpec.topk(4, "f32")
 GUILTY = 9
@@ -188,7 +188,7 @@ async def test_an_engine_server_that_stays_away_is_dead_and_one_that_comes_back_
     await client.score(items(2), SPEC)
     away[0] = True
     await asyncio.sleep(1.2)
-    monkeypatch.setattr("teacher_server.worker.AWAY_SECONDS", 1.0)
+    monkeypatch.setattr("teacher_server.batching.worker.AWAY_SECONDS", 1.0)
     await refused()
     assert not client.server._stop.is_set()  # counted from when it went away again
     await asyncio.sleep(1.2)

@@ -1,4 +1,4 @@
-"""The handlers of `TeacherService`; what a Score call does is in `teacher_server.score_call`."""
+"""The handlers of `TeacherService`; what a Score call does is in `teacher_server.rpc.score_call`."""
 
 import asyncio
 import time
@@ -15,12 +15,12 @@ from opd.telemetry.context import trace_id_of, traceparent_of
 from opd.wire.types import Head, Timings
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
-from teacher_server.describe import teacher_info
-from teacher_server.guard import PRINCIPAL
-from teacher_server.logs import log
-from teacher_server.score_call import ScoreCall, Shared
-from teacher_server.sender import Sender
-from teacher_server.teacher import Teacher
+from teacher_server.rpc.describe import teacher_info
+from teacher_server.rpc.interceptor import PRINCIPAL
+from teacher_server.observe.logs import log
+from teacher_server.rpc.score_call import ScoreCall, Shared
+from teacher_server.rpc.sender import Sender
+from teacher_server.residency.teacher import Teacher
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 

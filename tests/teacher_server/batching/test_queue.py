@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from opd.wire.types import PayloadSpec, ScoreItem
 from teacher_server.engines.base import EngineItem
-from teacher_server.queue import FairQueue, Job
+from teacher_server.batching.queue import FairQueue, Job
 
 
 class Clock:

@@ -18,9 +18,9 @@ from google.protobuf.message import DecodeError, Message
 
 from opd.errors import AuthError, InvalidRequestError, OpdError, ScopeError
 from opd.wire.status import status_of
-from teacher_server.logs import log
-from teacher_server.metrics import ServerMetrics
-from teacher_server.security import ANONYMOUS, Principal, Tokens
+from teacher_server.observe.logs import log
+from teacher_server.observe.metrics import ServerMetrics
+from teacher_server.rpc.security import ANONYMOUS, Principal, Tokens
 
 PRINCIPAL: ContextVar[Principal] = ContextVar("principal", default=ANONYMOUS)
 """Who makes the call that is being handled."""

@@ -1,0 +1,1 @@
+"""From admitted requests to batches on the engine."""

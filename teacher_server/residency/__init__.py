@@ -1,0 +1,1 @@
+"""Which teachers are loaded, and the memory they may take."""

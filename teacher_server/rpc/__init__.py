@@ -1,0 +1,1 @@
+"""The gRPC surface: services, security and the flow of a call."""
