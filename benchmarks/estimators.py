@@ -30,7 +30,7 @@ from opd.maths import (
 POSITIONS, VOCABULARY, SCALE, SEED = 8, 512, 4.0, 1
 NOISE = {"near": 0.1, "mid": 0.5, "far": 1.5}
 TEST_LINEAR = "test_linear.py::test_values_gradients_and_entropies_equal_the_materialised_form"
-TEST_HEAD_TAIL = "test_partial.py::test_head_tail_gradient_is_unbiased_for_every_k"
+TEST_HEAD_TAIL = "test_head_tail.py::test_head_tail_gradient_is_unbiased_for_every_k"
 TEST_SAMPLED = "test_sampled.py::test_policy_gradient_and_k2_have_the_gradient_of_the_reverse_kl"
 TEST_VARIATE = "test_sampled.py::test_a_control_variate_leaves_the_expectation_and_lowers_the_variance"
 TEST_K1 = "test_sampled.py::test_k1_backpropagated_has_zero_expected_gradient"

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from opd.config import Settings
 from opd.registry import Registry
-from student.scoring.needs import Needs
 from student.data.plan import StepPlan
 from student.data.row import Row
+from student.scoring.needs import Needs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from opd.tasks.prompt import Prompt
+    from student.learning.terms import Term
     from student.methods.windows.probe import Probe, ProbeSpec
     from student.recipe import Recipe
-    from student.learning.terms import Term
 
 CONTROLLERS = Registry("method", "opd.methods", member="settings_type")
 

@@ -4,11 +4,11 @@ import yaml
 
 from opd.tasks.build import build_prompts
 from opd.tasks.source import PromptSource
-from student.scoring.needs import Needs
 from student.plugins import build_plugins
-from student.scoring.prompt_check import check_prompts
 from student.recipe import Recipe
 from student.run.folder import RunFolder
+from student.scoring.needs import Needs
+from student.scoring.prompt_check import check_prompts
 
 
 def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
@@ -39,9 +39,9 @@ def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
 
 
 def _shake_hands(recipe: Recipe, needs: Needs, source: PromptSource) -> str:
-    from student.scoring.handshake import shake_hands
     from student.job import connect
     from student.learning.model import load_tokenizer
+    from student.scoring.handshake import shake_hands
 
     fleet = connect(recipe) if needs.signals else None
     if fleet is None:

@@ -7,14 +7,14 @@ from transformers import PreTrainedTokenizerBase
 
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
-from student.data.batch import collate, split
 from student.controllers import EvalReport
-from student.learning.learner import Learner
-from student.scoring.needs import Needs
+from student.data.batch import collate, split
 from student.data.plan import plan_step
-from student.rollout.transformers import RolloutSpec, rollout
 from student.data.row import Row
+from student.learning.learner import Learner
 from student.learning.terms import Term, losses_of
+from student.rollout.transformers import RolloutSpec, rollout
+from student.scoring.needs import Needs
 
 
 def sample_answers(

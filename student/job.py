@@ -18,18 +18,18 @@ from opd.tasks.build import build_prompts
 from opd.tasks.source import PromptSource
 from opd.wire.v1 import teacher_pb2 as pb
 from student.controllers import Controller
-from student.scoring.handshake import shake_hands
 from student.learning.learner import Learner
-from student.methods.distil.opd import OnPolicyDistillation, OpdSettings
 from student.learning.model import load_student, load_tokenizer
-from student.scoring.needs import Needs
 from student.learning.objective import Objective
-from student.plugins import build_plugins
-from student.methods.windows.probe import Prober
-from student.scoring.prompt_check import check_prompts
 from student.learning.ranks import make_accelerator
+from student.methods.distil.opd import OnPolicyDistillation, OpdSettings
+from student.methods.windows.probe import Prober
+from student.plugins import build_plugins
 from student.recipe import Recipe, TeacherSettings
 from student.rollout.transformers import RolloutSpec
+from student.scoring.handshake import shake_hands
+from student.scoring.needs import Needs
+from student.scoring.prompt_check import check_prompts
 from student.scoring.score import Scorer
 from student.services import LoopServices
 

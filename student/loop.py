@@ -19,18 +19,18 @@ from typing import Any
 from rich.console import Console
 
 from opd.errors import CancelledError, CheckpointError, OpdError, RunFolderError
-from opd.fleet.metrics import register_metrics
 from opd.fleet.membership.outage import Outage, OutageHooks
-from student.run.checkpoint import latest_checkpoint, save_checkpoint
+from opd.fleet.metrics import register_metrics
 from student.controllers import EvalReport, StepReport
-from student.run.interrupts import Interrupts
-from student.job import Job, build_job, fleet_fingerprints
 from student.data.plan import StepPlan, plan_step
+from student.data.row import Row
+from student.job import Job, build_job, fleet_fingerprints
 from student.recipe import Recipe
 from student.rollout.transformers import rollout
-from student.data.row import Row
-from student.run.row_counts import count_rows, row_metrics
+from student.run.checkpoint import latest_checkpoint, save_checkpoint
 from student.run.folder import RunFolder
+from student.run.interrupts import Interrupts
+from student.run.row_counts import count_rows, row_metrics
 from student.run.spans import Spans
 from student.run.state_io import load_state, save_state
 from student.run.telemetry import StageClock, Telemetry

@@ -10,9 +10,9 @@ from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.registry import Registry
 from student.controllers import CONTROLLERS, Controller
-from student.scoring.needs import Needs, merge
-from student.recipe import Recipe
 from student.learning.terms import OBJECTIVES, Term
+from student.recipe import Recipe
+from student.scoring.needs import Needs, merge
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
 

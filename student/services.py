@@ -9,17 +9,17 @@ from opd.fleet.membership.outage import OutageHooks
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
 from student.controllers import EvalReport
-from student.run.costs import Costs, Purpose, positions
+from student.data.plan import StepPlan
+from student.data.row import Row
+from student.data.streams import stream
 from student.evaluate import mean_divergence, report, sample_answers
 from student.learning.learner import Learner
 from student.methods.distil.opd import OnPolicyDistillation
-from student.data.plan import StepPlan
 from student.methods.windows.probe import Probe, Prober, ProbeSpec
 from student.recipe import Recipe
 from student.rollout.transformers import RolloutSpec, rollout
-from student.data.row import Row
+from student.run.costs import Costs, Purpose, positions
 from student.scoring.score import Scorer
-from student.data.streams import stream
 
 
 class LoopServices:

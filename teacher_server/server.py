@@ -22,22 +22,22 @@ from opd.errors import PortInUseError
 from opd.telemetry.metrics_http import serve_metrics
 from opd.wire.v1 import admin_pb2_grpc, teacher_pb2_grpc
 from opd.wire.v1 import teacher_pb2 as pb
-from teacher_server.rpc.admin import AdminService
 from teacher_server.batching.admission import Budget
 from teacher_server.faults import FaultInjector, FaultPlan, FaultPoints
-from teacher_server.rpc.interceptor import Guard
-from teacher_server.rpc.health import Health
 from teacher_server.observe.logs import log
 from teacher_server.observe.metrics import ServerMetrics
-from teacher_server.residency.teachers import EngineFactory, Roster
+from teacher_server.observe.tracing import tracing_from_environment
 from teacher_server.residency.memory_budget import finish
+from teacher_server.residency.teacher import SERVING_STATES, Teacher
+from teacher_server.residency.teachers import EngineFactory, Roster
+from teacher_server.rpc.admin import AdminService
+from teacher_server.rpc.health import Health
+from teacher_server.rpc.interceptor import Guard
 from teacher_server.rpc.score_call import Shared
 from teacher_server.rpc.security import Certificates, Tokens, check_listen
 from teacher_server.rpc.service import TeacherService
 from teacher_server.settings import ServerSettings
 from teacher_server.shared_memory import SharedMemory
-from teacher_server.residency.teacher import SERVING_STATES, Teacher
-from teacher_server.observe.tracing import tracing_from_environment
 
 EXIT_FATAL = 20
 """Exit code of a server that ended because an engine died or hung."""

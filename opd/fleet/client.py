@@ -12,17 +12,17 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from opd.errors import OpdError, UnavailableError
-from opd.fleet.membership.agreement import AgreementReport
-from opd.fleet.record.cache import CachedScores
 from opd.fleet.core import FleetCore
+from opd.fleet.membership.agreement import AgreementReport
 from opd.fleet.membership.discovery import parse_endpoints, recorded_folder
 from opd.fleet.membership.grpc_link import GrpcLink
-from opd.fleet.scheduling.in_flight import Job
 from opd.fleet.membership.link import LinkFactory, ReplicaLink
 from opd.fleet.membership.outage import Outage, OutageHooks, OutageWatch
+from opd.fleet.record.cache import CachedScores
+from opd.fleet.record.store import ScoreStore
+from opd.fleet.scheduling.in_flight import Job
 from opd.fleet.settings import FleetSettings
 from opd.fleet.status.records import FleetStatus
-from opd.fleet.record.store import ScoreStore
 from opd.telemetry.context import trace_metadata
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb

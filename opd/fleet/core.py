@@ -13,17 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opd.errors import AuthError, OpdError, TeacherNotFoundError, UnavailableError
+from opd.fleet.dispatch import Cargo, Dispatcher
 from opd.fleet.membership.agreement import AgreementReport, Identity, distance
 from opd.fleet.membership.discovery import Places, Source, merge, resolve_all
-from opd.fleet.dispatch import Cargo, Dispatcher
-from opd.fleet.scheduling.in_flight import Job
 from opd.fleet.membership.life_cycle import ReplicaState, Transition
 from opd.fleet.membership.link import LinkFactory
 from opd.fleet.membership.pool import Pool
 from opd.fleet.membership.replica_monitor import Server
+from opd.fleet.scheduling.in_flight import Job
 from opd.fleet.settings import FleetSettings
-from opd.fleet.status.snapshot import take_status
 from opd.fleet.status.records import FleetStatus
+from opd.fleet.status.snapshot import take_status
 from opd.wire.bounds import check_items
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb

@@ -25,14 +25,14 @@ from opd.errors import (
     TeacherNotFoundError,
     UnavailableError,
 )
-from opd.fleet.scheduling.budget import RetryBudget, backoff_seconds
-from opd.fleet.scheduling.hedging import Hedger
-from opd.fleet.scheduling.in_flight import Call, Job
 from opd.fleet.membership.link import ScoreCall
 from opd.fleet.membership.outage import Outage
 from opd.fleet.membership.pool import Pool
-from opd.fleet.scheduling.scheduler import Scheduler
 from opd.fleet.membership.replica_monitor import Server
+from opd.fleet.scheduling.budget import RetryBudget, backoff_seconds
+from opd.fleet.scheduling.hedging import Hedger
+from opd.fleet.scheduling.in_flight import Call, Job
+from opd.fleet.scheduling.scheduler import Scheduler
 from opd.fleet.settings import FleetSettings
 from opd.fleet.status.records import FleetCounters
 from opd.wire.types import PayloadSpec, ScoreItem, Scores

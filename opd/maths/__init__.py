@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from opd.maths.diagnostics import PositionProfile, position_profile, support_figures, topk_figures, topk_overlap
     from opd.maths.exact import forward_kl, jsd, reverse_kl, skew_forward_kl, skew_reverse_kl, total_variation
+    from opd.maths.head_tail import head_tail_reverse_kl
     from opd.maths.linear.divergence import linear_divergence
     from opd.maths.linear.inputs import HeadSettings, Reference
     from opd.maths.linear.scores import linear_token_scores, linear_topk
     from opd.maths.normalise import Term, token_weights
-    from opd.maths.head_tail import head_tail_reverse_kl
     from opd.maths.reference import AdjustedPayload, adjusted_log_probs, adjusted_logits, adjusted_payload
     from opd.maths.result import Divergence
     from opd.maths.sampled import sampled_reverse_kl
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 _HOMES = {
     "AdjustedPayload": "reference",
     "Divergence": "result",
-    "HeadSettings": "linear_inputs",
+    "HeadSettings": "linear.inputs",
     "PositionProfile": "diagnostics",
-    "Reference": "linear_inputs",
+    "Reference": "linear.inputs",
     "Term": "normalise",
     "TokenScores": "scores",
     "adjusted_log_probs": "reference",
     "adjusted_logits": "reference",
     "adjusted_payload": "reference",
     "forward_kl": "exact",
-    "head_tail_reverse_kl": "partial",
+    "head_tail_reverse_kl": "head_tail",
     "jsd": "exact",
-    "linear_divergence": "linear",
-    "linear_token_scores": "linear_scores",
-    "linear_topk": "linear_scores",
+    "linear_divergence": "linear.divergence",
+    "linear_token_scores": "linear.scores",
+    "linear_topk": "linear.scores",
     "position_profile": "diagnostics",
     "reverse_kl": "exact",
     "sampled_reverse_kl": "sampled",

@@ -10,10 +10,10 @@ import torch
 
 from opd.tasks.build import build_prompts
 from opd.tasks.prompt import Prompt
+from student.data.plan import plan_step
 from student.lab.experiment import TUNING_SEED, Arm
 from student.lab.plan import Plan
 from student.learning.model import load_student
-from student.data.plan import plan_step
 from student.recipe import Recipe
 from student.rollout.transformers import RolloutSpec, rollout
 

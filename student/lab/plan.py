@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from student.lab.tiny.presets import world_plan
 from student.lab.experiment import TUNING_SEED, Arm, Experiment
 from student.lab.runs import Run, flatten, merge
+from student.lab.tiny.presets import world_plan
 from student.lab.world import Cast
 
 

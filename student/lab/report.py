@@ -11,8 +11,8 @@ import jinja2
 from opd.errors import ConfigError
 from student.lab.experiment import ROUTED, Experiment
 from student.lab.experiments import NAMES, load_experiment
-from student.lab.runner import read_results
 from student.lab.plots import plot_experiment
+from student.lab.runner import read_results
 from student.lab.stats import bootstrap
 from student.lab.world import open_world
 

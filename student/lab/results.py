@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from student.lab.curve import Curve, Sizes, read_curve
-from student.lab.experiment import Arm, Claim, Experiment
 from student.lab.evaluate import Levels, read_greedy
+from student.lab.experiment import Arm, Claim, Experiment
 from student.lab.plan import Plan
 from student.lab.runs import Run, times
 from student.lab.stats import Interval, bootstrap, bootstrap_ratio

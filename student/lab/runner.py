@@ -10,8 +10,8 @@ from typing import Any
 
 from opd.errors import CancelledError
 from student.lab.answers import write_answers
-from student.lab.experiment import Arm, Experiment
 from student.lab.evaluate import grade_models, grade_runs, read_models
+from student.lab.experiment import Arm, Experiment
 from student.lab.plan import Plan
 from student.lab.results import choose_rate, collect, judge, to_json
 from student.lab.runs import Run, train_run

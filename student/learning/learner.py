@@ -14,14 +14,14 @@ from torch import Tensor
 from opd.errors import CheckpointError, DeviceMemoryError, NonFiniteError
 from opd.wire.types import PayloadKind
 from student.data.batch import HeadLookup, MicroBatch, collate, signal_tokens, split
+from student.data.row import Row
 from student.learning.model import ProjectionSpec, Student, project
-from student.scoring.needs import HIDDEN, SCORES_AT_TEACHER, TEACHER, Needs, teacher_role
 from student.learning.objective import Metrics, Objective, Sums, add, to_host
 from student.learning.ranks import Ranks
-from student.recipe import TrainSettings
-from student.data.row import Row
 from student.learning.schedule import learning_rate
 from student.learning.terms import HeadWeights, SignalTokens, StudentTokens, TeacherShare, TokenBatch
+from student.recipe import TrainSettings
+from student.scoring.needs import HIDDEN, SCORES_AT_TEACHER, TEACHER, Needs, teacher_role
 
 
 class Learner:

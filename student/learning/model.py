@@ -16,8 +16,8 @@ from opd.heads import caps_attention, scale_and_cap
 from opd.maths import TokenScores
 from opd.maths.linear.divergence import gathered
 from student.data.batch import MicroBatch
-from student.scoring.needs import HIDDEN, SCORES, SCORES_AT_TEACHER
 from student.learning.terms import HeadWeights, StudentTokens
+from student.scoring.needs import HIDDEN, SCORES, SCORES_AT_TEACHER
 
 
 def load_student(

@@ -14,9 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opd import maths
-from student.scoring.needs import Needs, merge
 from student.data.row import Row
 from student.learning.terms import Term, TermOutput, TokenBatch, losses_of
+from student.scoring.needs import Needs, merge
 
 Metrics = dict[str, tuple[float, float]]
 N = TypeVar("N", float, Tensor | float)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from opd.maths import TokenScores
-    from student.recipe import Recipe
     from student.data.row import Row
+    from student.recipe import Recipe
 
 OBJECTIVES = Registry("objective", "opd.objectives", member="settings_type")
 T = TypeVar("T")

@@ -8,14 +8,18 @@ __all__ = ["ADVANTAGES", "OBJECTIVES"]
 ADVANTAGES = Registry("advantage", "opd.advantages", member="settings_type")
 
 for name, path, summary in [
-    ("group_mean", "advantages:GroupMean", "reward minus the group's mean, by default over its deviation"),
-    ("leave_one_out", "advantages:LeaveOneOut", "reward minus the mean of the rest of the group"),
+    ("group_mean", "advantages.estimators:GroupMean", "reward minus the group's mean, by default over its deviation"),
+    ("leave_one_out", "advantages.estimators:LeaveOneOut", "reward minus the mean of the rest of the group"),
 ]:
     ADVANTAGES.add(name, f"student.rl.{path}", summary)
 
 for name, path, summary in [
-    ("policy_gradient", "policy_gradient:PolicyGradient", "a policy gradient with any advantage, ratio and clip"),
-    ("grpo", "grpo:Grpo", "group-relative policy optimisation on a verifier's reward"),
-    ("rloo", "rloo:Rloo", "REINFORCE with a leave-one-out baseline on a verifier's reward"),
+    (
+        "policy_gradient",
+        "losses.policy_gradient:PolicyGradient",
+        "a policy gradient with any advantage, ratio and clip",
+    ),
+    ("grpo", "losses.grpo:Grpo", "group-relative policy optimisation on a verifier's reward"),
+    ("rloo", "losses.rloo:Rloo", "REINFORCE with a leave-one-out baseline on a verifier's reward"),
 ]:
     OBJECTIVES.add(name, f"student.rl.{path}", summary)

@@ -13,8 +13,8 @@ import torch
 from opd.errors import DataError
 from student.data.batch import collate, split
 from student.data.plan import PlannedRow
-from student.rollout.spec import RolloutSpec
 from student.data.row import Row
+from student.rollout.spec import RolloutSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -14,11 +14,11 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from opd.errors import DataError
 from opd.tasks.encode import encode_prompt
 from student.data.plan import PlannedRow
+from student.data.row import Row
+from student.data.streams import stream, uniforms
 from student.rollout.expert import expert_rows
 from student.rollout.sampling import draw
 from student.rollout.spec import RolloutSpec
-from student.data.row import Row
-from student.data.streams import stream, uniforms
 
 __all__ = ["RolloutSpec", "rollout"]
 

@@ -14,8 +14,8 @@ from opd.tasks.source import PromptSource
 from opd.wire.fingerprint import tokenizer_fingerprint
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
-from student.scoring.needs import REFERENCE, TEACHER, Needs
 from student.recipe import Recipe, TeacherSettings
+from student.scoring.needs import REFERENCE, TEACHER, Needs
 from student.scoring.score import build_router, destination
 
 _KINDS = {

@@ -2,8 +2,8 @@
 
 from opd.errors import DataError
 from opd.tasks.source import PromptSource
-from student.scoring.needs import Needs
 from student.recipe import Recipe
+from student.scoring.needs import Needs
 
 _JUDGED_PROMPTS = 256
 

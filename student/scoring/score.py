@@ -15,14 +15,14 @@ import torch
 from opd.errors import ConfigError
 from opd.fleet.client import TeacherFleet
 from opd.fleet.membership.outage import OutageHooks, OutageWatch
-from student.scoring.routing import Destination, Router, RouteRule, RoutingSettings, mix_scores
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
 from opd.wire.types import Head, PayloadKind, Scores
-from student.scoring.needs import REFERENCE, Needs, teacher_role
-from student.recipe import TeacherSettings
 from student.data.row import Row, SignalKey
 from student.learning.terms import HeadWeights
+from student.recipe import TeacherSettings
+from student.scoring.needs import REFERENCE, Needs, teacher_role
+from student.scoring.routing import Destination, Router, RouteRule, RoutingSettings, mix_scores
 
 _POLL_SECONDS = 0.5
 

@@ -1,9 +1,9 @@
 """The queue in front of one engine: fair between clients, earliest deadline first within a client.
 
-A pure data structure with an injected clock and no lock of its own; `teacher_server.batching.worker` guards it. Clients share
-the engine by tokens: each has a virtual time that grows with the tokens it was served, and the client with the
-smallest one goes first (start-time fair queueing), so a client with a thousand sequences waiting delays another's
-first sequence by at most a batch.
+A pure data structure with an injected clock and no lock of its own; `teacher_server.batching.worker` guards it. Clients
+share the engine by tokens: each has a virtual time that grows with the tokens it was served, and the client with the
+smallest one goes first (start-time fair queueing), so a client with a thousand sequences waiting delays another's first
+sequence by at most a batch.
 """
 
 import heapq

@@ -18,10 +18,10 @@ import numpy as np
 
 from opd.errors import CancelledError, DeadlineError, DeviceMemoryError, OpdError, UnavailableError
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
+from teacher_server.batching.queue import FairQueue, Job
 from teacher_server.engines.base import Engine, EngineItem
 from teacher_server.faults import FaultPoints
 from teacher_server.observe.logs import log, plain
-from teacher_server.batching.queue import FairQueue, Job
 
 MAX_CONSECUTIVE_FAILURES = 3
 

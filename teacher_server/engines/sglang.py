@@ -19,6 +19,7 @@ from opd.wire.types import Head, PayloadKind, Scores
 from teacher_server.engines.base import EngineInfo, EngineItem, Exchange
 from teacher_server.engines.checkpoint import check_same_tensors, check_unchanged, read_header
 from teacher_server.engines.checks import check_batch
+from teacher_server.engines.engine_topk import from_lists
 from teacher_server.engines.loading import (
     check_same_architecture,
     load_config,
@@ -26,7 +27,6 @@ from teacher_server.engines.loading import (
     resolve_folder,
 )
 from teacher_server.engines.sglang_http import SglangClient, flat_top_k, score_request, token_log_probs
-from teacher_server.engines.engine_topk import from_lists
 
 _DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float": "f32", "half": "f16"}
 

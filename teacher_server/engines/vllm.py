@@ -26,6 +26,7 @@ from opd.wire.types import Head, PayloadKind, Scores
 from teacher_server.engines.base import EngineInfo, EngineItem, Exchange
 from teacher_server.engines.checkpoint import Header, check_same_tensors, check_unchanged, load_head, read_header
 from teacher_server.engines.checks import check_batch
+from teacher_server.engines.engine_topk import from_lists
 from teacher_server.engines.head import DTYPE_NAMES, OutputHead
 from teacher_server.engines.loading import (
     check_same_architecture,
@@ -36,7 +37,6 @@ from teacher_server.engines.loading import (
     resolve_folder,
 )
 from teacher_server.engines.project import land, launch
-from teacher_server.engines.engine_topk import from_lists
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 

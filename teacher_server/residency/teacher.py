@@ -15,10 +15,10 @@ from opd.wire.encoder import chunk_messages, encode_scores
 from opd.wire.request import token_bytes
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
-from teacher_server.rpc.describe import request_bounds
-from teacher_server.engines.base import Engine, EngineInfo, EngineItem
-from teacher_server.settings import LimitSettings
 from teacher_server.batching.worker import EngineWorker
+from teacher_server.engines.base import Engine, EngineInfo, EngineItem
+from teacher_server.rpc.describe import request_bounds
+from teacher_server.settings import LimitSettings
 
 SELF_TEST_TOKENS = 8
 

@@ -21,14 +21,14 @@ from opd.errors import (
     UnavailableError,
 )
 from opd.wire.v1 import teacher_pb2 as pb
+from teacher_server.batching.worker import DeviceTurn, EngineWorker
 from teacher_server.engines.base import Engine, Exchange
 from teacher_server.faults import FaultPoints
 from teacher_server.observe.logs import log, plain
 from teacher_server.residency.memory_budget import Room, finish
-from teacher_server.settings import EngineSettings, LimitSettings
 from teacher_server.residency.teacher import Teacher, self_test
 from teacher_server.residency.weights import LostWeightsError, prepare, put_back, swap, weight_bytes
-from teacher_server.batching.worker import DeviceTurn, EngineWorker
+from teacher_server.settings import EngineSettings, LimitSettings
 
 EngineFactory = Callable[[str], Engine]
 """Builds an engine for a model path or hub id; slow, called on a thread."""

@@ -9,9 +9,9 @@ import grpc.aio
 from opd.errors import ConfigError, InvalidRequestError
 from opd.wire.v1 import admin_pb2 as pb
 from opd.wire.v1 import admin_pb2_grpc
+from teacher_server.observe.logs import log
 from teacher_server.rpc.describe import teacher_info
 from teacher_server.rpc.interceptor import PRINCIPAL
-from teacher_server.observe.logs import log
 from teacher_server.rpc.score_call import Shared
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"

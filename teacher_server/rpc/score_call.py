@@ -19,17 +19,17 @@ from opd.wire.request import ParsedRequest, parse_score_request
 from opd.wire.types import Scores, Timings
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.batching.admission import Budget, Price, Reservation, check_deadline
-from teacher_server.faults import CallFaults, FaultInjector, FaultPoints
-from teacher_server.rpc.send_window import Flight, Ticket
-from teacher_server.observe.metrics import ServerMetrics
 from teacher_server.batching.queue import Job
+from teacher_server.batching.worker import EngineWorker
+from teacher_server.faults import CallFaults, FaultInjector, FaultPoints
+from teacher_server.observe.metrics import ServerMetrics
+from teacher_server.observe.tracing import Tracing
+from teacher_server.residency.teacher import Teacher
 from teacher_server.residency.teachers import Roster
+from teacher_server.rpc.send_window import Flight, Ticket
 from teacher_server.rpc.sender import Sender
 from teacher_server.settings import ServerSettings
 from teacher_server.shared_memory import SharedMemory
-from teacher_server.residency.teacher import Teacher
-from teacher_server.observe.tracing import Tracing
-from teacher_server.batching.worker import EngineWorker
 
 INLINE_BYTES = 32 * 1024
 """Up to this size work is done on the event loop; a thread costs more than it saves."""

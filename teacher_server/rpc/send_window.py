@@ -13,9 +13,9 @@ from opd.errors import OpdError, UnavailableError
 from opd.wire.request import ParsedRequest
 from opd.wire.types import Scores
 from teacher_server.batching.admission import Price
-from teacher_server.engines.base import EngineItem
 from teacher_server.batching.queue import Job
 from teacher_server.batching.worker import EngineWorker
+from teacher_server.engines.base import EngineItem
 
 
 class Ticket:

@@ -9,18 +9,18 @@ import grpc.aio
 
 from opd import __version__
 from opd.errors import IncompatibleTeacherError, InvalidRequestError, OpdError, OverloadedError
+from opd.telemetry.context import trace_id_of, traceparent_of
 from opd.wire.bounds import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from opd.wire.head import encode_head
-from opd.telemetry.context import trace_id_of, traceparent_of
 from opd.wire.types import Head, Timings
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
+from teacher_server.observe.logs import log
+from teacher_server.residency.teacher import Teacher
 from teacher_server.rpc.describe import teacher_info
 from teacher_server.rpc.interceptor import PRINCIPAL
-from teacher_server.observe.logs import log
 from teacher_server.rpc.score_call import ScoreCall, Shared
 from teacher_server.rpc.sender import Sender
-from teacher_server.residency.teacher import Teacher
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from opd.errors import CancelledError, NonFiniteError, OpdError, OutageError
+from student.learning.terms import TermOutput, TokenBatch
 from student.loop import train
 from student.methods.distil.opd import OnPolicyDistillation
 from student.methods.windows.probe import Prober
 from student.recipe import Recipe
 from student.services import LoopServices
-from student.learning.terms import TermOutput, TokenBatch
 
 EFFOPD = {
     "name": "effopd",

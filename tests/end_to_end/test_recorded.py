@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from opd.errors import DataError
+from student.data.plan import plan_step
 from student.job import build_job
 from student.loop import train
-from student.data.plan import plan_step
 from student.recipe import Recipe
 from student.rollout.transformers import rollout
 

@@ -18,12 +18,12 @@ from opd.tasks.arithmetic import Addition
 from opd.tasks.build import build_prompts
 from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.plan import plan_step
+from student.data.row import Row, RowKey
 from student.job import build_job
 from student.loop import train
-from student.scoring.needs import TEACHER, Needs, SignalNeed
-from student.data.plan import plan_step
 from student.recipe import Recipe
-from student.data.row import Row, RowKey
+from student.scoring.needs import TEACHER, Needs, SignalNeed
 from student.scoring.score import Scorer
 
 MIX = {

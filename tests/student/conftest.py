@@ -13,16 +13,16 @@ from opd.maths import score_tokens
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 from opd.wire.types import PayloadKind
+from student.data.plan import plan_step
+from student.data.row import Row, RowKey
 from student.learning.learner import Learner
 from student.learning.model import load_student
-from student.scoring.needs import REFERENCE, TEACHER, Needs
 from student.learning.objective import Objective
-from student.data.plan import plan_step
+from student.learning.terms import HeadWeights, SignalTokens, StudentTokens, Term, TokenBatch
 from student.plugins import build_terms
 from student.recipe import TrainSettings
 from student.rollout.transformers import RolloutSpec, rollout
-from student.data.row import Row, RowKey
-from student.learning.terms import HeadWeights, SignalTokens, StudentTokens, Term, TokenBatch
+from student.scoring.needs import REFERENCE, TEACHER, Needs
 
 PROMPTS = ["1+1=", "12+34=", "7+7=", "99+1=", "5+50="]
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from opd.errors import CorruptPayloadError, OpdError
 from opd.fleet.membership.agreement import Identity, distance, probe_item, probe_spec, probe_vector
-from opd.fleet.scheduling.in_flight import Lane
 from opd.fleet.membership.life_cycle import ReplicaLife, ReplicaState, Transition
 from opd.fleet.membership.link import Description, ReplicaLink, ScoreCall
 from opd.fleet.membership.pool import Pool
+from opd.fleet.scheduling.in_flight import Lane
 from opd.fleet.settings import FleetSettings
 from opd.wire.v1 import teacher_pb2 as pb
 

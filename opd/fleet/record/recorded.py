@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from opd.errors import DataError, TeacherNotFoundError
-from opd.fleet.membership.agreement import AgreementReport
 from opd.fleet.client import ScoreFuture, TeacherFleet
+from opd.fleet.membership.agreement import AgreementReport
 from opd.fleet.membership.outage import Outage, OutageHooks
-from opd.fleet.status.records import FleetCounters, FleetStatus, TeacherStatus
 from opd.fleet.record.store import ScoreStore, score_key
+from opd.fleet.status.records import FleetCounters, FleetStatus, TeacherStatus
 from opd.wire.bounds import RequestBounds, check_items
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb

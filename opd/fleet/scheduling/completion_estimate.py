@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Set
 
 from opd.fleet.scheduling.in_flight import Lane
-from opd.fleet.scheduling.throughput import FIRST_SPEED
 from opd.fleet.scheduling.queue import TeacherQueue
+from opd.fleet.scheduling.throughput import FIRST_SPEED
 
 _SLACK = 1.02
 _FRESHNESS = 0.01

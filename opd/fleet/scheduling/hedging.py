@@ -10,8 +10,8 @@ from collections import deque
 from typing import NamedTuple
 
 from opd.fleet.scheduling.budget import HedgeBudget
-from opd.fleet.scheduling.in_flight import Call, Job, Lane
 from opd.fleet.scheduling.completion_estimate import Outlook
+from opd.fleet.scheduling.in_flight import Call, Job, Lane
 from opd.fleet.scheduling.scheduler import Scheduler
 from opd.fleet.settings import HedgeSettings
 

@@ -17,8 +17,8 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable
 
-from opd.fleet.scheduling.in_flight import Call, Job, Lane
 from opd.fleet.scheduling.completion_estimate import Outlook
+from opd.fleet.scheduling.in_flight import Call, Job, Lane
 from opd.fleet.scheduling.queue import TeacherQueue
 from opd.fleet.settings import CallSettings
 

@@ -3,8 +3,8 @@
 A tile of n tokens is projected into two float32 buffers [n, V] that are reused for every tile, so scratch is fixed by
 `scratch_bytes` at any number of tokens. While the logits are there, the gradients of the weighted sum of the tile are
 taken at once: four matrix products in all (two projections, two gradients) where recomputing in the backward pass costs
-six. Statistics and gradient of a tile come from `opd.maths.rows` (torch) or `opd.maths.linear.kernels` (CUDA), which are
-tested against each other.
+six. Statistics and gradient of a tile come from `opd.maths.rows` (torch) or `opd.maths.linear.kernels` (CUDA), which
+are tested against each other.
 """
 
 from collections.abc import Callable
@@ -94,9 +94,9 @@ def run_tiles(
 def _kernel(backend: str) -> Callable[..., Tensor]:
     """`opd.maths.rows.fold_rows_` for a whole tile, by the backend."""
     if backend == "triton":
-        from opd.maths.linear.divergence import kernels as linear_triton
+        from opd.maths.linear import kernels
 
-        return linear_triton.fold_
+        return kernels.fold_
     return fold_tile_
 
 

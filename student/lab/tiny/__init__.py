@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from student.lab.tiny.build import build_world
     from student.lab.tiny.summary import ModelSummary, WorldSummary
 
-_HOMES = {"build_world": "student.lab.tiny.build", "ModelSummary": "student.lab.tiny.summary", "WorldSummary": "student.lab.tiny.summary"}
+_HOMES = {
+    "build_world": "student.lab.tiny.build",
+    "ModelSummary": "student.lab.tiny.summary",
+    "WorldSummary": "student.lab.tiny.summary",
+}
 
 
 def __getattr__(name: str) -> Any:

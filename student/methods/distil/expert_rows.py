@@ -18,9 +18,9 @@ from pydantic import Field, model_validator
 
 from opd.errors import ConfigError, DataError
 from student.controllers import Controller, ControllerSettings
-from student.run.costs import positions
-from student.rollout.recorded import read_answers
 from student.data.streams import stream
+from student.rollout.recorded import read_answers
+from student.run.costs import positions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from opd.tasks.prompt import Prompt
     from student.controllers import Services
     from student.data.plan import PlannedRow, StepPlan
-    from student.recipe import Recipe
     from student.data.row import Row
     from student.learning.terms import Term
+    from student.recipe import Recipe
 
 
 class ExpertRowsSettings(ControllerSettings):

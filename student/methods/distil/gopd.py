@@ -25,13 +25,13 @@ from pydantic import Field, model_validator
 
 from opd import maths
 from opd.wire.types import PayloadKind, PayloadSpec
-from student.methods.jumps.extrapolation import Extrapolation, Guards
+from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
 from student.methods.distil.given_rows import refuse_given_rows, untied_tokens
 from student.methods.distil.opd import head_settings
 from student.methods.distil.output import divergence_metrics
 from student.methods.distil.token_set import token_ids
+from student.methods.jumps.extrapolation import Extrapolation, Guards
 from student.scoring.needs import HIDDEN, REFERENCE, SCORES, TEACHER, Needs, SignalNeed
-from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

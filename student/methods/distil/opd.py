@@ -27,19 +27,19 @@ from pydantic import Field, model_validator
 from opd import maths
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
 from student.methods.distil.given_rows import refuse_given_rows, untied_tokens
 from student.methods.distil.output import divergence_metrics
 from student.methods.distil.return_to_go import future_surrogate
 from student.scoring.needs import HIDDEN, SCORES, SCORES_AT_TEACHER, TEACHER, Needs, SignalNeed
-from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from opd.maths import Divergence, HeadSettings
-    from student.methods.distil.output import Metrics
     from student.data.row import Row
     from student.learning.terms import HeadWeights
+    from student.methods.distil.output import Metrics
 
 DivergenceName = Literal["reverse_kl", "forward_kl", "jsd", "skew_forward_kl", "skew_reverse_kl"]
 

@@ -17,10 +17,10 @@ from pydantic import Field, model_validator
 
 from opd import maths
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
 from student.methods.distil.given_rows import untied_tokens
 from student.methods.distil.opd import head_settings
 from student.scoring.needs import HIDDEN, REFERENCE, SCORES, Needs, SignalNeed
-from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
 
 if TYPE_CHECKING:
     from opd.maths import Divergence

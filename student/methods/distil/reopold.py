@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from student.learning.terms import have
 from student.methods.distil.selection import top_share
 from student.methods.distil.token_reward import TokenReward, TokenRewardSettings
-from student.learning.terms import have
 
 if TYPE_CHECKING:
     from torch import Tensor

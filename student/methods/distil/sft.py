@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from student.scoring.needs import SCORES, Needs
 from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
+from student.scoring.needs import SCORES, Needs
 
 
 class SftSettings(TermSettings):

@@ -23,10 +23,10 @@ from pydantic import Field, model_validator
 
 from opd import maths
 from opd.wire.types import PayloadKind
+from student.learning.terms import TermOutput, TokenBatch, have
 from student.methods.distil.opd import OnPolicyDistillation, OpdSettings
 from student.methods.distil.selection import spread, top_share
 from student.scoring.needs import SCORES, Needs
-from student.learning.terms import TermOutput, TokenBatch, have
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
 from student.methods.distil.given_rows import refuse_given_rows
 from student.scoring.needs import SCORES, TEACHER, Needs, SignalNeed
-from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,9 +21,9 @@ from pydantic import Field
 
 from opd import maths
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.learning.terms import TermOutput, have
 from student.methods.distil.token_reward import TokenReward, TokenRewardSettings
 from student.scoring.needs import SCORES, SCORES_AT_TEACHER, TEACHER, Needs, SignalNeed
-from student.learning.terms import TermOutput, have
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,10 +18,10 @@ from pydantic import Field
 
 from opd import maths
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
 from student.methods.distil.given_rows import refuse_given_rows
 from student.methods.distil.output import divergence_metrics
 from student.scoring.needs import SCORES, TEACHER, Needs, SignalNeed
-from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from opd.tasks.prompt import Prompt
     from student.controllers import EvalReport, Services
-    from student.recipe import Recipe
     from student.learning.terms import Term
+    from student.recipe import Recipe
 
 _MOVED = re.compile(r"\.(self_attn|attn|attention|mlp|feed_forward|experts)\.")
 _NORM = re.compile(r"norm", re.IGNORECASE)

@@ -22,8 +22,8 @@ from pydantic import Field
 
 from opd import maths
 from opd.config import Settings
-from student.methods.distil.token_set import TokenSetSettings, among
 from student.learning.terms import SignalTokens, TokenBatch, have
+from student.methods.distil.token_set import TokenSetSettings, among
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

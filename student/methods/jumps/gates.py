@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class GateSettings(Settings):
     """Settings of a gate."""
 
-    kind: Literal["accuracy", "paired", "reverse_kl"] = Field("accuracy", description="See student/methods/jumps/gates.py.")
+    kind: Literal["accuracy", "paired", "reverse_kl"] = Field("accuracy", description="See the module's docstring.")
     prompts: int = Field(
         50, ge=2, description="Prompts of an evaluation, of the training set, the same in a whole run."
     )

@@ -3,9 +3,9 @@
     L_next = min { L in windows : cos(g_L, g_full) >= rho },   rho = sqrt(1/2)
 
 measured on probes: `rows` full rollouts from a snapshot of the student, sampled, scored and differentiated beside
-training (see `student.methods.windows.probe`). Windows and full length come from one Gram matrix of segment gradients. A probe acts
-exactly `delay` steps after its snapshot, and training waits for it then: that is the paper's staleness limit, and it
-makes a run a function of its seed alone, so that it resumes bit for bit.
+training (see `student.methods.windows.probe`). Windows and full length come from one Gram matrix of segment gradients.
+A probe acts exactly `delay` steps after its snapshot, and training waits for it then: that is the paper's staleness
+limit, and it makes a run a function of its seed alone, so that it resumes bit for bit.
 
 The full text was not available to us. Known: the rule, rho, 64 rows, the limit of 5 steps, one global window. Ours: the
 probe samples new prompts instead of continuing cut responses; its gradients are those of the snapshot; all trained
@@ -13,8 +13,8 @@ parameters enter the cosine with the Euclidean inner product; without an admissi
 so it is before the first probe acts; `criterion`, `per_domain` and the null.
 
 Costs are counted under cost/probe at the step where the probe acts; one that the end of the run overtakes is not.
-Memory: see `student.methods.windows.probe`; a checkpoint written while a probe is under way holds the snapshot, one more copy of the
-trained weights.
+Memory: see `student.methods.windows.probe`; a checkpoint written while a probe is under way holds the snapshot, one
+more copy of the trained weights.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from student.controllers import ControllerSettings
+from student.data.plan import PlannedRow, StepPlan, plan_step
 from student.methods.windows.admissibility import cross_fitted, published, shortest_admissible
 from student.methods.windows.windows import WindowController
-from student.data.plan import PlannedRow, StepPlan, plan_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.controllers import Services
+    from student.learning.terms import Term
     from student.methods.windows.probe import Probe, ProbeResult, ProbeSpec
     from student.recipe import Recipe
-    from student.learning.terms import Term
 
 
 class AdwinSettings(ControllerSettings):
@@ -49,7 +49,8 @@ class AdwinSettings(ControllerSettings):
     )
     rho: float = Field(0.5**0.5, gt=0, lt=1, description="Cosine from which a window is admissible.")
     criterion: Literal["published", "cross_fitted"] = Field(
-        "published", description="Which cosine decides; both are reported. See student/methods/windows/admissibility.py."
+        "published",
+        description="Which cosine decides; both are reported. See windows/admissibility.py.",
     )
     rows: int = Field(64, ge=4, description="Responses of a probe.")
     folds: int = Field(4, ge=2, description="Parts of a probe for the cross-fitted cosine.")

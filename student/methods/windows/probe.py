@@ -26,14 +26,14 @@ from torch import Tensor
 from opd.errors import CancelledError
 from opd.wire.types import Scores
 from student.data.batch import MicroBatch
-from student.run.costs import Costs
-from student.methods.windows.gradient_metric import GradientMetric, gram
-from student.learning.learner import Learner
 from student.data.plan import StepPlan
-from student.rollout.transformers import RolloutSpec, rollout
 from student.data.row import Row
-from student.scoring.score import Scorer
 from student.data.streams import stream
+from student.learning.learner import Learner
+from student.methods.windows.gradient_metric import GradientMetric, gram
+from student.rollout.transformers import RolloutSpec, rollout
+from student.run.costs import Costs
+from student.scoring.score import Scorer
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from student.controllers import Services
     from student.data.plan import PlannedRow
-    from student.recipe import Recipe
     from student.data.row import Row
     from student.learning.terms import Term
+    from student.recipe import Recipe
 
 
 class PruneOpdSettings(ControllerSettings):

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from student.controllers import Services
     from student.data.plan import PlannedRow, StepPlan
-    from student.recipe import Recipe
     from student.learning.terms import Term
+    from student.recipe import Recipe
 
 
 def check_partial_sums(name: str, terms: Sequence[Term]) -> None:

@@ -17,10 +17,10 @@ from pydantic import Field
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
-from student.scoring.needs import SCORES, Needs
+from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
 from student.rl import ADVANTAGES
 from student.rl.advantages.groups import group_rows
-from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
+from student.scoring.needs import SCORES, Needs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+    from student.data.row import Row
     from student.recipe import Recipe
     from student.rl.advantages.estimators import Advantage
-    from student.data.row import Row
 
 
 class PolicyGradientSettings(TermSettings):

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from student.lab.tiny.summary import read_summary
+from student.lab.evaluate import Level, grade_models, read_greedy, read_models
 from student.lab.experiment import ROUTED, Arm, Experiment
 from student.lab.experiments.common import QUICK, recipe
-from student.lab.evaluate import Level, grade_models, read_greedy, read_models
 from student.lab.plan import Plan
 from student.lab.runs import beside
+from student.lab.tiny.summary import read_summary
 from student.lab.world import Cast, served
 
 

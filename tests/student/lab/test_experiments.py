@@ -8,13 +8,13 @@ import pytest
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
-from student.lab.tiny.summary import read_summary
 from student.lab.experiment import Arm, Claim, Experiment, Fires
 from student.lab.experiments import NAMES, load_experiment
 from student.lab.experiments.common import QUICK, recipe
-from student.lab.runner import run_experiment
 from student.lab.plan import Plan
 from student.lab.report import write_report
+from student.lab.runner import run_experiment
+from student.lab.tiny.summary import read_summary
 from student.lab.world import Cast
 from student.plugins import build_plugins
 from student.recipe import Recipe

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from student.lab.curve import Curve
-from student.lab.experiment import Arm, Claim, Experiment, Fires
 from student.lab.evaluate import Level
+from student.lab.experiment import Arm, Claim, Experiment, Fires
 from student.lab.results import ArmResult, SeedResult, judge
 
 EXPERIMENT = Experiment("e", "x", "", "", (), {}, (), (Arm("a", ""), Arm("b", "")), ())

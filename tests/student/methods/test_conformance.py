@@ -10,9 +10,9 @@ import student.methods
 import student.rl  # noqa: F401  (registers the names)
 from opd.config import parse_settings
 from opd.tasks.verdict import Verdict
+from student.learning.terms import OBJECTIVES
 from student.plugins import build_terms
 from student.run.state_io import load_state, save_state
-from student.learning.terms import OBJECTIVES
 
 VARIANTS: list[dict[str, Any]] = [
     *({"name": "opd", "payload": payload} for payload in ("sampled", "topk", "hidden")),

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from opd.errors import ConfigError
 from student.methods.distil.return_to_go import future_sum
-from student.scoring.needs import TEACHER
 from student.plugins import build_terms
+from student.scoring.needs import TEACHER
 
 
 def gradient(made: Any, **settings: Any) -> Tensor:

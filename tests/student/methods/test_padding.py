@@ -9,8 +9,8 @@ import torch
 import student.methods
 import student.rl  # noqa: F401  (registers the names)
 from opd.tasks.verdict import Verdict
-from student.plugins import build_terms
 from student.learning.terms import OBJECTIVES
+from student.plugins import build_terms
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in OBJECTIVES])

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind
+from student.learning.terms import TermOutput
 from student.methods.distil.mask_tokens import MaskTokens, MaskTokensSettings
 from student.methods.distil.selection import spread, top_share
 from student.methods.distil.token_set import TokenSetSettings, token_ids
-from student.scoring.needs import REFERENCE, TEACHER
 from student.plugins import build_terms
-from student.learning.terms import TermOutput
+from student.scoring.needs import REFERENCE, TEACHER
 
 
 def gradient(made: Any, **settings: Any) -> Tensor:

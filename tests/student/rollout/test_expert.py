@@ -11,9 +11,9 @@ import torch
 from opd.errors import DataError
 from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow
+from student.data.row import Row, RowKey
 from student.rollout.recorded import read_answers
 from student.rollout.transformers import RolloutSpec, rollout
-from student.data.row import Row, RowKey
 
 SOLVED = [("1+1=", "02:2"), ("12+34=", "06 04:46"), ("7+7=", "14:14")]
 

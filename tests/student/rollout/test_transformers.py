@@ -8,9 +8,9 @@ import torch
 from opd.errors import DataError
 from opd.tasks.prompt import Prompt
 from student.data.plan import plan_step
+from student.data.row import Row
 from student.rollout.sampling import draw
 from student.rollout.transformers import RolloutSpec, rollout
-from student.data.row import Row
 
 
 @pytest.fixture(scope="module")

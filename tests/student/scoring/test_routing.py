@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from opd.errors import ConfigError
-from student.scoring.routing import Destination, Router, RouteRule, RoutingSettings, mix_scores
 from opd.wire.types import Scores
+from student.scoring.routing import Destination, Router, RouteRule, RoutingSettings, mix_scores
 
 SERVED = ["code", "math", "reference"]
 

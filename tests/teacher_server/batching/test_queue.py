@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opd.wire.types import PayloadSpec, ScoreItem
-from teacher_server.engines.base import EngineItem
 from teacher_server.batching.queue import FairQueue, Job
+from teacher_server.engines.base import EngineItem
 
 
 class Clock:

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opd.wire.types import PayloadSpec
-from teacher_server.engines.host_copy import HostCopy
 from teacher_server.engines.head import OutputHead
+from teacher_server.engines.host_copy import HostCopy
 from teacher_server.engines.payload import Rows, reduce_logits, reduce_rows
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from opd.errors import ConfigError, DataError, TeacherNotFoundError
 from opd.fleet.client import TeacherFleet
-from opd.fleet.settings import CacheSettings
 from opd.fleet.record.store import ScoreStore, score_key
+from opd.fleet.settings import CacheSettings
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
 
 SPECS = [PayloadSpec.sampled(), PayloadSpec.topk(4), PayloadSpec.gather(3, "f32"), PayloadSpec.hidden("f32")]

@@ -9,9 +9,8 @@ import torch
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from opd.maths.linear import tiles
 from opd.maths.linear.divergence import gradients as linear_gradients
-
-from opd.maths.linear.divergence import tiles as linear_tiles
 from opd.maths.linear.divergence import linear_divergence
 from opd.maths.linear.gradients import LogitGradients
 from opd.maths.linear.project import GPU_SCRATCH, Side
@@ -102,8 +101,8 @@ def meta(*shape, dtype=torch.bfloat16):
 
 @pytest.fixture
 def accelerator(monkeypatch):
-    """What is asked of meta tensors; the kernels that fold a tile run on values only (see test_linear_triton.py)."""
-    monkeypatch.setattr(linear_tiles, "fold_tile_", lambda student, *_, **__: student.new_empty(6, len(student)))
+    """What is asked of meta tensors; the kernels that fold a tile run on values only (see test_kernels.py)."""
+    monkeypatch.setattr(tiles, "fold_tile_", lambda student, *_, **__: student.new_empty(6, len(student)))
     with Products() as seen:
         yield seen
 

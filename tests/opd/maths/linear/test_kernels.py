@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from opd.maths.linear.divergence import tiles as linear_tiles
+from opd.maths.linear import tiles
 from opd.maths.linear.divergence import HeadSettings, linear_divergence
 from opd.maths.pointwise import divergence_spec
 
@@ -50,14 +50,14 @@ def tile(case):
 @pytest.mark.parametrize("case", ["plain", "saturated", "excluded"])
 @pytest.mark.parametrize(("kind", "weight", "normalised"), KINDS)
 def test_kernels_agree_with_their_torch_twin(kind, weight, normalised, case):
-    from opd.maths.linear.divergence import kernels as linear_triton
+    from opd.maths.linear import kernels
 
     spec = divergence_spec(kind, weight=weight, normalised=normalised)
     student, teacher = tile(case)
     factor = torch.linspace(0.5, 1.5, 5, device=DEVICE) * spec.scale
     ours, twin = student.clone(), student.clone()
-    got = linear_triton.fold_(ours, teacher.clone(), spec, 0.7, factor=factor)
-    want = linear_tiles.fold_tile_(twin, teacher.clone(), spec, 0.7, factor=factor)
+    got = kernels.fold_(ours, teacher.clone(), spec, 0.7, factor=factor)
+    want = tiles.fold_tile_(twin, teacher.clone(), spec, 0.7, factor=factor)
     unit = torch.tensor([1, 1, spec.scale, spec.scale, 1, 1], device=DEVICE).unsqueeze(1)
     assert_close(got * unit, want * unit, rtol=1e-5, atol=1e-5)
     assert_close(ours, twin, rtol=1e-4, atol=2e-5)

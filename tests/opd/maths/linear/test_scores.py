@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from opd.maths.head_tail import head_tail_reverse_kl
 from opd.maths.linear.divergence import HeadSettings
 from opd.maths.linear.scores import linear_token_scores, linear_topk
-from opd.maths.head_tail import head_tail_reverse_kl
 from opd.maths.scores import score_tokens
 
 N, V, H, K = 11, 23, 5, 4

@@ -9,8 +9,8 @@ import pytest
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
 from opd.tasks.prompt import Prompt
-from student.methods.distil.expert_rows import ExpertRows, ExpertRowsSettings
 from student.data.plan import StepPlan, plan_step
+from student.methods.distil.expert_rows import ExpertRows, ExpertRowsSettings
 from student.plugins import build_plugins
 from student.recipe import Recipe
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind
 from student.methods.jumps.extrapolation import Extrapolation, Guards, flip_limit
-from student.scoring.needs import REFERENCE, TEACHER
 from student.plugins import build_terms
+from student.scoring.needs import REFERENCE, TEACHER
 
 PAYLOADS = ["sampled", "gather", "hidden"]
 
