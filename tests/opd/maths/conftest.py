@@ -18,7 +18,11 @@ torch.set_num_threads(1)
 # source of its kernels, which the checker must not rewrite.
 _FOLDER = Path(__file__).parents[3] / "opd" / "maths"
 install_import_hook(
-    [f"opd.maths.{path.stem}" for path in _FOLDER.glob("*.py") if path.stem not in ("__init__", "kernels")],
+    [
+        ".".join(("opd.maths", *path.relative_to(_FOLDER).with_suffix("").parts))
+        for path in _FOLDER.rglob("*.py")
+        if path.stem not in ("__init__", "kernels")
+    ],
     "beartype.beartype",
 )
 

@@ -9,8 +9,8 @@ import torch
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from opd.maths.linear import gradients as linear_gradients
 from opd.maths.linear import tiles
-from opd.maths.linear.divergence import gradients as linear_gradients
 from opd.maths.linear.divergence import linear_divergence
 from opd.maths.linear.gradients import LogitGradients
 from opd.maths.linear.project import GPU_SCRATCH, Side

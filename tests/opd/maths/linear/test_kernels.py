@@ -96,7 +96,7 @@ def test_the_kernels_compile_for_hopper_without_a_gpu_and_keep_their_numbers_in_
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from opd.maths.linear.divergence import kernels
+from opd.maths.linear import kernels
 
 POINTERS = ("student", "teacher", "out", "figures", "factor")
 for code, moderate in ((kernels._REVERSE.value, False), (kernels._JSD.value, True), (kernels._JSD.value, False)):
