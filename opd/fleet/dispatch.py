@@ -40,6 +40,8 @@ from opd.wire.types import PayloadSpec, ScoreItem, Scores
 log = logging.getLogger("opd.fleet")
 
 TICK_SECONDS = 0.05
+LONGEST_PUSHBACK_SECONDS = 30.0
+"""A busy server is asked again after so many seconds at most, whatever it wishes."""
 _FIRST_REISSUE_SECONDS = 0.2
 _REPLICA_FAULTS = (UnavailableError, DeadlineError, AuthError, ScopeError, CancelledError)
 _DOUBTS = (IncompatibleTeacherError, TeacherNotFoundError)
@@ -141,14 +143,12 @@ class Dispatcher:
                 self._cancel(call)
 
     def outages(self) -> list[Outage]:
-        """Teachers that nobody can serve and that rows wait for."""
-        now = self._now()
+        """Teachers that rows wait for and that have no replica which takes rows: none is healthy, or all are busy."""
+        now, budget = self._now(), self._settings.outage.budget_seconds
         return [
-            Outage(
-                pool.name, now - pool.down_since, pool.rows, self._why(pool.name), self._settings.outage.budget_seconds
-            )
+            Outage(pool.name, now - since, pool.rows, self._why(pool.name), budget)
             for pool in self._pools.values()
-            if pool.down_since is not None and pool.rows
+            if (since := pool.out_since) is not None and pool.rows
         ]
 
     async def close(self) -> None:
@@ -269,9 +269,7 @@ class Dispatcher:
         self.counters.calls_failed += 1
         log.info("call %d to replica %s failed: %s", call.number, call.lane.key, error)
         if isinstance(error, OverloadedError):
-            self.counters.pushbacks += 1
-            call.lane.pushed_back(now + max(0.01, error.retry_after))
-            asyncio.get_running_loop().call_later(max(0.01, error.retry_after), self.stir)
+            self._push_back(call, error, now)
         elif life is None:
             return
         elif isinstance(error, CorruptPayloadError):
@@ -284,6 +282,17 @@ class Dispatcher:
             call.lane.reset()
             server.tell(call.teacher, life.request_failed(now, str(error)))
             server.wake()
+
+    def _push_back(self, call: Call, error: OverloadedError, now: float) -> None:
+        self.counters.pushbacks += 1
+        seconds = min(max(0.01, error.retry_after), LONGEST_PUSHBACK_SECONDS)
+        if error.retry_after > seconds:
+            log.warning(
+                "replica %s is busy and wants to be left alone for %.3g s; it is asked again after %g s",
+                *(call.lane.key, error.retry_after, seconds),
+            )
+        call.lane.pushed_back(now, now + seconds)
+        asyncio.get_running_loop().call_later(seconds, self.stir)
 
     def _settle(self, call: Call, error: OpdError | None) -> None:
         """What happens to the rows that a finished call left unanswered."""
@@ -314,7 +323,8 @@ class Dispatcher:
     def _again_when_less_busy(self, job: Job, error: OverloadedError, now: float) -> None:
         since = job.cargo.refused_since = job.cargo.refused_since or now
         if now - since > self._settings.outage.budget_seconds:
-            self._fail(job, error)
+            what = f"a row for teacher {job.teacher!r} was refused for {now - since:.0f} s, more than the outage budget"
+            self._fail(job, OutageError(f"{what}: {error}"))
         else:
             self.scheduler.submit(job, urgent=True)
 
@@ -352,6 +362,7 @@ class Dispatcher:
         while self._live:
             await asyncio.sleep(TICK_SECONDS)
             now = self._now()
+            self._see_refusals(now)
             hedges, stalled = self.hedger.choose(self.scheduler, now)
             for call in hedges:
                 self.counters.hedges += len(call.jobs)
@@ -366,6 +377,13 @@ class Dispatcher:
                     self._give_up(outage)
             self.stir()
 
+    def _see_refusals(self, now: float) -> None:
+        """Note since when every replica of a teacher that would take rows refuses them as too busy."""
+        for pool in self._pools.values():
+            lanes = self.scheduler.serving(pool.name) if pool.rows else []
+            since = [lane.refused_since for lane in lanes if lane.refuses(now)]
+            pool.refused_since = max(since) if lanes and len(since) == len(lanes) else None
+
     def _give_up(self, outage: Outage) -> None:
         for job in [job for job in self._live.values() if job.teacher == outage.teacher]:
             self._fail(
@@ -377,10 +395,12 @@ class Dispatcher:
             )
 
     def _why(self, teacher: str) -> str:
+        now = self._now()
         reasons = [
-            f"{server.address} is {server.lives[teacher].state}, {server.lives[teacher].reason}"
+            f"{server.address} is {life.state}, "
+            + ("but busy: it refuses calls" if life.usable and server.lane.refuses(now) else life.reason)
             for server in self._servers.values()
-            if teacher in server.lives
+            if (life := server.lives.get(teacher)) is not None
         ]
         return "; ".join(reasons) or "no replica is listed"
 

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from opd.errors import (
+    CorruptPayloadError,
     InvalidRequestError,
     OpdError,
     OverloadedError,
@@ -26,6 +27,7 @@ ERROR_DOMAIN = "opd"
 DETAILS_KEY = "grpc-status-details-bin"
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
 MAX_MESSAGE_CHARS = 1000
+_OVERSIZE_ANSWER = "CLIENT: Received message larger than max"
 
 
 class WireStatus(NamedTuple):
@@ -57,8 +59,9 @@ def status_of(error: OpdError) -> WireStatus:
 def error_from_rpc(error: grpc.RpcError) -> OpdError:
     """The `opd.errors` class of a failed call, synchronous or asyncio.
 
-    RESOURCE_EXHAUSTED without an overload detail is gRPC's own oversize and becomes `InvalidRequestError`; INTERNAL,
-    UNKNOWN and anything not in the table become `UnavailableError`, because another replica may do better.
+    RESOURCE_EXHAUSTED without an overload detail is gRPC's own oversize: of our request, which becomes
+    `InvalidRequestError`, or of the server's answer, which breaks the contract and becomes `CorruptPayloadError`.
+    INTERNAL, UNKNOWN and anything not in the table become `UnavailableError`, because another replica may do better.
     """
     code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
     message = (error.details() if hasattr(error, "details") else None) or code.name.lower()
@@ -72,6 +75,8 @@ def error_from_status(
     """The error for a status code, its sentence and the trailing metadata; see `error_from_rpc`."""
     info, overload = _details(trailers)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        if overload is None and _OVERSIZE_ANSWER in message:
+            return CorruptPayloadError(f"the answer has a message that is larger than the contract allows: {message}")
         if overload is None and ("larger than max" in message or "too large" in message):
             return InvalidRequestError(f"a message is larger than the transport allows: {message}")
         return _overloaded(message, overload)

@@ -3,10 +3,11 @@
 import asyncio
 import re
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError, Message
 
 from opd.errors import AuthError, CorruptPayloadError, DeadlineError, OpdError, UnavailableError
 from opd.fleet.membership.link import Description, ScoreCall
@@ -20,8 +21,10 @@ from opd.wire.shm import shared_memory_available
 from opd.wire.status import error_from_rpc
 from opd.wire.types import Head, Scores
 from opd.wire.v1 import teacher_pb2 as pb
-from opd.wire.v1.teacher_pb2_grpc import TeacherServiceStub
 
+M = TypeVar("M", bound=Message)
+
+_SERVICE = "/opd.wire.v1.TeacherService/"
 _TLS_SIGNS = ("handshake", "ssl", "certificate", "tls", "hostname verification")
 _NOISE = re.compile(r"failed to connect to all addresses; last error: \w+: (ipv[46]:\S+: )?|: OK$|SSL_ERROR_SSL: \S+ ")
 
@@ -42,23 +45,29 @@ class GrpcLink:
         self._calls = calls
         self._client = client
         self._channel: grpc.aio.Channel | None = None
-        self._stub: Any = None
+        self._methods: dict[str, Any] = {}
 
-    def _service(self) -> Any:
-        if self._stub is None:
+    def _method(self, name: str, *, stream: bool) -> Any:
+        """A method of the service that gives its answers as bytes.
+
+        The generated stub would parse them itself; gRPC logs a traceback for bytes that are not a message, and hands
+        over None.
+        """
+        if self._channel is None:
             self._channel = open_channel(self.address, self._security)
-            self._stub = TeacherServiceStub(self._channel)
-        return self._stub
+        if name not in self._methods:
+            make = self._channel.unary_stream if stream else self._channel.unary_unary
+            self._methods[name] = make(_SERVICE + name, request_serializer=_serialise)
+        return self._methods[name]
 
     async def describe(self, timeout: float) -> Description:
         """See `ReplicaLink.describe`."""
-        answer = await self._unary("Describe", pb.DescribeRequest(), timeout)
+        answer = await self._unary("Describe", pb.DescribeRequest(), pb.DescribeResponse, timeout)
         return Description({info.name: info for info in answer.teachers}, answer.instance_id, answer.server_version)
 
     async def load(self, timeout: float) -> pb.GetLoadResponse:
         """See `ReplicaLink.load`."""
-        answer = await self._unary("GetLoad", pb.GetLoadRequest(), timeout)
-        return answer  # type: ignore[no-any-return]
+        return await self._unary("GetLoad", pb.GetLoadRequest(), pb.GetLoadResponse, timeout)
 
     async def score(
         self, call: ScoreCall, timeout: float | None, idle: float
@@ -88,8 +97,8 @@ class GrpcLink:
         )
         last = len(call.items) - 1
         metadata = self._security.metadata() + call.trace
-        stream = self._service().Score(request, timeout=timeout, metadata=metadata)
-        async for message in self._messages(stream, idle):
+        stream = self._method("Score", stream=True)(request, timeout=timeout, metadata=metadata)
+        async for message in self._messages(stream, pb.ScoreResponse, idle):
             for index, scores in decoder.feed(message):
                 # The last row waits for the trailer: a stream without one is incomplete.
                 if index < last:
@@ -100,14 +109,14 @@ class GrpcLink:
         """See `ReplicaLink.head`."""
         request = pb.GetHeadRequest(teacher=teacher, expected_hash=expected_hash, chunk_bytes=self._calls.chunk_bytes)
         decoder = HeadStreamDecoder(expected_hash)
-        stream = self._service().GetHead(request, timeout=timeout, metadata=self._security.metadata())
-        async for message in self._messages(stream, timeout):
+        stream = self._method("GetHead", stream=True)(request, timeout=timeout, metadata=self._security.metadata())
+        async for message in self._messages(stream, pb.GetHeadResponse, timeout):
             decoder.feed(message)
         return decoder.finish()
 
     async def reconnect(self) -> None:
         """See `ReplicaLink.reconnect`."""
-        channel, self._channel, self._stub = self._channel, None, None
+        channel, self._channel, self._methods = self._channel, None, {}
         if channel is not None:
             await channel.close()
 
@@ -115,22 +124,31 @@ class GrpcLink:
         """See `ReplicaLink.close`."""
         await self.reconnect()
 
-    async def _unary(self, method: str, request: Any, timeout: float) -> Any:
+    async def _unary(self, method: str, request: Message, kind: type[M], timeout: float) -> M:
         try:
-            call = getattr(self._service(), method)
-            return await call(request, timeout=timeout, metadata=self._security.metadata())
+            call = self._method(method, stream=False)
+            data = await call(request, timeout=timeout, metadata=self._security.metadata())
         except grpc.RpcError as error:
             raise self._named(error) from error
+        return self._parsed(kind, data)
 
-    async def _messages(self, stream: Any, idle: float) -> AsyncGenerator[Any, None]:
+    def _parsed(self, kind: type[M], data: bytes) -> M:
+        try:
+            return kind.FromString(data)
+        except DecodeError as error:
+            raise CorruptPayloadError(
+                f"replica {self.address} sent {len(data)} bytes that are not a message of the contract."
+            ) from error
+
+    async def _messages(self, stream: Any, kind: type[M], idle: float) -> AsyncGenerator[M, None]:
         """The messages of a stream; cancels it when the reader leaves, early or not."""
         try:
             while True:
                 async with asyncio.timeout(idle):
-                    message = await stream.read()
-                if message is grpc.aio.EOF:
+                    data = await stream.read()
+                if data is grpc.aio.EOF:
                     return
-                yield message
+                yield self._parsed(kind, data)
         except TimeoutError as error:
             raise DeadlineError(
                 f"replica {self.address} sent nothing for {idle:.3g} s; it is stuck, or attempt_seconds is too short."
@@ -166,3 +184,7 @@ class GrpcLink:
         if isinstance(found, CorruptPayloadError):
             return CorruptPayloadError(f"replica {self.address}: {text}.")
         return found
+
+
+def _serialise(message: Message) -> bytes:
+    return message.SerializeToString()

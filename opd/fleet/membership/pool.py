@@ -26,6 +26,7 @@ class Pool:
         heads: the fetched head by content hash.
         head_lock: held while it is fetched.
         down_since: time since when no replica is usable, None while one is.
+        refused_since: time since when all usable replicas refuse calls as too busy, None while one takes rows.
         rows: rows submitted and not yet done.
     """
 
@@ -37,7 +38,13 @@ class Pool:
     heads: dict[str, Head] = field(default_factory=dict)
     head_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     down_since: float | None = None
+    refused_since: float | None = None
     rows: int = 0
+
+    @property
+    def out_since(self) -> float | None:
+        """Time since when no replica takes rows, whatever the reason; None while one does."""
+        return self.refused_since if self.down_since is None else self.down_since
 
     def choose(self, seen: dict[str, pb.TeacherInfo], pinned: str = "") -> Identity:
         """The pool's identity; elects it among the replicas seen (address to description) when there is none yet.

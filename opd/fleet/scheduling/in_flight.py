@@ -11,6 +11,7 @@ from typing import Any
 from opd.fleet.scheduling.throughput import SpeedMeter
 
 _RECENT_GROUPS = 32
+_ACCEPTED_SECONDS = 2.0
 
 
 @dataclass(eq=False, slots=True)
@@ -91,6 +92,7 @@ class Lane:
         window: tokens that may be in flight beyond the first two rows.
         last_sent: when a call last went out.
         paused_until: time before which nothing new is sent, from the server's pushback.
+        refused_since: time of the first pushback after the last answer, inf when there was none.
     """
 
     def __init__(self, key: str, limit_tokens: int) -> None:
@@ -102,6 +104,7 @@ class Lane:
         self.window = 0.0
         self.last_sent = float("-inf")
         self.paused_until = 0.0
+        self.refused_since = float("inf")
         self.meter = SpeedMeter()
         self.answered_tokens = 0
         self._limit = limit_tokens
@@ -150,6 +153,7 @@ class Lane:
         self.answered_tokens += tokens
         self.window = min(float(self._limit), self.window + 2 * tokens)
         self._first_rows = 2
+        self.refused_since = float("inf")
         self._free(tokens)
 
     def released(self, tokens: int, now: float) -> None:
@@ -163,11 +167,22 @@ class Lane:
         if self.in_flight_rows == 0:
             self.meter.idle()
 
-    def pushed_back(self, until: float) -> None:
+    def pushed_back(self, now: float, until: float) -> None:
         """The server is overloaded: nothing new before `until`, and half as much from then on."""
         self.paused_until = max(self.paused_until, until)
+        self.refused_since = min(self.refused_since, now)
         self.window /= 2
         self._first_rows = 1
+
+    def refuses(self, now: float) -> bool:
+        """Whether the server has done nothing but refuse calls lately.
+
+        Not while it works on a call that it took before, and not two seconds after its pause: a call that it has not
+        refused by then was taken.
+        """
+        if now >= self.paused_until + _ACCEPTED_SECONDS or self.refused_since == float("inf"):
+            return False
+        return all(call.started >= self.refused_since for call in self.calls.values())
 
     def reset(self) -> None:
         """Start slowly again, after a failure or a restart."""

@@ -80,7 +80,7 @@ class TeacherStatus:
         usable, replicas: how many can serve, of how many known.
         queued_rows, queued_tokens: what waits in this client.
         in_flight_rows: what has been sent.
-        down_seconds: how long nobody can serve it, 0 while somebody can.
+        down_seconds: since a replica of it last took rows (none is healthy, or all are too busy); 0 while one does.
     """
 
     teacher: str

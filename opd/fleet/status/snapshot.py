@@ -36,7 +36,7 @@ def _teacher(pool: Pool, servers: Mapping[str, Server], dispatcher: Dispatcher, 
         queued_rows=len(waiting),
         queued_tokens=sum(job.tokens for job in waiting),
         in_flight_rows=pool.rows - len(waiting),
-        down_seconds=0.0 if pool.down_since is None else now - pool.down_since,
+        down_seconds=0.0 if pool.out_since is None else now - pool.out_since,
     )
 
 

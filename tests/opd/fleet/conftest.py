@@ -23,7 +23,6 @@ from opd.wire.request import parse_score_request
 from opd.wire.status import status_of
 from opd.wire.types import Head, PayloadKind, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
-from opd.wire.v1.teacher_pb2_grpc import TeacherServiceServicer, add_TeacherServiceServicer_to_server
 
 VOCAB, HIDDEN = 64, 8
 
@@ -63,7 +62,33 @@ class TinyModel:
         return Scores(sampled=sampled, values=values, ids=ids.astype(np.uint32), log_tail=tail)
 
 
-class FakeServer(TeacherServiceServicer):
+def _serialise(message: Any) -> bytes:
+    """The message's bytes; bytes are sent as they are, so that a test can send what is no message."""
+    return message if isinstance(message, bytes) else message.SerializeToString()
+
+
+def _handlers(server: "FakeServer") -> grpc.GenericRpcHandler:
+    def late(name: str) -> Callable[[Any, Any], Any]:
+        """The method as it is when it is called: a test may replace it."""
+
+        def call(request: Any, context: Any) -> Any:
+            return getattr(server, name)(request, context)
+
+        return call
+
+    unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+    return grpc.method_handlers_generic_handler(
+        "opd.wire.v1.TeacherService",
+        {
+            "Describe": unary(late("Describe"), pb.DescribeRequest.FromString, _serialise),
+            "GetLoad": unary(late("GetLoad"), pb.GetLoadRequest.FromString, _serialise),
+            "GetHead": stream(late("GetHead"), pb.GetHeadRequest.FromString, _serialise),
+            "Score": stream(late("Score"), pb.ScoreRequest.FromString, _serialise),
+        },
+    )
+
+
+class FakeServer:
     """Serves models by name. Knobs: `delay` seconds per row, `wedged` (never answers Score), `trouble(request)` may
     raise an OpdError, `mangle(messages)` may change the answer, `draining`, `state`, `deaf` (answers nothing)."""
 
@@ -78,14 +103,14 @@ class FakeServer(TeacherServiceServicer):
         self.refusal = ""
         self.state = pb.TEACHER_STATE_READY
         self.trouble: Callable[[pb.ScoreRequest], None] = lambda request: None
-        self.mangle: Callable[[list[pb.ScoreResponse]], list[pb.ScoreResponse]] = lambda messages: messages
+        self.mangle: Callable[[list[Any]], list[Any]] = lambda messages: messages
         self.requests: list[pb.ScoreRequest] = []
         self.heads = 0
         self.cancelled = 0
         self.instance = uuid.uuid4().hex
         self._stopping = threading.Event()
         self._server = grpc.server(ThreadPoolExecutor(24), options=[("grpc.so_reuseport", 0)])
-        add_TeacherServiceServicer_to_server(self, self._server)
+        self._server.add_generic_rpc_handlers((_handlers(self),))
         where = f"127.0.0.1:{port}"
         if credentials is None:
             self.port = self._server.add_insecure_port(where)

@@ -54,6 +54,12 @@ def reason_of(fleet: TeacherFleet, address: str) -> str:
     return next((r.reason for r in fleet.status().replicas if r.address == address), "absent")
 
 
+def tracebacks(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What gRPC or the fleet logged as an exception."""
+    ours = ("grpc", "opd")
+    return [r.getMessage() for r in caplog.records if r.exc_info and r.name.startswith(ours)]
+
+
 def numbers(scores: list[Scores]) -> list[bytes]:
     return [s.sampled.tobytes() + s.values.tobytes() + s.ids.tobytes() for s in scores]  # type: ignore[union-attr]
 
@@ -238,6 +244,8 @@ LIES = {
     "no header": lambda messages: messages[1:],
     "nothing": lambda messages: [],
     "two trailers": lambda messages: [*messages, messages[-1]],
+    "bytes that are no message": lambda messages: [messages[0], b"\xff" * 40],
+    "a message larger than the transport allows": lambda messages: [messages[0], b"\x00" * (65 << 20)],
 }
 
 
@@ -250,7 +258,9 @@ WORDS = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_lying_server_is_condemned_and_poisons_nothing(tiny: SimpleNamespace, lie: str) -> None:
+def test_a_lying_server_is_condemned_and_poisons_nothing(
+    tiny: SimpleNamespace, lie: str, caplog: pytest.LogCaptureFixture
+) -> None:
     honest, liar = tiny.serve(), tiny.serve()
     liar.mangle = LIES[lie]
     items = tiny.items(60)
@@ -260,6 +270,21 @@ def test_a_lying_server_is_condemned_and_poisons_nothing(tiny: SimpleNamespace, 
         assert liar.requests
         assert state_of(fleet, liar.address) == "condemned"
         assert WORDS.get(lie, "refused") in reason_of(fleet, liar.address)
+        assert fleet.status().counters.refused_payloads >= 1
+    assert not tracebacks(caplog), "a lie is the server's fault, not a bug of ours"
+
+
+@pytest.mark.parametrize("method", ["Describe", "GetLoad"])
+def test_a_server_whose_description_is_no_message_is_left_out_without_a_traceback(
+    tiny: SimpleNamespace, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    honest, broken = tiny.serve(), tiny.serve()
+    setattr(broken, method, lambda request, context: b"\xff" * 40)
+    with TeacherFleet.connect([broken.address, honest.address], settings=tiny.settings) as fleet:
+        items = tiny.items(10)
+        assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
+        tiny.wait_until(lambda: "not a message" in str(fleet._core.servers[broken.address].error))
+    assert not tracebacks(caplog)
 
 
 def test_when_everybody_lies_the_call_fails_with_the_reason(tiny: SimpleNamespace) -> None:
@@ -325,6 +350,43 @@ def test_pushback_is_obeyed_and_costs_no_attempts(tiny: SimpleNamespace) -> None
         assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
         assert fleet.status().counters.pushbacks == 10
         assert state_of(fleet, server.address) == "healthy"
+
+
+def test_an_endless_pushback_is_cut_short_and_counts_as_an_outage(
+    tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("opd.fleet.dispatch.LONGEST_PUSHBACK_SECONDS", 2.0)
+    server = tiny.serve()
+
+    def trouble(request: pb.ScoreRequest) -> None:
+        if len(server.requests) == 1:
+            raise OverloadedError("busy", retry_after=1e12)
+
+    server.trouble = trouble
+    heard: list[Outage] = []
+    with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
+        items = tiny.items(2)
+        scores = fleet.score("math", items[:1], SPEC, hooks=OutageHooks(waiting=heard.append))
+        assert numbers(scores) == calm(tiny, items[:1])
+        assert not fleet.outages()
+    assert heard and "busy" in heard[0].reason and server.address in heard[0].sentence()
+    assert any("1e+12 s" in record.getMessage() for record in caplog.records)
+
+
+def test_refusals_by_every_replica_beyond_the_outage_budget_fail_the_row(tiny: SimpleNamespace) -> None:
+    server = tiny.serve()
+
+    def trouble(request: pb.ScoreRequest) -> None:
+        raise OverloadedError("busy", retry_after=0.02)
+
+    server.trouble = trouble
+    outage = tiny.settings.outage.model_copy(update={"budget_seconds": 0.5})
+    settings = tiny.settings.model_copy(update={"outage": outage})
+    with (
+        TeacherFleet.connect(server.address, settings=settings) as fleet,
+        pytest.raises(OutageError, match=r"'math'.*busy"),
+    ):
+        fleet.score("math", tiny.items(1), SPEC)
 
 
 @pytest.mark.parametrize("kind", [InvalidRequestError, NonFiniteError, DeviceMemoryError])

@@ -54,6 +54,16 @@ def test_a_long_sentence_is_cut_before_it_breaks_the_metadata_limit() -> None:
             "SERVER: Received message larger than max (5 vs. 4)",
             errors.InvalidRequestError,
         ),
+        (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "Stream removed (CLIENT: Received message larger than max (5 vs. 4))",
+            errors.CorruptPayloadError,
+        ),
+        (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "CLIENT: Sent message larger than max (5 vs. 4)",
+            errors.InvalidRequestError,
+        ),
         (grpc.StatusCode.UNAUTHENTICATED, "who", errors.AuthError),
     ],
 )

@@ -81,7 +81,7 @@ def test_pushback_pauses_the_lane_and_halves_its_window() -> None:
     world.answer(call, 0.1)
     lane = world.scheduler.lanes["s0"]
     before = lane.window
-    lane.pushed_back(world.now + 5.0)
+    lane.pushed_back(world.now, world.now + 5.0)
     world.now += 4.9
     assert world.plan() == [] and lane.window == before / 2
     for running in list(lane.calls.values()):
@@ -89,6 +89,25 @@ def test_pushback_pauses_the_lane_and_halves_its_window() -> None:
     assert world.plan() == []
     world.now += 0.2
     assert world.plan() != []
+
+
+def test_a_lane_refuses_while_it_has_done_nothing_else_since_its_pushback() -> None:
+    world = World()
+    for _ in range(20):
+        world.row(100)
+    lane = world.scheduler.lanes["s0"]
+    old, refused = world.plan()
+    world.now = 1.0
+    world.scheduler.ended(refused, world.now)
+    lane.pushed_back(world.now, world.now + 1.0)
+    assert not lane.refuses(world.now), "it still works on a call that it took"
+    world.scheduler.ended(old, world.now)
+    assert lane.refuses(2.5) and not lane.refuses(4.0)
+    world.now = 2.5
+    (call,) = world.plan()
+    assert lane.refuses(world.now), "the next call may be refused as well"
+    world.answer(call, 0.1)
+    assert not lane.refuses(world.now)
 
 
 def test_rows_of_one_prompt_travel_together_and_payloads_never_mix() -> None:
