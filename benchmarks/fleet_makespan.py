@@ -3,7 +3,7 @@
     python benchmarks/fleet_makespan.py            # all tables, about a minute
     python benchmarks/fleet_makespan.py --quick    # fewer seeds
 
-The real client code runs against simulated servers in virtual time (`opd.fleet.simulation`). Rows are log-normal
+The real client code runs against simulated servers in virtual time (`support.simulation`). Rows are log-normal
 (median 800 tokens, sigma 0.6). Ideal is total tokens / total speed: what a fluid would need. The policies of stock
 gRPC are computed on the same rows: round robin sends row i to server i mod n, pick first sends all to one server,
 least assigned sends each row to the server with the fewest tokens assigned.
@@ -20,7 +20,7 @@ import numpy as np
 
 from opd.fleet.scheduling import scheduler as scheduler_module
 from opd.fleet.settings import FleetSettings
-from opd.fleet.simulation import SimulatedServer, connect_simulated, run_virtual, score_batch
+from support.simulation import SimulatedServer, connect_simulated, run_virtual, score_batch
 
 SPEED = 5000.0
 

@@ -8,8 +8,8 @@ import pytest
 
 from opd.errors import OutageError
 from opd.fleet.settings import FleetSettings, OutageSettings
-from opd.fleet.simulation import SimulatedServer, connect_simulated, run_virtual, score_batch
 from opd.wire.types import Scores
+from support.simulation import SimulatedServer, connect_simulated, run_virtual, score_batch
 
 SPEED = 5000.0
 
