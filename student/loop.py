@@ -9,16 +9,14 @@ after_update()                   jumps, refreshes
 observe(report)                  controllers learn
 """
 
-import math
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from opd.errors import CancelledError, CheckpointError, OpdError, RunFolderError
+from opd.errors import CancelledError, OpdError, RunFolderError
 from opd.fleet.membership.outage import Outage, OutageHooks
 from opd.fleet.metrics import register_metrics
 from student.controllers import EvalReport, StepReport
@@ -27,12 +25,13 @@ from student.data.row import Row
 from student.job import Job, build_job, fleet_fingerprints
 from student.recipe import Recipe
 from student.rollout.transformers import rollout
-from student.run.checkpoint import latest_checkpoint, save_checkpoint
+from student.run.checkpoint import latest_checkpoint
+from student.run.evaluation import Evaluations, metrics_of, to_json
 from student.run.folder import RunFolder
 from student.run.interrupts import Interrupts
 from student.run.row_counts import count_rows, row_metrics
+from student.run.saving import Saver, Unfinished
 from student.run.spans import Spans
-from student.run.state_io import load_state, save_state
 from student.run.telemetry import StageClock, Telemetry
 
 
@@ -86,23 +85,8 @@ def _open(recipe: Recipe, resume: bool) -> tuple[RunFolder | None, Path | None]:
     return folder, latest_checkpoint(folder.checkpoints)
 
 
-@dataclass
-class _Unfinished:
-    """A step whose update is done, while what follows it is not: saved when the run stops there.
-
-    Attributes:
-        metrics: of the step so far.
-        acted: controllers that have acted on the weights.
-        observed: whether the controllers have seen the report.
-    """
-
-    metrics: dict[str, float]
-    acted: int = 0
-    observed: bool = False
-
-
 class _Run:
-    """State of a running job."""
+    """A running job: the loop itself. What outlives a step is `state`; see `student.run.saving`."""
 
     def __init__(
         self,
@@ -118,16 +102,9 @@ class _Run:
         self.spans = spans
         self.ranks = job.learner.ranks
         interrupts.shared = self.ranks.count > 1
-        self.updates = 0
-        self.unfinished: _Unfinished | None = None
-        self.begin = time.monotonic()
-        self.before: EvalReport | None = None
-        self.tokens = 0
-        self.saved = self.written = -1  # by all ranks together; by this one
-        if checkpoint is not None:
-            self._restore(checkpoint)
-        if job.accelerator.is_main_process:
-            folder.keep_recipe(self.recipe, self.updates)
+        self.evaluations = Evaluations(job, sinks.say)
+        self.saver = Saver(job, folder)
+        self.state = self.saver.open(checkpoint)
 
     def run(self) -> dict[str, Any]:
         """All remaining steps, then the summary; whatever stops them, the state is saved first."""
@@ -140,9 +117,10 @@ class _Run:
         except RunFolderError:
             raise  # Saving is what failed.
         except OpdError as error:
-            done, stopped = f"{self.updates} of {self.recipe.train.steps} steps", isinstance(error, CancelledError)
+            steps = self.state.steps
+            done, stopped = f"{steps} of {self.recipe.train.steps} steps", isinstance(error, CancelledError)
             # Without an update there is nothing to save: a resumed run begins at the beginning.
-            path = self._save() if self.updates else None
+            path = self.saver.save(self.state) if steps else None
             said = f"stopped after {done}" if stopped else f"{error} The run stopped after {done}"
             error.args = (f"{said}{f', saved in {path}' if path else ''}; continue with --resume.",)
             raise
@@ -150,25 +128,25 @@ class _Run:
 
     def _train(self) -> EvalReport | None:
         """All remaining steps, between two evaluations."""
-        if self.updates == 0:
-            self.before = self._evaluate("before")
-        self.sinks.start(self.updates)
-        if self.unfinished is not None:
-            self._follow_up(self.unfinished, [], StageClock(self.spans))
-        while self.updates < self.recipe.train.steps:
+        if self.state.steps == 0:
+            self.state.before = self.evaluations.run("before")
+        self.sinks.start(self.state.steps)
+        if self.state.unfinished is not None:
+            self._follow_up(self.state.unfinished, [], StageClock(self.spans))
+        while self.state.steps < self.recipe.train.steps:
             if self.ranks.any(self.interrupts.requested):
                 raise CancelledError("stopped by a signal")
-            with self.spans.span("opd.step", **{"opd.step": self.updates + 1}):
-                self._step(self.updates)
-        return self._evaluate("after")
+            with self.spans.span("opd.step", **{"opd.step": self.state.steps + 1}):
+                self._step(self.state.steps)
+        return self.evaluations.run("after")
 
     def _waiting(self, outage: Outage) -> None:
         self.sinks.say(outage.sentence())
 
     def _emergency(self, outage: Outage) -> None:
-        if self.unfinished is not None:
+        if self.state.unfinished is not None:
             return  # A controller may be trying other weights.
-        path = self._save(together=False)
+        path = self.saver.save(self.state, together=False)
         self.sinks.say(f"teacher {outage.teacher!r} is away for {outage.seconds:.0f} s; saved {path}")
 
     def _recovered(self, outage: Outage) -> None:
@@ -188,12 +166,12 @@ class _Run:
         costs.trained("train", rows)
         with clock.stage("learn"):
             metrics = job.learner.step(rows, step)
-        self.updates = step + 1
+        self.state.steps = step + 1
         counts = self.ranks.total(count_rows(rows, sampled) | costs.take())
-        self.tokens += int(counts["sampled"])
+        self.state.tokens += int(counts["sampled"])
         spent = {name: value for name, value in counts.items() if name.startswith("cost/")}
-        self.unfinished = _Unfinished(metrics | row_metrics(counts) | spent)
-        self._follow_up(self.unfinished, rows, clock)
+        self.state.unfinished = Unfinished(metrics | row_metrics(counts) | spent)
+        self._follow_up(self.state.unfinished, rows, clock)
 
     def _plan(self, step: int) -> StepPlan:
         rollout = self.recipe.rollout
@@ -208,29 +186,32 @@ class _Run:
             plan = controller.plan(plan)
         return plan
 
-    def _follow_up(self, left: _Unfinished, rows: list[Row], clock: StageClock) -> None:
-        """What follows an update; broken off, it goes on after a resume with the controller that it had come to."""
-        job, metrics = self.job, left.metrics
+    def _follow_up(self, left: Unfinished, rows: list[Row], clock: StageClock) -> None:
+        """What follows an update. If it is interrupted, a resumed run continues with the controller it had reached."""
+        job, metrics, step = self.job, left.metrics, self.state.steps - 1
         with clock.stage("after_update"):
             for controller in job.controllers[left.acted :]:
-                job.services.costs.take()  # of a call that was broken off
-                found = controller.after_update(self.updates - 1, job.services)
+                job.services.costs.take()  # of a call that was interrupted
+                found = controller.after_update(step, job.services)
                 for name, value in self.ranks.total(job.services.costs.take()).items():
                     metrics[name] = metrics.get(name, 0.0) + value
                 metrics |= found
                 left.acted += 1
         if not left.observed:
             for controller in job.controllers:
-                controller.observe(StepReport(self.updates - 1, metrics, rows))
+                controller.observe(StepReport(step, metrics, rows))
             left.observed = True
-        self._evaluate_now_and_then(metrics, clock)
-        self.unfinished = None
-        self.saved = self.written = -1  # A checkpoint of this update, if the run stopped here, has become old.
+        if self.evaluations.due(self.state.steps):
+            with clock.stage("evaluate"):
+                report = self.evaluations.run(f"step {self.state.steps}")
+            metrics |= metrics_of(report) if report is not None else {}
+        self.state.unfinished = None
+        self.saver.outdate()  # of a checkpoint of this step that an interruption left
         self._save_now_and_then(clock)
         seconds = sum(clock.seconds.values())
         metrics["tokens_per_second"] = metrics["response_tokens"] / seconds if seconds else 0.0
         if job.accelerator.is_main_process:
-            self.sinks.step(self.updates, metrics, clock.seconds)
+            self.sinks.step(self.state.steps, metrics, clock.seconds)
 
     def _scored(self, plan: StepPlan, clock: StageClock) -> list[Row]:
         """Sample this rank's rows of the plan, each scored from the moment it is finished."""
@@ -246,156 +227,31 @@ class _Run:
                 job.tokenizer,
                 plan.shard(self.ranks.index, self.ranks.count).rows,
                 job.services.rollout_spec,
-                policy_version=self.updates,
+                policy_version=self.state.steps,
                 on_row=submit,
             )
         with clock.stage("wait_teacher"):
             job.scorer.collect(rows, poll=self.interrupts.poll)
         return rows
 
-    def _evaluate_now_and_then(self, metrics: dict[str, float], clock: StageClock) -> None:
-        last = self.updates == self.recipe.train.steps
-        every = self.recipe.eval.every
-        if last or not every or self.updates % every:
-            return
-        with clock.stage("evaluate"):
-            result = self._evaluate(f"step {self.updates}")
-        if result is None:
-            return
-        metrics["eval/response_length"] = result.mean_length
-        metrics |= _domain_metrics(result)
-        if not math.isnan(result.accuracy):
-            metrics["eval/accuracy"] = result.accuracy
-        if result.reverse_kl is not None:
-            metrics["eval/reverse_kl"] = result.reverse_kl
-
     def _save_now_and_then(self, clock: StageClock) -> None:
-        last = self.updates == self.recipe.train.steps
+        last = self.state.steps == self.recipe.train.steps
         every = self.recipe.train.checkpoint_every
-        if last or (every and self.updates % every == 0):
+        if last or (every and self.state.steps % every == 0):
             with clock.stage("checkpoint"):
-                self._save()
-
-    def _evaluate(self, label: str) -> EvalReport | None:
-        settings = self.recipe.eval
-        if settings.prompts == 0:
-            return None
-        result = self.job.services.evaluate(
-            self.job.source.prompts("heldout", settings.prompts),
-            seed_names=("heldout",),
-            samples=settings.samples,
-            reverse_kl=settings.reverse_kl,
-            temperature=settings.temperature,
-            purpose=None,
-        )
-        divergence = "" if result.reverse_kl is None else f", reverse KL {result.reverse_kl:.4f} nats per token"
-        parts = ", ".join(f"{name.partition('/')[2]} {value:.3f}" for name, value in _domain_metrics(result).items())
-        domains = f" ({parts})" if parts else ""
-        accuracy = "unknown" if math.isnan(result.accuracy) else f"{result.accuracy:.3f}"
-        self.sinks.say(f"evaluation ({label}): accuracy {accuracy}{domains}{divergence}")
-        return result
-
-    def _save(self, *, together: bool = True) -> Path:
-        """Save the state after the last update, once; `together` says that all ranks do so at the same time."""
-        root = self.folder.checkpoints
-        final = root / f"step-{self.updates:06d}"
-        if self.saved == self.updates:
-            return final
-        job = self.job
-        if together:
-            job.accelerator.wait_for_everyone()
-        if job.accelerator.is_main_process and self.written != self.updates:
-            final = save_checkpoint(root, self.updates, self._write, keep=self.recipe.train.keep_checkpoints)
-            self.written = self.updates
-        if together:
-            job.accelerator.wait_for_everyone()
-            self.saved = self.updates
-        return final
-
-    def _write(self, folder: Path) -> None:
-        job = self.job
-        job.learner.student.lm.save_pretrained(folder / "model")
-        job.tokenizer.save_pretrained(folder / "model")
-        trainer = folder / "trainer"
-        trainer.mkdir()
-        save_state(trainer, "learner", job.learner.state_dict())
-        save_state(
-            trainer,
-            "loop",
-            {
-                "updates": self.updates,
-                "tokens": self.tokens,
-                "seconds": time.monotonic() - self.begin,
-                "seed": self.recipe.seed,
-                "before": None if self.before is None else _brief(self.before),
-                "unfinished": None if self.unfinished is None else asdict(self.unfinished),
-                "objective": job.learner.objective.state_dict(),
-                "controllers": {str(i): c.state_dict() for i, c in enumerate(job.controllers)},
-            },
-        )
-
-    def _restore(self, checkpoint: Path) -> None:
-        trainer = checkpoint / "trainer"
-        state = load_state(trainer, "loop")
-        if state["seed"] != self.recipe.seed:
-            raise CheckpointError(
-                f"checkpoint {checkpoint} is from a run with seed {state['seed']}, but the recipe has seed "
-                f"{self.recipe.seed}; use the same recipe to resume."
-            )
-        try:
-            self.job.learner.load_state_dict(load_state(trainer, "learner"))
-            self.job.learner.objective.load_state_dict(state["objective"])
-            for i, controller in enumerate(self.job.controllers):
-                controller.load_state_dict(state["controllers"].get(str(i), {}))
-        except (KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"the state in checkpoint {checkpoint} does not fit this recipe or version of opd ({error!r}); resume "
-                "with those that wrote it, or begin a new run."
-            ) from error
-        self.updates = self.saved = self.written = int(state["updates"])
-        self.tokens = int(state["tokens"])
-        self.begin -= float(state["seconds"])
-        self.before = _from_brief(state["before"])
-        if state.get("unfinished") is not None:
-            self.unfinished = _Unfinished(**state["unfinished"])
-        if self.job.accelerator.is_main_process:
-            self.folder.cut_metrics(self.updates - (self.unfinished is not None))
+                self.saver.save(self.state)
 
     def _finish(self, after: EvalReport | None) -> dict[str, Any]:
+        state = self.state
         summary = {
             "run": str(self.folder.path),
-            "checkpoint": str(self._save()),
-            "steps": self.updates,
-            "response_tokens": self.tokens,
-            "seconds": time.monotonic() - self.begin,
-            "before": None if self.before is None else _brief(self.before),
-            "after": None if after is None else _brief(after),
+            "checkpoint": str(self.saver.save(state)),
+            "steps": state.steps,
+            "response_tokens": state.tokens,
+            "seconds": time.monotonic() - state.began,
+            "before": None if state.before is None else to_json(state.before),
+            "after": None if after is None else to_json(after),
         }
         if self.job.accelerator.is_main_process:
             self.folder.write_json("summary.json", summary)
         return summary
-
-
-def _brief(report: EvalReport) -> dict[str, Any]:
-    return {
-        "accuracy": None if math.isnan(report.accuracy) else report.accuracy,
-        "mean_length": report.mean_length,
-        "truncated": report.truncated,
-        "reverse_kl": report.reverse_kl,
-        "tokens": report.tokens,
-        "by_domain": {name: list(found) for name, found in report.by_domain.items()},
-    }
-
-
-def _from_brief(data: dict[str, Any] | None) -> EvalReport | None:
-    if data is None:
-        return None
-    accuracy = math.nan if data["accuracy"] is None else data["accuracy"]
-    return EvalReport(**{**data, "accuracy": accuracy}, per_prompt=())
-
-
-def _domain_metrics(report: EvalReport) -> dict[str, float]:
-    """Accuracy of each domain, where there are several."""
-    if len(report.by_domain) < 2:
-        return {}
-    return {f"domain_accuracy/{name}": accuracy for name, (accuracy, _) in report.by_domain.items()}

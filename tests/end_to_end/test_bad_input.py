@@ -150,16 +150,16 @@ def test_an_existing_run_folder_exits_with_13(opd: Run, recipe_file: Path, recip
 def test_a_full_disk_exits_with_13_and_keeps_the_checkpoints_before(
     opd: Run, recipe_file: Path, recipe_data: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import student.loop
+    import student.run.saving
 
     assert opd("train", str(recipe_file), "train.steps=2", "eval.prompts=0")[0] == 0
-    original = student.loop.save_state
+    original = student.run.saving.save_state
 
     def onto_a_full_disk(folder: Path, name: str, state: dict[str, Any]) -> None:
         (folder / f"{name}.json").symlink_to("/dev/full")
         original(folder, name, state)
 
-    monkeypatch.setattr(student.loop, "save_state", onto_a_full_disk)
+    monkeypatch.setattr(student.run.saving, "save_state", onto_a_full_disk)
     code, err = opd("train", str(recipe_file), "train.steps=3", "eval.prompts=0", "--resume")
     assert code == 13 and one_sentence(err) and "No space left" in err and "step-000003" in err, err
     folder = Path(recipe_data["run"])

@@ -1,0 +1,86 @@
+"""The evaluations of a run: before the first step, every so many steps, and after the last one."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from student.controllers import EvalReport
+from student.job import Job
+
+
+class Evaluations:
+    """Evaluates on the recipe's held-out prompts and says what it found.
+
+    Args:
+        job: gives services, prompts and settings.
+        say: takes one line for people.
+    """
+
+    def __init__(self, job: Job, say: Callable[[str], None]) -> None:
+        self._job, self._say = job, say
+        self._settings = job.recipe.eval
+
+    def due(self, steps: int) -> bool:
+        """Whether the recipe asks for one after `steps` steps; the one after the last step is made apart."""
+        every = self._settings.every
+        return steps < self._job.recipe.train.steps and every > 0 and steps % every == 0
+
+    def run(self, label: str) -> EvalReport | None:
+        """Evaluate the current weights; None when the recipe has evaluation off."""
+        settings = self._settings
+        if settings.prompts == 0:
+            return None
+        report = self._job.services.evaluate(
+            self._job.source.prompts("heldout", settings.prompts),
+            seed_names=("heldout",),
+            samples=settings.samples,
+            reverse_kl=settings.reverse_kl,
+            temperature=settings.temperature,
+            purpose=None,
+        )
+        self._say(f"evaluation ({label}): {describe(report)}")
+        return report
+
+
+def describe(report: EvalReport) -> str:
+    """The figures of an evaluation in one line."""
+    divergence = "" if report.reverse_kl is None else f", reverse KL {report.reverse_kl:.4f} nats per token"
+    parts = ", ".join(f"{name.partition('/')[2]} {value:.3f}" for name, value in _by_domain(report).items())
+    domains = f" ({parts})" if parts else ""
+    accuracy = "unknown" if math.isnan(report.accuracy) else f"{report.accuracy:.3f}"
+    return f"accuracy {accuracy}{domains}{divergence}"
+
+
+def metrics_of(report: EvalReport) -> dict[str, float]:
+    """The figures of an evaluation as metrics of a step; what is unknown is absent."""
+    metrics = {"eval/response_length": report.mean_length, **_by_domain(report)}
+    if not math.isnan(report.accuracy):
+        metrics["eval/accuracy"] = report.accuracy
+    if report.reverse_kl is not None:
+        metrics["eval/reverse_kl"] = report.reverse_kl
+    return metrics
+
+
+def to_json(report: EvalReport) -> dict[str, Any]:
+    """The report without its figures per prompt, for summaries and checkpoints."""
+    return {
+        "accuracy": None if math.isnan(report.accuracy) else report.accuracy,
+        "mean_length": report.mean_length,
+        "truncated": report.truncated,
+        "reverse_kl": report.reverse_kl,
+        "tokens": report.tokens,
+        "by_domain": {name: list(found) for name, found in report.by_domain.items()},
+    }
+
+
+def from_json(data: dict[str, Any]) -> EvalReport:
+    """What `to_json` gave."""
+    accuracy = math.nan if data["accuracy"] is None else data["accuracy"]
+    return EvalReport(**{**data, "accuracy": accuracy}, per_prompt=())
+
+
+def _by_domain(report: EvalReport) -> dict[str, float]:
+    """Accuracy of each domain, where there are several."""
+    if len(report.by_domain) < 2:
+        return {}
+    return {f"domain_accuracy/{name}": accuracy for name, (accuracy, _) in report.by_domain.items()}

@@ -1,0 +1,152 @@
+"""Saving and restoring a run: what the loop remembers between steps, and the checkpoint of all that has state."""
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from opd.errors import CheckpointError
+from student.controllers import EvalReport
+from student.job import Job
+from student.run.checkpoint import save_checkpoint
+from student.run.evaluation import from_json, to_json
+from student.run.folder import RunFolder
+from student.run.state_io import load_state, save_state
+
+
+@dataclass
+class Unfinished:
+    """A step whose update is done, while what follows it is not: saved when the run stops there.
+
+    Attributes:
+        metrics: of the step so far.
+        acted: controllers that have acted on the weights.
+        observed: whether the controllers have seen the report.
+    """
+
+    metrics: dict[str, float]
+    acted: int = 0
+    observed: bool = False
+
+
+@dataclass
+class LoopState:
+    """What the loop itself remembers between steps.
+
+    Attributes:
+        steps: steps done; the weights are those after the last of them.
+        tokens: response tokens sampled for training, on all ranks.
+        began: `time.monotonic()` when the run would have begun without interruptions.
+        before: the evaluation before the first step.
+        unfinished: what is left to do of the last step, or None.
+    """
+
+    steps: int
+    tokens: int
+    began: float
+    before: EvalReport | None = None
+    unfinished: Unfinished | None = None
+
+
+class Saver:
+    """Writes and reads the checkpoints of a run.
+
+    Args:
+        job: whose weights, optimizer, terms and controllers are saved.
+        folder: the run folder.
+    """
+
+    def __init__(self, job: Job, folder: RunFolder) -> None:
+        self._job, self._folder = job, folder
+        # Steps of the newest checkpoint, as all ranks know it and as this one does: an outage has one rank save alone.
+        self._agreed = self._written = -1
+
+    def open(self, checkpoint: Path | None) -> LoopState:
+        """The state in `checkpoint`, with learner, terms and controllers as they were; that of a new run for None.
+
+        Raises:
+            CheckpointError: when the checkpoint is of another recipe, version or seed.
+        """
+        main = self._job.accelerator.is_main_process
+        state = LoopState(steps=0, tokens=0, began=time.monotonic())
+        if checkpoint is not None:
+            state = self._restore(checkpoint)
+            self._agreed = self._written = state.steps
+            if main:
+                self._folder.cut_metrics(state.steps - (state.unfinished is not None))
+        if main:
+            self._folder.keep_recipe(self._job.recipe, state.steps)
+        return state
+
+    def save(self, state: LoopState, *, together: bool = True) -> Path:
+        """Save the state after the last step, once; `together` says that all ranks do so at the same time.
+
+        Raises:
+            RunFolderError: when it cannot be written.
+        """
+        root, job = self._folder.checkpoints, self._job
+        final = root / f"step-{state.steps:06d}"
+        if self._agreed == state.steps:
+            return final
+        if together:
+            job.accelerator.wait_for_everyone()
+        if job.accelerator.is_main_process and self._written != state.steps:
+            keep = job.recipe.train.keep_checkpoints
+            final = save_checkpoint(root, state.steps, lambda folder: self._write(folder, state), keep=keep)
+            self._written = state.steps
+        if together:
+            job.accelerator.wait_for_everyone()
+            self._agreed = state.steps
+        return final
+
+    def outdate(self) -> None:
+        """Have the next save write: the state has changed since, although the number of steps is the same."""
+        self._agreed = self._written = -1
+
+    def _write(self, folder: Path, state: LoopState) -> None:
+        job = self._job
+        job.learner.student.lm.save_pretrained(folder / "model")
+        job.tokenizer.save_pretrained(folder / "model")
+        trainer = folder / "trainer"
+        trainer.mkdir()
+        save_state(trainer, "learner", job.learner.state_dict())
+        save_state(
+            trainer,
+            "loop",
+            {
+                "steps": state.steps,
+                "tokens": state.tokens,
+                "seconds": time.monotonic() - state.began,
+                "seed": job.recipe.seed,
+                "before": None if state.before is None else to_json(state.before),
+                "unfinished": None if state.unfinished is None else asdict(state.unfinished),
+                "objective": job.learner.objective.state_dict(),
+                "controllers": {str(i): c.state_dict() for i, c in enumerate(job.controllers)},
+            },
+        )
+
+    def _restore(self, checkpoint: Path) -> LoopState:
+        job, trainer = self._job, checkpoint / "trainer"
+        state: dict[str, Any] = load_state(trainer, "loop")
+        try:
+            if state["seed"] != job.recipe.seed:
+                raise CheckpointError(
+                    f"checkpoint {checkpoint} is from a run with seed {state['seed']}, but the recipe has seed "
+                    f"{job.recipe.seed}; use the same recipe to resume."
+                )
+            job.learner.load_state_dict(load_state(trainer, "learner"))
+            job.learner.objective.load_state_dict(state["objective"])
+            for i, controller in enumerate(job.controllers):
+                controller.load_state_dict(state["controllers"].get(str(i), {}))
+            return LoopState(
+                steps=int(state["steps"]),
+                tokens=int(state["tokens"]),
+                began=time.monotonic() - float(state["seconds"]),
+                before=None if state["before"] is None else from_json(state["before"]),
+                unfinished=None if state["unfinished"] is None else Unfinished(**state["unfinished"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"the state in checkpoint {checkpoint} does not fit this recipe or version of opd ({error!r}); resume "
+                "with those that wrote it, or begin a new run."
+            ) from error
