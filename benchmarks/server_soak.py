@@ -54,9 +54,9 @@ def start_server(folder: Path, *, leak: bool) -> tuple[subprocess.Popen[bytes], 
     return process, address, int(metrics_port)
 
 
-async def abuse(stub: Any, channel: Any, rng: random.Random, token: str) -> None:
+async def abuse(stub: Any, channel: Any, rng: random.Random) -> None:
     """One call of a kind drawn at random."""
-    kind = rng.choice(["score"] * 6 + ["cancel", "deadline", "garbage", "slow", "load", "invalid", "shared"])
+    kind = rng.choice(["score"] * 6 + ["cancel", "deadline", "garbage", "slow", "load", "invalid"])
     rows = rng.choice([1, 30, 300])
     items = [ScoreItem(np.arange(rows + 4, dtype=np.uint32), 4) for _ in range(rng.randint(1, 6))]
     request = build_score_request(
@@ -69,7 +69,6 @@ async def abuse(stub: Any, channel: Any, rng: random.Random, token: str) -> None
         return
     else:
         request.temperature = -1 if kind == "invalid" else 0
-        request.shared_memory_token = token if kind == "shared" else ""
         call = stub.Score(request, timeout=0.002 if kind == "deadline" else 30)
     async for _ in call:
         if kind == "cancel":
@@ -81,13 +80,12 @@ async def abuse(stub: Any, channel: Any, rng: random.Random, token: str) -> None
 async def clients(address: str, until: float, done: list[int]) -> None:
     async with open_channel(address) as channel:
         stub = teacher_pb2_grpc.TeacherServiceStub(channel)
-        token = (await stub.GetLoad(pb.GetLoadRequest())).shared_memory_token
 
         async def run(seed: int) -> None:
             rng = random.Random(seed)
             while time.monotonic() < until:
                 with contextlib.suppress(grpc.RpcError, asyncio.CancelledError):
-                    await abuse(stub, channel, rng, token)
+                    await abuse(stub, channel, rng)
                 done[0] += 1
                 await asyncio.sleep(rng.random() * 0.1)
 

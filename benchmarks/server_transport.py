@@ -1,4 +1,4 @@
-"""MB/s (10^6 bytes) from a server process to one client: score streams by chunk size, shared memory, Arrow Flight.
+"""MB/s (10^6 bytes) from a server process to one client: score streams by chunk size, and Arrow Flight.
 
     python benchmarks/server_transport.py         # about a minute on two cores
 
@@ -53,7 +53,7 @@ def start_server(folder: Path, *more: str) -> tuple[subprocess.Popen[bytes], str
     return process, port_file.read_text().split()[0]
 
 
-def scorer(address: str, *, spec: PayloadSpec = HIDDEN, chunk: int = 0, shared: bool = False) -> Way:
+def scorer(address: str, *, spec: PayloadSpec = HIDDEN, chunk: int = 0) -> Way:
     """A call that scores and validates; returns bytes of tensors."""
     rng = np.random.default_rng(0)
     rows = ROWS if spec is HIDDEN else TOPK_ROWS
@@ -63,11 +63,8 @@ def scorer(address: str, *, spec: PayloadSpec = HIDDEN, chunk: int = 0, shared: 
         async with open_channel(address) as channel:
             stub = teacher_pb2_grpc.TeacherServiceStub(channel)
             bounds = RequestBounds.from_info((await stub.Describe(pb.DescribeRequest())).teachers[0])
-            token = (await stub.GetLoad(pb.GetLoadRequest())).shared_memory_token if shared else ""
-            request = build_score_request(
-                items, spec, teacher="t", request_id="r", chunk_bytes=chunk, shared_memory_token=token
-            )
-            decoder = ScoreStreamDecoder(items, spec, bounds, shared_memory=shared)
+            request = build_score_request(items, spec, teacher="t", request_id="r", chunk_bytes=chunk)
+            decoder = ScoreStreamDecoder(items, spec, bounds)
             async for message in stub.Score(request):
                 decoder.feed(message)
             return sum(scores.wire_bytes for scores in decoder.finish())
@@ -132,19 +129,6 @@ def flight() -> Way | None:
     return run
 
 
-async def copies() -> int:
-    """The same bytes written to a file in /dev/shm and read into fresh memory, as one process can: the floor."""
-    size = total_bytes() // SEQUENCES
-    data = np.ones(size, np.uint8).data
-    with tempfile.TemporaryFile(dir="/dev/shm", buffering=0) as file:
-        kept = []
-        for _ in range(SEQUENCES):
-            os.pwrite(file.fileno(), data, 0)
-            kept.append(np.empty(size, np.uint8))
-            os.preadv(file.fileno(), [kept[-1]], 0)
-    return total_bytes()
-
-
 def total_bytes() -> int:
     """What one call for hidden states carries: 4,096 bf16 per token."""
     return SEQUENCES * ROWS * 4096 * 2
@@ -171,13 +155,10 @@ def main() -> None:
             f"hidden, {size // 1024} KiB chunks": scorer(address, chunk=size)
             for size in (64 * 1024, 256 * 1024, 512 * 1024, MIB, 4 * MIB)
         }
-        ways["hidden, shared memory"] = scorer(address, shared=True)
         ways["topk 64, 512 KiB chunks"] = scorer(address, spec=TOPK)
         ways["topk 64, 32-bit ids (pack_ids: false)"] = scorer(wide_address, spec=TOPK)
-        ways["topk 64, shared memory (32-bit ids)"] = scorer(address, spec=TOPK, shared=True)
         ways["bare gRPC, 512 KiB chunks, no codec"] = Bare(512 * 1024).run
         ways["Arrow Flight, no codec"] = flight()
-        ways["copies through /dev/shm, one process"] = copies
         times: dict[str, list[float]] = {}
         try:
             for _ in range(args.rounds + 1):

@@ -69,9 +69,10 @@ def examine_machine() -> Iterator[Finding]:
     yield Finding("ok" if free > 10 else "note", "disk", f"{free:.0f} GiB free here; checkpoints need room")
     try:
         shared = shutil.disk_usage("/dev/shm").free / 2**20
-        yield Finding("ok" if shared > 256 else "note", "shared memory", f"{shared:.0f} MiB free in /dev/shm")
+        text = f"{shared:.0f} MiB free in /dev/shm, which NCCL and vLLM use between processes"
+        yield Finding("ok" if shared > 256 else "note", "shared memory", text)
     except OSError:
-        yield Finding("note", "shared memory", "no /dev/shm: servers on this host answer over the socket")
+        yield Finding("note", "shared memory", "no /dev/shm, which NCCL and vLLM use between processes")
 
 
 def _devices() -> Iterator[Finding]:

@@ -37,7 +37,6 @@ from teacher_server.rpc.score_call import Shared
 from teacher_server.rpc.security import Certificates, Tokens, check_listen
 from teacher_server.rpc.service import TeacherService
 from teacher_server.settings import ServerSettings
-from teacher_server.shared_memory import SharedMemory
 
 EXIT_FATAL = 20
 """Exit code of a server that ended because an engine died or hung."""
@@ -87,7 +86,6 @@ class TeacherServer:
             metrics=metrics,
             faults=faults,
             injector=FaultInjector(FaultPlan.parse(settings.fault)),
-            memory=SharedMemory(settings.transport.shared_memory_bytes if settings.transport.shared_memory else 0),
             threads=ThreadPoolExecutor(2, thread_name_prefix="codec"),
             instance_id=secrets.token_hex(8),
             tracing=tracing_from_environment() if settings.log.tracing else None,
@@ -155,7 +153,6 @@ class TeacherServer:
             await self._server.stop(0)
         await self.shared.roster.close()
         self.shared.threads.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(self.shared.memory.close)
         if self.shared.tracing is not None:
             await asyncio.to_thread(self.shared.tracing.close)
         if self._metrics_server is not None:
@@ -234,7 +231,7 @@ class TeacherServer:
                 self.shared.metrics.state.labels(teacher.name, label).set(int(value == state))
 
     async def _watch(self) -> None:
-        """Refresh gauges, sweep shared memory, look for engines that hang, measure the loop's lag."""
+        """Refresh gauges, look for engines that hang, measure the loop's lag."""
         metrics, shared = self.shared.metrics, self.shared
         while True:
             before = time.monotonic()
@@ -243,8 +240,6 @@ class TeacherServer:
             metrics.loop_lag.set(max(0.0, time.monotonic() - before - _WATCH_SECONDS))
             metrics.used_tokens.set(shared.budget.used.tokens)
             metrics.used_reply_bytes.set(shared.budget.used.reply_bytes)
-            shared.memory.sweep()
-            metrics.shared_memory_bytes.set(shared.memory.used_bytes)
             for teacher in shared.roster:
                 if teacher.worker is not None:
                     sequences, tokens, running = teacher.worker.load()

@@ -52,11 +52,7 @@ class TransportSettings(Settings):
     """Compress tensors for clients that ask for it."""
     pack_ids: bool = True
     """Send top-k ids in 18 bits; off, in 32: 40 % more bytes at K = 64 and a little less processor time on both sides,
-    for links that carry more than the clients can decode. Shared memory always has 32."""
-    shared_memory: bool = True
-    """Hand tensors to clients on this host through /dev/shm."""
-    shared_memory_bytes: int = Field(default=512 * MIB, ge=1)
-    """Bytes in /dev/shm at once; beyond, tensors travel as chunks."""
+    for links that carry more than the clients can decode."""
 
 
 class SecuritySettings(Settings):
@@ -143,7 +139,7 @@ class ServerSettings(Settings):
     limits: LimitSettings = LimitSettings()
     """Bounds and budgets."""
     transport: TransportSettings = TransportSettings()
-    """Chunks, compression, shared memory."""
+    """Chunks and compression."""
     security: SecuritySettings = SecuritySettings()
     """TLS, tokens, scopes."""
     engine: EngineSettings = EngineSettings()

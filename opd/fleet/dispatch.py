@@ -217,7 +217,6 @@ class Dispatcher:
             spec=cargo.spec,
             temperature=cargo.temperature,
             weights_hash=weights,
-            shared_memory_token=server.load.shared_memory_token if server.load is not None else "",
             trace=cargo.trace,
         )
         async with aclosing(server.link.score(request, timeout, self._settings.calls.attempt_seconds)) as answers:

@@ -59,9 +59,6 @@ class CallSettings(Settings):
         default=False,
         description="Ask for zstd-compressed tensors: pays below roughly 10 Gb/s between client and server.",
     )
-    shared_memory: bool = Field(
-        default=True, description="Take tensors through /dev/shm from a server on the same host that offers it."
-    )
 
 
 class HedgeSettings(Settings):

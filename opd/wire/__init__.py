@@ -2,7 +2,7 @@
 
 Client side, in order (nothing here imports torch):
 
-    from opd.wire import bounds, channel, decoder, head, request, shm, status
+    from opd.wire import bounds, channel, decoder, head, request, status
     security = channel.ClientSecurity(ca_file="ca.pem", token_file="token")        # or ClientSecurity() in the clear
     async with channel.open_channel("host:9000", security) as ch:                  # keepalive, backoff, no retries
         stub = teacher_pb2_grpc.TeacherServiceStub(ch)
@@ -20,7 +20,6 @@ Client side, in order (nothing here imports torch):
             raise status.error_from_rpc(error) from error                          # an opd.errors class
     head.HeadStreamDecoder().feed(response) / .finish() -> Head                    # GetHead
     tracing.trace_metadata()                                        # `traceparent`, to add to a call's metadata
-    shm.shared_memory_available(load.shared_memory_token) -> bool                  # then pass it to build_score_request
 
 Server side: `request.parse_score_request`, `encoder.encode_scores`, `encoder.chunk_messages`, `head.encode_head`,
 `status.status_of`, `fingerprint.*`.

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opd.errors import CorruptPayloadError
-from opd.wire import checks, shm
+from opd.wire import checks
 from opd.wire.bounds import RequestBounds
 from opd.wire.checksum import Buffer, crc32c, unpack
 from opd.wire.layout import layout_of
@@ -31,7 +31,6 @@ class ScoreStreamDecoder:
         request_id: the stream must echo it; "" skips the check.
         expected_weights_hash: the header must carry it; "" for any.
         first_sequence: as in the request.
-        shared_memory: whether the request carried a shared-memory token.
 
     Attributes:
         weights_hash: from the header, "" before it.
@@ -47,7 +46,6 @@ class ScoreStreamDecoder:
         request_id: str = "",
         expected_weights_hash: str = "",
         first_sequence: int = 0,
-        shared_memory: bool = False,
     ) -> None:
         self.weights_hash = ""
         self.trailer: pb.ScoreTrailer | None = None
@@ -57,7 +55,6 @@ class ScoreStreamDecoder:
         self._layouts = layout_of(spec, bounds.vocab_size, bounds.hidden_size)
         self._request_id = request_id
         self._expected_hash = expected_weights_hash
-        self._shared_memory = shared_memory
         self._next = first_sequence
         self._first = first_sequence
         self._started = False
@@ -85,7 +82,7 @@ class ScoreStreamDecoder:
         elif not self._started:
             raise CorruptPayloadError(f"the score stream starts with {kind or 'an empty message'} instead of a header.")
         elif kind == "sequence":
-            return self._on_sequence(message.sequence)
+            self._on_sequence(message.sequence)
         elif kind == "chunk":
             return self._on_chunk(message.chunk)
         elif kind == "trailer":
@@ -120,7 +117,7 @@ class ScoreStreamDecoder:
             )
         self.weights_hash = header.weights_hash
 
-    def _on_sequence(self, header: pb.SequenceHeader) -> list[tuple[int, Scores]]:
+    def _on_sequence(self, header: pb.SequenceHeader) -> None:
         if self._header is not None:
             raise CorruptPayloadError(f"sequence {self._next} is cut off by the next one.")
         if header.sequence != self._next or self._next >= len(self._items):
@@ -129,10 +126,7 @@ class ScoreStreamDecoder:
             raise CorruptPayloadError(f"sequence {header.sequence} was scored for other token ids than were sent.")
         self._check_specs(header)
         self._header, self._filled = header, 0
-        if header.shared:
-            return self._read_shared(header)
         self._buffer = np.empty(sum(t.byte_length for t in header.tensors), np.uint8).data
-        return []
 
     def _check_specs(self, header: pb.SequenceHeader) -> None:
         rows = self._items[self._next].response_length
@@ -174,14 +168,6 @@ class ScoreStreamDecoder:
             parts.append(self._buffer[start : start + tensor.byte_length])
             start += tensor.byte_length
         return self._complete(self._header, parts)
-
-    def _read_shared(self, header: pb.SequenceHeader) -> list[tuple[int, Scores]]:
-        if not self._shared_memory:
-            raise CorruptPayloadError("tensors came in shared memory, which was not asked for.")
-        if len(header.shared) != len(header.tensors):
-            raise CorruptPayloadError(f"{len(header.shared)} shared tensors came for {len(header.tensors)} tensors.")
-        places = [(s.name, s.offset, t.byte_length) for s, t in zip(header.shared, header.tensors, strict=True)]
-        return self._complete(header, shm.take(places))
 
     def _complete(self, header: pb.SequenceHeader, parts: Sequence[Buffer]) -> list[tuple[int, Scores]]:
         arrays = {}

@@ -34,13 +34,9 @@ class EncodedSequence:
         """Bytes of all tensors on the wire."""
         return sum(len(buffer) for buffer in self.buffers)
 
-    def header(self, index: int, ids_crc32c: int, shared: list[pb.SharedTensor] | None = None) -> pb.ScoreResponse:
+    def header(self, index: int, ids_crc32c: int) -> pb.ScoreResponse:
         """The message that announces this sequence."""
-        return pb.ScoreResponse(
-            sequence=pb.SequenceHeader(
-                sequence=index, ids_crc32c=ids_crc32c, tensors=self.tensors, shared=shared if shared else []
-            )
-        )
+        return pb.ScoreResponse(sequence=pb.SequenceHeader(sequence=index, ids_crc32c=ids_crc32c, tensors=self.tensors))
 
 
 def encode_scores(

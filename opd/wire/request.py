@@ -44,7 +44,6 @@ class ParsedRequest:
         chunk_bytes: 0 for the server's choice.
         accept_zstd: whether compressed tensors are understood.
         expected_weights_hash: "" for any.
-        shared_memory_token: "" when there is no shared memory.
         tokens: prompt plus response tokens of the sequences wanted.
     """
 
@@ -59,7 +58,6 @@ class ParsedRequest:
     chunk_bytes: int
     accept_zstd: bool
     expected_weights_hash: str
-    shared_memory_token: str
     tokens: int
 
 
@@ -75,7 +73,6 @@ def build_score_request(
     chunk_bytes: int = 0,
     client: str = "",
     first_sequence: int = 0,
-    shared_memory_token: str = "",
 ) -> pb.ScoreRequest:
     """The message for `items`; run `check_items` first.
 
@@ -90,7 +87,6 @@ def build_score_request(
         chunk_bytes: wanted chunk size, 0 for the server's choice.
         client: name for fair queueing.
         first_sequence: resume a broken stream at this index.
-        shared_memory_token: what `GetLoad` returned, when `shm.shared_memory_available` says yes.
     """
     message = pb.ScoreRequest(
         request_id=request_id,
@@ -101,7 +97,6 @@ def build_score_request(
         chunk_bytes=chunk_bytes,
         client=client,
         first_sequence=first_sequence,
-        shared_memory_token=shared_memory_token,
     )
     _set_payload(message, spec)
     for item in items:
@@ -180,7 +175,6 @@ def parse_score_request(message: pb.ScoreRequest, bounds: RequestBounds) -> Pars
         chunk_bytes=chunk,
         accept_zstd=message.accept_zstd,
         expected_weights_hash=message.expected_weights_hash,
-        shared_memory_token=message.shared_memory_token,
         tokens=sum(len(item.token_ids) for item in items[message.first_sequence :]),
     )
 

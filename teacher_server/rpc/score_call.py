@@ -29,13 +29,9 @@ from teacher_server.residency.teachers import Roster
 from teacher_server.rpc.send_window import Flight, Ticket
 from teacher_server.rpc.sender import Sender
 from teacher_server.settings import ServerSettings
-from teacher_server.shared_memory import SharedMemory
 
 INLINE_BYTES = 32 * 1024
 """Up to this size work is done on the event loop; a thread costs more than it saves."""
-
-SHARED_MEMORY_LEAST_BYTES = 64 * 1024
-"""Smaller sequences travel as a chunk: a file costs more than it saves."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +44,6 @@ class Shared:
     metrics: ServerMetrics
     faults: FaultPoints
     injector: FaultInjector
-    memory: SharedMemory
     threads: ThreadPoolExecutor
     instance_id: str
     tracing: Tracing | None = None
@@ -104,7 +99,6 @@ class ScoreCall:
         self._watch = Stopwatch(arrived)
         self._call_faults = shared.injector.draw() if shared.injector.active else CallFaults()
         self._header_hash = ""
-        self._segments: list[str] = []
         self.jobs: list[Job] = []
         self.payload = message.WhichOneof("payload") or "none"
         self.model_tokens = 0
@@ -144,8 +138,6 @@ class ScoreCall:
             finally:
                 flight.close()
                 reservation.close()
-                for name in self._segments:
-                    self._shared.memory.discard(name)
 
     async def _parse(self, bounds: RequestBounds) -> ParsedRequest:
         if self._message.ByteSize() <= INLINE_BYTES:
@@ -206,8 +198,6 @@ class ScoreCall:
             timings=timings_message(timings), model_tokens=self.model_tokens, scored_tokens=self.scored_tokens
         )
         await self._sender.send(pb.ScoreResponse(trailer=trailer))
-        # The reader has everything: what is left in /dev/shm is his to take.
-        self._segments.clear()
         await self._shared.faults.reach("after_trailer")
         return timings
 
@@ -250,8 +240,7 @@ class ScoreCall:
             vocab_size=bounds.vocab_size,
             hidden_size=bounds.hidden_size,
             zstd=request.accept_zstd and transport.zstd,
-            # Between processes of one host bytes are cheaper than packing them.
-            pack_ids=transport.pack_ids and not self._on_this_host(request),
+            pack_ids=transport.pack_ids,
         )
         if self._price(request, bounds, index).reply_bytes <= INLINE_BYTES:
             return encode()
@@ -259,30 +248,14 @@ class ScoreCall:
 
     async def _send_sequence(self, teacher: str, request: ParsedRequest, index: int, encoded: EncodedSequence) -> None:
         shared = self._shared
-        share = self._on_this_host(request) and encoded.nbytes >= SHARED_MEMORY_LEAST_BYTES
-        places = await self._share(encoded) if share else None
-        await self._sender.send(encoded.header(index, request.ids_crc32c[index], places))
-        path = "chunks" if places is None else "shared_memory"
-        shared.metrics.sent_bytes.labels(teacher, path).inc(encoded.nbytes)
-        if places is None:
-            wanted = request.chunk_bytes or shared.settings.transport.chunk_bytes
-            size = min(max(wanted, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
-            for chunk in chunk_responses(encoded.buffers, size):
-                await self._sender.send(self._call_faults.on_chunk(chunk))
-                await shared.faults.reach("chunk_sent")
+        await self._sender.send(encoded.header(index, request.ids_crc32c[index]))
+        shared.metrics.sent_bytes.labels(teacher).inc(encoded.nbytes)
+        wanted = request.chunk_bytes or shared.settings.transport.chunk_bytes
+        size = min(max(wanted, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
+        for chunk in chunk_responses(encoded.buffers, size):
+            await self._sender.send(self._call_faults.on_chunk(chunk))
+            await shared.faults.reach("chunk_sent")
         self._watch.until("send", time.monotonic())
-
-    def _on_this_host(self, request: ParsedRequest) -> bool:
-        token = self._shared.memory.token
-        return token != "" and request.shared_memory_token == token
-
-    async def _share(self, encoded: EncodedSequence) -> list[pb.SharedTensor] | None:
-        segment = self._shared.memory.claim(encoded.nbytes)
-        if segment is None:
-            return None
-        self._segments.append(segment.lent)
-        places: list[pb.SharedTensor] | None = await self._on_thread(self._shared.memory.fill, segment, encoded.buffers)
-        return places
 
     async def _on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._shared.threads, function, *args)

@@ -112,7 +112,6 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
             teachers=[_load(teacher) for teacher in shared.roster],
             token_budget_left=max(0, shared.budget.tokens - shared.budget.used.tokens),
             instance_id=shared.instance_id,
-            shared_memory_token=shared.memory.token,
         )
 
     def _account(

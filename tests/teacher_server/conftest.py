@@ -84,7 +84,6 @@ class Client:
             bounds,
             request_id=request_id,
             first_sequence=message.first_sequence,
-            shared_memory=bool(message.shared_memory_token),
         )
         async for response in self.stub.Score(message, timeout=timeout, metadata=self.security.metadata()):
             decoder.feed(response)
@@ -180,7 +179,6 @@ async def start() -> AsyncIterator[Start]:
     ) -> Client:
         settings.setdefault("metrics_port", -1)
         settings.setdefault("settle_seconds", 0.0)
-        settings.setdefault("transport", {"shared_memory": False})
         if "security_" in settings:
             settings["security"] = settings.pop("security_")
         limits = {"max_k": VOCAB, "allow_full": True, **settings.pop("limits", {})}

@@ -31,7 +31,7 @@ async def test_a_reader_that_does_not_read_holds_back_its_own_work_only(start: A
     await asyncio.sleep(1.0)
     # Computed ahead: the window, plus what lies in the transport's own buffers on both sides.
     assert sum(engine.batches) < 40
-    sent = client.server.shared.metrics.sent_bytes.labels("t", "chunks")._value.get()
+    sent = client.server.shared.metrics.sent_bytes.labels("t")._value.get()
     assert sent < 30 * MIB
     assert psutil.Process().memory_info().rss - before < 150 * MIB
     assert len(await client.score(items(2), PayloadSpec.sampled())) == 2

@@ -55,11 +55,8 @@ class Live:
 
     async def _start(self, engine: Any) -> None:
         limits = {"max_sequence_tokens": 64, "max_request_bytes": 20_000, "max_sequences": 5, "allow_full": True}
-        transport = {"shared_memory": False}
         log = {"level": "error"}
-        self.server = TeacherServer(
-            ServerSettings(metrics_port=-1, limits=limits, transport=transport, log=log), lambda model: engine
-        )
+        self.server = TeacherServer(ServerSettings(metrics_port=-1, limits=limits, log=log), lambda model: engine)
         await self.server.start({"t": "numpy"})
 
     def status(self, method: str, data: bytes, service: str = "opd.wire.v1.TeacherService") -> grpc.StatusCode:
@@ -150,7 +147,6 @@ def requests(draw: Any) -> bytes:
         chunk_bytes=draw(st.just(0) | edges),
         client=draw(st.just("") | names),
         first_sequence=draw(st.just(0) | edges),
-        shared_memory_token=draw(st.just("") | st.text(max_size=5)),
     )
     kind = draw(st.sampled_from(["sampled", "topk", "gather", "hidden", "full", "none"]))
     if kind in ("topk", "gather"):

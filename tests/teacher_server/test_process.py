@@ -169,32 +169,6 @@ def test_metrics_are_served_and_count(launch: Callable[..., Any], items: Any) ->
     assert 'opd_teacher_state{state="ready",teacher="t"} 1.0' in text
 
 
-def test_sigkill_leaves_nothing_in_shared_memory(launch: Callable[..., Any], items: Any) -> None:
-    process = launch()
-
-    async def run() -> str:
-        async with open_channel(process.address) as channel:
-            stub = teacher_pb2_grpc.TeacherServiceStub(channel)
-            token = (await stub.GetLoad(pb.GetLoadRequest())).shared_memory_token
-            prefix = "opd-" + token.rpartition(":")[2]
-            message = build_score_request(
-                items(4, rows=4000), PayloadSpec.topk(90), teacher="t", request_id="r", shared_memory_token=token
-            )
-            call = stub.Score(message)
-            while (await call.read()).WhichOneof("message") != "sequence":
-                pass
-            assert len(list(Path("/dev/shm").glob(prefix + "*"))) >= 2  # the marker and an untaken segment
-            process.popen.send_signal(signal.SIGKILL)
-            return prefix
-
-    prefix = asyncio.run(run())
-    process.popen.wait(30)
-    end = time.monotonic() + 20
-    while list(Path("/dev/shm").glob(prefix + "*")) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert list(Path("/dev/shm").glob(prefix + "*")) == []
-
-
 def test_a_kill_fault_dies_like_sigkill(launch: Callable[..., Any], items: Any) -> None:
     process = launch("--fault", "kill=1")
 

@@ -17,7 +17,6 @@ from opd.wire.channel import ClientSecurity, open_channel
 from opd.wire.decoder import ScoreStreamDecoder
 from opd.wire.head import HeadStreamDecoder
 from opd.wire.request import build_score_request
-from opd.wire.shm import shared_memory_available
 from opd.wire.status import error_from_rpc
 from opd.wire.types import Head, Scores
 from opd.wire.v1 import teacher_pb2 as pb
@@ -35,7 +34,7 @@ class GrpcLink:
     Args:
         address: "host:port" or "unix:path".
         security: TLS and credentials.
-        calls: chunk size, compression, shared memory.
+        calls: chunk size and compression.
         client: name for fair queueing and metrics on the server.
     """
 
@@ -73,8 +72,6 @@ class GrpcLink:
         self, call: ScoreCall, timeout: float | None, idle: float
     ) -> AsyncGenerator[tuple[int, Scores], None]:
         """See `ReplicaLink.score`. The last row comes with the server's timings of the whole call."""
-        token = call.shared_memory_token
-        shared = bool(token) and self._calls.shared_memory and shared_memory_available(token)
         request = build_score_request(
             call.items,
             call.spec,
@@ -85,7 +82,6 @@ class GrpcLink:
             accept_zstd=self._calls.zstd,
             chunk_bytes=self._calls.chunk_bytes,
             client=self._client,
-            shared_memory_token=token if shared else "",
         )
         decoder = ScoreStreamDecoder(
             call.items,
@@ -93,7 +89,6 @@ class GrpcLink:
             RequestBounds.from_info(call.info),
             request_id=call.request_id,
             expected_weights_hash=call.weights_hash,
-            shared_memory=shared,
         )
         last = len(call.items) - 1
         metadata = self._security.metadata() + call.trace

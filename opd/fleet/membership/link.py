@@ -28,7 +28,6 @@ class ScoreCall:
         spec: the payload.
         temperature: divides the logits.
         weights_hash: weights that must produce the numbers.
-        shared_memory_token: what the server's GetLoad returned, or "".
         trace: metadata that makes the server's spans children of the first row's caller; see `opd.telemetry.context`.
     """
 
@@ -38,7 +37,6 @@ class ScoreCall:
     spec: PayloadSpec
     temperature: float
     weights_hash: str
-    shared_memory_token: str = ""
     trace: tuple[tuple[str, str], ...] = ()
 
 

@@ -131,7 +131,7 @@ class Sequence(_message.Message):
     def __init__(self, token_ids: _Optional[bytes] = ..., prompt_length: _Optional[int] = ..., gather_ids: _Optional[bytes] = ..., gather_ids_dtype: _Optional[_Union[Dtype, str]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("request_id", "teacher", "sequences", "sampled", "topk", "gather", "hidden", "full", "temperature", "expected_weights_hash", "accept_zstd", "chunk_bytes", "client", "first_sequence", "shared_memory_token")
+    __slots__ = ("request_id", "teacher", "sequences", "sampled", "topk", "gather", "hidden", "full", "temperature", "expected_weights_hash", "accept_zstd", "chunk_bytes", "client", "first_sequence")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEACHER_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -146,7 +146,6 @@ class ScoreRequest(_message.Message):
     CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    SHARED_MEMORY_TOKEN_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     teacher: str
     sequences: _containers.RepeatedCompositeFieldContainer[Sequence]
@@ -161,8 +160,7 @@ class ScoreRequest(_message.Message):
     chunk_bytes: int
     client: str
     first_sequence: int
-    shared_memory_token: str
-    def __init__(self, request_id: _Optional[str] = ..., teacher: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[Sequence, _Mapping]]] = ..., sampled: _Optional[_Union[SampledPayload, _Mapping]] = ..., topk: _Optional[_Union[TopKPayload, _Mapping]] = ..., gather: _Optional[_Union[GatherPayload, _Mapping]] = ..., hidden: _Optional[_Union[HiddenPayload, _Mapping]] = ..., full: _Optional[_Union[FullPayload, _Mapping]] = ..., temperature: _Optional[float] = ..., expected_weights_hash: _Optional[str] = ..., accept_zstd: bool = ..., chunk_bytes: _Optional[int] = ..., client: _Optional[str] = ..., first_sequence: _Optional[int] = ..., shared_memory_token: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., teacher: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[Sequence, _Mapping]]] = ..., sampled: _Optional[_Union[SampledPayload, _Mapping]] = ..., topk: _Optional[_Union[TopKPayload, _Mapping]] = ..., gather: _Optional[_Union[GatherPayload, _Mapping]] = ..., hidden: _Optional[_Union[HiddenPayload, _Mapping]] = ..., full: _Optional[_Union[FullPayload, _Mapping]] = ..., temperature: _Optional[float] = ..., expected_weights_hash: _Optional[str] = ..., accept_zstd: bool = ..., chunk_bytes: _Optional[int] = ..., client: _Optional[str] = ..., first_sequence: _Optional[int] = ...) -> None: ...
 
 class TensorSpec(_message.Message):
     __slots__ = ("role", "dtype", "rows", "cols", "byte_length", "compression", "crc32c")
@@ -182,14 +180,6 @@ class TensorSpec(_message.Message):
     crc32c: int
     def __init__(self, role: _Optional[_Union[TensorRole, str]] = ..., dtype: _Optional[_Union[Dtype, str]] = ..., rows: _Optional[int] = ..., cols: _Optional[int] = ..., byte_length: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
-class SharedTensor(_message.Message):
-    __slots__ = ("name", "offset")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    offset: int
-    def __init__(self, name: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
-
 class ScoreHeader(_message.Message):
     __slots__ = ("request_id", "weights_hash", "sequence_count")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -201,16 +191,14 @@ class ScoreHeader(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., weights_hash: _Optional[str] = ..., sequence_count: _Optional[int] = ...) -> None: ...
 
 class SequenceHeader(_message.Message):
-    __slots__ = ("sequence", "ids_crc32c", "tensors", "shared")
+    __slots__ = ("sequence", "ids_crc32c", "tensors")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     IDS_CRC32C_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
-    SHARED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     ids_crc32c: int
     tensors: _containers.RepeatedCompositeFieldContainer[TensorSpec]
-    shared: _containers.RepeatedCompositeFieldContainer[SharedTensor]
-    def __init__(self, sequence: _Optional[int] = ..., ids_crc32c: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[SharedTensor, _Mapping]]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., ids_crc32c: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("offset", "data")
@@ -401,16 +389,14 @@ class TeacherLoad(_message.Message):
     def __init__(self, teacher: _Optional[str] = ..., queued_sequences: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., running_tokens: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., drain_seconds: _Optional[float] = ..., state: _Optional[_Union[TeacherState, str]] = ...) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("teachers", "token_budget_left", "instance_id", "shared_memory_token")
+    __slots__ = ("teachers", "token_budget_left", "instance_id")
     TEACHERS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_BUDGET_LEFT_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
-    SHARED_MEMORY_TOKEN_FIELD_NUMBER: _ClassVar[int]
     teachers: _containers.RepeatedCompositeFieldContainer[TeacherLoad]
     token_budget_left: int
     instance_id: str
-    shared_memory_token: str
-    def __init__(self, teachers: _Optional[_Iterable[_Union[TeacherLoad, _Mapping]]] = ..., token_budget_left: _Optional[int] = ..., instance_id: _Optional[str] = ..., shared_memory_token: _Optional[str] = ...) -> None: ...
+    def __init__(self, teachers: _Optional[_Iterable[_Union[TeacherLoad, _Mapping]]] = ..., token_budget_left: _Optional[int] = ..., instance_id: _Optional[str] = ...) -> None: ...
 
 class OverloadDetail(_message.Message):
     __slots__ = ("request_tokens", "used_tokens", "budget_tokens", "retry_after_seconds", "request_bytes", "used_bytes", "budget_bytes")

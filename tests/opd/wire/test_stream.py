@@ -144,6 +144,12 @@ def _flip(stream: list[pb.ScoreResponse]) -> None:
     chunk.data = chunk.data[:-1] + bytes([chunk.data[-1] ^ 1])
 
 
+def _share(stream: list[pb.ScoreResponse]) -> None:
+    """What servers once sent to clients on their host: field 4 of the sequence's header, and no chunks."""
+    _first(stream, "sequence").MergeFromString(b"\x22\x07\x0a\x05opd-1")
+    stream[:] = [message for message in stream if message.WhichOneof("message") != "chunk"]
+
+
 VIOLATIONS: dict[str, Callable[[list[pb.ScoreResponse]], Any]] = {
     "no header": lambda s: s.pop(0),
     "two headers": lambda s: s.insert(1, s[0]),
@@ -174,7 +180,7 @@ VIOLATIONS: dict[str, Callable[[list[pb.ScoreResponse]], Any]] = {
     "trailer in a sequence": lambda s: s.insert(2, s[-1]),
     "message after the trailer": lambda s: s.append(s[-1]),
     "no trailer": lambda s: s.pop(),
-    "shared memory uninvited": lambda s: _first(s, "sequence").shared.add(name="opd-" + "0" * 32 + "-1"),
+    "handles of shared memory instead of chunks": _share,
 }
 
 

@@ -368,3 +368,11 @@ async def test_an_unexpected_exception_is_logged_and_answered_without_its_text(
     incident = caught.value.details().split("incident ")[1].rstrip(".")
     assert incident in capfd.readouterr().err
     assert client.server.shared.metrics.unexpected_errors._value.get() == 1
+
+
+async def test_ids_are_packed_unless_the_operator_says_otherwise(start: Any, items: Any) -> None:
+    sizes = []
+    for pack in (True, False):
+        client = await start(transport={"pack_ids": pack})
+        sizes.append(sum(scores.wire_bytes for scores in await client.score(items(2, rows=8), PayloadSpec.topk(4))))
+    assert sizes == [2 * 8 * (4 * 2 + 8) + 2 * 8 * 4 * 18 // 8, 2 * 8 * (4 * 2 + 8) + 2 * 8 * 4 * 4]
