@@ -3,6 +3,7 @@
 Shapes: P prompt tokens, T response tokens, K candidate ids per position. Arrays live on the host in numpy.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -41,6 +42,11 @@ class RowKey:
         """Key of the group, shared by the samples of one prompt; also the prefix-affinity key of the fleet."""
         return f"{self.step}/{self.uid}/{self.turn}/{self.agent}"
 
+    @property
+    def rollout(self) -> str:
+        """Key of the episode, shared by its rows where an episode has several."""
+        return f"{self.step}/{self.uid}/{self.sample}"
+
 
 @dataclass(slots=True, eq=False)
 class Row:
@@ -66,7 +72,12 @@ class Row:
         signals: scores by (role, payload kind); with `teachers`, each has a role of its own, `teacher_role(name)`.
         verdict: the verifier's; None when it was not asked.
         reward_parts: named parts of the reward; a part that is unknown is absent, never 0.
+        reward: the whole reward where a reward plug-in set it, in any range; None: the verdict's value plus the parts.
+        turn_rewards: rewards by turn of `turns`, in the order of the turns; empty when only the whole is rewarded.
         weight: multiplies the row's loss.
+        trained: False for rows that count in the statistics of their group and are not learnt from.
+        tags: labels such as mode, template or role, for groups, metrics and verifiers.
+        notes: numbers that a method tells all ranks about the row, by name; they come back in the step's report.
     """
 
     key: RowKey
@@ -88,12 +99,22 @@ class Row:
     signals: dict[SignalKey, Scores] = field(default_factory=dict)
     verdict: Verdict | None = None
     reward_parts: dict[str, float] = field(default_factory=dict)
+    reward: float | None = None
+    turn_rewards: tuple[float, ...] = ()
     weight: float = 1.0
+    trained: bool = True
+    tags: Mapping[str, str] = field(default_factory=dict)
+    notes: dict[str, float] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
         """T, tokens of the response."""
         return len(self.response_ids)
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether a policy of this run sampled the row in this step, under the prompt that it is trained under."""
+        return self.origin in ("policy", "branch") and self.behaviour_prompt_ids is None
 
     def score_item(self, *, gather: bool) -> ScoreItem:
         """The row as a request to a served model; with `gather`, at the student's candidates."""

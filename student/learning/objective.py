@@ -14,6 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opd import maths
+from student.controllers import StepReport
+from student.data.outcome import Outcome
 from student.data.row import Row
 from student.learning.terms import Term, TermOutput, TokenBatch, losses_of
 from student.scoring.needs import Needs, merge
@@ -50,10 +52,20 @@ class Objective:
         for term in self.terms:
             term.bind(tokenizer)
 
+    def assess(self, rows: Sequence[Row], outcomes: Sequence[Outcome], places: Sequence[int]) -> None:
+        """Let each term look at the whole batch of the step; see `Term.assess`."""
+        for term in self.terms:
+            term.assess(rows, outcomes, places)
+
     def prepare(self, rows: Sequence[Row]) -> None:
-        """Let each term look at all rows of the step."""
+        """Let each term look at this rank's rows of an update."""
         for term in self.terms:
             term.prepare(rows)
+
+    def observe(self, report: StepReport) -> None:
+        """Let each term learn from the finished step."""
+        for term in self.terms:
+            term.observe(report)
 
     def position_weights(self, rows: Sequence[Row], device: torch.device) -> list[Float[Tensor, " N"]]:
         """Per term the weight of every response position of the step, row after row; 0 where it is not trained.

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
+import numpy as np
+
 from opd.config import Settings
 from opd.registry import Registry
 from opd.wire.types import PayloadKind
@@ -20,9 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jaxtyping import Bool, Float, Int
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from opd.maths import TokenScores
+    from student.controllers import StepReport
+    from student.data.outcome import Outcome
     from student.data.row import Row
     from student.recipe import Recipe
 
@@ -154,6 +159,13 @@ class TokenBatch:
 
         return torch.tensor(values, device=self.mask.device)[self.row]
 
+    def of_tokens(self, values: Sequence[float | NDArray[np.float32]]) -> Float[Tensor, " n"]:
+        """[N] float32, from one number or one array [T] per row."""
+        import torch
+
+        parts = [np.broadcast_to(np.float32(v), row.length) for v, row in zip(values, self.rows, strict=True)]
+        return torch.from_numpy(np.concatenate(parts)).to(self.mask.device)
+
     def signal(self, kind: PayloadKind, role: str = TEACHER) -> SignalTokens:
         """The signal of `role` with payload `kind`; sampled log-probs also come with top-k and gather."""
         if kind is PayloadKind.SAMPLED and (role, kind) not in self.signals:
@@ -218,8 +230,8 @@ class TermSettings(Settings):
     first, then rows), or constant (sum divided by rows times the length limit: a truncated response keeps exactly
     the gradients of its tokens)."""
     rows: Literal["all", "sampled", "expert"] = "all"
-    """Which rows the term learns from and averages over: all, those that the student sampled, or those that somebody
-    else wrote (see method expert_rows)."""
+    """Which rows the term learns from and averages over: all, those that the student sampled under the prompt that they
+    are trained under, or all others (see method expert_rows)."""
 
 
 class Term:
@@ -246,16 +258,32 @@ class Term:
     def bind(self, tokenizer: Any) -> None:
         """Called once before the first step with the student's tokenizer."""
 
+    def admits(self, row: Row | Outcome) -> bool:
+        """Whether the setting `rows` lets the term look at a row, or at what became of one."""
+        return self.settings.rows == "all" or row.on_policy == (self.settings.rows == "sampled")
+
     def selects(self, row: Row) -> bool:
         """Whether the term learns from `row`; called after `prepare`. Other rows count in no mean of the term."""
-        return self.settings.rows == "all" or (row.origin == "expert") == (self.settings.rows == "expert")
+        return row.trained and self.admits(row)
+
+    def assess(self, rows: Sequence[Row], outcomes: Sequence[Outcome], places: Sequence[int]) -> None:
+        """Look at the whole batch of the step, once before its first update: statistics over rows belong here.
+
+        Args:
+            rows: this rank's rows.
+            outcomes: those of all rows on all ranks.
+            places: where in `outcomes` each of `rows` is.
+        """
 
     def prepare(self, rows: Sequence[Row]) -> None:
-        """Look at all rows of the step before they are cut into micro-batches: group statistics belong here."""
+        """Look at this rank's rows of an update before they are cut into micro-batches."""
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
         """The loss of each position of a micro-batch."""
         raise TypeError(f"{type(self).__name__} does not implement token_losses")
+
+    def observe(self, report: StepReport) -> None:
+        """Learn from the finished step."""
 
     def state_dict(self) -> dict[str, Any]:
         """State to checkpoint: JSON values, numpy arrays and tensors in nested dicts."""

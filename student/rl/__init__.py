@@ -8,8 +8,8 @@ __all__ = ["ADVANTAGES", "OBJECTIVES"]
 ADVANTAGES = Registry("advantage", "opd.advantages", member="settings_type")
 
 for name, path, summary in [
-    ("group_mean", "advantages.estimators:GroupMean", "reward minus the group's mean, by default over its deviation"),
-    ("leave_one_out", "advantages.estimators:LeaveOneOut", "reward minus the mean of the rest of the group"),
+    ("group_mean", "advantages.group_mean:GroupMean", "reward minus the group's mean, by default over its deviation"),
+    ("leave_one_out", "advantages.leave_one_out:LeaveOneOut", "reward minus the mean of the rest of the group"),
 ]:
     ADVANTAGES.add(name, f"student.rl.{path}", summary)
 

@@ -8,6 +8,7 @@ from opd.wire.types import PayloadKind, PayloadSpec
 
 TEACHER = "teacher"
 REFERENCE = "reference"
+STUDENT = "student"
 
 
 def teacher_role(name: str) -> str:

@@ -22,7 +22,7 @@ from student.learning.terms import HeadWeights, SignalTokens, StudentTokens, Ter
 from student.plugins import build_terms
 from student.recipe import TrainSettings
 from student.rollout.transformers import RolloutSpec, rollout
-from student.scoring.needs import REFERENCE, TEACHER, Needs
+from student.scoring.needs import REFERENCE, STUDENT, TEACHER, Needs
 
 PROMPTS = ["1+1=", "12+34=", "7+7=", "99+1=", "5+50="]
 
@@ -129,6 +129,8 @@ class Toy:
         mask[0] = True
         self.rows = [self._row(i, length, group, origins, mask) for i, length in enumerate(lengths)]
         self.candidates = self.logp(self.hidden, self.head).topk(self.k, dim=-1).indices
+        # The old policy: near the present one, so that ratios are moderate.
+        self.models[STUDENT] = (self.hidden + 0.1 * normal(count, self.width), self.head.clone())
 
     @staticmethod
     def logp(hidden: Tensor, head: Tensor) -> Tensor:

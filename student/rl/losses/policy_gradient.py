@@ -1,26 +1,36 @@
-"""A policy gradient on the advantage of each row: the base of GRPO and RLOO, and usable as it is.
+"""A policy gradient on the credit of each token: the base of every policy loss, and usable as it is.
 
-    token      loss_t = -min(rho_t A, clip(rho_t, 1 - clip_low, 1 + clip_high) A),   rho_t = pi(y_t) / mu(y_t)
-    sequence   the same with one ratio per row, exp(mean_t log rho_t)                (GSPO, arXiv 2507.18071)
-    none       loss_t = -A log pi(y_t)                                               (REINFORCE)
+    outcomes of all ranks -> advantage chain -> credit per row or token -> surrogate(log rho, A, log pi) -> loss
 
-mu is the policy that sampled. On policy the ratio is 1, nothing clips, and all three have the gradient A grad log pi.
-Rows whose verdict is unknown are in no mean and no loss. How tokens are averaged is `aggregation`: sequence_mean is
-GRPO's paper, token_mean DAPO's, constant Dr. GRPO's. For a KL penalty add term reference_kl.
+    loss_t = -min(rho_t A_t, clip(rho_t, 1 - clip_low, 1 + clip_high) A_t),   rho = pi / mu at the grain `ratio`:
+    token, turn, sequence (the geometric mean of the response: GSPO, arXiv 2507.18071), or prefix (the product so far)
+    none       loss_t = -A_t log pi(y_t)                                                            (REINFORCE)
+
+With `dual_clip` c the loss of a token with A < 0 is at most c |A| (arXiv 1912.09729). mu is the policy that sampled
+(`ratio_to: behaviour`), or the student when the rows were scored (`old`), which differs where an engine samples with
+other numerics or other weights. On policy, and with one update per batch of rows, rho is 1, nothing clips, and all
+grains have the gradient A grad log pi; train.minibatches or train.epochs make more updates.
+
+Rows whose reward is unknown are in no statistics and no loss. How tokens are averaged is `aggregation`: sequence_mean
+is GRPO's paper, token_mean DAPO's, constant Dr. GRPO's. For a KL penalty add term reference_kl.
+
+Another loss is a subclass that overrides `surrogate`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 
-from opd.config import parse_settings
 from opd.errors import ConfigError
+from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.outcome import gather_outcomes
 from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
-from student.rl import ADVANTAGES
-from student.rl.advantages.groups import group_rows
-from student.scoring.needs import SCORES, Needs
+from student.rl.advantages.chain import AdvantageChain
+from student.rl.losses.ratios import Ratio, at_grain
+from student.scoring.needs import SCORES, STUDENT, Needs, SignalNeed, merge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,22 +38,34 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+    from student.controllers import StepReport
+    from student.data.outcome import Outcome
     from student.data.row import Row
     from student.recipe import Recipe
-    from student.rl.advantages.estimators import Advantage
+    from student.rl.advantages.base import Credit
 
 
 class PolicyGradientSettings(TermSettings):
     """Settings of the policy gradient."""
 
     rows: Literal["all", "sampled", "expert"] = "sampled"
-    advantage: dict[str, Any] = Field(
+    advantage: dict[str, Any] | list[dict[str, Any]] = Field(
         default_factory=lambda: {"name": "group_mean"},
-        description="The advantage estimator: its name and settings; see `opd plugins list`.",
+        description="The advantage estimator, its name and settings, or a list of an estimator and modifiers of its "
+        "credit; see `opd plugins list advantage`.",
     )
-    ratio: Literal["token", "sequence", "none"] = Field("token", description="The importance ratio.")
+    ratio: Ratio = Field("token", description="The grain of the importance ratio.")
+    ratio_to: Literal["behaviour", "old"] = Field(
+        "behaviour",
+        description="The policy under the ratio: the one that sampled, or the student when the rows were scored.",
+    )
     clip_low: float | None = Field(None, gt=0, le=1, description="The ratio is clipped at 1 - clip_low; null: not.")
     clip_high: float | None = Field(None, gt=0, description="The ratio is clipped at 1 + clip_high; null: not.")
+    dual_clip: float | None = Field(
+        None,
+        gt=1,
+        description="Bound of the ratio where the advantage is negative, 3 as public code has it; null: none.",
+    )
     skip_degenerate: bool = Field(
         False, description="Leave groups whose rewards all agree out of the means too (DAPO, arXiv 2503.14476)."
     )
@@ -52,24 +74,30 @@ class PolicyGradientSettings(TermSettings):
     )
 
 
+class _ByRow(dict[int, "tuple[Row, Credit | None]"]):
+    """By id of the row, with the row, which keeps the id its own; a copy for a probe begins empty."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _ByRow:
+        return type(self)()
+
+
 class PolicyGradient(Term):
     """The term; see the module for the formula."""
 
     settings_type = PolicyGradientSettings
     settings: PolicyGradientSettings
+    evidence: ClassVar[str] = "text and code"
 
     def __init__(self, settings: PolicyGradientSettings) -> None:
         super().__init__(settings)
-        entry = settings.advantage
-        if "name" not in entry:
-            raise ConfigError(f"the advantage of term {settings.name!r} has no name; see `opd plugins list`.")
-        cls: type[Advantage] = ADVANTAGES.load(str(entry["name"]))
-        self.estimator = cls(parse_settings(cls.settings_type, entry, source=f"advantage of term {settings.name!r}"))
-        self._advantages: dict[int, float] = {}
+        self.chain = AdvantageChain(settings.advantage, f"term {settings.name!r}")
+        # Rows are told apart as objects: they live until the step ends, and replayed ones may share a key.
+        self._credit = _ByRow()
 
     def needs(self) -> Needs:
-        """Verdicts, and the student's log-probs of the response tokens."""
-        return Needs(reward=True, student=frozenset({SCORES}))
+        """Rewards, the student's log-probs of the response tokens, and what the advantages need."""
+        old = (SignalNeed(STUDENT, PayloadSpec.sampled()),) if self.settings.ratio_to == "old" else ()
+        return merge([Needs(signals=old, reward=True, student=frozenset({SCORES})), self.chain.needs()])
 
     def check(self, recipe: Recipe) -> None:
         """Refuse groups in which every advantage is 0.
@@ -77,61 +105,126 @@ class PolicyGradient(Term):
         Raises:
             ConfigError: with the setting to raise.
         """
-        least, samples = self.estimator.least_group, recipe.rollout.samples_per_prompt
-        if samples < least:
+        least, samples = self.chain.first.least_group, recipe.rollout.samples_per_prompt
+        if samples < least and "uid" in self.chain.first.settings.group:
             raise ConfigError(
                 f"term {self.settings.name!r} compares the answers to a prompt, but rollout.samples_per_prompt is "
                 f"{samples}, so that it would learn nothing; set it to {least} or more, for example 8."
             )
+        self.chain.check(recipe)
+
+    def assess(self, rows: Sequence[Row], outcomes: Sequence[Outcome], places: Sequence[int]) -> None:
+        """Compute the credit of the whole batch of rows, from those of all ranks."""
+        able = [place for place, outcome in enumerate(outcomes) if self._counts(outcome)]
+        if self.settings.skip_degenerate:
+            able = self._without_degenerate(outcomes, able)
+        credit = dict(zip(able, self.chain.estimate([outcomes[place] for place in able]), strict=True))
+        self._credit = _ByRow({id(row): (row, None) for row in rows})
+        for row, place in zip(rows, places, strict=True):
+            if place in credit and row.trained:
+                self._credit[id(row)] = (row, self.chain.refine(row, credit[place]))
+
+    def _counts(self, outcome: Outcome) -> bool:
+        truncated = self.settings.skip_truncated and outcome.truncated
+        return outcome.reward is not None and self.admits(outcome) and not truncated
+
+    def _without_degenerate(self, outcomes: Sequence[Outcome], able: Sequence[int]) -> list[int]:
+        groups = self.chain.first.groups([outcomes[place] for place in able])
+        kept = [group for group in groups if len({outcomes[able[i]].reward for i in group}) > 1]
+        return sorted(able[i] for group in kept for i in group)
 
     def prepare(self, rows: Sequence[Row]) -> None:
-        """Compute the advantages of all groups of the step."""
-        able = [row for row in rows if Term.selects(self, row) and not (self.settings.skip_truncated and row.truncated)]
-        groups = [g for g in group_rows(able) if not (self.settings.skip_degenerate and g.degenerate)]
-        # Rows are told apart as objects: they live until the step ends, and replayed ones may share a key.
-        self._advantages = {
-            id(row): value
-            for group, values in zip(groups, self.estimator.estimate(groups), strict=True)
-            for row, value in zip(group.rows, values, strict=True)
-        }
+        """Rows that were not in the batch, a probe's for example, are judged among themselves."""
+        if any(id(row) not in self._credit for row in rows):
+            self.assess(rows, *gather_outcomes(rows))
+
+    def credit(self, row: Row) -> Credit | None:
+        """The credit of a row; None when it has none, because its reward is unknown or it is left out."""
+        return self._credit.get(id(row), (row, None))[1]
 
     def selects(self, row: Row) -> bool:
-        """Whether the row has an advantage."""
-        return id(row) in self._advantages
+        """Whether the row has credit."""
+        return self.credit(row) is not None
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
-        """The surrogate per position; metrics advantage_magnitude, known_share, ratio and clipped_share."""
+        """The surrogate per position; metrics advantage_magnitude, known_share, ratio, student_entropy and its own."""
         import torch
 
-        live = have(batch.student.scores, "scores").sampled
-        values = [self._advantages.get(id(row), 0.0) for row in batch.rows]
-        advantage = batch.of_rows(values).to(live.dtype)
-        chosen = [row for row in batch.rows if self.selects(row)]
+        scores = have(batch.student.scores, "scores")
+        live = scores.sampled
+        found = [self.credit(row) for row in batch.rows]
+        credit = [0.0 if value is None else value for value in found]
+        chosen = float(sum(value is not None for value in found))
+        advantage = batch.of_tokens(credit).to(live.dtype)
+        log_ratio = self._log_ratio(batch, live)
+        output = self.surrogate(log_ratio, advantage, live, batch)
+        zero, count = torch.zeros_like(live.detach()), batch.mask.sum()
         metrics: dict[str, Any] = {
-            "advantage_magnitude": (sum(map(abs, values)), float(len(chosen))),
-            "known_share": (float(len(chosen)), float(len(batch.rows))),
+            "advantage_magnitude": (sum(float(np.abs(value).mean()) for value in credit), chosen),
+            "known_share": (chosen, float(len(batch.rows))),
+            "student_entropy": (torch.where(batch.mask, scores.entropy.detach(), zero).sum(), count),
         }
+        if self.settings.ratio != "none":
+            metrics["ratio"] = (torch.where(batch.mask, log_ratio.detach().exp(), zero).sum(), count)
+        return TermOutput(output.loss, output.total, metrics | self.chain.metrics() | output.metrics)
+
+    def surrogate(
+        self,
+        log_ratio: Float[Tensor, " n"],
+        advantage: Float[Tensor, " n"],
+        live: Float[Tensor, " n"],
+        batch: TokenBatch,
+    ) -> TermOutput:
+        """The loss per position; subclasses override this one method.
+
+        Args:
+            log_ratio: [N] log rho at the grain of the setting `ratio`, with gradient; 0 where masked, and for none.
+            advantage: [N] credit, without gradient.
+            live: [N] log pi of the response tokens, with gradient.
+            batch: everything else.
+
+        Returns:
+            Loss per position, and metrics that show whether the mechanism acted: here clipped_share.
+        """
+        import torch
+
         if self.settings.ratio == "none":
-            return TermOutput(-advantage * live, metrics=metrics)
-        ratio = self._ratio(batch, live)
-        low, high = self.settings.clip_low, self.settings.clip_high
+            return TermOutput(-advantage * live)
+        ratio = log_ratio.exp()
+        low, high, dual = self.settings.clip_low, self.settings.clip_high, self.settings.dual_clip
         clipped = ratio if low is None else ratio.clamp(min=1.0 - low)
         clipped = clipped if high is None else clipped.clamp(max=1.0 + high)
         gain = torch.minimum(ratio * advantage, clipped * advantage)
-        count = batch.mask.sum()
         bites = batch.mask & (clipped * advantage < ratio * advantage)
-        metrics["ratio"] = (torch.where(batch.mask, ratio.detach(), torch.zeros_like(ratio)).sum(), count)
-        metrics["clipped_share"] = (bites.sum(), count)
-        return TermOutput(-gain, metrics=metrics)
+        if dual is not None:
+            bounded = torch.maximum(gain, dual * advantage)
+            bites = bites | (batch.mask & (advantage < 0) & (bounded > gain))
+            gain = torch.where(advantage < 0, bounded, gain)
+        return TermOutput(-gain, metrics={"clipped_share": (bites.sum(), batch.mask.sum())})
 
-    def _ratio(self, batch: TokenBatch, live: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """[N] the importance ratio with gradient; 1 where masked."""
+    def _log_ratio(self, batch: TokenBatch, live: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """[N] log rho with gradient; 0 where masked."""
         import torch
 
-        log_ratio = torch.where(batch.mask, live - batch.behaviour_logp.to(live.dtype), torch.zeros_like(live))
-        if self.settings.ratio == "sequence":
-            zeros = torch.zeros(len(batch.rows), dtype=live.dtype, device=live.device)
-            total = zeros.index_add(0, batch.row, log_ratio)
-            length = zeros.index_add(0, batch.row, batch.mask.to(live.dtype))
-            log_ratio = (total / length.clamp(min=1.0))[batch.row]
-        return log_ratio.exp()
+        if self.settings.ratio == "none":
+            return torch.zeros_like(live)
+        tokens = torch.where(batch.mask, live - self.denominator(batch).to(live.dtype), torch.zeros_like(live))
+        return at_grain(tokens, batch, self.settings.ratio)
+
+    def denominator(self, batch: TokenBatch) -> Float[Tensor, " n"]:
+        """[N] log mu of the response tokens, by `ratio_to`; anything where masked."""
+        if self.settings.ratio_to == "behaviour":
+            return batch.behaviour_logp
+        return have(batch.signal(PayloadKind.SAMPLED, STUDENT).sampled, "old log-probs")
+
+    def observe(self, report: StepReport) -> None:
+        """Let the advantages learn."""
+        self.chain.observe(report)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the advantages."""
+        return {"advantage": self.chain.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self.chain.load_state_dict(state.get("advantage", {}))

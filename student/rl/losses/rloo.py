@@ -7,21 +7,22 @@ Tokens of a response are summed, so aggregation is constant. Source: arXiv 2402.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
 from student.rl.losses.policy_gradient import PolicyGradient, PolicyGradientSettings
+from student.rl.losses.ratios import Ratio
 
 
 class RlooSettings(PolicyGradientSettings):
     """Settings of RLOO: those of the policy gradient with its own defaults."""
 
     aggregation: str = "constant"
-    ratio: Literal["token", "sequence", "none"] = Field("none", description="The importance ratio.")
-    advantage: dict[str, Any] = Field(
+    ratio: Ratio = Field("none", description="The grain of the importance ratio.")
+    advantage: dict[str, Any] | list[dict[str, Any]] = Field(
         default_factory=lambda: {"name": "leave_one_out"},
-        description="The advantage estimator: its name and settings; see `opd plugins list`.",
+        description="The advantage estimator, or a list of an estimator and modifiers of its credit.",
     )
 
 

@@ -31,6 +31,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"name": "tip", "score": "entropy", "payload": "hidden", "retention": 0.3},
     {"name": "reopold", "exploration_steps": 5},
     {"name": "policy_gradient", "ratio": "sequence", "aggregation": "constant"},
+    *({"name": "policy_gradient", "ratio": ratio} for ratio in ("turn", "prefix", "none")),
+    {"name": "grpo", "ratio_to": "old", "dual_clip": 3.0},
 ]
 ENTRIES = [{"name": entry.name} for entry in OBJECTIVES] + VARIANTS
 

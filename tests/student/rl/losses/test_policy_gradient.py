@@ -15,22 +15,19 @@ from torch import Tensor
 from opd.errors import ConfigError
 from opd.tasks.verdict import Verdict
 from student.plugins import build_terms
-from student.rl.advantages.estimators import AdvantageSettings, GroupMean, GroupMeanSettings, LeaveOneOut
-from student.rl.advantages.groups import Group, group_rows, reward_of
+from student.rl.advantages.base import AdvantageSettings
+from student.rl.advantages.group_mean import GroupMean, GroupMeanSettings
+from student.rl.advantages.leave_one_out import LeaveOneOut
 
 REWARDS = st.lists(st.floats(0, 1), min_size=1, max_size=8)
 
 
-def group(*rewards: float) -> Group:
-    return Group((), rewards)
-
-
 def mean_advantage(*rewards: float, **settings: Any) -> list[float]:
-    return GroupMean(GroupMeanSettings(name="group_mean", **settings)).estimate([group(*rewards)])[0]
+    return GroupMean(GroupMeanSettings(name="group_mean", **settings)).of_group(rewards)
 
 
 def leave_one_out(*rewards: float) -> list[float]:
-    return LeaveOneOut(AdvantageSettings(name="leave_one_out")).estimate([group(*rewards)])[0]
+    return LeaveOneOut(AdvantageSettings(name="leave_one_out")).of_group(rewards)
 
 
 def gradient(made: Any, **settings: Any) -> Tensor:
@@ -81,16 +78,6 @@ def test_leave_one_out_is_the_centred_reward_stretched(rewards: list[float]) -> 
 def test_groups_that_agree_have_no_advantage(reward: float, count: int) -> None:
     for values in (mean_advantage(*[reward] * count), leave_one_out(*[reward] * count)):
         assert values == pytest.approx([0.0] * count, abs=1e-9)
-
-
-def test_rewards_are_the_verdict_plus_the_named_parts_and_unknown_ones_are_absent(toy: Any) -> None:
-    rows = toy().rows
-    verdicts(toy(), 1, 1, 1, 1)
-    rows[0].verdict, rows[0].reward_parts = Verdict.score(0.5), {"format": 0.25}
-    rows[1].verdict, rows[1].reward_parts = Verdict.unknown("crash"), {"format": 0.25}
-    rows[2].verdict = None
-    assert [reward_of(row) for row in rows[:3]] == [0.75, None, None]
-    assert [[id(row) for row in g.rows] for g in group_rows(rows)] == [[id(rows[0])], [id(rows[3])]]
 
 
 def test_the_gradient_is_the_advantage_times_the_score(toy: Any) -> None:

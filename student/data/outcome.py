@@ -1,0 +1,182 @@
+"""What became of each row of a step, in a few numbers: small enough to be told to every rank and kept in checkpoints.
+
+Whatever chooses from rows or averages over them (advantages, samplers, windows, curricula) reads outcomes, so that it
+comes to the same result on every rank, however the rows are spread.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opd.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from student.data.row import Origin, Row
+    from student.learning.ranks import Ranks
+
+KEYS = ("step", "uid", "sample", "turn", "agent", "rollout")
+"""Parts of a group key that every outcome has; other parts are names of tags."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a row came to.
+
+    Attributes:
+        step, uid, sample, turn, agent: the row's key.
+        tags: its labels.
+        domain: of its prompt, "" for none.
+        teacher: that the route gave it, "" for none.
+        origin: who wrote the response.
+        on_policy: whether the present policy sampled it under the prompt that it is trained under.
+        trained: whether it is learnt from; other rows count in statistics only.
+        reward: None while it is unknown, which is never a reward of 0.
+        turn_rewards: by turn.
+        spans: (start, end) of each turn in the response, tokens; empty for single turns.
+        length: response tokens.
+        tokens: response tokens that are trained on.
+        truncated: whether the length limit ended the response.
+        sums: sums over the trained tokens, nats: "behaviour" is the log-prob under the sampler, and each role whose
+            sampled log-probs the row carries has its own.
+        notes: numbers of this step that a method attached to the row.
+    """
+
+    step: int
+    uid: str
+    sample: int
+    turn: int = 0
+    agent: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    domain: str = ""
+    teacher: str = ""
+    origin: Origin = "policy"
+    on_policy: bool = True
+    trained: bool = True
+    reward: float | None = None
+    turn_rewards: tuple[float, ...] = ()
+    spans: tuple[tuple[int, int], ...] = ()
+    length: int = 0
+    tokens: int = 0
+    truncated: bool = False
+    sums: Mapping[str, float] = field(default_factory=dict)
+    notes: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def rollout(self) -> str:
+        """Key of the episode, shared by its rows."""
+        return f"{self.step}/{self.uid}/{self.sample}"
+
+    def key(self, parts: Sequence[str]) -> tuple[Any, ...]:
+        """The values of `parts`, each one of `KEYS` or the name of a tag; () for no parts: one group for all.
+
+        Raises:
+            ConfigError: when the row has no tag of that name.
+        """
+        return tuple(self._part(part) for part in parts)
+
+    def _part(self, part: str) -> Any:
+        if part in KEYS:
+            return getattr(self, part)
+        if part not in self.tags:
+            known = ", ".join((*KEYS, *self.tags))
+            raise ConfigError(f"rows have no tag {part!r} to form groups by; use one of {known}.")
+        return self.tags[part]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values, for checkpoints."""
+        return asdict(self) | {"tags": dict(self.tags), "sums": dict(self.sums), "notes": dict(self.notes)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Outcome:
+        """What `to_dict` gave."""
+        spans = tuple((int(start), int(end)) for start, end in data["spans"])
+        return cls(**{**data, "turn_rewards": tuple(data["turn_rewards"]), "spans": spans})
+
+
+def reward_of(row: Row) -> float | None:
+    """The reward that a plug-in set, else the verdict's value plus all named parts; None while it is unknown.
+
+    Raises:
+        DataError: when it is not finite.
+    """
+    reward = row.reward
+    if reward is None:
+        if row.verdict is None or not row.verdict.known:
+            return None
+        reward = row.verdict.value + sum(row.reward_parts.values())
+    if not math.isfinite(reward):
+        raise DataError(
+            f"the reward of sample {row.key.sample} of prompt {row.key.uid} is {reward}; a reward must be finite, and "
+            "None where it is unknown."
+        )
+    return reward
+
+
+def outcome_of(row: Row) -> Outcome:
+    """The outcome of one row.
+
+    Raises:
+        DataError: when its reward is not finite.
+    """
+    mask = row.loss_mask
+    sums = {"behaviour": _sum(row.behaviour_logp, mask)}
+    for (role, _), scores in row.signals.items():
+        if scores.sampled is not None:
+            sums[role] = _sum(scores.sampled, mask)
+    return Outcome(
+        step=row.key.step,
+        uid=row.key.uid,
+        sample=row.key.sample,
+        turn=row.key.turn,
+        agent=row.key.agent,
+        tags=dict(row.tags),
+        domain=row.prompt.domain or "",
+        teacher=row.teacher,
+        origin=row.origin,
+        on_policy=row.on_policy,
+        trained=row.trained,
+        reward=reward_of(row),
+        turn_rewards=tuple(float(value) for value in row.turn_rewards),
+        spans=tuple(row.turns),
+        length=row.length,
+        tokens=int(mask.sum()),
+        truncated=row.truncated,
+        sums=sums,
+        notes=dict(row.notes),
+    )
+
+
+def gather_outcomes(rows: Sequence[Row], ranks: Ranks | None = None) -> tuple[list[Outcome], list[int]]:
+    """The outcomes of all rows of the step on all ranks, in an order of their keys, and the place of each of `rows`.
+
+    The order does not depend on how the rows are spread over ranks, nor does anything computed from it.
+
+    Args:
+        rows: this rank's rows.
+        ranks: every rank must call this; None for rows that are judged alone.
+
+    Raises:
+        DataError: when a reward is not finite; the other ranks are cancelled.
+    """
+    parts = [[outcome_of(row) for row in rows]] if ranks is None else _told(rows, ranks)
+    mine = 0 if ranks is None else ranks.index
+    labelled = [(rank, place, outcome) for rank, part in enumerate(parts) for place, outcome in enumerate(part)]
+    labelled.sort(key=lambda entry: entry[2].key(("step", "uid", "sample", "turn", "agent")))
+    places = {place: index for index, (rank, place, _) in enumerate(labelled) if rank == mine}
+    return [outcome for _, _, outcome in labelled], [places[place] for place in range(len(rows))]
+
+
+def _told(rows: Sequence[Row], ranks: Ranks) -> list[list[Outcome]]:
+    return ranks.gather(ranks.agree(lambda: [outcome_of(row) for row in rows]))
+
+
+def _sum(values: NDArray[np.float32], mask: NDArray[np.bool_]) -> float:
+    """In float64, of the trained tokens alone: the others may hold NaN."""
+    return float(np.where(mask, values, 0.0).sum(dtype=np.float64))

@@ -1,0 +1,156 @@
+"""What an advantage estimator or modifier is: from the outcomes of a step to the credit of each row.
+
+An estimator makes credit from rewards. A modifier changes the credit that the one before it gave. A term runs a chain:
+one estimator, then any modifiers. Both see the rows of all ranks whose reward is known, so that statistics of a group
+or of the whole batch are the same however the rows are spread; nothing may depend on the order of the outcomes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from opd.config import Settings
+from opd.errors import ConfigError
+from student.data.outcome import KEYS
+from student.scoring.needs import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from student.controllers import StepReport
+    from student.data.outcome import Outcome
+    from student.data.row import Row
+    from student.recipe import Recipe
+
+Credit: TypeAlias = "float | NDArray[np.float32]"
+"""The advantage of a row: one number for all its tokens, or [T] one for each."""
+
+GROUP = ("step", "uid", "turn", "agent")
+"""Rows that answer the same prompt."""
+
+
+class AdvantageSettings(Settings):
+    """Settings that every estimator and modifier has."""
+
+    name: str
+    """Registered name, or a dotted path "package.module:Class"."""
+    group: list[str] = Field(
+        default_factory=lambda: list(GROUP),
+        description=f"Rows with equal values of these form a group: of {', '.join(KEYS)} and names of tags; [] puts "
+        "all rows of the step into one.",
+    )
+
+
+class Advantage:
+    """An estimator or a modifier of credit.
+
+    Attributes:
+        evidence: how its formula is known: "text and code", "text", "abstract", "inferred" or "own".
+        modifies: whether it changes the credit of another one, and cannot begin a chain.
+        least_group: rows that a group needs for any credit but 0.
+        equal_groups: "zero" when rows of a group whose rewards all agree get no credit, "learns" when they do.
+        centred: whether the credit of a group adds up to 0, so that a constant added to its rewards changes nothing.
+        scale_free: whether multiplying all rewards by a positive constant changes nothing, up to an epsilon.
+        fired: what the last `estimate` did, as metrics (sum, count).
+    """
+
+    settings_type: ClassVar[type[AdvantageSettings]] = AdvantageSettings
+    evidence: ClassVar[str] = ""
+    modifies: ClassVar[bool] = False
+    least_group: ClassVar[int] = 1
+    equal_groups: ClassVar[str] = "zero"
+    centred: ClassVar[bool] = False
+    scale_free: ClassVar[bool] = False
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+        self.fired: dict[str, tuple[float, float]] = {}
+
+    def needs(self) -> Needs:
+        """What it needs beside rewards, for example log-probs under the reference."""
+        return Needs()
+
+    def check(self, recipe: Recipe) -> None:
+        """Look at the whole recipe before anything is loaded.
+
+        Raises:
+            ConfigError: when it could do nothing in it.
+        """
+
+    def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
+        """The credit of each row.
+
+        Args:
+            outcomes: all rows of the step on all ranks whose reward is known.
+            credit: what the one before in the chain gave; None for the first.
+        """
+        raise TypeError(f"{type(self).__name__} does not implement estimate")
+
+    def refine(self, row: Row, credit: Credit) -> Credit:
+        """Change the credit of one row of this rank by what only the row itself holds, such as entropies per token."""
+        return credit
+
+    def observe(self, report: StepReport) -> None:
+        """Learn from the finished step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State to checkpoint: JSON values, numpy arrays and tensors in nested dicts."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+
+    def groups(self, outcomes: Sequence[Outcome]) -> list[list[int]]:
+        """Indices of the outcomes of each group, by the setting `group`."""
+        found: dict[tuple[Any, ...], list[int]] = {}
+        for index, outcome in enumerate(outcomes):
+            found.setdefault(outcome.key(self.settings.group), []).append(index)
+        return list(found.values())
+
+
+class GroupEstimator(Advantage):
+    """An estimator that looks at one group at a time: subclasses give `of_group`."""
+
+    def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
+        """Group by group."""
+        found: list[Credit] = [0.0] * len(outcomes)
+        for places in self.groups(outcomes):
+            values = self.of_group([known(outcomes[place]) for place in places])
+            for place, value in zip(places, values, strict=True):
+                found[place] = value
+        return found
+
+    def of_group(self, rewards: Sequence[float]) -> list[float]:
+        """One advantage for each reward of a group."""
+        raise TypeError(f"{type(self).__name__} does not implement of_group")
+
+
+class Modifier(Advantage):
+    """Changes the credit that the one before it in the chain gave: subclasses give `modify`."""
+
+    modifies = True
+
+    def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
+        """See the class.
+
+        Raises:
+            ConfigError: when nothing comes before it.
+        """
+        if credit is None:
+            raise ConfigError(f"advantage {self.settings.name!r} changes the credit of another one; name that first.")
+        return self.modify(outcomes, credit)
+
+    def modify(self, outcomes: Sequence[Outcome], credit: Sequence[Credit]) -> list[Credit]:
+        """The new credit of each row."""
+        raise TypeError(f"{type(self).__name__} does not implement modify")
+
+
+def known(outcome: Outcome) -> float:
+    """The reward of an outcome; rows without one never reach an estimator."""
+    if outcome.reward is None:
+        raise ValueError(f"sample {outcome.sample} of prompt {outcome.uid} has no reward; leave it out.")
+    return outcome.reward

@@ -1,0 +1,54 @@
+"""GRPO's advantage: the reward against the group's mean, by default over the group's deviation.
+
+    A_i = (r_i - mean r) / (std r + epsilon)
+
+The mean holds r_i itself, which shrinks the gradient by 1 - 1/n, and the deviation weighs prompts by how much their
+rewards agree: unbiased without it up to that factor. Groups of one, and groups whose rewards all agree, get 0.
+Sources: GRPO, arXiv 2402.03300; without the deviation Dr. GRPO, 2503.20783.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from student.rl.advantages.base import AdvantageSettings, GroupEstimator
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class GroupMeanSettings(AdvantageSettings):
+    """Settings of the group mean."""
+
+    scale: Literal["std", "none"] = Field(
+        "std", description="Divide by the group's standard deviation (GRPO) or not (Dr. GRPO)."
+    )
+    ddof: Literal[0, 1] = Field(
+        1, description="Degrees of freedom taken off in the deviation: 1 as public code has it, 0 for a population."
+    )
+    epsilon: float = Field(1e-6, ge=0, description="Added to the deviation.")
+
+
+class GroupMean(GroupEstimator):
+    """The estimator; see the module for the formula."""
+
+    settings_type = GroupMeanSettings
+    settings: GroupMeanSettings
+    evidence = "text and code"
+    least_group = 2
+    centred = True
+
+    def of_group(self, rewards: Sequence[float]) -> list[float]:
+        """See the module."""
+        mean = math.fsum(rewards) / len(rewards)
+        centred = [reward - mean for reward in rewards]
+        if self.settings.scale == "none":
+            return centred
+        spread = math.fsum(value * value for value in centred)
+        if len(set(rewards)) <= 1:
+            return [0.0] * len(rewards)
+        deviation = math.sqrt(spread / (len(rewards) - self.settings.ddof))
+        return [value / (deviation + self.settings.epsilon) for value in centred]

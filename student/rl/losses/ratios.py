@@ -1,0 +1,80 @@
+"""Importance ratios of response tokens at the grain that a loss wants; all in logarithms, nats, 0 where masked.
+
+    token      rho_t
+    turn       the geometric mean of rho over the tokens of the turn, on each of them
+    sequence   the geometric mean of rho over the tokens of the row, on each of them
+    prefix     rho_1 ... rho_t, the probability ratio of the response up to t
+
+Masked tokens (the environment's, for example) count in no mean and no product.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+    from student.learning.terms import TokenBatch
+
+Ratio: TypeAlias = Literal["token", "turn", "sequence", "prefix", "none"]
+
+
+def at_grain(log_ratio: Float[Tensor, " n"], batch: TokenBatch, grain: Ratio) -> Float[Tensor, " n"]:
+    """Log-ratios of tokens, [N] with 0 where masked, at another grain; gradients flow."""
+    if grain == "sequence":
+        return _mean_over(log_ratio, batch, batch.row, len(batch.rows))
+    if grain == "turn":
+        index, count = turn_index(batch)
+        return _mean_over(log_ratio, batch, index, count)
+    return prefix_sum(log_ratio, batch) if grain == "prefix" else log_ratio
+
+
+def _mean_over(values: Float[Tensor, " n"], batch: TokenBatch, index: Int[Tensor, " n"], count: int) -> Tensor:
+    import torch
+
+    zeros = torch.zeros(count, dtype=values.dtype, device=values.device)
+    total = zeros.index_add(0, index, values)
+    length = zeros.index_add(0, index, batch.mask.to(values.dtype))
+    return (total / length.clamp(min=1.0))[index]
+
+
+def turn_index(batch: TokenBatch) -> tuple[Int[Tensor, " n"], int]:
+    """[N] the turn of each position, counted over the micro-batch, and how many there are.
+
+    What lies between two turns belongs to the earlier one, and what lies before the first to the first; rows without
+    turns are one.
+    """
+    import numpy as np
+    import torch
+
+    found, first = [], 0
+    for row in batch.rows:
+        starts = [start for start, _ in row.turns][1:]
+        found.append(first + np.searchsorted(starts, np.arange(row.length), side="right"))
+        first += len(starts) + 1
+    return torch.from_numpy(np.concatenate(found)).to(batch.mask.device), first
+
+
+def prefix_sum(values: Float[Tensor, " n"], batch: TokenBatch) -> Float[Tensor, " n"]:
+    """[N] the sum over the positions of the row up to and with each."""
+    padded = in_rows(values, batch, 0.0).cumsum(1)
+    return padded[batch.row, batch.position]
+
+
+def least_before(values: Float[Tensor, " n"], batch: TokenBatch) -> Float[Tensor, " n"]:
+    """[N] the least value over the trained positions of the row before each; 0 for the first of them."""
+    import torch
+
+    shown = torch.where(batch.mask, values, torch.full_like(values, torch.inf))
+    least = in_rows(shown, batch, torch.inf).cummin(1).values
+    before = torch.cat([torch.full_like(least[:, :1], torch.inf), least[:, :-1]], 1)[batch.row, batch.position]
+    return torch.where(before.isinf(), torch.zeros_like(before), before)
+
+
+def in_rows(values: Float[Tensor, " n"], batch: TokenBatch, fill: float) -> Float[Tensor, "r t"]:
+    """[R, T] the values of each row from its first position on, with `fill` behind its end."""
+    longest = max(row.length for row in batch.rows)
+    padded = values.new_full((len(batch.rows), longest), fill)
+    return padded.index_put((batch.row, batch.position), values)
