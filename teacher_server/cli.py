@@ -150,7 +150,7 @@ async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None
 
     def give_up() -> None:
         """Until it serves there is nothing to drain."""
-        server.shared.roster.closing = True
+        server.shared.teachers.closing = True
         if starting is not None:
             starting.cancel()
 
@@ -166,7 +166,7 @@ async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None
     if port_file is not None:
         _write_atomically(port_file, f"{server.address} {server.metrics_port} {os.getpid()}\n")
     code = await server.wait()
-    if server.shared.roster.loading:
+    if server.shared.teachers.loading:
         # Everything is closed; the process would otherwise wait for a model that nobody wants any more.
         os._exit(code)
     return code

@@ -29,10 +29,10 @@ from teacher_server.observe.metrics import ServerMetrics
 from teacher_server.observe.tracing import tracing_from_environment
 from teacher_server.residency.memory_budget import finish
 from teacher_server.residency.teacher import SERVING_STATES, Teacher
-from teacher_server.residency.teachers import EngineFactory, Roster
+from teacher_server.residency.teachers import EngineFactory, Teachers
 from teacher_server.rpc.admin import AdminService
 from teacher_server.rpc.health import Health
-from teacher_server.rpc.interceptor import Guard
+from teacher_server.rpc.interceptor import RequestInterceptor
 from teacher_server.rpc.score_call import Shared
 from teacher_server.rpc.security import Certificates, Tokens, check_listen
 from teacher_server.rpc.service import TeacherService
@@ -54,7 +54,7 @@ class TeacherServer:
     Attributes:
         port: of the service, once started.
         metrics_port: of /metrics, 0 when off.
-        shared: budget, roster, metrics and the rest, for tests and the admin service.
+        shared: budget, teachers, metrics and the rest, for tests and the admin service.
     """
 
     def __init__(self, settings: ServerSettings, factory: EngineFactory) -> None:
@@ -70,7 +70,7 @@ class TeacherServer:
         self._metrics_server: Any = None
         self._watcher: asyncio.Task[None] | None = None
         limits, metrics, faults = settings.limits, ServerMetrics(), FaultPoints()
-        roster = Roster(
+        teachers = Teachers(
             factory,
             limits=limits,
             engine=settings.engine,
@@ -81,7 +81,7 @@ class TeacherServer:
         )
         self.shared = Shared(
             settings=settings,
-            roster=roster,
+            teachers=teachers,
             budget=Budget(limits.max_tokens_in_flight, limits.max_reply_bytes_in_flight, limits.max_client_share),
             metrics=metrics,
             faults=faults,
@@ -109,7 +109,7 @@ class TeacherServer:
             await self._bind()
             self._watcher = asyncio.create_task(self._watch())
             for name, model in teachers.items():
-                await self.shared.roster.load(name, model)
+                await self.shared.teachers.load(name, model)
         except BaseException:
             await self.close()
             raise
@@ -132,7 +132,7 @@ class TeacherServer:
         started = time.monotonic()
         self.shared.metrics.draining.set(1)
         await self.health.drain()
-        for teacher in self.shared.roster:
+        for teacher in self.shared.teachers:
             if teacher.state in SERVING_STATES:
                 self._show_state(teacher, pb.TEACHER_STATE_DRAINING)
         log("info", "draining", settle_seconds=self.settings.settle_seconds, grace_seconds=self.settings.grace_seconds)
@@ -151,7 +151,7 @@ class TeacherServer:
                 await self._watcher
         if self._server is not None:
             await self._server.stop(0)
-        await self.shared.roster.close()
+        await self.shared.teachers.close()
         self.shared.threads.shutdown(wait=False, cancel_futures=True)
         if self.shared.tracing is not None:
             await asyncio.to_thread(self.shared.tracing.close)
@@ -168,9 +168,9 @@ class TeacherServer:
 
     async def _bind(self) -> None:
         settings = self.settings
-        guard = Guard(self._tokens, self.shared.metrics, settings.limits.max_request_bytes)
+        interceptor = RequestInterceptor(self._tokens, self.shared.metrics, settings.limits.max_request_bytes)
         self._server = grpc.aio.server(
-            interceptors=[guard],
+            interceptors=[interceptor],
             options=_options(settings),
             maximum_concurrent_rpcs=settings.max_streams,
         )
@@ -211,7 +211,7 @@ class TeacherServer:
         self._show_state(teacher, teacher.state)
         if teacher.state == pb.TEACHER_STATE_READY:
             self.show_weights(teacher)
-        await self.health.set("", serving=any(t.serving for t in self.shared.roster))
+        await self.health.set("", serving=any(t.serving for t in self.shared.teachers))
 
     def show_weights(self, teacher: Teacher) -> None:
         """Put a teacher's weights hash into the metrics, in place of an older one."""
@@ -240,14 +240,14 @@ class TeacherServer:
             metrics.loop_lag.set(max(0.0, time.monotonic() - before - _WATCH_SECONDS))
             metrics.used_tokens.set(shared.budget.used.tokens)
             metrics.used_reply_bytes.set(shared.budget.used.reply_bytes)
-            for teacher in shared.roster:
+            for teacher in shared.teachers:
                 if teacher.worker is not None:
                     sequences, tokens, running = teacher.worker.load()
                     metrics.queued_sequences.labels(teacher.name).set(sequences)
                     metrics.queued_tokens.labels(teacher.name).set(tokens)
                     metrics.running_tokens.labels(teacher.name).set(running)
                     metrics.token_rate.labels(teacher.name).set(teacher.worker.tokens_per_second)
-            shared.roster.watch()
+            shared.teachers.watch()
 
 
 def _join(host: str, port: int) -> str:
@@ -270,7 +270,7 @@ def _options(settings: ServerSettings) -> list[tuple[str, Any]]:
     return [
         # Two servers on one port would each get half of the calls, in silence.
         ("grpc.so_reuseport", 0),
-        # Above what is allowed, so that an oversize request reaches the gate and gets a sentence; see `guard`.
+        # Above what is allowed, so that an oversize request reaches the interceptor and is answered with a sentence.
         ("grpc.max_receive_message_length", settings.limits.max_request_bytes * 2 + 65_536),
         ("grpc.max_send_message_length", 8 * 1024 * 1024),
         ("grpc.keepalive_time_ms", 30_000),

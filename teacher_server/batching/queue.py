@@ -16,7 +16,7 @@ from teacher_server.engines.base import EngineItem
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class SequenceJob:
     """One sequence on its way through the engine. Times are seconds of the queue's clock, 0.0 until reached.
 
     Attributes:
@@ -34,7 +34,7 @@ class Job:
     tokens: int
     deadline: float
     client: str
-    deliver: Callable[["Job", Any, str], None]
+    deliver: Callable[["SequenceJob", Any, str], None]
     queued_at: float = 0.0
     picked_at: float = 0.0
     started_at: float = 0.0
@@ -45,7 +45,7 @@ class Job:
 @dataclass(slots=True, eq=False)
 class _Client:
     virtual_time: float
-    heap: list[tuple[float, int, Job]] = field(default_factory=list)
+    heap: list[tuple[float, int, SequenceJob]] = field(default_factory=list)
 
 
 class FairQueue:
@@ -64,7 +64,7 @@ class FairQueue:
         self.sequences = 0
         self.tokens = 0
 
-    def add(self, job: Job) -> None:
+    def add(self, job: SequenceJob) -> None:
         """Queue a job; a client that was idle starts at the present virtual time, without credit for its absence."""
         client = self._clients.get(job.client)
         if client is None:
@@ -76,14 +76,14 @@ class FairQueue:
         self.sequences += 1
         self.tokens += job.tokens
 
-    def take(self, max_tokens: int, max_sequences: int) -> tuple[list[Job], list[Job]]:
+    def take(self, max_tokens: int, max_sequences: int) -> tuple[list[SequenceJob], list[SequenceJob]]:
         """The next batch and the jobs that were found expired.
 
         Cancelled jobs vanish. A job that would break the token budget ends the batch rather than being overtaken,
         so that long sequences do not starve; alone it always goes.
         """
-        batch: list[Job] = []
-        expired: list[Job] = []
+        batch: list[SequenceJob] = []
+        expired: list[SequenceJob] = []
         room = max_tokens
         while self._clients and len(batch) < max_sequences:
             name = min(self._clients, key=lambda n: self._clients[n].virtual_time)
@@ -106,7 +106,7 @@ class FairQueue:
             batch.append(job)
         return batch, expired
 
-    def drain(self) -> list[Job]:
+    def drain(self) -> list[SequenceJob]:
         """Remove and return everything that waits and is not cancelled."""
         waiting = [entry[2] for client in self._clients.values() for entry in client.heap]
         self._clients.clear()

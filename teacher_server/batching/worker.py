@@ -18,10 +18,10 @@ import numpy as np
 
 from opd.errors import CancelledError, DeadlineError, DeviceMemoryError, OpdError, UnavailableError
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
-from teacher_server.batching.queue import FairQueue, Job
+from teacher_server.batching.queue import FairQueue, SequenceJob
 from teacher_server.engines.base import Engine, EngineItem
 from teacher_server.faults import FaultPoints
-from teacher_server.observe.logs import log, plain
+from teacher_server.observe.logs import describe_error, log
 
 MAX_CONSECUTIVE_FAILURES = 3
 
@@ -98,7 +98,7 @@ class EngineWorker:
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
         self._thread.start()
 
-    def submit(self, jobs: Sequence[Job]) -> None:
+    def submit(self, jobs: Sequence[SequenceJob]) -> None:
         """Queue jobs.
 
         Raises:
@@ -111,7 +111,7 @@ class EngineWorker:
                 self._queue.add(job)
             self._condition.notify()
 
-    def cancel(self, jobs: Sequence[Job]) -> None:
+    def cancel(self, jobs: Sequence[SequenceJob]) -> None:
         """Drop jobs that wait; one that runs is skipped by the engine at its next chance."""
         with self._condition:
             for job in jobs:
@@ -172,7 +172,7 @@ class EngineWorker:
             self._run_batch(batch)
         return task is not None or bool(batch or expired)
 
-    def _next(self) -> tuple[tuple[Callable[[Engine], Any], Future[Any]] | None, list[Job], list[Job]]:
+    def _next(self) -> tuple[tuple[Callable[[Engine], Any], Future[Any]] | None, list[SequenceJob], list[SequenceJob]]:
         with self._condition:
             self.busy_since = 0.0
             while True:
@@ -211,7 +211,7 @@ class EngineWorker:
     def _gone(self) -> UnavailableError:
         return UnavailableError(f"teacher {self.name!r} failed while it worked on this.")
 
-    def _run_batch(self, batch: list[Job]) -> None:
+    def _run_batch(self, batch: list[SequenceJob]) -> None:
         with self._turn:
             # Waiting for the device is not running: only a batch that holds it can stall.
             self.busy_since = time.monotonic()
@@ -244,7 +244,7 @@ class EngineWorker:
         else:
             self.tokens_per_second = max(rate, known)
 
-    def _score(self, batch: list[Job]) -> list[Scores | Exception]:
+    def _score(self, batch: list[SequenceJob]) -> list[Scores | Exception]:
         """Results of a batch. One that fails as a whole is repeated in parts, so that only the guilty rows fail.
 
         Halves when the device had no memory, since smaller batches may well do; else row by row.
@@ -261,13 +261,13 @@ class EngineWorker:
             teacher=self.name,
             sequences=len(batch),
             tokens=sum(job.tokens for job in batch),
-            error=plain(outcome),
+            error=describe_error(outcome),
         )
         step = -(-len(batch) // 2) if short else 1
         parts = (batch[at : at + step] for at in range(0, len(batch), step))
         return [result for part in parts for result in self._score(part)]
 
-    def _attempt(self, batch: list[Job]) -> list[Scores | Exception] | Exception:
+    def _attempt(self, batch: list[SequenceJob]) -> list[Scores | Exception] | Exception:
         try:
             self._faults.reach_sync("engine_start")
             results = self.engine.score([job.item for job in batch])
@@ -281,7 +281,7 @@ class EngineWorker:
         gone = CancelledError("the request was cancelled while it ran.")
         return [gone if scores is None else scores for scores in results]
 
-    def _blame(self, error: Exception, job: Job) -> Exception:
+    def _blame(self, error: Exception, job: SequenceJob) -> Exception:
         """An error of a request is its own; any other counts against the engine."""
         if isinstance(error, UnavailableError):
             self._away(error)
@@ -316,7 +316,7 @@ class EngineWorker:
         try:
             return self.engine.score([EngineItem(ScoreItem(np.zeros(2, np.uint32), 1), spec)])[0] is not None
         except Exception as error:
-            log("error", "the engine scores nothing any more", teacher=self.name, error=plain(error))
+            log("error", "the engine scores nothing any more", teacher=self.name, error=describe_error(error))
             return False
 
     def _die(self, reason: str) -> None:

@@ -46,7 +46,7 @@ def log(level: str, message: str, **fields: Any) -> None:
         stream.flush()
 
 
-def plain(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """An error as part of a sentence: an error of ours speaks for itself, others need their class."""
     text = " ".join(str(error).split())[:300]
     return text if isinstance(error, OpdError) else f"{type(error).__name__}: {text}"

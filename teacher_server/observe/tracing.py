@@ -11,7 +11,7 @@ from typing import Any
 from opd.telemetry.context import traceparent_of
 from opd.telemetry.tracing import otlp_provider
 from opd.wire.types import Timings
-from teacher_server.batching.queue import Job
+from teacher_server.batching.queue import SequenceJob
 
 SERVICE_NAME = "opd-teacher"
 
@@ -37,7 +37,7 @@ class Tracing:
         arrived: float,
         ended: float,
         attributes: dict[str, Any],
-        jobs: Sequence[Job] = (),
+        jobs: Sequence[SequenceJob] = (),
         timings: Timings | None = None,
         error: str = "",
     ) -> None:

@@ -8,13 +8,13 @@ from typing import TypeVar
 from opd.errors import ConfigError, OverloadedError, UnavailableError
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.engines.base import Engine
-from teacher_server.observe.logs import plain
+from teacher_server.observe.logs import describe_error
 from teacher_server.residency.teacher import Teacher
 
 R = TypeVar("R")
 
 
-class Room:
+class MemoryBudget:
     """The memory budget of a server.
 
     Its lock is held while teachers are put to sleep, but never while one is loaded or woken: those hold a promise of
@@ -91,7 +91,7 @@ class Room:
             await _call(teacher, lambda engine: engine.wake())
         except Exception as error:
             teacher.held_bytes = 0
-            raise UnavailableError(f"teacher {teacher.name!r} cannot be woken: {plain(error)}") from error
+            raise UnavailableError(f"teacher {teacher.name!r} cannot be woken: {describe_error(error)}") from error
         if teacher.state == pb.TEACHER_STATE_ASLEEP:
             await self._set_state(teacher, pb.TEACHER_STATE_READY)
 
@@ -105,7 +105,9 @@ class Room:
                 await _call(teacher, lambda engine: engine.sleep())
             except Exception as error:
                 await self._set_state(teacher, before)
-                raise UnavailableError(f"teacher {teacher.name!r} cannot be put to sleep: {plain(error)}") from error
+                raise UnavailableError(
+                    f"teacher {teacher.name!r} cannot be put to sleep: {describe_error(error)}"
+                ) from error
             teacher.held_bytes = 0
 
         await finish(fall_asleep())

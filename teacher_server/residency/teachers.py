@@ -2,7 +2,7 @@
 
 All methods run on the event loop; what takes time runs on a worker's thread or a loader thread. Requests to an awake
 teacher take no lock. Three kinds order the rest: a teacher's `changing`, for what happens to that teacher; then the
-loader's, because models are read one at a time; then the room's (`teacher_server.residency.memory_budget`).
+loader's, because models are read one at a time; then the memory budget's (`teacher_server.residency.memory_budget`).
 """
 
 import asyncio
@@ -24,8 +24,8 @@ from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.batching.worker import DeviceTurn, EngineWorker
 from teacher_server.engines.base import Engine, Exchange
 from teacher_server.faults import FaultPoints
-from teacher_server.observe.logs import log, plain
-from teacher_server.residency.memory_budget import Room, finish
+from teacher_server.observe.logs import describe_error, log
+from teacher_server.residency.memory_budget import MemoryBudget, finish
 from teacher_server.residency.teacher import Teacher, self_test
 from teacher_server.residency.weights import LostWeightsError, prepare, put_back, swap, weight_bytes
 from teacher_server.settings import EngineSettings, LimitSettings
@@ -34,7 +34,7 @@ EngineFactory = Callable[[str], Engine]
 """Builds an engine for a model path or hub id; slow, called on a thread."""
 
 
-class Roster:
+class Teachers:
     """The teachers of one server.
 
     Args:
@@ -69,7 +69,7 @@ class Roster:
         self._on_fatal = on_fatal
         self._on_batch = on_batch
         self._teachers: dict[str, Teacher] = {}
-        self._room = Room(engine.memory_budget_bytes, lambda: self, self._set_state)
+        self._memory = MemoryBudget(engine.memory_budget_bytes, lambda: self, self._set_state)
         # Libraries that load models set process-wide defaults while they do: one at a time.
         self._loading = asyncio.Lock()
         self._turn = DeviceTurn()
@@ -156,7 +156,7 @@ class Roster:
             if teacher.state == pb.TEACHER_STATE_ASLEEP:
                 async with teacher.changing:
                     if teacher.state == pb.TEACHER_STATE_ASLEEP:
-                        await self._room.wake(teacher)
+                        await self._memory.wake(teacher)
             teacher.require_ready()
             yield teacher
         finally:
@@ -172,7 +172,7 @@ class Roster:
         """
         teacher = self.get(name)
         async with teacher.changing:
-            await self._room.put_to_sleep(teacher)
+            await self._memory.put_to_sleep(teacher)
 
     async def wake(self, name: str) -> None:
         """Bring a sleeping teacher back now rather than at its next request."""
@@ -251,7 +251,7 @@ class Roster:
         loop = asyncio.get_running_loop()
         async with self._loading:
             needed = await asyncio.to_thread(weight_bytes, teacher.model)
-            await self._room.reserve(teacher, needed)
+            await self._memory.reserve(teacher, needed)
             engine = await self._load_engine(teacher)
         teacher.worker = EngineWorker(
             teacher.name,
@@ -289,7 +289,7 @@ class Roster:
         except OpdError:
             raise
         except Exception as error:
-            raise UnavailableError(f"teacher {teacher.name!r} cannot be loaded: {plain(error)}") from error
+            raise UnavailableError(f"teacher {teacher.name!r} cannot be loaded: {describe_error(error)}") from error
         try:
             with self._turn:
                 if teacher.replaced is not None:
@@ -306,15 +306,15 @@ class Roster:
 
     async def _settle(self, teacher: Teacher) -> None:
         """Give a loaded teacher the room that it really takes, or let it sleep until there is some."""
-        if self._room.budget and not teacher.weight_bytes:
+        if self._memory.budget and not teacher.weight_bytes:
             raise ConfigError(
                 f"nobody knows how many bytes teacher {teacher.name!r} takes, so it cannot count against "
                 "memory_budget_bytes; give a model folder with safetensors, or set no budget."
             )
         try:
-            await self._room.reserve(teacher, teacher.weight_bytes)
+            await self._memory.reserve(teacher, teacher.weight_bytes)
         except OverloadedError:
-            await self._room.put_to_sleep(teacher)
+            await self._memory.put_to_sleep(teacher)
             return
         if teacher.state == pb.TEACHER_STATE_LOADING:
             await self._set_state(teacher, pb.TEACHER_STATE_READY)

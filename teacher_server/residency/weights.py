@@ -5,7 +5,7 @@ from pathlib import Path
 
 from opd.errors import ConfigError, IncompatibleTeacherError, NonFiniteError, OpdError
 from teacher_server.engines.base import Engine, Exchange
-from teacher_server.observe.logs import plain
+from teacher_server.observe.logs import describe_error
 
 
 class LostWeightsError(Exception):
@@ -39,7 +39,7 @@ def prepare(engine: Engine, folder: Path) -> Exchange:
     except OpdError:
         raise
     except Exception as error:
-        raise ConfigError(f"weights in {folder} cannot be read: {plain(error)}") from error
+        raise ConfigError(f"weights in {folder} cannot be read: {describe_error(error)}") from error
 
 
 def swap(engine: Engine, exchange: Exchange, folder: Path, test: Callable[[], None]) -> None:
@@ -66,8 +66,8 @@ def swap(engine: Engine, exchange: Exchange, folder: Path, test: Callable[[], No
             test()
         except Exception as second:
             raise LostWeightsError(
-                f"weights in {folder} were refused ({plain(error)}), and those in use could not be restored: "
-                f"{plain(second)}"
+                f"weights in {folder} were refused ({describe_error(error)}), and those in use could not be restored: "
+                f"{describe_error(second)}"
             ) from second
         raise _refusal(folder, old_hash, error) from error
 
@@ -82,8 +82,8 @@ def put_back(engine: Engine, folder: Path, weights_hash: str) -> None:
         prepare(engine, folder)()
     except Exception as error:
         raise LostWeightsError(
-            f"the weights last taken from {folder} cannot be taken again ({plain(error)}); bring the folder back, "
-            "unload the teacher and load it again."
+            f"the weights last taken from {folder} cannot be taken again ({describe_error(error)}); bring the folder "
+            "back, unload the teacher and load it again."
         ) from error
     found = engine.info.weights_hash
     if found != weights_hash:
@@ -96,4 +96,4 @@ def put_back(engine: Engine, folder: Path, weights_hash: str) -> None:
 def _refusal(folder: Path, old_hash: str, error: Exception) -> OpdError:
     cause = error.__cause__ if isinstance(error.__cause__, NonFiniteError) else error
     kind = type(cause) if isinstance(cause, NonFiniteError | ConfigError) else IncompatibleTeacherError
-    return kind(f"weights in {folder} are refused and {old_hash} stay: {plain(error)}")
+    return kind(f"weights in {folder} are refused and {old_hash} stay: {describe_error(error)}")

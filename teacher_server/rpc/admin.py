@@ -35,7 +35,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             raise InvalidRequestError(f"model must have 1 to {MAX_PATH_CHARS} characters.")
         self._log("load", request.teacher, model=request.model)
         try:
-            teacher = await self._shared.roster.load(request.teacher, request.model)
+            teacher = await self._shared.teachers.load(request.teacher, request.model)
         except ConfigError as error:
             raise InvalidRequestError(str(error)) from error
         return pb.LoadTeacherResponse(teacher=teacher_info(teacher.info, teacher.bounds, teacher.state))
@@ -45,19 +45,19 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         if not 0 <= request.grace_seconds <= MAX_GRACE_SECONDS:
             raise InvalidRequestError(f"grace_seconds must be 0 to {MAX_GRACE_SECONDS:g}.")
         self._log("unload", request.teacher)
-        await self._shared.roster.unload(request.teacher, request.grace_seconds)
+        await self._shared.teachers.unload(request.teacher, request.grace_seconds)
         return pb.UnloadTeacherResponse()
 
     async def SleepTeacher(self, request: pb.SleepTeacherRequest, context: Context) -> pb.SleepTeacherResponse:
         """Weights off the device."""
         self._log("sleep", request.teacher)
-        await self._shared.roster.sleep(request.teacher)
+        await self._shared.teachers.sleep(request.teacher)
         return pb.SleepTeacherResponse()
 
     async def WakeTeacher(self, request: pb.WakeTeacherRequest, context: Context) -> pb.WakeTeacherResponse:
         """Weights back."""
         self._log("wake", request.teacher)
-        await self._shared.roster.wake(request.teacher)
+        await self._shared.teachers.wake(request.teacher)
         return pb.WakeTeacherResponse()
 
     async def UpdateWeights(self, request: pb.UpdateWeightsRequest, context: Context) -> pb.UpdateWeightsResponse:
@@ -66,7 +66,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             raise InvalidRequestError(f"folder must have 1 to {MAX_PATH_CHARS} characters.")
         self._log("update weights", request.teacher, folder=request.folder)
         try:
-            weights_hash = await self._shared.roster.update_weights(
+            weights_hash = await self._shared.teachers.update_weights(
                 request.teacher, Path(request.folder), request.expected_weights_hash
             )
         except ConfigError as error:

@@ -32,7 +32,7 @@ _SCOPES = {
 }
 
 
-class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Wraps every handler of a server.
 
     Args:

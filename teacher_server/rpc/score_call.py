@@ -19,14 +19,14 @@ from opd.wire.request import ParsedRequest, parse_score_request
 from opd.wire.types import Scores, Timings
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.batching.admission import Budget, Price, Reservation, check_deadline
-from teacher_server.batching.queue import Job
+from teacher_server.batching.queue import SequenceJob
 from teacher_server.batching.worker import EngineWorker
 from teacher_server.faults import CallFaults, FaultInjector, FaultPoints
 from teacher_server.observe.metrics import ServerMetrics
 from teacher_server.observe.tracing import Tracing
 from teacher_server.residency.teacher import Teacher
-from teacher_server.residency.teachers import Roster
-from teacher_server.rpc.send_window import Flight, Ticket
+from teacher_server.residency.teachers import Teachers
+from teacher_server.rpc.send_window import PendingScores, SendWindow
 from teacher_server.rpc.sender import Sender
 from teacher_server.settings import ServerSettings
 
@@ -39,7 +39,7 @@ class Shared:
     """What all calls of a server share."""
 
     settings: ServerSettings
-    roster: Roster
+    teachers: Teachers
     budget: Budget
     metrics: ServerMetrics
     faults: FaultPoints
@@ -99,7 +99,7 @@ class ScoreCall:
         self._watch = Stopwatch(arrived)
         self._call_faults = shared.injector.draw() if shared.injector.active else CallFaults()
         self._header_hash = ""
-        self.jobs: list[Job] = []
+        self.jobs: list[SequenceJob] = []
         self.payload = message.WhichOneof("payload") or "none"
         self.model_tokens = 0
         self.scored_tokens = 0
@@ -117,7 +117,7 @@ class ScoreCall:
             await self._sender.settle()
 
     async def _run(self) -> Timings:
-        async with self._shared.roster.use(self._message.teacher) as teacher:
+        async with self._shared.teachers.use(self._message.teacher) as teacher:
             worker = teacher.running()
             bounds = teacher.bounds
             request = await self._parse(bounds)
@@ -128,15 +128,15 @@ class ScoreCall:
                     f"{request.expected_weights_hash}; load those or ask for these."
                 )
             reservation = self._admit(request, bounds, worker)
-            flight = self._flight(request, bounds, worker)
+            window = self._window(request, bounds, worker)
             try:
                 await self._shared.faults.reach("admitted")
                 self._watch.until("admission", time.monotonic())
-                flight.advance()
+                window.advance()
                 await self._shared.faults.reach("queued")
-                return await self._stream(teacher, request, bounds, flight, reservation)
+                return await self._stream(teacher, request, bounds, window, reservation)
             finally:
-                flight.close()
+                window.close()
                 reservation.close()
 
     async def _parse(self, bounds: RequestBounds) -> ParsedRequest:
@@ -159,36 +159,36 @@ class ScoreCall:
     def _client(self, request: ParsedRequest) -> str:
         return f"{self._principal}/{request.client}"
 
-    def _flight(self, request: ParsedRequest, bounds: RequestBounds, worker: EngineWorker) -> Flight:
+    def _window(self, request: ParsedRequest, bounds: RequestBounds, worker: EngineWorker) -> SendWindow:
         client = self._client(request)
-        tickets = [
-            Ticket(request, index, client, self._deadline, self._price(request, bounds, index))
+        sequences = [
+            PendingScores(request, index, client, self._deadline, self._price(request, bounds, index))
             for index in _wanted(request)
         ]
-        return Flight(worker, tickets, self._shared.settings.limits.stream_window_bytes)
+        return SendWindow(worker, sequences, self._shared.settings.limits.stream_window_bytes)
 
     async def _stream(
         self,
         teacher: Teacher,
         request: ParsedRequest,
         bounds: RequestBounds,
-        flight: Flight,
+        window: SendWindow,
         reservation: Reservation,
     ) -> Timings:
         wanted = _wanted(request)
         for index in wanted:
-            scores, weights_hash = await self._result(flight.first())
+            scores, weights_hash = await self._result(window.first())
             await self._check_hash(request, weights_hash, len(wanted))
-            ticket = flight.drop_first()
-            self.jobs.append(ticket.job)
-            self.model_tokens += ticket.price.tokens
+            pending = window.drop_first()
+            self.jobs.append(pending.job)
+            self.model_tokens += pending.price.tokens
             encoded = await self._encode(scores, request, bounds, index)
             await self._shared.faults.reach("encoded")
             self._watch.until("encode", time.monotonic())
             await self._send_sequence(teacher.name, request, index, encoded)
             self.scored_tokens += request.items[index].response_length
-            flight.sent(ticket.price)
-            reservation.release(ticket.price)
+            window.sent(pending.price)
+            reservation.release(pending.price)
             await self._shared.faults.reach("sequence_sent")
             self._call_faults.after_sequence()
         await self._shared.faults.reach("before_trailer")
@@ -201,11 +201,11 @@ class ScoreCall:
         await self._shared.faults.reach("after_trailer")
         return timings
 
-    async def _result(self, ticket: Ticket) -> tuple[Scores, str]:
+    async def _result(self, pending: PendingScores) -> tuple[Scores, str]:
         try:
-            scores, weights_hash = await ticket.future
+            scores, weights_hash = await pending.future
         finally:
-            job, now = ticket.job, time.monotonic()
+            job, now = pending.job, time.monotonic()
             self._watch.until("queue", min(job.picked_at or now, now))
             self._watch.until("batch_wait", min(job.started_at or now, now))
             self._watch.until("engine", min(job.ended_at or now, now))

@@ -13,13 +13,13 @@ from opd.errors import OpdError, UnavailableError
 from opd.wire.request import ParsedRequest
 from opd.wire.types import Scores
 from teacher_server.batching.admission import Price
-from teacher_server.batching.queue import Job
+from teacher_server.batching.queue import SequenceJob
 from teacher_server.batching.worker import EngineWorker
 from teacher_server.engines.base import EngineItem
 
 
-class Ticket:
-    """Ties a job on the worker's thread to a future on the event loop."""
+class PendingScores:
+    """A sequence whose scores a call waits for: ties its job on the worker's thread to a future on the event loop."""
 
     def __init__(self, request: ParsedRequest, index: int, client: str, deadline: float, price: Price) -> None:
         self._loop = asyncio.get_running_loop()
@@ -29,13 +29,13 @@ class Ticket:
         self.future.add_done_callback(lambda future: future.cancelled() or future.exception())
         item = request.items[index]
         engine_item = EngineItem(item, request.spec, request.temperature, lambda: job.cancelled)
-        self.job = job = Job(engine_item, price.tokens, deadline, client, self._deliver)
+        self.job = job = SequenceJob(engine_item, price.tokens, deadline, client, self._deliver)
 
-    def _deliver(self, job: Job, result: Scores | Exception, weights_hash: str) -> None:
+    def _deliver(self, job: SequenceJob, result: Scores | Exception, weights_hash: str) -> None:
         """Called on the worker's thread."""
-        # The call keeps its jobs for their times; they must not keep the ticket, and with it the scores.
-        job.deliver = _nobody
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        # The call keeps its jobs for their times; they must not keep this object, and with it the scores.
+        job.deliver = _delivered
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the call with it
             self._loop.call_soon_threadsafe(self._resolve, result, weights_hash)
 
     def _resolve(self, result: Scores | Exception, weights_hash: str) -> None:
@@ -49,23 +49,23 @@ class Ticket:
             self.future.set_result((result, weights_hash))
 
 
-def _nobody(job: Job, result: Scores | Exception, weights_hash: str) -> None:
-    """In the place of a delivery that was made."""
+def _delivered(job: SequenceJob, result: Scores | Exception, weights_hash: str) -> None:
+    """Takes the place of `deliver` once it was called."""
 
 
-class Flight:
-    """The tickets of one call, in the order of the answer.
+class SendWindow:
+    """The sequences of one call that are computed or wait, in the order of the answer.
 
     Args:
         worker: of the teacher.
-        tickets: all of the call.
+        sequences: all of the call.
         window_bytes: of scores computed or promised and not taken by the reader; one sequence always goes.
     """
 
-    def __init__(self, worker: EngineWorker, tickets: Sequence[Ticket], window_bytes: int) -> None:
+    def __init__(self, worker: EngineWorker, sequences: Sequence[PendingScores], window_bytes: int) -> None:
         self._worker = worker
-        self._waiting = deque(tickets)
-        self._flying: deque[Ticket] = deque()
+        self._waiting = deque(sequences)
+        self._computing: deque[PendingScores] = deque()
         self._window = window_bytes
         self._ahead = 0
 
@@ -81,18 +81,18 @@ class Flight:
             if self._ahead and self._ahead + size > self._window:
                 break
             self._ahead += size
-            self._flying.append(self._waiting.popleft())
-            jobs.append(self._flying[-1].job)
+            self._computing.append(self._waiting.popleft())
+            jobs.append(self._computing[-1].job)
         if jobs:
             self._worker.submit(jobs)
 
-    def first(self) -> Ticket:
-        """The ticket whose scores are sent next."""
-        return self._flying[0]
+    def first(self) -> PendingScores:
+        """The sequence whose scores are sent next."""
+        return self._computing[0]
 
-    def drop_first(self) -> Ticket:
-        """Forget the first ticket: it holds its scores, and they must not outlive their sending."""
-        return self._flying.popleft()
+    def drop_first(self) -> PendingScores:
+        """Remove the first sequence: it holds its scores, which must not outlive their sending."""
+        return self._computing.popleft()
 
     def sent(self, price: Price) -> None:
         """The reader took a sequence: move the window on."""
@@ -102,5 +102,5 @@ class Flight:
     def close(self) -> None:
         """Cancel what has not been computed."""
         self._waiting.clear()
-        self._worker.cancel([ticket.job for ticket in self._flying if not ticket.job.ended_at])
-        self._flying.clear()
+        self._worker.cancel([pending.job for pending in self._computing if not pending.job.ended_at])
+        self._computing.clear()

@@ -34,12 +34,12 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
         """One teacher, or all that are loaded."""
-        roster = self._shared.roster
-        teachers = [roster.get(request.teacher)] if request.teacher else list(roster)
+        served = self._shared.teachers
+        asked = [served.get(request.teacher)] if request.teacher else list(served)
         if request.teacher:
-            teachers[0].running()
+            asked[0].running()
         return pb.DescribeResponse(
-            teachers=[teacher_info(t.info, t.bounds, t.state) for t in teachers if t.worker is not None],
+            teachers=[teacher_info(t.info, t.bounds, t.state) for t in asked if t.worker is not None],
             server_version=__version__,
             instance_id=self._shared.instance_id,
         )
@@ -80,7 +80,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
             await sender.settle()
 
     async def _send_head(self, request: pb.GetHeadRequest, sender: Sender, chunk: int) -> None:
-        async with self._shared.roster.use(request.teacher) as teacher:
+        async with self._shared.teachers.use(request.teacher) as teacher:
             identity = teacher.info.head
             if identity is None:
                 raise IncompatibleTeacherError(f"teacher {teacher.name!r} does not give its head.")
@@ -109,7 +109,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
         """Queue, rate and budget now."""
         shared = self._shared
         return pb.GetLoadResponse(
-            teachers=[_load(teacher) for teacher in shared.roster],
+            teachers=[_load(teacher) for teacher in shared.teachers],
             token_budget_left=max(0, shared.budget.tokens - shared.budget.used.tokens),
             instance_id=shared.instance_id,
         )
@@ -125,7 +125,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
         """Metrics, log and spans of a call that ended."""
         shared, metrics = self._shared, self._shared.metrics
         # Names that are not served would be labels without bound.
-        known = any(request.teacher == teacher.name for teacher in shared.roster)
+        known = any(request.teacher == teacher.name for teacher in shared.teachers)
         teacher = request.teacher if known else ""
         code = _code(failure)
         metrics.requests.labels(teacher, call.payload, code).inc()

@@ -94,14 +94,14 @@ class Client:
         budget = self.server.shared.budget
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            idle = all(t.in_flight == 0 for t in self.server.shared.roster)
+            idle = all(t.in_flight == 0 for t in self.server.shared.teachers)
             if idle and budget.opened == budget.closed and self.server.shared.metrics.calls._value.get() == 0:
                 break
             await asyncio.sleep(0.01)
         assert budget.opened == budget.closed
         assert (budget.used.tokens, budget.used.reply_bytes) == (0, 0)
         assert budget._held == {}
-        for teacher in self.server.shared.roster:
+        for teacher in self.server.shared.teachers:
             assert teacher.in_flight == 0
             if teacher.worker is not None:
                 assert teacher.worker.load()[:2] == (0, 0)

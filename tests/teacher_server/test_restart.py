@@ -74,7 +74,7 @@ async def test_a_dead_engine_has_freed_its_memory_before_the_next_is_built(start
 
 async def test_a_thread_that_a_library_ends_leaves_nobody_waiting(start: Any, items: Any) -> None:
     client = await start(engine={"on_failure": "restart"})
-    dead, worker = client.engines["numpy"], client.server.shared.roster.get("t").worker
+    dead, worker = client.engines["numpy"], client.server.shared.teachers.get("t").worker
     running, end = threading.Event(), threading.Event()
 
     def quit_the_thread(batch: Any) -> None:
@@ -110,7 +110,7 @@ async def test_an_engine_that_dies_after_a_swap_comes_back_with_the_swapped_weig
 ) -> None:
     client = await start(engine={"on_failure": "restart"})
     first = (await client.info()).weights_hash
-    second = await client.server.shared.roster.update_weights("t", weights(tmp_path / "w", 5))
+    second = await client.server.shared.teachers.update_weights("t", weights(tmp_path / "w", 5))
     assert second != first
     await revived(client, await kill_engine(client, items))
     assert (await client.info()).weights_hash == client.engines["numpy"].info.weights_hash == second
@@ -122,26 +122,26 @@ async def test_a_teacher_whose_swapped_weights_are_gone_has_failed_rather_than_a
     start: Any, items: Any, tmp_path: Path, weights: Any, other: str
 ) -> None:
     client = await start({"t": "numpy", "u": "other"}, engine={"on_failure": "restart"})
-    await client.server.shared.roster.update_weights("t", weights(tmp_path / "w", 5))
+    await client.server.shared.teachers.update_weights("t", weights(tmp_path / "w", 5))
     if other == "nothing":
         shutil.rmtree(tmp_path / "w")
     else:
         weights(tmp_path / "w", 6)
     await kill_engine(client, items)
-    roster = client.server.shared.roster
+    teachers = client.server.shared.teachers
     for _ in range(200):
-        if roster.get("t").state == pb.TEACHER_STATE_FAILED and "weights" in roster.get("t").reason:
+        if teachers.get("t").state == pb.TEACHER_STATE_FAILED and "weights" in teachers.get("t").reason:
             break
         await asyncio.sleep(0.05)
     assert await client.health("t") == 2
     with pytest.raises(UnavailableError) as caught:
-        async with roster.use("t"):
+        async with teachers.use("t"):
             pass
     assert "is failed" in str(caught.value) and str(tmp_path / "w") in str(caught.value)
     assert len(await client.score(items(1), SAMPLED, teacher="u")) == 1
     # An operator's word brings the model's own weights back.
-    await roster.unload("t", 1.0)
-    await roster.load("t", "numpy")
+    await teachers.unload("t", 1.0)
+    await teachers.load("t", "numpy")
     assert len(await client.score(items(1), SAMPLED)) == 1
     await client.settled()
 

@@ -97,7 +97,7 @@ async def test_weights_are_hot_swapped_and_head_and_hash_follow(
     client = await start({"t": str(folders[0])}, make=engine_of)
     other = await start({"t": str(folders[1])}, make=engine_of)
     before = await client.info()
-    await client.server.shared.roster.update_weights("t", folders[1])
+    await client.server.shared.teachers.update_weights("t", folders[1])
     after, wanted = await client.info(), await other.info()
     assert after.weights_hash == wanted.weights_hash != before.weights_hash
     assert after.head.hash == wanted.head.hash != before.head.hash
@@ -110,7 +110,7 @@ async def test_weights_are_hot_swapped_and_head_and_hash_follow(
 async def test_a_sleeping_model_wakes_for_a_request(start: Any, folders: list[Path], engine_of: Any) -> None:
     client = await start({"t": str(folders[0])}, make=engine_of)
     before = await client.score(items(2), PayloadSpec.sampled())
-    await client.server.shared.roster.sleep("t")
+    await client.server.shared.teachers.sleep("t")
     assert (await client.info()).state == pb.TEACHER_STATE_ASLEEP
     after = await client.score(items(2), PayloadSpec.sampled())
     assert (before[1].sampled == after[1].sampled).all()

@@ -29,7 +29,7 @@ async def test_weights_are_swapped_between_batches_and_the_hash_changes(
     client = await start()
     before = (await client.info()).weights_hash
     old = await client.score(items(2), SAMPLED)
-    fresh = await client.server.shared.roster.update_weights("t", weights(tmp_path / "w", 5))
+    fresh = await client.server.shared.teachers.update_weights("t", weights(tmp_path / "w", 5))
     assert fresh == (await client.info()).weights_hash != before
     new = await client.score(items(2), SAMPLED, expected_weights_hash=fresh)
     assert new[0].weights_hash == fresh
@@ -60,7 +60,7 @@ async def test_a_failed_swap_keeps_the_old_weights(start: Any, items: Any, tmp_p
     client = await start()
     before = await client.score(items(1), SAMPLED)
     with pytest.raises(ConfigError, match=r"nowhere.*cannot be read"):
-        await client.server.shared.roster.update_weights("t", tmp_path / "nowhere")
+        await client.server.shared.teachers.update_weights("t", tmp_path / "nowhere")
     after = await client.score(items(1), SAMPLED)
     assert (before[0].sampled == after[0].sampled).all()
 
@@ -105,12 +105,12 @@ async def test_a_teacher_whose_old_weights_are_lost_stops_serving(
 
     engine.prepare_weights = prepare
     with pytest.raises(UnavailableError, match=r"failed.*refused.*not be restored"):
-        await client.server.shared.roster.update_weights("t", spoiled)
+        await client.server.shared.teachers.update_weights("t", spoiled)
     assert await client.health("t") == health_pb2.HealthCheckResponse.NOT_SERVING
     with pytest.raises(grpc.RpcError, match="not be restored"):
         await client.score(items(1), SAMPLED)
     with pytest.raises(UnavailableError):
-        await client.server.shared.roster.sleep("t")  # asleep would be as good as serving
+        await client.server.shared.teachers.sleep("t")  # asleep would be as good as serving
     await client.score(items(1), SAMPLED, teacher="u")
 
 
@@ -123,7 +123,7 @@ async def test_reading_new_weights_holds_up_no_request(start: Any, items: Any, t
         go_on.wait(60)
 
     client.engines["numpy"].before_prepare = wait
-    swap = asyncio.create_task(client.server.shared.roster.update_weights("t", weights(tmp_path / "w", 5)))
+    swap = asyncio.create_task(client.server.shared.teachers.update_weights("t", weights(tmp_path / "w", 5)))
     try:
         await asyncio.to_thread(reading.wait, 60)
         for teacher in "tu":
@@ -151,7 +151,7 @@ async def test_a_swap_whose_caller_leaves_is_finished_and_told(
         return exchange
 
     engine.prepare_weights = prepare
-    call = asyncio.create_task(client.server.shared.roster.update_weights("t", spoiled))
+    call = asyncio.create_task(client.server.shared.teachers.update_weights("t", spoiled))
     await cancel_midway(call, swapping, go_on)
     assert await client.health("t") == health_pb2.HealthCheckResponse.NOT_SERVING  # its old weights are lost
 
@@ -164,7 +164,7 @@ async def test_one_answer_never_mixes_two_sets_of_weights(start: Any, items: Any
     tasks = [asyncio.create_task(client.score(items(3, seed=s), SAMPLED)) for s in range(6)]
     for seed in (1, 2, 3):
         await asyncio.sleep(0.08)
-        hashes.append(await client.server.shared.roster.update_weights("t", weights(tmp_path / str(seed), seed)))
+        hashes.append(await client.server.shared.teachers.update_weights("t", weights(tmp_path / str(seed), seed)))
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert len(set(hashes)) == 4
     whole = [outcome for outcome in outcomes if isinstance(outcome, list)]

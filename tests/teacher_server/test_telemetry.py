@@ -226,15 +226,15 @@ def test_tracing_without_the_extra_is_one_sentence(monkeypatch: pytest.MonkeyPat
 
 async def test_the_weights_in_the_metrics_are_those_in_use(start: Any, tmp_path: Any) -> None:
     client = await start()
-    roster = client.server.shared.roster
+    teachers = client.server.shared.teachers
 
     def hashes() -> set[str]:
         text = generate_latest(client.server.shared.metrics.registry).decode()
         return set(re.findall(r'opd_teacher_weights_info\{.*weights_hash="(\w+)"\} 1.0', text))
 
-    assert hashes() == {roster.get("t").info.weights_hash}
+    assert hashes() == {teachers.get("t").info.weights_hash}
     (tmp_path / "seed").write_text("3")
-    fresh = await roster.update_weights("t", tmp_path)
+    fresh = await teachers.update_weights("t", tmp_path)
     assert hashes() == {fresh}
-    await roster.unload("t", 0)
+    await teachers.unload("t", 0)
     assert hashes() == set()

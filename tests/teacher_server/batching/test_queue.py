@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opd.wire.types import PayloadSpec, ScoreItem
-from teacher_server.batching.queue import FairQueue, Job
+from teacher_server.batching.queue import FairQueue, SequenceJob
 from teacher_server.engines.base import EngineItem
 
 
@@ -21,12 +21,12 @@ class Clock:
         return self.now
 
 
-def job(client: str = "a", tokens: int = 10, deadline: float = 1e9) -> Job:
+def job(client: str = "a", tokens: int = 10, deadline: float = 1e9) -> SequenceJob:
     item = EngineItem(ScoreItem(np.zeros(2, np.uint32), 1), PayloadSpec.sampled())
-    return Job(item, tokens, deadline, client, lambda *a: None)
+    return SequenceJob(item, tokens, deadline, client, lambda *a: None)
 
 
-def fill(queue: FairQueue, *jobs: Job) -> list[Job]:
+def fill(queue: FairQueue, *jobs: SequenceJob) -> list[SequenceJob]:
     for one in jobs:
         queue.add(one)
     return list(jobs)
@@ -136,7 +136,7 @@ events = st.lists(
 def test_every_job_leaves_exactly_once_or_was_cancelled(script: list[tuple[str, str, int, int]]) -> None:
     clock = Clock()
     queue = FairQueue(clock)
-    added: list[Job] = []
+    added: list[SequenceJob] = []
     left: list[Any] = []
     for action, client, tokens, number in script:
         if action == "add":

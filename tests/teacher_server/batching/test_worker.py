@@ -48,7 +48,7 @@ class Batches:
 async def meet(client: Any, batches: Batches, calls: list[Any]) -> list[Any]:
     """Outcomes of calls that share a batch."""
     first = asyncio.create_task(client.score(calls[0][:1], SPEC))
-    worker = client.server.shared.roster.get("t").worker
+    worker = client.server.shared.teachers.get("t").worker
     while not worker.load()[2]:
         await asyncio.sleep(0.005)
     tasks = [asyncio.create_task(client.score(items, SPEC)) for items in calls]

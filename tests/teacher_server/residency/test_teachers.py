@@ -37,16 +37,16 @@ def folders(root: Path, **sizes: int) -> dict[str, str]:
 
 async def test_a_teacher_is_loaded_and_unloaded_while_another_serves(start: Any, items: Any) -> None:
     client = await start()
-    roster = client.server.shared.roster
-    await roster.load("u", "second")
+    teachers = client.server.shared.teachers
+    await teachers.load("u", "second")
     assert await client.health("u") == health_pb2.HealthCheckResponse.SERVING
     both = await asyncio.gather(
         client.score(items(2), SAMPLED, teacher="t"), client.score(items(2), SAMPLED, teacher="u")
     )
     assert (both[0][0].sampled == both[1][0].sampled).all()
     with pytest.raises(InvalidRequestError, match="already"):
-        await roster.load("u", "third")
-    await roster.unload("u", 1.0)
+        await teachers.load("u", "third")
+    await teachers.unload("u", 1.0)
     assert client.engines["second"].closed
     with pytest.raises(grpc.RpcError) as caught:
         await client.score(items(1), SAMPLED, teacher="u")
@@ -62,7 +62,7 @@ async def test_unloading_waits_for_calls_in_flight(start: Any, items: Any) -> No
     client.engines["numpy"].seconds_per_batch = 0.3
     running = asyncio.create_task(client.score(items(1), SAMPLED))
     await asyncio.sleep(0.1)
-    await client.server.shared.roster.unload("t", 10.0)
+    await client.server.shared.teachers.unload("t", 10.0)
     assert len(await running) == 1
     assert await client.health() == health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -73,7 +73,7 @@ async def test_a_call_beyond_the_grace_is_cut_with_a_retryable_error(start: Any,
     client.server.shared.faults.set("admitted", release.wait)
     running = asyncio.create_task(client.score(items(1), SAMPLED))
     await asyncio.sleep(0.1)
-    await client.server.shared.roster.unload("t", 0.05)
+    await client.server.shared.teachers.unload("t", 0.05)
     release.set()
     with pytest.raises(grpc.RpcError) as caught:
         await running
@@ -83,20 +83,20 @@ async def test_a_call_beyond_the_grace_is_cut_with_a_retryable_error(start: Any,
 
 async def test_a_late_unload_leaves_the_next_teacher_of_that_name_alone(start: Any, items: Any) -> None:
     client = await start()
-    roster = client.server.shared.roster
-    await roster.load("u", "second")
+    teachers = client.server.shared.teachers
+    await teachers.load("u", "second")
     held = asyncio.Event()
 
     async def hold() -> None:
-        async with roster.use("u"):
+        async with teachers.use("u"):
             await held.wait()
 
     call = asyncio.create_task(hold())
     await asyncio.sleep(0)
-    patient = asyncio.create_task(roster.unload("u", 30.0))
+    patient = asyncio.create_task(teachers.unload("u", 30.0))
     await asyncio.sleep(0)
-    await roster.unload("u", 0.0)
-    await roster.load("u", "third")
+    await teachers.unload("u", 0.0)
+    await teachers.load("u", "third")
     held.set()
     await asyncio.gather(call, patient)
     await client.score(items(1), SAMPLED, teacher="u")
@@ -108,7 +108,7 @@ async def test_the_least_recently_used_teacher_sleeps_when_memory_is_short(
 ) -> None:
     models = folders(tmp_path, a=100, b=100, c=100)
     client = await start(models, engine={"memory_budget_bytes": 250})
-    states = lambda: {t.name: t.state for t in client.server.shared.roster}  # noqa: E731
+    states = lambda: {t.name: t.state for t in client.server.shared.teachers}  # noqa: E731
     assert states() == {"a": pb.TEACHER_STATE_ASLEEP, "b": pb.TEACHER_STATE_READY, "c": pb.TEACHER_STATE_READY}
     assert client.engines[models["a"]].asleep
     assert await client.health("a") == health_pb2.HealthCheckResponse.SERVING
@@ -134,7 +134,7 @@ async def test_busy_teachers_are_not_put_to_sleep(start: Any, items: Any, tmp_pa
     with pytest.raises(ConfigError, match="memory budget"):
         (tmp_path / "big").mkdir()
         (tmp_path / "big" / "model.safetensors").write_bytes(bytes(200))
-        await client.server.shared.roster.load("big", str(tmp_path / "big"))
+        await client.server.shared.teachers.load("big", str(tmp_path / "big"))
 
 
 def slow_to_load(numpy_engine: Any) -> Any:
@@ -158,18 +158,18 @@ async def test_a_long_load_holds_up_nobody(start: Any, items: Any, numpy_engine:
     models = folders(tmp_path, t=100, u=100, slow=100)
     slow = models.pop("slow")
     client = await start(models, make=slow_engine, engine={"memory_budget_bytes": 300})
-    roster = client.server.shared.roster
-    load = asyncio.create_task(roster.load("slow", slow))
+    teachers = client.server.shared.teachers
+    load = asyncio.create_task(teachers.load("slow", slow))
 
     async def everything_else() -> None:
         await client.score(items(2), SAMPLED, teacher="t")
         assert {t.name for t in (await client.stub.Describe(pb.DescribeRequest())).teachers} == {"t", "u"}
         assert len((await client.stub.GetLoad(pb.GetLoadRequest())).teachers) == 3
-        await roster.sleep("t")
+        await teachers.sleep("t")
         await client.score(items(1), SAMPLED, teacher="t")
-        await roster.sleep("u")
-        await roster.wake("u")
-        await roster.unload("u", 1.0)
+        await teachers.sleep("u")
+        await teachers.wake("u")
+        await teachers.unload("u", 1.0)
         with pytest.raises(grpc.RpcError, match="loading"):
             await client.score(items(1), SAMPLED, teacher="slow")
 
@@ -190,7 +190,7 @@ async def test_what_a_load_was_promised_is_not_given_to_others(
     models = folders(tmp_path, t=100, slow=100)
     slow = models.pop("slow")
     client = await start(models, make=slow_engine, engine={"memory_budget_bytes": 150})
-    load = asyncio.create_task(client.server.shared.roster.load("slow", slow))
+    load = asyncio.create_task(client.server.shared.teachers.load("slow", slow))
     try:
         await asyncio.to_thread(slow_engine.loading.wait, 60)
         assert client.engines[models["t"]].asleep
@@ -208,9 +208,9 @@ async def test_a_load_that_nobody_waits_for_any_more_leaves_nothing(
 ) -> None:
     slow_engine = slow_to_load(numpy_engine)
     client = await start(make=slow_engine)
-    load = asyncio.create_task(client.server.shared.roster.load("slow", "slow"))
+    load = asyncio.create_task(client.server.shared.teachers.load("slow", "slow"))
     await cancel_midway(load, slow_engine.loading, slow_engine.go_on)
-    assert slow_engine.made[0].closed and [t.name for t in client.server.shared.roster] == ["t"]
+    assert slow_engine.made[0].closed and [t.name for t in client.server.shared.teachers] == ["t"]
 
 
 def allocating(numpy_engine: Any, sizes: dict[str, int]) -> Any:
@@ -229,12 +229,12 @@ async def test_what_an_engine_allocated_counts_rather_than_its_files(
     models = folders(tmp_path, a=100, b=100)
     make = allocating(numpy_engine, {"a": 200, "b": 200, "hub/big": 400})
     client = await start(models, make=make, engine={"memory_budget_bytes": 350})
-    roster = client.server.shared.roster
-    assert [t.state for t in roster] == [pb.TEACHER_STATE_ASLEEP, pb.TEACHER_STATE_READY]
-    assert [t.held_bytes for t in roster] == [0, 200]
+    teachers = client.server.shared.teachers
+    assert [t.state for t in teachers] == [pb.TEACHER_STATE_ASLEEP, pb.TEACHER_STATE_READY]
+    assert [t.held_bytes for t in teachers] == [0, 200]
     with pytest.raises(ConfigError, match=r"hub/big.* needs 400 bytes"):
-        await roster.load("hub/big", "hub/big")
-    assert client.engines["hub/big"].closed and len(roster) == 2
+        await teachers.load("hub/big", "hub/big")
+    assert client.engines["hub/big"].closed and len(teachers) == 2
 
 
 async def test_a_newcomer_larger_than_its_files_sleeps_while_the_others_are_busy(
@@ -244,34 +244,34 @@ async def test_a_newcomer_larger_than_its_files_sleeps_while_the_others_are_busy
     newcomer = models.pop("b")
     make = allocating(numpy_engine, {"a": 100, "b": 200})
     client = await start(models, make=make, engine={"memory_budget_bytes": 250})
-    async with client.server.shared.roster.use("a"):
-        teacher = await client.server.shared.roster.load("b", newcomer)
+    async with client.server.shared.teachers.use("a"):
+        teacher = await client.server.shared.teachers.load("b", newcomer)
         assert teacher.state == pb.TEACHER_STATE_ASLEEP and client.engines[newcomer].asleep
     await client.score(items(1), SAMPLED, teacher="b")
-    assert client.server.shared.roster.get("a").state == pb.TEACHER_STATE_ASLEEP
+    assert client.server.shared.teachers.get("a").state == pb.TEACHER_STATE_ASLEEP
 
 
 async def test_a_teacher_of_unknown_size_is_refused_under_a_budget(start: Any) -> None:
     client = await start({}, engine={"memory_budget_bytes": 1000})
     with pytest.raises(ConfigError, match="memory_budget_bytes"):
-        await client.server.shared.roster.load("t", "hub/unknown")
+        await client.server.shared.teachers.load("t", "hub/unknown")
     assert client.engines["hub/unknown"].closed
 
 
 async def test_a_teacher_that_cannot_be_woken_says_why_and_gives_its_room_back(start: Any, items: Any) -> None:
     client = await start()
-    await client.server.shared.roster.sleep("t")
+    await client.server.shared.teachers.sleep("t")
     engine = client.engines["numpy"]
     engine.wake = lambda: (_ for _ in ()).throw(RuntimeError("CUDA out of memory"))
     with pytest.raises(grpc.RpcError, match="cannot be woken: RuntimeError: CUDA out of memory"):
         await client.score(items(1), SAMPLED)
-    assert client.server.shared.roster.get("t").held_bytes == 0
+    assert client.server.shared.teachers.get("t").held_bytes == 0
     del engine.wake
     await client.score(items(1), SAMPLED)
     engine.sleep = engine.wake = lambda: (_ for _ in ()).throw(RuntimeError("no host memory"))
     with pytest.raises(UnavailableError, match="cannot be put to sleep: RuntimeError: no host memory"):
-        await client.server.shared.roster.sleep("t")
-    assert client.server.shared.roster.get("t").state == pb.TEACHER_STATE_READY
+        await client.server.shared.teachers.sleep("t")
+    assert client.server.shared.teachers.get("t").state == pb.TEACHER_STATE_READY
     await client.score(items(1), SAMPLED)
 
 
@@ -281,7 +281,7 @@ async def test_a_call_cancelled_while_teachers_change_places_leaves_the_books_ri
 ) -> None:
     moving, go_on = threading.Event(), threading.Event()
     client = await start(folders(tmp_path, a=100, b=100), engine={"memory_budget_bytes": 150})
-    roster = client.server.shared.roster
+    teachers = client.server.shared.teachers
     engine = client.engines[str(tmp_path / ("a" if step == "wake" else "b"))]
 
     def slowly() -> None:
@@ -290,13 +290,13 @@ async def test_a_call_cancelled_while_teachers_change_places_leaves_the_books_ri
         engine.asleep = step == "sleep"
 
     setattr(engine, step, slowly)
-    call = asyncio.create_task(roster.wake("a"))
+    call = asyncio.create_task(teachers.wake("a"))
     await cancel_midway(call, moving, go_on)
     delattr(engine, step)
-    assert sum(t.held_bytes for t in roster if t.state == pb.TEACHER_STATE_ASLEEP) == 0
+    assert sum(t.held_bytes for t in teachers if t.state == pb.TEACHER_STATE_ASLEEP) == 0
     for name in "abab":
         await client.score(items(1), SAMPLED, teacher=name)
-        assert {t.name: t.held_bytes for t in roster} == {"a": 0, "b": 0, name: 100}
+        assert {t.name: t.held_bytes for t in teachers} == {"a": 0, "b": 0, name: 100}
     await client.settled()
 
 
@@ -321,9 +321,9 @@ async def test_health_turns_to_serving_only_after_the_self_test(start: Any, nump
             seen.append(client.server.health.status("late"))
             return super()._one(entry)
 
-    client.server.shared.roster._factory = Slow
+    client.server.shared.teachers._factory = Slow
     assert await client.health() == health_pb2.HealthCheckResponse.NOT_SERVING
-    await client.server.shared.roster.load("late", "x")
+    await client.server.shared.teachers.load("late", "x")
     assert set(seen) == {health_pb2.HealthCheckResponse.NOT_SERVING}
     assert await client.health("late") == health_pb2.HealthCheckResponse.SERVING
     assert await client.health() == health_pb2.HealthCheckResponse.SERVING
@@ -342,7 +342,7 @@ async def test_admin_calls_are_refused_without_tokens(start: Any) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             await call
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert len(client.server.shared.roster) == 1
+    assert len(client.server.shared.teachers) == 1
 
 
 async def test_an_operator_administers_over_the_wire(
@@ -370,7 +370,7 @@ async def test_an_operator_administers_over_the_wire(
             await call
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     await stub.UnloadTeacher(admin.UnloadTeacherRequest(teacher="u", grace_seconds=1), metadata=meta)
-    assert len(client.server.shared.roster) == 1
+    assert len(client.server.shared.teachers) == 1
 
 
 async def test_each_wait_is_counted_as_the_wait_it_is(start: Any, items: Any) -> None:

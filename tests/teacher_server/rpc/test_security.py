@@ -369,7 +369,7 @@ def offences(source: str) -> list[str]:
 def test_nothing_behind_the_wire_unpickles_evaluates_or_loads_code() -> None:
     root = Path(__file__).resolve().parents[3]
     files = [*root.glob("teacher_server/**/*.py"), *root.glob("opd/**/*.py")]
-    assert len(files) > 30
+    assert root / "teacher_server/server.py" in files and len(files) > 30
     assert {str(f.relative_to(root)): offences(f.read_text()) for f in files if offences(f.read_text())} == {}
 
 

@@ -118,7 +118,7 @@ async def test_ranks_that_want_the_head_at_once_share_one_copy_of_it(start: Any)
 
     engine.head = head
     calls = [asyncio.create_task(fetch()) for _ in range(4)]
-    while client.server.shared.roster.get("t").in_flight < 4:
+    while client.server.shared.teachers.get("t").in_flight < 4:
         await asyncio.sleep(0.01)
     calls[0].cancel()  # the one that asked first: the others still wait for what it began
     gate.set()
