@@ -16,6 +16,7 @@ from opd.fleet.client import TeacherFleet
 from opd.fleet.membership.discovery import recorded_folder
 from opd.tasks.build import build_prompts
 from opd.tasks.source import PromptSource
+from opd.tasks.stops import generation_stops, stop_set
 from opd.wire.v1 import teacher_pb2 as pb
 from student.controllers import Controller
 from student.learning.learner import Learner
@@ -140,6 +141,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         candidates=min(max(plugins.needs.candidates, kl_needs.candidates), len(tokenizer)),
         valid_vocab=len(tokenizer),
         max_prompt_tokens=recipe.rollout.max_prompt_tokens,
+        stop_ids=frozenset(stop_set(tokenizer, generation_stops(path, revision), recipe.rollout.stop_tokens).ids),
     )
     # A scorer of its own, because it is used from the probe's thread.
     prober = Prober(learner, tokenizer, scorer_of(plugins.needs), spec, poll)

@@ -66,6 +66,11 @@ class RolloutSettings(Settings):
     samples_per_prompt: int = Field(1, ge=1, description="Responses to each prompt: the group size.")
     max_new_tokens: int = Field(512, ge=1, description="Longest response, tokens.")
     max_prompt_tokens: int = Field(2048, ge=1, description="A longer prompt is an error.")
+    stop_tokens: list[int | str] = Field(
+        default_factory=list,
+        description="Tokens, by text or id, that end a response besides those of the tokenizer and of the model's "
+        "generation_config.",
+    )
     temperature: float = Field(1.0, gt=0, le=10, description="Sampling temperature; the loss uses it too.")
     batch_rows: int = Field(64, ge=1, description="Responses decoded together.")
 

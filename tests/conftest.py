@@ -35,6 +35,49 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shared / "world"
 
 
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+"""In the manner of Qwen3's: turns end in <|im_end|>, and thinking is switched off by an option."""
+
+
+def chat_tokenizer(eos: str) -> Any:
+    """A byte-level tokenizer with the special tokens of a chat model, which adds a BOS to plain text."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>"]
+    vocabulary = {piece: i for i, piece in enumerate([*specials, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in specials])
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 3)])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token=eos, pad_token="<|endoftext|>", model_max_length=512
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a chat model of random weights: its tokenizer ends in <|im_end|>, its generation config lists two."""
+    from student.lab.tiny.model import make_model
+    from student.lab.tiny.plans import Shape
+
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    tokenizer = chat_tokenizer("<|im_end|>")
+    model = make_model(Shape(hidden=32, layers=1, heads=2, vocabulary=264), 0, pad=0, end=2)
+    model.generation_config.eos_token_id = [2, 0]
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 @dataclass(frozen=True)
 class Server:
     """A teacher server in a process of its own."""

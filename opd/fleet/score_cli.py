@@ -162,8 +162,10 @@ def _encoder(tokenizer: str) -> Any:
     """A function (text, special tokens?) -> ids."""
     from transformers import AutoTokenizer
 
+    from opd.tasks.encode import encode_text
+
     try:
         loaded = AutoTokenizer.from_pretrained(tokenizer)
     except (OSError, ValueError) as error:
         raise DataError(f"tokenizer {tokenizer!r} cannot be loaded: {str(error).splitlines()[0]}") from error
-    return lambda text, special: loaded.encode(text, add_special_tokens=special)
+    return lambda text, special: encode_text(text, loaded) if special else loaded.encode(text, add_special_tokens=False)

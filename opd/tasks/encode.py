@@ -6,47 +6,62 @@ from opd.errors import DataError
 from opd.tasks.prompt import Prompt
 
 
-def encode_prompt(prompt: Prompt, tokenizer: Any, **template_options: Any) -> list[int]:
+def encode_text(text: str, tokenizer: Any) -> list[int]:
+    """Token ids of plain text with the tokenizer's own special tokens.
+
+    A text that begins with the BOS already, as one that a chat template has rendered, gets no second one.
+    """
+    ids = [int(token) for token in tokenizer(text)["input_ids"]]
+    bos = getattr(tokenizer, "bos_token_id", None)
+    return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
+
+
+def encode_prompt(prompt: Prompt, tokenizer: Any) -> list[int]:
     """Token ids of a prompt, ready to be continued.
 
     Text is encoded with the tokenizer's own special tokens (a leading BOS, say); chat messages go through its chat
-    template up to the opening of the assistant's turn.
+    template, with the prompt's `template_options`, up to the opening of the assistant's turn.
 
     Args:
         prompt: what to encode.
         tokenizer: a Hugging Face tokenizer.
-        template_options: passed on to the chat template, for example `enable_thinking=False`.
 
     Returns:
         [P] ids, P >= 1.
 
     Raises:
-        DataError: when a chat prompt meets a tokenizer without a chat template or one that refuses it, or nothing is
-            left to encode.
+        DataError: when a chat prompt meets a tokenizer without a chat template or one that refuses it or its options,
+            or nothing is left to encode.
     """
+    if prompt.messages is None:
+        ids = encode_text(prompt.text or "", tokenizer)
+    else:
+        ids = [int(token) for token in _render(prompt, tokenizer)]
+    if not ids:
+        raise DataError(f"{prompt.name} encodes to no token at all; remove it or give it text.")
+    return ids
+
+
+def _render(prompt: Prompt, tokenizer: Any) -> Any:
     from jinja2 import TemplateError
 
-    if prompt.messages is None:
-        ids = tokenizer(prompt.text)["input_ids"]
-    else:
-        if not getattr(tokenizer, "chat_template", None):
-            raise DataError(
-                f"prompt {prompt.uid} is a list of chat messages, but tokenizer {tokenizer.name_or_path!r} has no chat "
-                "template; use plain text prompts or a tokenizer with a template."
-            )
-        try:
-            ids = tokenizer.apply_chat_template(
-                [dict(message) for message in prompt.messages],
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=False,
-                **template_options,
-            )
-        except TemplateError as error:
-            raise DataError(
-                f"the chat template of tokenizer {tokenizer.name_or_path!r} refuses prompt {prompt.uid}, whose roles "
-                f"are {', '.join(message['role'] for message in prompt.messages)}: {error}; change the messages."
-            ) from error
-    if not ids:
-        raise DataError(f"prompt {prompt.uid} encodes to no token at all; remove it or give it text.")
-    return [int(token) for token in ids]
+    messages = [dict(message) for message in prompt.messages or ()]
+    if not getattr(tokenizer, "chat_template", None):
+        raise DataError(
+            f"{prompt.name} is a list of chat messages, but tokenizer {tokenizer.name_or_path!r} has no chat "
+            "template; use plain text prompts or a tokenizer with a template."
+        )
+    try:
+        return tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False, **prompt.template_options
+        )
+    except TemplateError as error:
+        raise DataError(
+            f"the chat template of tokenizer {tokenizer.name_or_path!r} refuses {prompt.name}, whose roles are "
+            f"{', '.join(message['role'] for message in messages)}: {error}; change the messages."
+        ) from error
+    except (TypeError, ValueError) as error:
+        options = f" with template_options {dict(prompt.template_options)}" if prompt.template_options else ""
+        raise DataError(
+            f"the chat template of tokenizer {tokenizer.name_or_path!r} fails on {prompt.name}{options}: {error}."
+        ) from error

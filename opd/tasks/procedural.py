@@ -110,6 +110,8 @@ class ProceduralSource:
             teacher=settings.teacher or drawn.teacher,
             domain=settings.domain or drawn.domain or settings.task,
             extra=drawn.extra,
+            system=settings.system,
+            template_options=settings.template_options,
         )
 
     def _distinct_heldout(self) -> Iterator[Prompt]:

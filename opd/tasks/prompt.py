@@ -16,14 +16,17 @@ class Prompt:
     """A prompt with all that travels with it; make one with `Prompt.make`.
 
     Attributes:
-        uid: 16 hex digits, a hash of content, answer, teacher and domain: equal in every process and run.
-        content_hash: 64-bit hash of the content alone; splits are cut by it, so that equal text never crosses them.
+        uid: 16 hex digits, a hash of all that follows but `extra` and `place`: equal in every process and run.
+        content_hash: 64-bit hash of text or messages, without `system`; splits are cut by it, so that equal text never
+            crosses them.
         text: raw text, or None when `messages` is given.
-        messages: chat messages with "role" and "content", or None when `text` is given.
+        messages: chat messages with "role" and "content", the system message included, or None when `text` is given.
         answer: the reference answer, for the verifier.
         teacher: name of the teacher that scores answers to this prompt; None leaves it to the routes.
         domain: a label that metrics and routes group by.
         extra: whatever the source wants to keep, for example operands or a worked solution.
+        template_options: what the chat template is given beside the messages, for example enable_thinking.
+        place: where the prompt was read, for messages: file and line.
     """
 
     uid: str
@@ -34,6 +37,8 @@ class Prompt:
     teacher: str | None = None
     domain: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    place: str = field(default="", compare=False)
 
     @classmethod
     def make(
@@ -44,18 +49,33 @@ class Prompt:
         teacher: str | None = None,
         domain: str | None = None,
         extra: Mapping[str, Any] | None = None,
+        system: str | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        place: str = "",
     ) -> "Prompt":
         """A prompt from text or chat messages.
 
+        A `system` message is put before messages that do not begin with one; the rest is as in the attributes.
+
         Raises:
             DataError: when the content is empty or neither text nor messages, a message lacks a textual "role" or
-                "content", or a text holds half of a surrogate pair, which no tokenizer encodes.
+                "content", plain text is given a system message or template options, or a text holds half of a
+                surrogate pair, which no tokenizer encodes.
         """
         text, messages = _parse(content)
         key = json.dumps(text if messages is None else messages, ensure_ascii=False, sort_keys=True)
-        labels = json.dumps([answer, teacher, domain], ensure_ascii=False)
+        labels: list[Any] = [answer, teacher, domain]
+        if system is not None or template_options:
+            labels += [system, dict(template_options or {})]
+        if template_options and messages is None:
+            raise DataError(
+                f"template_options {dict(template_options)} have no effect on a prompt of plain text; set chat: true, "
+                "so that the text becomes the user's message, or leave them out."
+            )
+        if system is not None:
+            messages = _with_system(messages, system)
         return cls(
-            uid=_digest(f"{key}\n{labels}"),
+            uid=_digest(f"{key}\n{json.dumps(labels, ensure_ascii=False, sort_keys=True)}"),
             content_hash=int(_digest(key), 16),
             text=text,
             messages=messages,
@@ -63,7 +83,14 @@ class Prompt:
             teacher=teacher,
             domain=domain,
             extra=extra or {},
+            template_options=template_options or {},
+            place=place,
         )
+
+    @property
+    def name(self) -> str:
+        """The prompt in a message for people: where it was read, else its uid."""
+        return f"prompt {self.uid}" if not self.place else f"the prompt in {self.place}"
 
     @property
     def is_chat(self) -> bool:
@@ -93,6 +120,17 @@ def _parse(content: str | Sequence[Message]) -> tuple[str | None, tuple[Message,
     if not messages:
         raise DataError("a prompt is an empty list of chat messages; remove it or give it a message.")
     return None, tuple(messages)
+
+
+def _with_system(messages: tuple[Message, ...] | None, system: str) -> tuple[Message, ...]:
+    if messages is None:
+        raise DataError(
+            "a system message cannot be put before a prompt of plain text; set chat: true, so that the text becomes "
+            "the user's message, or leave out system."
+        )
+    if messages[0]["role"] == "system":
+        return messages
+    return ({"role": "system", "content": _whole(system)}, *messages)
 
 
 def _whole(text: str) -> str:

@@ -3,9 +3,20 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from opd.config import Settings
+
+_OURS = {"add_generation_prompt", "continue_final_message", "conversation", "tokenize", "tokenizer_kwargs"}
+_OURS |= {"padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"}
+"""Arguments of the rendering that prompts depend on: not for users to change."""
+
+
+def _template_options(options: dict[str, Any]) -> dict[str, Any]:
+    taken = sorted(_OURS & options.keys())
+    if taken:
+        raise ValueError(f"{', '.join(taken)} cannot be set here; leave it out")
+    return options
 
 
 class _Source(Settings):
@@ -14,6 +25,14 @@ class _Source(Settings):
     teacher: str | None = Field(default=None, description="Teacher of all prompts that do not name one themselves.")
     domain: str | None = Field(
         default=None, description="Domain label of all prompts that do not carry one themselves."
+    )
+    chat: bool = Field(default=False, description="Make prompts of plain text a chat message of the user.")
+    system: str | None = Field(
+        default=None, description="System message put before chat prompts that do not begin with one."
+    )
+    template_options: Annotated[dict[str, Any], AfterValidator(_template_options)] = Field(
+        default_factory=dict,
+        description="What the chat template is given beside the messages, for example enable_thinking: false.",
     )
     weight: int = Field(default=1, ge=1, le=1000, description="Share in a mix: weights 3 and 1 give 3 prompts to 1.")
 
@@ -64,7 +83,6 @@ class TaskSettings(_Source):
 
     task: str = Field(description="Name of a task (`opd plugins list`), or a dotted path.")
     options: dict[str, Any] = Field(default_factory=dict, description="Settings of that task, for example digits: 3.")
-    chat: bool = Field(default=False, description="Wrap each prompt as a chat message of the user.")
 
 
 def _kind(value: Any) -> str | None:

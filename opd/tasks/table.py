@@ -103,13 +103,33 @@ def _parse(
         )
         try:
             yield Prompt.make(
-                row[settings.prompt_column],
+                _content(row[settings.prompt_column], settings.chat),
                 answer=answer,
                 teacher=teacher or settings.teacher,
                 domain=domain or settings.domain,
+                system=settings.system,
+                template_options=settings.template_options,
+                place=place,
             )
         except DataError as error:
             raise DataError(f"{place}: {error}") from error
+
+
+def _content(value: Any, chat: bool) -> Any:
+    """What `Prompt.make` takes, from the prompt column.
+
+    Raises:
+        DataError: when the last message is the assistant's.
+    """
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}] if chat and value else value
+    last = value[-1] if isinstance(value, list) and value else None
+    if isinstance(last, Mapping) and last.get("role") == "assistant":
+        raise DataError(
+            "the last message is from the assistant, but the student is to write the next one; remove it (a reference "
+            "answer belongs in answer_column)."
+        )
+    return value
 
 
 def _text(value: Any) -> str | None:

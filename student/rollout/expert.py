@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from opd.errors import DataError
+from opd.tasks.stops import answer_end
 from student.data.batch import collate, split
 from student.data.plan import PlannedRow
 from student.data.row import Row
@@ -31,7 +32,7 @@ def expert_rows(
     spec: RolloutSpec,
     policy_version: int,
 ) -> list[Row]:
-    """One row per planned row, from its `answer` and the end of sequence, cut at its length limit.
+    """One row per planned row, from its `answer` and the token that ends it, cut at its length limit.
 
     Args:
         model: the student, in the mode to read with.
@@ -44,7 +45,8 @@ def expert_rows(
     Raises:
         DataError: for an answer that encodes to no token.
     """
-    rows = [_encode(p, ids, tokenizer, policy_version) for p, ids in zip(planned, prompts, strict=True)]
+    stops = spec.stops(tokenizer)
+    rows = [_encode(p, ids, tokenizer, stops, policy_version) for p, ids in zip(planned, prompts, strict=True)]
     for temperature in sorted({p.temperature for p in planned}):
         same = [row for row, p in zip(rows, planned, strict=True) if p.temperature == temperature]
         longest = max(len(row.prompt_ids) + row.length for row in same)
@@ -54,14 +56,18 @@ def expert_rows(
 
 
 def _encode(
-    planned: PlannedRow, prompt_ids: np.ndarray, tokenizer: "PreTrainedTokenizerBase", policy_version: int
+    planned: PlannedRow,
+    prompt_ids: np.ndarray,
+    tokenizer: "PreTrainedTokenizerBase",
+    stops: frozenset[int],
+    policy_version: int,
 ) -> Row:
     text = planned.answer or ""
     ids = [int(i) for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
-    if tokenizer.eos_token_id is not None and ids[-1:] != [tokenizer.eos_token_id]:
-        ids.append(int(tokenizer.eos_token_id))
+    if (not ids or ids[-1] not in stops) and (end := answer_end(planned.prompt, tokenizer, stops)) is not None:
+        ids.append(end)
     if not ids:
-        raise DataError(f"the given answer {text!r} to prompt {planned.prompt.uid} encodes to no token; drop it.")
+        raise DataError(f"the given answer {text!r} to {planned.prompt.name} encodes to no token; drop it.")
     truncated = len(ids) > planned.max_new_tokens
     ids = ids[: planned.max_new_tokens]
     return Row(

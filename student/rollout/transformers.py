@@ -51,9 +51,9 @@ def rollout(
 
     Args:
         model: causal LM in the state to sample from; put into eval mode for the duration.
-        tokenizer: its tokenizer; its EOS ends a response and is kept as its last token.
+        tokenizer: its tokenizer.
         planned: what to sample.
-        spec: shared settings.
+        spec: shared settings; the stop token that ends a response is kept as its last token.
         policy_version: updates the weights have seen, recorded per token.
         purpose: first names of the random streams; evaluations use others than training.
         on_row: called with each row as soon as it is finished, in order of finishing.
@@ -61,7 +61,7 @@ def rollout(
     Returns:
         The rows in the order of `planned`.
     """
-    eos = -1 if tokenizer.eos_token_id is None else int(tokenizer.eos_token_id)
+    stops = spec.stops(tokenizer)
     was_training = model.training
     model.eval()
     rows: dict[int, Row] = {}
@@ -86,7 +86,7 @@ def rollout(
                 rows[indices[position]] = row
                 on_row(row)
 
-            _Decoder(model, [actives[i] for i in indices], spec, eos).run(finish)
+            _Decoder(model, [actives[i] for i in indices], spec, stops).run(finish)
     finally:
         model.train(was_training)
     return [rows[i] for i in range(len(planned))]
@@ -98,8 +98,10 @@ class _Decoder:
     Finished rows stay in the batch as ballast until they are half of it, because cutting a KV cache is a copy.
     """
 
-    def __init__(self, model: PreTrainedModel, batch: Sequence[_Active], spec: RolloutSpec, eos: int) -> None:
-        self.model, self.batch, self.spec, self.eos = model, batch, spec, eos
+    def __init__(
+        self, model: PreTrainedModel, batch: Sequence[_Active], spec: RolloutSpec, stops: frozenset[int]
+    ) -> None:
+        self.model, self.batch, self.spec, self.stops = model, batch, spec, stops
         self.slots = list(range(len(batch)))
         self.running = set(self.slots)
         self.input_ids, self.mask = _left_pad([a.prompt_ids for a in batch], model.device)
@@ -142,9 +144,10 @@ class _Decoder:
             active.logp.append(log_prob)
             if top is not None:
                 active.candidates.append(top[slot])
-            if token == self.eos or len(active.ids) >= active.planned.max_new_tokens:
+            stopped = token in self.stops
+            if stopped or len(active.ids) >= active.planned.max_new_tokens:
                 self.running.discard(index)
-                finish(index, token != self.eos)
+                finish(index, not stopped)
         return ids
 
     def _extend(self, ids: Tensor) -> None:
@@ -177,7 +180,7 @@ def _encode(planned: PlannedRow, tokenizer: PreTrainedTokenizerBase, limit: int)
     ids = encode_prompt(planned.prompt, tokenizer)
     if len(ids) > limit:
         raise DataError(
-            f"prompt {planned.prompt.uid} has {len(ids)} tokens, over the limit of {limit}; raise "
+            f"{planned.prompt.name} has {len(ids)} tokens, over the limit of {limit}; raise "
             "rollout.max_prompt_tokens or drop the prompt."
         )
     return np.array(ids, dtype=np.uint32)

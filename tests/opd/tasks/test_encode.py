@@ -1,4 +1,5 @@
 import pytest
+from transformers import AutoTokenizer
 
 from opd.errors import DataError
 from opd.tasks import Prompt, encode_prompt
@@ -37,3 +38,41 @@ def test_messages_that_a_template_refuses_are_named(template):
     prompt = Prompt.make([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
     with pytest.raises(DataError, match=f"refuses prompt {prompt.uid}, whose roles are system, user: "):
         encode_prompt(prompt, tokenizer)
+
+
+CHAT = [{"role": "user", "content": "hi"}]
+
+
+def test_options_reach_the_chat_template(chat_model):
+    tokenizer = AutoTokenizer.from_pretrained(chat_model)
+    plain = tokenizer.decode(encode_prompt(Prompt.make(CHAT), tokenizer))
+    quick = tokenizer.decode(encode_prompt(Prompt.make(CHAT, template_options={"enable_thinking": False}), tokenizer))
+    assert quick == plain + "<think>\n\n</think>\n\n"
+
+
+def test_a_system_message_goes_before_chats_that_have_none(chat_model):
+    tokenizer = AutoTokenizer.from_pretrained(chat_model)
+    text = tokenizer.decode(encode_prompt(Prompt.make(CHAT, system="be brief"), tokenizer))
+    assert text.startswith("<s><|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi")
+    own = [{"role": "system", "content": "mine"}, *CHAT]
+    assert Prompt.make(own, system="be brief").messages == tuple(own)
+
+
+@pytest.mark.parametrize("content", ["hi", CHAT], ids=["text", "chat"])
+def test_a_prompt_begins_with_one_bos(chat_model, content):
+    tokenizer = AutoTokenizer.from_pretrained(chat_model)
+    ids = encode_prompt(Prompt.make(content), tokenizer)
+    assert ids[0] == tokenizer.bos_token_id and tokenizer.bos_token_id not in ids[1:]
+
+
+def test_text_that_a_template_has_rendered_gets_no_second_bos(chat_model):
+    tokenizer = AutoTokenizer.from_pretrained(chat_model)
+    rendered = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=False)
+    assert encode_prompt(Prompt.make(rendered), tokenizer) == encode_prompt(Prompt.make(CHAT), tokenizer)
+
+
+def test_an_option_that_breaks_the_template_is_named(chat_model):
+    tokenizer = AutoTokenizer.from_pretrained(chat_model)
+    tokenizer.chat_template = "{{ limit + 1 }}"
+    with pytest.raises(DataError, match=r"fails on prompt .* with template_options \{'limit': 'a'\}"):
+        encode_prompt(Prompt.make(CHAT, template_options={"limit": "a"}), tokenizer)

@@ -45,3 +45,8 @@ def test_messages_keep_role_and_content_and_nothing_else():
 def test_prompts_without_content_are_refused(content):
     with pytest.raises(DataError, match="prompt"):
         Prompt.make(content)
+
+
+def test_template_options_of_plain_text_are_refused():
+    with pytest.raises(DataError, match=r"template_options .*enable_thinking.* chat: true"):
+        Prompt.make("hi", template_options={"enable_thinking": False})

@@ -161,3 +161,35 @@ def test_labels_are_those_of_every_row(tmp_path):
     rows += [{"prompt": "the last one", "domain": "rare"}]
     source = build_prompts(FileSettings(file=write_jsonl(tmp_path / "p.jsonl", rows)), seed=0)
     assert source.labels() == {("a", "x"), (None, "rare")}
+
+
+def test_questions_become_chats_with_system_message_and_template_options(tmp_path):
+    path = write_jsonl(tmp_path / "p.jsonl", [{"prompt": f"q{i}"} for i in range(4)])
+    settings = {"file": str(path), "chat": True, "system": "be brief", "template_options": {"enable_thinking": False}}
+    source = build_prompts(parse_settings(Recipe, {"prompts": settings}).prompts, seed=0)
+    prompt = source.prompts("train", 1)[0]
+    assert [message["role"] for message in prompt.messages] == ["system", "user"]
+    assert prompt.template_options == {"enable_thinking": False}
+    plain = build_prompts(FileSettings(file=path, chat=True), seed=0)
+    assert [p.content_hash for p in plain.prompts("heldout", 1)] == [
+        p.content_hash for p in source.prompts("heldout", 1)
+    ]
+    assert prompt.uid not in {p.uid for p in plain.prompts("train", 3)}
+
+
+def test_a_system_message_before_plain_text_is_refused_with_its_line(tmp_path):
+    path = write_jsonl(tmp_path / "p.jsonl", [{"prompt": "q"}] * 2)
+    with pytest.raises(DataError, match=r"p\.jsonl line 1: a system message .* chat: true"):
+        build_prompts(FileSettings(file=path, system="be brief"), seed=0)
+
+
+def test_a_chat_that_ends_with_the_assistant_is_refused_with_its_line(tmp_path):
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    path = write_jsonl(tmp_path / "p.jsonl", [{"prompt": chat[:1]}, {"prompt": chat}])
+    with pytest.raises(DataError, match=r"p\.jsonl line 2: the last message is from the assistant"):
+        build_prompts(FileSettings(file=path), seed=0)
+
+
+def test_arguments_of_the_rendering_are_no_template_options():
+    with pytest.raises(ConfigError, match="tokenize cannot be set here"):
+        parse_settings(Recipe, {"prompts": {"file": "p.jsonl", "template_options": {"tokenize": False}}})

@@ -49,6 +49,18 @@ def test_a_given_row_is_cut_at_its_length_limit(student: tuple[Any, Any]) -> Non
     assert row.truncated and row.text == "02:" and row.length == 3
 
 
+@pytest.mark.parametrize(("answer", "end"), [("yes", 2), ("yes<|endoftext|>", 0), ("yes<|im_end|>", 2)])
+def test_a_given_row_of_a_chat_ends_in_a_stop_token_of_the_model(chat_model: Path, answer: str, end: int) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(chat_model).eval()
+    tokenizer = AutoTokenizer.from_pretrained(chat_model)
+    prompt = Prompt.make([{"role": "user", "content": "well?"}])
+    row = PlannedRow(RowKey(0, prompt.uid, 0), prompt, 12, 1.0, answer)
+    (found,) = rollout(model, tokenizer, [row], RolloutSpec(7, 4, 0, len(tokenizer), 90, frozenset({0, 2})))
+    assert found.response_ids.tolist() == [*tokenizer("yes", add_special_tokens=False)["input_ids"], end]
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_log_probs_and_candidates_are_those_of_a_forward_over_the_whole_row(
     student: tuple[Any, Any], temperature: float

@@ -73,6 +73,22 @@ def test_the_end_of_sequence_id_ends_a_response_and_stays_in_it(student: tuple[A
         assert row.length <= 12 and (row.length == 12 or not row.truncated)
 
 
+def test_every_stop_token_ends_a_response_and_stays_in_it(chat_model: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(chat_model).eval()
+    tokenizer = AutoTokenizer.from_pretrained(chat_model)
+    stops = frozenset({0, 2, 77})
+    spec = RolloutSpec(7, 64, 0, len(tokenizer), 40, stops)
+    plan = plan_step(2, [Prompt.make(p) for p in PROMPTS], samples=16, max_new_tokens=100, temperature=1.0)
+    rows = rollout(model, tokenizer, plan.rows, spec)
+    assert {int(row.response_ids[-1]) for row in rows if not row.truncated} == stops
+    for row in rows:
+        assert not stops & set(row.response_ids[:-1].tolist())
+        assert row.truncated == (int(row.response_ids[-1]) not in stops)
+
+
 def test_rows_are_handed_over_the_moment_they_finish(student: tuple[Any, Any]) -> None:
     model, tokenizer = student
     spec = RolloutSpec(seed=7, batch_rows=64, candidates=0, valid_vocab=len(tokenizer), max_prompt_tokens=40)

@@ -1,0 +1,134 @@
+"""Which tokens end a response: those of the tokenizer, of the model's generation config, and further ones by name.
+
+Chat models usually end a turn with another token than the tokenizer's end of sequence and list both in
+generation_config.json; a model that is sampled with one of them alone writes on to the length limit.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from opd.errors import ConfigError
+from opd.tasks.prompt import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class StopToken:
+    """A token that ends a response.
+
+    Attributes:
+        id: its id.
+        text: its piece.
+        origin: what names it: "tokenizer", "generation_config" or "rollout.stop_tokens", joined where several do.
+    """
+
+    id: int
+    text: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopSet:
+    """The tokens that end a response; the tokenizer's end of sequence comes first."""
+
+    tokens: tuple[StopToken, ...]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Their ids, without repetition."""
+        return tuple(token.id for token in self.tokens)
+
+    def describe(self) -> str:
+        """One line for people."""
+        if not self.tokens:
+            return "stop tokens: none, so every response runs to its length limit; name one in rollout.stop_tokens"
+        return "stop tokens: " + ", ".join(f"{t.text!r} (id {t.id}, from {t.origin})" for t in self.tokens)
+
+
+def stop_set(tokenizer: Any, generation: Sequence[int] = (), further: Sequence[int | str] = ()) -> StopSet:
+    """The tokens that end a response of a model.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        generation: `eos_token_id` of the model's generation config, see `generation_stops`.
+        further: more tokens, as ids or as text that is one token.
+
+    Raises:
+        ConfigError: when one of `further` is not a token of the tokenizer.
+    """
+    found: dict[int, list[str]] = {}
+    own = tokenizer.eos_token_id
+    named = [(own, "tokenizer")] if own is not None else []
+    named += [(token, "generation_config") for token in generation]
+    named += [(_id_of(token, tokenizer), "rollout.stop_tokens") for token in further]
+    for token, origin in named:
+        # Ids beyond the tokenizer's are padding rows of the head, which are never drawn.
+        if 0 <= int(token) < len(tokenizer):
+            origins = found.setdefault(int(token), [])
+            if origin not in origins:
+                origins.append(origin)
+    return StopSet(
+        tuple(
+            StopToken(token, str(tokenizer.convert_ids_to_tokens(token)), " and ".join(origins))
+            for token, origins in found.items()
+        )
+    )
+
+
+def generation_stops(path: str, revision: str | None = None) -> tuple[int, ...]:
+    """`eos_token_id` of a model's generation config, or of its config where it has none; empty where neither says.
+
+    Args:
+        path: folder or hub id.
+        revision: branch, tag or commit, for a hub id.
+    """
+    from transformers import AutoConfig, GenerationConfig
+
+    try:
+        ids = GenerationConfig.from_pretrained(path, revision=revision or "main").eos_token_id
+    except (OSError, ValueError):
+        try:
+            ids = AutoConfig.from_pretrained(path, revision=revision).get_text_config().eos_token_id
+        except (OSError, ValueError):
+            return ()
+    if ids is None:
+        return ()
+    return tuple(int(i) for i in ids) if isinstance(ids, list | tuple) else (int(ids),)
+
+
+def answer_end(prompt: Prompt, tokenizer: Any, stops: Collection[int]) -> int | None:
+    """The id that ends an answer which is given as text: None where nothing ends one.
+
+    In a chat it is what the template writes after the assistant's turn, if that ends a response at all; else the
+    tokenizer's end of sequence, else any of `stops`.
+    """
+    if prompt.messages is not None and getattr(tokenizer, "chat_template", None):
+        ids = tokenizer.apply_chat_template(
+            [*map(dict, prompt.messages), {"role": "assistant", "content": "x"}],
+            tokenize=True,
+            return_dict=False,
+            **prompt.template_options,
+        )
+        if (last := next((int(token) for token in reversed(ids) if int(token) in stops), None)) is not None:
+            return last
+    own = tokenizer.eos_token_id
+    if own is not None and (own in stops or not stops):
+        return int(own)
+    return min(stops, default=None)
+
+
+def _id_of(token: int | str, tokenizer: Any) -> int:
+    if isinstance(token, int):
+        if not 0 <= token < len(tokenizer):
+            raise ConfigError(
+                f"rollout.stop_tokens names id {token}, but the tokenizer has the ids 0 to {len(tokenizer) - 1}."
+            )
+        return token
+    known = tokenizer.get_vocab().get(token)
+    ids = [known] if known is not None else tokenizer(token, add_special_tokens=False)["input_ids"]
+    if len(ids) != 1:
+        raise ConfigError(
+            f"rollout.stop_tokens names {token!r}, which is {len(ids)} tokens of tokenizer "
+            f"{tokenizer.name_or_path!r}; give single tokens."
+        )
+    return int(ids[0])
