@@ -1,0 +1,201 @@
+"""Merge checkpoints of one architecture into one: linear, task arithmetic, TIES, DARE, SLERP, weights per layer.
+
+    merged = sum_i w_i * theta_i                                  linear (w normalised to sum to 1)
+    merged = base + lambda * sum_i w_i * (theta_i - base)         task_arithmetic
+    ties      the same with each difference cut to its largest `density` part and signs elected (arXiv 2306.01708)
+    dare_*    the same with each difference kept at random with probability `density`, over it (arXiv 2311.03099)
+    slerp     along the arc between two models, t = 0 at the first
+
+The arithmetic is mergekit's (extra `merge`), which reads safetensors lazily and writes shard by shard, so that memory
+is bounded by the models' largest tensor and one output shard, not by the models; an adapter alone is first merged into
+its base in memory. What is ours: every mismatch is refused by name before anything is written, the result appears in
+one rename, and merge.json tells what it was made of.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from opd.config import Settings
+from opd.errors import ConfigError
+from opd.wire.fingerprint import tokenizer_fingerprint, weights_hash
+
+Method = Literal["linear", "task_arithmetic", "ties", "dare_linear", "dare_ties", "slerp"]
+NEEDS_BASE: frozenset[str] = frozenset({"task_arithmetic", "ties", "dare_linear", "dare_ties"})
+TAKES_DENSITY: frozenset[str] = frozenset({"ties", "dare_linear", "dare_ties"})
+SHARD_BYTES = 2**30
+
+
+class MergeModel(Settings):
+    """A model that goes into a merge."""
+
+    path: str = Field(description="Folder of a Hugging Face model, or BASE+ADAPTER with the folder of a PEFT adapter.")
+    weight: float | tuple[float, ...] = Field(
+        1.0, description="Its weight; several values are anchors along the layers, the first to the last, interpolated."
+    )
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The model's folder, and the adapter's where there is one."""
+        return tuple(Path(part) for part in self.path.split("+"))
+
+
+class MergeSettings(Settings):
+    """How checkpoints become one."""
+
+    method: Method = Field("linear", description="The rule; see student/orbit/merge.py.")
+    models: tuple[MergeModel, ...] = Field(min_length=1, description="What is merged, in order.")
+    base: str | None = Field(None, description="The model that differences are taken from.")
+    density: float = Field(0.5, gt=0, le=1, description="Share of each difference that ties keeps, or dare draws.")
+    scale: float = Field(1.0, description="Lambda: multiplies the summed differences to the base.")
+    t: float = Field(0.5, ge=0, le=1, description="Place on the arc of slerp; 0 is the first model.")
+    seed: int = Field(0, ge=0, description="Of dare's draws.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="Of the result.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> "MergeSettings":
+        if self.method in NEEDS_BASE and self.base is None:
+            raise ValueError(f"method {self.method} takes differences to a base model; set base")
+        if self.method not in NEEDS_BASE and self.base is not None:
+            raise ValueError(f"method {self.method} knows no base model; list it among the models or take out base")
+        if self.method == "slerp" and len(self.models) != 2:
+            raise ValueError(f"slerp joins exactly two models, not {len(self.models)}; use linear or ties")
+        return self
+
+
+def merge(settings: MergeSettings, out: Path) -> Path:
+    """Merge models into the folder `out`, which must not exist yet.
+
+    An interrupted merge leaves `out` absent and starts anew the next time.
+
+    Raises:
+        ConfigError: for a folder that is missing or holds no model, shapes or tokenizers that differ, `out` in use, or
+            when mergekit is not installed.
+    """
+    if out.exists():
+        raise ConfigError(f"folder {str(out)!r} exists already; give another one or remove it.")
+    names = [*([settings.base] if settings.base else []), *(model.path for model in settings.models)]
+    check_fit(names)
+    part = out.with_name(out.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    version = _run(settings, part)
+    record = {
+        "settings": settings.model_dump(mode="json"),
+        "inputs": {name: _hashes(name) for name in dict.fromkeys(names)},
+        "mergekit": version,
+    }
+    (part / "merge.json").write_text(json.dumps(record, indent=2) + "\n")
+    part.rename(out)
+    return out
+
+
+def check_fit(models: Sequence[str]) -> None:
+    """Refuse models that cannot be merged with the first one.
+
+    Raises:
+        ConfigError: naming the first folder, tensor or tokenizer that does not fit.
+    """
+    first, *others = models
+    shapes, print_ = _shapes(first), _tokenizer(first)
+    for other in others:
+        theirs = _shapes(other)
+        for name in chain(shapes, theirs):
+            here, there = shapes.get(name), theirs.get(name)
+            if here is None or there is None:
+                holder, lacks = (first, other) if there is None else (other, first)
+                raise ConfigError(f"tensor {name} is in {holder!r} but not in {lacks!r}; merge models of one family.")
+            if here != there:
+                raise ConfigError(
+                    f"tensor {name} is {list(here)} in {first!r} but {list(there)} in {other!r}; "
+                    "merge models of one size and vocabulary."
+                )
+        if _tokenizer(other) != print_:
+            raise ConfigError(
+                f"models {first!r} and {other!r} have different tokenizers, so that equal rows mean different tokens; "
+                "merge models that share one."
+            )
+
+
+def _shapes(model: str) -> Mapping[str, tuple[int, ...]]:
+    """Shape of every tensor of a model, read from the headers of its files."""
+    from safetensors import safe_open
+
+    for part in MergeModel(path=model).folders:
+        if not part.is_dir():
+            raise ConfigError(f"model folder {str(part)!r} was not found; give the folder of a saved model.")
+    folder = MergeModel(path=model).folders[0]
+    files = sorted(folder.glob("*.safetensors"))
+    if not files or not (folder / "config.json").is_file():
+        raise ConfigError(f"folder {str(folder)!r} holds no config.json with safetensors; save the model in that form.")
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        with safe_open(file, framework="numpy") as tensors:
+            shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    return shapes
+
+
+def _tokenizer(model: str) -> str | None:
+    """Fingerprint of a model's tokenizer; None where its folder has none."""
+    from transformers import AutoTokenizer
+
+    folder = MergeModel(path=model).folders[0]
+    if not (folder / "tokenizer_config.json").is_file():
+        return None
+    return tokenizer_fingerprint(AutoTokenizer.from_pretrained(folder))
+
+
+def _hashes(model: str) -> list[str]:
+    return [weights_hash(folder) for folder in MergeModel(path=model).folders]
+
+
+def _run(settings: MergeSettings, out: Path) -> str:
+    """Let mergekit write the merged model; returns its version."""
+    try:
+        from importlib.metadata import version
+
+        from mergekit.config import MergeConfiguration
+        from mergekit.merge import run_merge
+        from mergekit.options import MergeOptions
+    except ImportError as error:
+        raise ConfigError(f"merging needs mergekit ({error}); install it with pip install 'opd[merge]'.") from None
+    with TemporaryDirectory(dir=out.parent, prefix=f"{out.name}.adapters.") as cache:
+        options = MergeOptions(
+            out_shard_size=SHARD_BYTES,
+            copy_tokenizer=True,
+            write_model_card=False,
+            quiet=True,
+            random_seed=settings.seed,
+            lora_merge_cache=cache,
+        )
+        run_merge(MergeConfiguration.model_validate(_config(settings)), str(out), options)
+    return version("mergekit")
+
+
+def _config(settings: MergeSettings) -> dict[str, Any]:
+    """The settings in mergekit's words."""
+    config: dict[str, Any] = {"merge_method": settings.method, "dtype": settings.dtype}
+    if settings.method == "slerp":
+        first, second = settings.models
+        return config | {
+            "base_model": first.path,
+            "models": [{"model": second.path}],
+            "parameters": {"t": settings.t},
+        }
+    models: list[dict[str, Any]] = []
+    for model in settings.models:
+        weight = list(model.weight) if isinstance(model.weight, tuple) else model.weight
+        parameters: dict[str, Any] = {"weight": weight}
+        if settings.method in TAKES_DENSITY:
+            parameters["density"] = settings.density
+        models.append({"model": model.path, "parameters": parameters})
+    config["models"] = models
+    if settings.method in NEEDS_BASE:
+        config["base_model"] = settings.base
+        config["parameters"] = {"normalize": False, "lambda": settings.scale}
+    return config

@@ -1,0 +1,58 @@
+"""`opd merge OUT MODEL[=WEIGHT] ...`: one checkpoint out of several."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def merge(
+    out: Annotated[Path, typer.Argument(help="Folder of the merged model; must not exist yet.")],
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL[=WEIGHT]...",
+            help="Folders to merge, or BASE+ADAPTER; WEIGHT 1 by default, or anchors along the layers: 0.2,0.5,0.8.",
+        ),
+    ],
+    method: Annotated[
+        str, typer.Option(help="linear, task_arithmetic, ties, dare_linear, dare_ties or slerp.")
+    ] = "linear",
+    base: Annotated[str | None, typer.Option(help="Model that differences are taken from.")] = None,
+    density: Annotated[float, typer.Option(help="Share of each difference that ties keeps, or dare draws.")] = 0.5,
+    scale: Annotated[float, typer.Option(help="Multiplies the summed differences to the base.")] = 1.0,
+    t: Annotated[float, typer.Option(help="Place on the arc of slerp; 0 is the first model.")] = 0.5,
+    seed: Annotated[int, typer.Option(help="Of dare's draws.")] = 0,
+    dtype: Annotated[str, typer.Option(help="Of the result: float32, bfloat16 or float16.")] = "bfloat16",
+) -> None:
+    """Merge checkpoints of one architecture; merge.json in OUT tells what it was made of.
+
+    A PEFT adapter is merged into its base by: opd merge OUT BASE+ADAPTER
+    """
+    from opd.config import parse_settings
+    from student.orbit.merge import MergeSettings
+    from student.orbit.merge import merge as run
+
+    raw = {
+        "method": method,
+        "models": [_model(text) for text in models],
+        "base": base,
+        "density": density,
+        "scale": scale,
+        "t": t,
+        "seed": seed,
+        "dtype": dtype,
+    }
+    settings = parse_settings(MergeSettings, raw, source="merge")
+    typer.echo(f"merged {len(settings.models)} models by {settings.method} into {run(settings, out)}")
+
+
+def _model(text: str) -> dict[str, object]:
+    from opd.errors import ConfigError
+
+    path, _, weight = text.partition("=")
+    try:
+        values = [float(part) for part in weight.split(",")] if weight else [1.0]
+    except ValueError:
+        raise ConfigError(f"weight {weight!r} of model {path!r} must be a number, or numbers with commas.") from None
+    return {"path": path, "weight": values[0] if len(values) == 1 else values}
