@@ -61,6 +61,7 @@ class EngineInfo:
         max_sequence_tokens: longest prompt plus response, tokens.
         max_k: largest k of topk and gather.
         deterministic: whether a row's numbers are bit-equal whatever it is batched with.
+        stop_token_ids: ids that end a response, ascending; see `teacher_server.engines.loading.load_stop_token_ids`.
     """
 
     engine: str
@@ -75,6 +76,7 @@ class EngineInfo:
     max_sequence_tokens: int
     max_k: int
     deterministic: bool = False
+    stop_token_ids: tuple[int, ...] = ()
 
 
 def _never() -> bool:

@@ -151,6 +151,30 @@ def load_tokenizer_identity(folder: Path, *, trust_remote_code: bool) -> Tokeniz
     )
 
 
+def load_stop_token_ids(folder: Path, config: Any, tokenizer: TokenizerIdentity, vocab_size: int) -> tuple[int, ...]:
+    """Ids that end a response of the model, ascending: its generation config's and its tokenizer's end of sequence.
+
+    Most chat models list several in generation_config.json; without that file the model's config counts, as in
+    transformers. Ids outside the vocabulary can never be sampled and are left out.
+
+    Raises:
+        ConfigError: when generation_config.json cannot be read.
+    """
+    from transformers import GenerationConfig
+
+    try:
+        if (folder / "generation_config.json").is_file():
+            generation = GenerationConfig.from_pretrained(folder)
+        else:
+            generation = GenerationConfig.from_model_config(config.get_text_config())
+    except (OSError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"the generation_config.json of model {folder} cannot be read: {reason}") from error
+    listed = generation.eos_token_id
+    found = {tokenizer.eos_id, *(listed if isinstance(listed, list | tuple) else [listed])}
+    return tuple(sorted(i for i in found if isinstance(i, int) and 0 <= i < vocab_size))
+
+
 def check_same_architecture(old: Any, new: Any, folder: Path) -> None:
     """Refuse a config that would compute something else with the same tensors.
 

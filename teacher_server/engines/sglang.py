@@ -23,6 +23,7 @@ from teacher_server.engines.engine_topk import from_lists
 from teacher_server.engines.loading import (
     check_same_architecture,
     load_config,
+    load_stop_token_ids,
     load_tokenizer_identity,
     resolve_folder,
 )
@@ -83,18 +84,20 @@ class SglangEngine:
         self._version = served.get("weight_version")
         text = self._config.get_text_config()
         longest = server.get("max_req_input_len") or server.get("context_length") or text.max_position_embeddings
+        tokenizer = load_tokenizer_identity(self._folder, trust_remote_code=trust_remote_code)
         self._info = EngineInfo(
             engine=f"sglang {server.get('version', 'unknown')}",
             model=model,
             weights_hash=weights_hash(self._folder),
             compute_dtype=self._dtype(str(server.get("dtype", "auto"))),
             vocab_size=int(text.vocab_size),
-            tokenizer=load_tokenizer_identity(self._folder, trust_remote_code=trust_remote_code),
+            tokenizer=tokenizer,
             head=None,
             payloads=frozenset({PayloadKind.SAMPLED, PayloadKind.TOPK}),
             supports_temperature=False,
             max_sequence_tokens=int(longest),
             max_k=min(max_k, int(text.vocab_size)),
+            stop_token_ids=load_stop_token_ids(self._folder, self._config, tokenizer, int(text.vocab_size)),
         )
 
     @property

@@ -28,6 +28,7 @@ from teacher_server.engines.loading import (
     check_same_architecture,
     load_config,
     load_model,
+    load_stop_token_ids,
     load_tokenizer_identity,
     pick_device,
     pick_dtype,
@@ -248,19 +249,21 @@ class TransformersEngine:
     def _describe(self, model: str, folder: Path, head: OutputHead, deterministic: bool) -> EngineInfo:
         text = self._config.get_text_config()
         rows = len(head.weight)
+        tokenizer = load_tokenizer_identity(folder, trust_remote_code=self._trust)
         return EngineInfo(
             engine=f"transformers {transformers.__version__}",
             model=model,
             weights_hash=weights_hash(folder),
             compute_dtype=DTYPE_NAMES[self._dtype],
             vocab_size=rows,
-            tokenizer=load_tokenizer_identity(folder, trust_remote_code=self._trust),
+            tokenizer=tokenizer,
             head=head.identity(),
             payloads=frozenset(PayloadKind),
             supports_temperature=True,
             max_sequence_tokens=int(getattr(text, "max_position_embeddings", 0) or 1 << 20),
             max_k=rows,
             deterministic=deterministic,
+            stop_token_ids=load_stop_token_ids(folder, self._config, tokenizer, rows),
         )
 
     def _require_awake(self) -> None:

@@ -31,6 +31,7 @@ from teacher_server.engines.head import DTYPE_NAMES, OutputHead
 from teacher_server.engines.loading import (
     check_same_architecture,
     load_config,
+    load_stop_token_ids,
     load_tokenizer_identity,
     pick_device,
     pick_dtype,
@@ -127,6 +128,7 @@ class VllmEngine:
     def _describe(self, model: str, runner: str, vocabulary: int, max_k: int, max_tokens: int) -> EngineInfo:
         pooling = runner == "pooling"
         payloads = frozenset(PayloadKind)
+        tokenizer = load_tokenizer_identity(self._folder, trust_remote_code=self._trust)
         if not pooling:
             gather = {PayloadKind.GATHER} if self._can_gather() else set()
             payloads = frozenset({PayloadKind.SAMPLED, PayloadKind.TOPK} | gather)
@@ -136,13 +138,14 @@ class VllmEngine:
             weights_hash=weights_hash(self._folder),
             compute_dtype=DTYPE_NAMES[self._dtype],
             vocab_size=vocabulary,
-            tokenizer=load_tokenizer_identity(self._folder, trust_remote_code=self._trust),
+            tokenizer=tokenizer,
             head=None if self._head is None else self._head.identity(),
             payloads=payloads,
             supports_temperature=pooling,
             # The generate runner must have room for one token that nobody wants.
             max_sequence_tokens=max_tokens - (not pooling),
             max_k=max_k,
+            stop_token_ids=load_stop_token_ids(self._folder, self._config, tokenizer, vocabulary),
         )
 
     @property

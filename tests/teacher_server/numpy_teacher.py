@@ -64,6 +64,7 @@ class NumpyEngine:
             max_sequence_tokens=100_000,
             max_k=self.vocab,
             deterministic=True,
+            stop_token_ids=(5, 9),
         )
 
     def score(self, batch: Sequence[EngineItem]) -> list[Scores | None]:

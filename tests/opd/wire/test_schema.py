@@ -49,7 +49,8 @@ def test_no_hot_message_has_a_repeated_numeric_field() -> None:
 
 
 def test_the_search_finds_repeated_numbers_where_there_are_some() -> None:
-    assert repeated_numbers(pb.DescribeResponse.DESCRIPTOR) == ["opd.wire.v1.TeacherInfo.payloads"]
+    found = repeated_numbers(pb.DescribeResponse.DESCRIPTOR)
+    assert found == ["opd.wire.v1.TeacherInfo.payloads", "opd.wire.v1.TeacherInfo.stop_token_ids"]
 
 
 def test_the_committed_stubs_are_those_of_the_protos(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def _save_model(family: str, folder: Path, seed: int, **changes: object) -> Path
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0.0, 0.5)
+    model.generation_config.eos_token_id = [7, 2]  # as chat models have it
     model.save_pretrained(folder)
     _tokenizer().save_pretrained(folder)  # type: ignore[attr-defined]
     return folder

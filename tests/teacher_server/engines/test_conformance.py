@@ -239,5 +239,6 @@ def test_the_description_is_that_of_the_model(engine: Engine, model_folder: Path
     assert info.weights_hash == weights_hash(model_folder)
     assert len(info.tokenizer.fingerprint) == len(info.tokenizer.chat_template_hash) == 64
     assert (info.tokenizer.pad_id, info.tokenizer.bos_id, info.tokenizer.eos_id) == (0, 1, 2)
+    assert info.stop_token_ids == (2, 7)  # the generation config lists both
     assert {PayloadKind.SAMPLED, PayloadKind.TOPK} <= info.payloads
     assert (info.head is not None) == (PayloadKind.HIDDEN in info.payloads)

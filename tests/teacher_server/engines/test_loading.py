@@ -1,0 +1,51 @@
+"""What the files beside a model's weights say: which ids end a response."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from opd.errors import ConfigError
+from teacher_server.engines.base import TokenizerIdentity
+from teacher_server.engines.loading import load_config, load_stop_token_ids, load_tokenizer_identity
+
+VOCABULARY = 512
+
+
+@pytest.fixture
+def stop_ids(make_model: Callable[..., Path], tmp_path: Path) -> Callable[..., tuple[int, ...]]:
+    """stop_ids(text of generation_config.json, None for no such file) -> the ids read."""
+
+    def read(generation: str | None, tokenizer: TokenizerIdentity | None = None) -> tuple[int, ...]:
+        folder = tmp_path / "model"
+        shutil.copytree(make_model(), folder, dirs_exist_ok=True)
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        if generation is not None:
+            (folder / "generation_config.json").write_text(generation)
+        tokenizer = tokenizer or load_tokenizer_identity(folder, trust_remote_code=False)
+        return load_stop_token_ids(folder, load_config(folder, trust_remote_code=False), tokenizer, VOCABULARY)
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [([9, 7], (2, 7, 9)), (7, (2, 7)), ([2], (2,)), ([], (2,)), (None, (2,)), ([600, 7], (2, 7))],
+)
+def test_stop_ids_are_those_of_generation_config_and_tokenizer(stop_ids, listed: object, expected: tuple) -> None:
+    assert stop_ids(json.dumps({"eos_token_id": listed})) == expected
+
+
+def test_without_a_generation_config_the_models_config_counts(stop_ids) -> None:
+    assert stop_ids(None, TokenizerIdentity("", "", 0)) == (2,)
+
+
+def test_a_model_may_have_no_stop_id(stop_ids) -> None:
+    assert stop_ids("{}", TokenizerIdentity("", "", 0)) == ()
+
+
+def test_a_damaged_generation_config_is_named(stop_ids) -> None:
+    with pytest.raises(ConfigError, match=r"generation_config\.json"):
+        stop_ids("{")
