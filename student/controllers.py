@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from opd.config import Settings
 from opd.registry import Registry
+from student.data.outcome import Outcome
 from student.data.plan import StepPlan
 from student.data.row import Row
 from student.scoring.needs import Needs
@@ -59,17 +60,17 @@ class EvalReport:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What a step did: its metrics by name, and the lengths and origins that controllers learn from.
+    """What a step did: its metrics by name, and what became of its rows.
 
     Attributes:
         step: index of the optimizer step.
         metrics: reduced over micro-batches and ranks.
-        rows: the trained rows; none when the run was stopped and resumed between the update and the report.
+        outcomes: of the rows of the batch on all ranks; the same when the run was stopped and resumed after the update.
     """
 
     step: int
     metrics: Mapping[str, float]
-    rows: Sequence[Row]
+    outcomes: Sequence[Outcome]
 
 
 class Services(Protocol):
@@ -78,6 +79,10 @@ class Services(Protocol):
     @property
     def tokenizer(self) -> Any:
         """The student's tokenizer."""
+
+    @property
+    def outcomes(self) -> Sequence[Outcome]:
+        """What became of the rows of the step, on all ranks; those of the last step while the next one is planned."""
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Names and trained tensors of the student, on its device; writable under no_grad."""
@@ -147,7 +152,8 @@ class Controller:
     def compose(self, rows: list[Row]) -> list[Row]:
         """Filter, replay, recompose or re-weight the scored rows of a step.
 
-        Must not change what `state_dict` saves, like `plan`.
+        Sees the rows of this rank alone: what is to be chosen from all of them goes into `Row.notes` and comes back to
+        every rank in `Services.outcomes` and in the report. Must not change what `state_dict` saves, like `plan`.
         """
         return rows
 

@@ -20,6 +20,7 @@ from opd.errors import CancelledError, OpdError, RunFolderError
 from opd.fleet.membership.outage import Outage, OutageHooks
 from opd.fleet.metrics import register_metrics
 from student.controllers import EvalReport, StepReport
+from student.data.outcome import gather_outcomes
 from student.data.plan import StepPlan, plan_step
 from student.data.row import Row
 from student.job import Job, build_job, fleet_fingerprints
@@ -132,7 +133,7 @@ class _Run:
             self.state.before = self.evaluations.run("before")
         self.sinks.start(self.state.steps)
         if self.state.unfinished is not None:
-            self._follow_up(self.state.unfinished, [], StageClock(self.spans))
+            self._follow_up(self.state.unfinished, StageClock(self.spans))
         while self.state.steps < self.recipe.train.steps:
             if self.ranks.any(self.interrupts.requested):
                 raise CancelledError("stopped by a signal")
@@ -163,6 +164,8 @@ class _Run:
         costs.scored("train", job.scorer.positions(rows))
         for controller in job.controllers:
             rows = controller.compose(rows)
+        outcomes, places = gather_outcomes(rows, self.ranks)
+        job.learner.objective.assess(rows, outcomes, places)
         costs.trained("train", rows)
         with clock.stage("learn"):
             metrics = job.learner.step(rows, step)
@@ -170,8 +173,8 @@ class _Run:
         counts = self.ranks.total(count_rows(rows, sampled) | costs.take())
         self.state.tokens += int(counts["sampled"])
         spent = {name: value for name, value in counts.items() if name.startswith("cost/")}
-        self.state.unfinished = Unfinished(metrics | row_metrics(counts) | spent)
-        self._follow_up(self.state.unfinished, rows, clock)
+        self.state.unfinished = Unfinished(metrics | row_metrics(counts) | spent, outcomes)
+        self._follow_up(self.state.unfinished, clock)
 
     def _plan(self, step: int) -> StepPlan:
         rollout = self.recipe.rollout
@@ -186,9 +189,10 @@ class _Run:
             plan = controller.plan(plan)
         return plan
 
-    def _follow_up(self, left: Unfinished, rows: list[Row], clock: StageClock) -> None:
+    def _follow_up(self, left: Unfinished, clock: StageClock) -> None:
         """What follows an update. If it is interrupted, a resumed run continues with the controller it had reached."""
         job, metrics, step = self.job, left.metrics, self.state.steps - 1
+        job.services.outcomes = left.outcomes
         with clock.stage("after_update"):
             for controller in job.controllers[left.acted :]:
                 job.services.costs.take()  # of a call that was interrupted
@@ -198,13 +202,15 @@ class _Run:
                 metrics |= found
                 left.acted += 1
         if not left.observed:
+            report = StepReport(step, metrics, left.outcomes)
+            job.learner.objective.observe(report)
             for controller in job.controllers:
-                controller.observe(StepReport(step, metrics, rows))
+                controller.observe(report)
             left.observed = True
         if self.evaluations.due(self.state.steps):
             with clock.stage("evaluate"):
-                report = self.evaluations.run(f"step {self.state.steps}")
-            metrics |= metrics_of(report) if report is not None else {}
+                evaluation = self.evaluations.run(f"step {self.state.steps}")
+            metrics |= metrics_of(evaluation) if evaluation is not None else {}
         self.state.unfinished = None
         self.saver.outdate()  # of a checkpoint of this step that an interruption left
         self._save_now_and_then(clock)

@@ -9,6 +9,7 @@ from opd.fleet.membership.outage import OutageHooks
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
 from student.controllers import EvalReport
+from student.data.outcome import Outcome
 from student.data.plan import StepPlan
 from student.data.row import Row
 from student.data.streams import stream
@@ -37,6 +38,7 @@ class LoopServices:
 
     Attributes:
         tokenizer: see `Services.tokenizer`.
+        outcomes: see `Services.outcomes`; the loop sets them.
         costs: tokens spent since the loop last took them.
         prober: runs gradient probes, with a scorer of its own.
     """
@@ -65,6 +67,7 @@ class LoopServices:
         self._kl_term = kl_term
         self._poll = poll
         self.costs = Costs()
+        self.outcomes: Sequence[Outcome] = ()
 
     def hook_outages(self, hooks: OutageHooks) -> None:
         """Have `hooks` called while any scorer of the run waits for a teacher that is away."""

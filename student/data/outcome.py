@@ -40,6 +40,7 @@ class Outcome:
         reward: None while it is unknown, which is never a reward of 0.
         turn_rewards: by turn.
         spans: (start, end) of each turn in the response, tokens; empty for single turns.
+        prompt_length: prompt tokens.
         length: response tokens.
         tokens: response tokens that are trained on.
         truncated: whether the length limit ended the response.
@@ -62,6 +63,7 @@ class Outcome:
     reward: float | None = None
     turn_rewards: tuple[float, ...] = ()
     spans: tuple[tuple[int, int], ...] = ()
+    prompt_length: int = 0
     length: int = 0
     tokens: int = 0
     truncated: bool = False
@@ -145,6 +147,7 @@ def outcome_of(row: Row) -> Outcome:
         reward=reward_of(row),
         turn_rewards=tuple(float(value) for value in row.turn_rewards),
         spans=tuple(row.turns),
+        prompt_length=len(row.prompt_ids),
         length=row.length,
         tokens=int(mask.sum()),
         truncated=row.truncated,

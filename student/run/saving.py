@@ -1,12 +1,13 @@
 """Saving and restoring a run: what the loop remembers between steps, and the checkpoint of all that has state."""
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from opd.errors import CheckpointError
 from student.controllers import EvalReport
+from student.data.outcome import Outcome
 from student.job import Job
 from student.run.checkpoint import save_checkpoint
 from student.run.evaluation import from_json, to_json
@@ -20,13 +21,25 @@ class Unfinished:
 
     Attributes:
         metrics: of the step so far.
+        outcomes: of the rows of the step, on all ranks.
         acted: controllers that have acted on the weights.
         observed: whether the controllers have seen the report.
     """
 
     metrics: dict[str, float]
+    outcomes: list[Outcome]
     acted: int = 0
     observed: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values, for the checkpoint."""
+        outcomes = [outcome.to_dict() for outcome in self.outcomes]
+        return {"metrics": self.metrics, "outcomes": outcomes, "acted": self.acted, "observed": self.observed}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Unfinished":
+        """What `to_json` gave."""
+        return cls(**{**data, "outcomes": [Outcome.from_dict(outcome) for outcome in data["outcomes"]]})
 
 
 @dataclass
@@ -119,7 +132,7 @@ class Saver:
                 "seconds": time.monotonic() - state.began,
                 "seed": job.recipe.seed,
                 "before": None if state.before is None else to_json(state.before),
-                "unfinished": None if state.unfinished is None else asdict(state.unfinished),
+                "unfinished": None if state.unfinished is None else state.unfinished.to_json(),
                 "objective": job.learner.objective.state_dict(),
                 "controllers": {str(i): c.state_dict() for i, c in enumerate(job.controllers)},
             },
@@ -143,7 +156,7 @@ class Saver:
                 tokens=int(state["tokens"]),
                 began=time.monotonic() - float(state["seconds"]),
                 before=None if state["before"] is None else from_json(state["before"]),
-                unfinished=None if state["unfinished"] is None else Unfinished(**state["unfinished"]),
+                unfinished=None if state["unfinished"] is None else Unfinished.from_json(state["unfinished"]),
             )
         except (KeyError, TypeError) as error:
             raise CheckpointError(

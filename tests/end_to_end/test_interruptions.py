@@ -6,11 +6,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from opd.errors import CancelledError, NonFiniteError, OpdError, OutageError
+from student.controllers import Controller, StepReport
 from student.learning.terms import TermOutput, TokenBatch
 from student.loop import train
 from student.methods.distil.opd import OnPolicyDistillation
@@ -24,6 +25,7 @@ EFFOPD = {
     "gate": {"kind": "reverse_kl", "prompts": 8, "gain": 0.0, "length_tolerance": 9, "truncation_tolerance": 1},
 }
 ADWIN = {"name": "adwin", "windows": [2, 4], "rows": 8, "folds": 2, "delay": 1, "null_every": 0, "rho": 0.3}
+PRUNE = {"name": "prune_opd", "k": 8, "threshold": 0.6, "smoothing": 2, "shortest": 2, "quantile": 0.5}
 EXACT = [{"name": "opd", "payload": "hidden", "aggregation": "constant"}]
 
 
@@ -115,6 +117,39 @@ def test_an_evaluation_that_is_broken_off_is_made_again(check: Callable[..., str
     # Without an update there is nothing to save.
     assert ("saved in" in message) == (call > 1) and f"after {call - 1} of 4 steps" in message
     assert "continue with --resume" in message
+
+
+def test_a_window_is_chosen_from_the_rows_of_a_step_that_was_interrupted_after_its_update(
+    check: Callable[..., str],
+) -> None:
+    """The search of EffOPD comes before Prune-OPD's choice."""
+    check(lambda patch: stop_at(patch, LoopServices, "evaluate", 1, "signal"), objective=EXACT, methods=[EFFOPD, PRUNE])
+
+
+class Witness(Controller):
+    """Remembers what it was told."""
+
+    seen: ClassVar[list[StepReport]] = []
+
+    def observe(self, report: StepReport) -> None:
+        Witness.seen.append(report)
+
+
+def test_a_controller_observes_after_a_resume_what_it_would_have_observed(
+    check: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "witness", SimpleNamespace(Witness=Witness))
+    monkeypatch.setattr(Witness, "seen", [])
+    check(
+        lambda patch: stop_at(patch, LoopServices, "evaluate", 2, "signal"),
+        objective=EXACT,
+        methods=[EFFOPD, {"name": "witness:Witness"}],
+    )
+    calm, resumed = Witness.seen[:4], Witness.seen[4:]
+    assert [report.step for report in resumed] == [0, 1, 2, 3]
+    for one, other in zip(calm, resumed, strict=True):
+        assert one.outcomes == other.outcomes and len(one.outcomes) == 8
+        assert one.outcomes[0].sums["behaviour"] < 0 and one.outcomes[0].length > 0
 
 
 class Broken(OnPolicyDistillation):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,12 +55,7 @@ def test_two_ranks_train_like_one(make_recipe: Callable[..., Recipe], tmp_path: 
     }
     train(make_recipe(run=str(tmp_path / "one"), **changes))
     two = make_recipe(run=str(tmp_path / "two"), **changes)
-    process = launch(two, tmp_path)
-    try:
-        _, errors = process.communicate(timeout=400)
-        assert process.returncode == 0, errors
-    finally:
-        _end(process)
+    _finish(launch(two, tmp_path))
     for mine, theirs in zip(records(tmp_path / "one"), records(two.run), strict=True):
         for name in ("reverse_kl", "student_entropy", "grad_norm", "response_tokens", "truncation_rate"):
             assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), name
@@ -69,6 +65,36 @@ def test_two_ranks_train_like_one(make_recipe: Callable[..., Recipe], tmp_path: 
         torch.testing.assert_close(
             other[name], tensor, atol=2e-4, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+def test_a_window_is_chosen_from_the_rows_of_all_ranks_also_after_a_resume(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]]
+) -> None:
+    changes = {
+        "rollout": {"prompts_per_step": 3, "samples_per_prompt": 2},
+        "objective": [{"name": "opd", "payload": "topk", "k": 8, "aggregation": "constant"}],
+        "methods": [
+            {"name": "prune_opd", "k": 8, "threshold": 0.6, "smoothing": 2, "shortest": 2, "quantile": 0.5},
+        ],
+        "train": {"steps": 4, "micro_batch_tokens": 64},
+        "eval": {"prompts": 0},
+    }
+    train(make_recipe(run=str(tmp_path / "one"), **changes))
+    two = make_recipe(run=str(tmp_path / "two"), **changes)
+    _finish(launch(two, tmp_path))
+    windows = [record["window"] for record in records(tmp_path / "one")]
+    assert [record["window"] for record in records(two.run)] == windows and len(set(windows)) > 1
+    for name in ("overlap", "pruned_tokens", "response_tokens"):
+        for mine, theirs in zip(records(tmp_path / "one"), records(two.run), strict=True):
+            assert theirs[name] == pytest.approx(mine[name], rel=1e-6), name
+    last = two.run / "checkpoints" / "step-000004"
+    calm = hashes(last)
+    for step in (3, 4):
+        shutil.rmtree(two.run / "checkpoints" / f"step-{step:06d}")
+    (two.run / "summary.json").unlink()
+    _finish(launch(two, tmp_path, "--resume"))
+    assert hashes(last) == calm
+    assert [record["window"] for record in records(two.run)] == windows
 
 
 def test_two_ranks_resume_and_stop_on_a_signal(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
@@ -85,6 +111,14 @@ def test_two_ranks_resume_and_stop_on_a_signal(make_recipe: Callable[..., Recipe
     finally:
         _end(process)
     assert list((recipe.run / "checkpoints").glob("step-*"))
+
+
+def _finish(process: subprocess.Popen[str]) -> None:
+    try:
+        _, errors = process.communicate(timeout=400)
+        assert process.returncode == 0, errors
+    finally:
+        _end(process)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

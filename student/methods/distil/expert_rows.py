@@ -20,7 +20,6 @@ from opd.errors import ConfigError, DataError
 from student.controllers import Controller, ControllerSettings
 from student.data.streams import stream
 from student.rollout.recorded import read_answers
-from student.run.costs import positions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from opd.tasks.prompt import Prompt
     from student.controllers import Services
     from student.data.plan import PlannedRow, StepPlan
-    from student.data.row import Row
     from student.learning.terms import Term
     from student.recipe import Recipe
 
@@ -63,8 +61,6 @@ class ExpertRows(Controller):
     def __init__(self, settings: ExpertRowsSettings) -> None:
         super().__init__(settings)
         self._recorded: dict[int, list[str]] = {}
-        self._given: list[Row] = []
-        self._rows = 0
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse terms that cannot learn from given rows, and objectives of which no term does.
@@ -111,17 +107,13 @@ class ExpertRows(Controller):
         chosen = {able[int(i)] for i in order[:wanted]}
         return replace(plan, rows=tuple(self._give(row) if i in chosen else row for i, row in enumerate(plan.rows)))
 
-    def compose(self, rows: list[Row]) -> list[Row]:
-        """Only measures."""
-        self._given, self._rows = [row for row in rows if row.origin == "expert"], len(rows)
-        return rows
-
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Metrics expert_share, of this rank's rows, and what recorded answers once cost their author."""
-        metrics = {"expert_share": len(self._given) / max(1, self._rows)}
+        """Metrics expert_share, and what recorded answers once cost their author."""
+        given = [outcome for outcome in services.outcomes if outcome.origin == "expert"]
+        metrics = {"expert_share": len(given) / max(1, len(services.outcomes))}
         if self.settings.source == "file":
-            metrics["cost/train/expert_tokens"] = float(sum(row.length for row in self._given))
-            metrics["cost/train/expert_positions"] = float(positions(self._given))
+            metrics["cost/train/expert_tokens"] = float(sum(outcome.length for outcome in given))
+            metrics["cost/train/expert_positions"] = float(sum(o.prompt_length + o.length for o in given))
         return metrics
 
     def _give(self, row: PlannedRow) -> PlannedRow:

@@ -35,7 +35,6 @@ class MaskTokens(Controller):
     def __init__(self, settings: MaskTokensSettings) -> None:
         super().__init__(settings)
         self._ids = np.zeros(0, np.uint32)
-        self._share = 0.0
 
     def start(self, services: Services) -> None:
         """Look up the ids."""
@@ -43,14 +42,14 @@ class MaskTokens(Controller):
 
     def compose(self, rows: list[Row]) -> list[Row]:
         """Clear the mask; a row whose tokens are all in the set is trained on no more."""
-        masked = total = 0
         for row in rows:
             hit = np.isin(row.response_ids, self._ids)
-            masked, total = masked + int((hit & row.loss_mask).sum()), total + int(row.loss_mask.sum())
+            row.notes["masked_tokens"] = int((hit & row.loss_mask).sum())
             row.loss_mask = row.loss_mask & ~hit
-        self._share = masked / max(1, total)
         return rows
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Metric masked_share: of this rank's trained tokens."""
-        return {"masked_share": self._share}
+        """Metric masked_share: of the tokens that would have been trained on."""
+        masked = sum(outcome.notes.get("masked_tokens", 0.0) for outcome in services.outcomes)
+        left = sum(outcome.tokens for outcome in services.outcomes)
+        return {"masked_share": masked / max(1.0, masked + left)}

@@ -54,8 +54,6 @@ class PruneOpd(WindowController):
         super().__init__(settings)
         self._limit = 0
         self._window: int | None = None
-        self._next: int | None = None
-        self._overlap = self._pruned = 0.0
 
     def needs(self) -> Needs:
         """The teacher's top-k, and the student's."""
@@ -72,31 +70,30 @@ class PruneOpd(WindowController):
         return self._window or self._limit
 
     def compose(self, rows: list[Row]) -> list[Row]:
-        """Mask what lies behind each row's drift point and measure the next window."""
-        points, overlaps, pruned = [], [], 0
+        """Mask what lies behind each row's drift point, and note the point for the next window."""
         for row in rows:
             overlap = self._overlaps(row)
             point = self._drift_point(overlap)
             # A row that ended by itself before it drifted tells nothing against a longer window.
-            points.append(point if point < row.length or row.truncated else self._limit)
-            overlaps.append(float(overlap.mean()) if len(overlap) else 1.0)
-            pruned += int(row.loss_mask[point:].sum())
+            row.notes["drift_point"] = point if point < row.length or row.truncated else self._limit
+            row.notes["overlap"] = float(overlap.mean()) if len(overlap) else 1.0
+            row.notes["pruned_tokens"] = int(row.loss_mask[point:].sum())
             row.loss_mask[point:] = False
-        s = self.settings
-        reach = float(np.quantile(points, s.quantile)) * s.growth
-        self._next = int(min(self._limit, max(s.shortest, round(reach))))
-        self._overlap, self._pruned = float(np.mean(overlaps)), float(pruned)
         return rows
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
         """Metrics window (tokens, of this step), overlap (0 to 1) and pruned_tokens; then the next window applies."""
-        metrics = {
-            "window": float(self._window or self._limit),
-            "overlap": self._overlap,
-            "pruned_tokens": self._pruned,
+        found = [outcome.notes for outcome in services.outcomes if "drift_point" in outcome.notes]
+        metrics = {"window": float(self._window or self._limit)}
+        if not found:
+            return metrics
+        s = self.settings
+        reach = float(np.quantile([notes["drift_point"] for notes in found], s.quantile)) * s.growth
+        self._window = int(min(self._limit, max(s.shortest, round(reach))))
+        return metrics | {
+            "overlap": float(np.mean([notes["overlap"] for notes in found])),
+            "pruned_tokens": sum(notes["pruned_tokens"] for notes in found),
         }
-        self._window = self._next
-        return metrics
 
     def _overlaps(self, row: Row) -> np.ndarray:
         """[T] overlap of the top-k sets."""
