@@ -194,7 +194,9 @@ class TeacherServer:
     def _start_metrics(self) -> None:
         host, port = (self.settings.metrics_host or self.settings.host).strip("[]"), self.settings.metrics_port
         try:
-            self._metrics_server, _ = serve_metrics(self.shared.metrics.registry, port, host)
+            self._metrics_server, _ = serve_metrics(
+                self.shared.metrics.registry, port, host, healthy=lambda: self.health.serving
+            )
         except OSError as error:
             raise PortInUseError(
                 f"cannot serve metrics on {host}:{port}: {error.strerror}; choose another --metrics-port, or -1."

@@ -26,6 +26,11 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         """The status of a service now, None when it is not known."""
         return self._statuses.get(service)
 
+    @property
+    def serving(self) -> bool:
+        """Whether the server as a whole is SERVING."""
+        return self.status("") == Response.SERVING
+
     async def set(self, service: str, *, serving: bool) -> None:
         """Set a service's status; while draining all stay NOT_SERVING."""
         self._statuses[service] = Response.SERVING if serving and not self._draining else Response.NOT_SERVING

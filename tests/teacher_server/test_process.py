@@ -198,6 +198,7 @@ def test_an_ipv6_address_is_listened_on_and_written_with_brackets(launch: Callab
 
     assert asyncio.run(run()) == 1
     assert urllib.request.urlopen(f"http://127.0.0.1:{process.metrics_port}/metrics", timeout=10).status == 200
+    assert urllib.request.urlopen(f"http://127.0.0.1:{process.metrics_port}/healthz", timeout=10).status == 200
 
 
 @pytest.mark.parametrize("port", ["service", "metrics"])

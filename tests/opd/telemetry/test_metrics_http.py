@@ -2,6 +2,7 @@ import socket
 import struct
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
@@ -60,3 +61,19 @@ def test_clients_that_hang_up_leave_no_traceback(port: int, capfd: pytest.Captur
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert capfd.readouterr().err == ""
+
+
+def test_healthz_follows_the_health_of_the_server() -> None:
+    healthy = True
+    server, thread = metrics_http.serve_metrics(CollectorRegistry(), 0, "127.0.0.1", healthy=lambda: healthy)
+    try:
+        url = f"http://127.0.0.1:{server.server_port}/healthz"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            assert answer.status == 200
+        healthy = False
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(url, timeout=10)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)

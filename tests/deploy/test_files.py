@@ -1,0 +1,102 @@
+"""Containers, units and job scripts: linted by their own tools, and saying only what opd understands."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from opd.errors import OpdError
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+
+
+def flags(verb: str) -> set[str]:
+    """What `opd VERB --help` offers."""
+    shown = subprocess.run(
+        [sys.executable, "-m", "opd.cli", verb, "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"COLUMNS": "300", "PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)},
+    ).stdout
+    return set(re.findall(r"--[a-z][a-z-]+", shown))
+
+
+@pytest.mark.parametrize("path", sorted((DEPLOY / "containers").glob("*.Dockerfile")), ids=lambda path: path.stem)
+def test_hadolint_finds_a_dockerfile_right(path: Path) -> None:
+    hadolint = Path(sys.executable).parent / "hadolint"
+    program = str(hadolint) if hadolint.exists() else shutil.which("hadolint")
+    if program is None:
+        pytest.skip("hadolint is not installed")
+    # DL3008 wants versions of Debian's packages pinned, which Debian removes from its mirrors with every update.
+    subprocess.run([program, "--ignore", "DL3008", str(path)], check=True)
+
+
+@pytest.mark.parametrize("path", sorted((DEPLOY / "containers").glob("*.Dockerfile")), ids=lambda path: path.stem)
+def test_an_image_copies_what_exists_and_runs_as_a_user_without_rights(path: Path) -> None:
+    text = path.read_text()
+    for sources in re.findall(r"^COPY (?!--from)(.+)$", text, re.M):
+        assert all((ROOT / source).exists() for source in sources.split()[:-1]), sources
+    last = text[text.rindex("\nFROM ") :]
+    assert "\nUSER 10001:10001\n" in last
+    assert not re.search(r"\b(curl|wget)\b|ADD http", text)
+
+
+def test_the_services_of_compose_are_hardened_and_use_files_that_exist() -> None:
+    compose = yaml.safe_load((DEPLOY / "containers" / "compose.yaml").read_text())
+    for name in ("teacher", "student"):
+        service = compose["services"][name]
+        assert service["read_only"] and service["cap_drop"] == ["ALL"]
+        assert (ROOT / service["build"]["dockerfile"]).is_file()
+    scraped = yaml.safe_load((DEPLOY / "prometheus" / "compose.yml").read_text())["scrape_configs"]
+    targets = [target for job in scraped for entry in job["static_configs"] for target in entry["targets"]]
+    assert {target.split(":")[0] for target in targets} <= compose["services"].keys()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@pytest.mark.parametrize("name", ["opd-teacher", "opd-student"])
+def test_systemd_finds_a_unit_right(name: str, tmp_path: Path) -> None:
+    unit = tmp_path / f"{name}@.service"
+    text = (DEPLOY / "systemd" / unit.name).read_text().replace("/opt/opd/bin/opd", "/bin/true")
+    unit.write_text(text)
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
+    ours = [line for line in done.stderr.splitlines() if name in line]
+    assert not ours, done.stderr
+
+
+def test_exit_codes_that_are_not_retried_are_those_of_mistakes() -> None:
+    codes = {error.exit_code: error.__name__ for error in OpdError.__subclasses__()}
+    for path in (DEPLOY / "systemd").glob("*.service"):
+        found = re.findall(r"^RestartPreventExitStatus=(.+)$", path.read_text(), re.M)[0].split()
+        assert {codes[int(code)] for code in found} <= {"ConfigError", "IncompatibleTeacherError", "PortInUseError"}
+
+
+@pytest.mark.parametrize("path", ["slurm/opd.sbatch", "skypilot/opd.yaml"])
+def test_a_job_script_is_sound_shell_and_gives_flags_that_exist(path: str) -> None:
+    text = (DEPLOY / path).read_text()
+    scripts = [text]
+    if path.endswith(".yaml"):
+        task = yaml.safe_load(text)
+        assert set(task) == {"name", "resources", "envs", "workdir", "setup", "run"}
+        scripts = [task["setup"], task["run"]]
+    for script in scripts:
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    joined = text.replace("\\\n", " ")
+    for verb in ("serve", "train"):
+        known = flags(verb)
+        for line in (line for line in joined.splitlines() if re.search(rf"\b{verb}\b", line) and "opd" in line):
+            asked = re.findall(r"(?<=\s)--[a-z][a-z-]+", line.split(f" {verb} ", 1)[-1])
+            assert set(asked) <= known, line
+
+
+def test_the_images_and_units_give_flags_that_exist() -> None:
+    texts = [path.read_text() for path in DEPLOY.rglob("*") if path.suffix in (".Dockerfile", ".service")]
+    known = flags("serve") | flags("train")
+    for text in texts:
+        for command in re.findall(r"opd (?:serve|train)[^\n]*", text):
+            assert set(re.findall(r"(?<=\s)--[a-z][a-z-]+", command)) <= known, command

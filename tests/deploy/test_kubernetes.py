@@ -1,0 +1,170 @@
+"""The Kubernetes overlays: rendered, strictly validated, and held to the policies that they promise."""
+
+import runpy
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from opd.config import parse_settings
+from student.recipe import Recipe
+from teacher_server.settings import ServerSettings
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deploy" / "kubernetes"
+OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
+CUSTOM = {"cert-manager.io", "monitoring.coreos.com", "keda.sh", "leaderworkerset.x-k8s.io", "jobset.x-k8s.io"}
+Manifest = dict[str, Any]
+
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+
+
+@cache
+def rendered(overlay: str) -> tuple[Manifest, ...]:
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(FOLDER / "overlays" / overlay)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return tuple(yaml.safe_load_all(done.stdout))
+
+
+def written() -> Iterator[tuple[str, Manifest]]:
+    """Every manifest as it stands in the tree, before kustomize."""
+    for path in sorted(FOLDER.rglob("*.yaml")):
+        for manifest in yaml.safe_load_all(path.read_text()):
+            if isinstance(manifest, dict) and "apiVersion" in manifest and "kustomize" not in manifest["apiVersion"]:
+                yield f"{path.relative_to(FOLDER)}:{manifest['kind']}", manifest
+
+
+def pods(manifest: Manifest) -> list[Manifest]:
+    """Every pod specification in a manifest, of whatever kind."""
+    found = []
+    stack: list[Any] = [manifest]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            if "containers" in node:
+                found.append(node)
+            stack += node.values()
+        elif isinstance(node, list):
+            stack += node
+    return found
+
+
+def assert_valid(manifest: Manifest) -> None:
+    validate = pytest.importorskip("kubernetes_validate")
+    if manifest["apiVersion"].partition("/")[0] not in CUSTOM:
+        validate.validate(manifest, validate.latest_version().rpartition(".")[0], strict=True)
+
+
+def assert_restricted(pod: Manifest) -> None:
+    """The "restricted" level of Kubernetes' pod security standards, and a root file system that is read-only."""
+    assert pod["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    for container in pod["containers"]:
+        context = container["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False and context["readOnlyRootFilesystem"] is True
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert container["resources"]["limits"]["memory"]
+    assert all("hostPath" not in volume for volume in pod["volumes"])
+
+
+@pytest.mark.parametrize("manifest", [m for _, m in written()], ids=[name for name, _ in written()])
+def test_a_manifest_is_valid_and_its_pods_are_restricted(manifest: Manifest) -> None:
+    assert_valid(manifest)
+    for pod in pods(manifest):
+        assert_restricted(pod)
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_overlay_renders_to_valid_manifests_in_one_namespace(overlay: str) -> None:
+    manifests = rendered(overlay)
+    assert [pod for m in manifests for pod in pods(m)]
+    for manifest in manifests:
+        assert_valid(manifest)
+        for pod in pods(manifest):
+            assert_restricted(pod)
+        if manifest["kind"] != "Namespace":
+            assert manifest["metadata"]["namespace"] == "opd"
+        else:
+            assert manifest["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_an_overlay_names_is_there(overlay: str) -> None:
+    manifests = rendered(overlay)
+    have = {(m["kind"], m["metadata"]["name"]) for m in manifests}
+    secrets = {m["spec"]["secretName"] for m in manifests if m["kind"] == "Certificate"}
+    for pod in (pod for m in manifests for pod in pods(m)):
+        assert ("ServiceAccount", pod["serviceAccountName"]) in have
+        names = {volume["name"] for volume in pod["volumes"]}
+        assert all(mount["name"] in names for c in pod["containers"] for mount in c["volumeMounts"])
+        for volume in pod["volumes"]:
+            if "configMap" in volume:
+                assert ("ConfigMap", volume["configMap"]["name"]) in have
+            if "persistentVolumeClaim" in volume:
+                assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in have
+            if "secret" in volume:
+                assert volume["secret"]["secretName"] in secrets
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_settings_in_an_overlay_are_settings_of_opd(overlay: str) -> None:
+    maps = [m for m in rendered(overlay) if m["kind"] == "ConfigMap"]
+    assert {name for m in maps for name in m["data"]} == {"server.yaml", "recipe.yaml", "start.sh"}
+    services = {m["metadata"]["name"] for m in rendered(overlay) if m["kind"] == "Service"}
+    for data in (m["data"] for m in maps):
+        if "server.yaml" in data:
+            parse_settings(ServerSettings, yaml.safe_load(data["server.yaml"]))
+        if "recipe.yaml" in data:
+            recipe = parse_settings(Recipe, yaml.safe_load(data["recipe.yaml"]))
+            assert recipe.teachers is not None
+            assert {endpoint.split(":")[1] for endpoint in recipe.teachers.endpoints} <= services
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_everything_is_denied_but_what_is_allowed_by_name(overlay: str) -> None:
+    policies = [m["spec"] for m in rendered(overlay) if m["kind"] == "NetworkPolicy"]
+    assert {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]} in policies
+    for policy in policies:
+        assert all(rule.get("from") for rule in policy.get("ingress", ()))
+        assert all(rule.get("to") for rule in policy.get("egress", ()))
+
+
+def test_the_rules_of_the_operator_are_those_of_prometheus() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "deploy_files.py"))
+    assert script["RULES"].read_text() == script["rules"](), "run python scripts/deploy_files.py"
+
+
+@pytest.mark.parametrize(("begun", "ranks"), [(False, 1), (True, 1), (False, 2)])
+def test_the_start_script_begins_resumes_and_spreads(tmp_path: Path, begun: bool, ranks: int) -> None:
+    """The script that the pods run, with `opd` and `torchrun` replaced by programs that print their arguments."""
+    for name in ("opd", "torchrun"):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        program.chmod(0o755)
+    if begun:
+        (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    done = subprocess.run(
+        ["sh", str(FOLDER / "base" / "student" / "start.sh")],
+        env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "RUN": str(tmp_path / "run"), "RANKS": str(ranks)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    words = done.stdout.split()
+    assert words[0] == ("torchrun" if ranks > 1 else "opd")
+    assert ("--resume" in words) == begun
+    assert f"run={tmp_path / 'run'}" in words and "/etc/opd/recipe.yaml" in words
