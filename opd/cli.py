@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from opd import __version__
-from opd.errors import ConfigError, OpdError
+from opd.errors import CancelledError, ConfigError, OpdError
 
 app = typer.Typer(
     name="opd",
@@ -67,7 +67,8 @@ def main() -> None:
         sys.stdout.flush()  # where a failure still has a sentence
         sys.exit(code if isinstance(code, int) else 0)
     except OpdError as error:
-        typer.echo(f"error: {error}", err=True)
+        # What the user asked for is not an error.
+        typer.echo(str(error) if isinstance(error, CancelledError) else f"error: {error}", err=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("interrupted", err=True)

@@ -1,14 +1,20 @@
 """`opd train --dry-run`: everything that can be checked without training."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import yaml
 
 from opd.tasks.build import build_prompts
 from opd.tasks.source import PromptSource
+from opd.tasks.stops import generation_stops, stop_set
+from opd.wire.v1 import teacher_pb2 as pb
 from student.plugins import build_plugins
 from student.recipe import Recipe
 from student.run.folder import RunFolder
+from student.run.telemetry import check_port
 from student.scoring.needs import Needs
-from student.scoring.prompt_check import check_prompts
+from student.scoring.prompt_check import can_judge, check_prompts
 
 
 def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
@@ -25,30 +31,47 @@ def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
     if resume:
         RunFolder.reopen(recipe)
     else:
-        RunFolder.refuse_existing(recipe.run)
+        RunFolder.check_new(recipe.run)
+    check_port(recipe.metrics_port)
     plugins = build_plugins(recipe)
     lines = [yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), _describe(plugins.needs)]
     if not offline:
         source = build_prompts(recipe.prompts, seed=recipe.seed)
         try:
-            check_prompts(recipe, plugins.needs, source)
-            lines.append(_shake_hands(recipe, plugins.needs, source))
+            lines += _try_out(recipe, plugins.needs, source)
         finally:
             source.close()
     return "\n".join(lines)
 
 
-def _shake_hands(recipe: Recipe, needs: Needs, source: PromptSource) -> str:
-    from student.job import connect
+def _try_out(recipe: Recipe, needs: Needs, source: PromptSource) -> Iterator[str]:
+    """What needs the student's tokenizer, the prompts and the teachers."""
+    from student.data.prompts import fit_prompts, preview
     from student.learning.model import load_tokenizer
+
+    tokenizer = load_tokenizer(recipe.model.path, recipe.model.revision)
+    fit_prompts(recipe, source, tokenizer)
+    check_prompts(recipe, needs, source)
+    if recipe.eval.prompts and not can_judge(source.prompts("heldout", recipe.eval.prompts), source):
+        yield "note: no held-out prompt has an answer to judge by, so accuracy will be unknown"
+    stops = stop_set(tokenizer, generation_stops(recipe.model.path, recipe.model.revision), recipe.rollout.stop_tokens)
+    yield stops.describe()
+    infos = _shake_hands(recipe, needs, source, tokenizer)
+    yield preview(source.prompts("train", 1)[0], tokenizer, infos)
+    yield from [f"teacher {name}: {info.engine}, {info.model}, fits" for name, info in infos.items()]
+    if not infos:
+        yield "no teachers needed"
+
+
+def _shake_hands(recipe: Recipe, needs: Needs, source: PromptSource, tokenizer: Any) -> dict[str, pb.TeacherInfo]:
+    from student.job import connect
     from student.scoring.handshake import shake_hands
 
     fleet = connect(recipe) if needs.signals else None
     if fleet is None:
-        return "no teachers needed"
+        return {}
     with fleet:
-        infos = shake_hands(fleet, recipe, needs, load_tokenizer(recipe.model.path, recipe.model.revision), source)
-    return "\n".join(f"teacher {name}: {info.engine}, {info.model}, fits" for name, info in infos.items())
+        return shake_hands(fleet, recipe, needs, tokenizer, source)
 
 
 def _describe(needs: Needs) -> str:

@@ -19,6 +19,7 @@ from opd.tasks.source import PromptSource
 from opd.tasks.stops import generation_stops, stop_set
 from opd.wire.v1 import teacher_pb2 as pb
 from student.controllers import Controller
+from student.data.prompts import fit_prompts
 from student.learning.learner import Learner
 from student.learning.model import load_student, load_tokenizer
 from student.learning.objective import Objective
@@ -100,10 +101,11 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     plugins = build_plugins(recipe)
     source = build_prompts(recipe.prompts, seed=recipe.seed)
     stack.callback(source.close)
+    path, revision = (model_path, None) if model_path else (recipe.model.path, recipe.model.revision)
+    fit_prompts(recipe, source, load_tokenizer(path, revision))
     check_prompts(recipe, plugins.needs, source)
     fleet = connect(recipe) if plugins.needs.signals else None
     infos: dict[str, pb.TeacherInfo] = {}
-    path, revision = (model_path, None) if model_path else (recipe.model.path, recipe.model.revision)
     if fleet is not None:
         stack.callback(fleet.close)
         infos = shake_hands(fleet, recipe, plugins.needs, load_tokenizer(path, revision), source)

@@ -28,12 +28,12 @@ from student.recipe import Recipe
 from student.rollout.transformers import rollout
 from student.run.checkpoint import latest_checkpoint
 from student.run.evaluation import Evaluations, metrics_of, to_json
-from student.run.folder import RunFolder
+from student.run.folder import RESUMABLE, RunFolder
 from student.run.interrupts import Interrupts
 from student.run.row_counts import count_rows, row_metrics
 from student.run.saving import Saver, Unfinished
 from student.run.spans import Spans
-from student.run.telemetry import StageClock, Telemetry
+from student.run.telemetry import StageClock, Telemetry, check_port
 
 
 def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None = None) -> dict[str, Any]:
@@ -59,6 +59,7 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
         main = job.accelerator.is_main_process
         if main and folder is None:
             folder = RunFolder.create(recipe)
+            stack.push(folder.discard_unused)
             folder.write_provenance(fleet_fingerprints(job.infos))
         if folder is None:
             folder = RunFolder(recipe.run)
@@ -80,7 +81,8 @@ def _sinks(folder: RunFolder, recipe: Recipe, main: bool) -> Telemetry:
 def _open(recipe: Recipe, resume: bool) -> tuple[RunFolder | None, Path | None]:
     if not resume:
         # Refused before any model loads; made only once everything else has been checked.
-        RunFolder.refuse_existing(recipe.run)
+        RunFolder.check_new(recipe.run)
+        check_port(recipe.metrics_port)
         return None, None
     folder = RunFolder.reopen(recipe)
     return folder, latest_checkpoint(folder.checkpoints)
@@ -123,7 +125,8 @@ class _Run:
             # Without an update there is nothing to save: a resumed run begins at the beginning.
             path = self.saver.save(self.state) if steps else None
             said = f"stopped after {done}" if stopped else f"{error} The run stopped after {done}"
-            error.args = (f"{said}{f', saved in {path}' if path else ''}; continue with --resume.",)
+            advice = "continue with --resume" if path or isinstance(error, RESUMABLE) else "start it again"
+            error.args = (f"{said}{f', saved in {path}' if path else ''}; {advice}.",)
             raise
         return self._finish(after)
 

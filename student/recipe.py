@@ -65,7 +65,12 @@ class RolloutSettings(Settings):
     prompts_per_step: int = Field(64, ge=1, description="Prompts of an optimizer step.")
     samples_per_prompt: int = Field(1, ge=1, description="Responses to each prompt: the group size.")
     max_new_tokens: int = Field(512, ge=1, description="Longest response, tokens.")
-    max_prompt_tokens: int = Field(2048, ge=1, description="A longer prompt is an error.")
+    max_prompt_tokens: int = Field(2048, ge=1, description="Longest prompt, tokens.")
+    long_prompts: Literal["drop", "error"] = Field(
+        "error",
+        description="What becomes of longer prompts, training and held-out: drop leaves them out, error refuses the "
+        "run. All rows of files and datasets are measured before the run begins, generated prompts when drawn.",
+    )
     stop_tokens: list[int | str] = Field(
         default_factory=list,
         description="Tokens, by text or id, that end a response besides those of the tokenizer and of the model's "

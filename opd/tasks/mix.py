@@ -1,6 +1,6 @@
 """Several sources interleaved in fixed proportions, with one position counter for all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from opd.tasks.prompt import Prompt
@@ -36,6 +36,10 @@ class MixedSource:
             (prompt,) = self._sources[part].prompts(split, 1, block * self._weights[part] + rank)
             found.append(replace(prompt, extra={**prompt.extra, _PART: part}))
         return found
+
+    def limit(self, measure: Callable[[Prompt], int], longest: int, *, drop: bool) -> int:
+        """See `PromptSource.limit`."""
+        return sum(source.limit(measure, longest, drop=drop) for source in self._sources)
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `PromptSource.verify`."""

@@ -1,6 +1,6 @@
 """Procedural tasks: problems drawn from a random stream, split into training and held-out by content."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import ClassVar, Protocol
 
@@ -9,7 +9,7 @@ from opd.errors import DataError
 from opd.tasks.prompt import Prompt
 from opd.tasks.registry import TASKS
 from opd.tasks.settings import TaskSettings
-from opd.tasks.source import Labels, Split
+from opd.tasks.source import Labels, Split, too_long
 from opd.tasks.verdict import Verdict, guarded
 
 HELDOUT_SHARE = 8
@@ -54,6 +54,7 @@ class ProceduralSource:
         self._settings = settings
         self._heldout: list[Prompt] = []
         self._stream = self._distinct_heldout()
+        self._fits: Callable[[Prompt], bool] = lambda prompt: True
 
     def prompts(self, split: Split, count: int, start: int = 0) -> list[Prompt]:
         """See `PromptSource.prompts`."""
@@ -68,6 +69,19 @@ class ProceduralSource:
                 )
             self._heldout.append(prompt)
         return self._heldout[start : start + count]
+
+    def limit(self, measure: Callable[[Prompt], int], longest: int, *, drop: bool) -> int:
+        """See `PromptSource.limit`; the stream has no end, so that nothing can be measured before it is drawn."""
+
+        def fits(prompt: Prompt) -> bool:
+            tokens = measure(prompt)
+            if tokens > longest and not drop:
+                raise too_long([(prompt, tokens)], longest)
+            return tokens <= longest
+
+        self._fits = fits
+        self._heldout, self._stream = [], self._distinct_heldout()
+        return 0
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `PromptSource.verify`."""
@@ -93,10 +107,12 @@ class ProceduralSource:
         for _ in range(_PATIENCE * HELDOUT_SHARE):
             drawn = self.task.draw(random)
             if (drawn.content_hash % HELDOUT_SHARE == 0) == (split == "heldout"):
-                return self._label(drawn)
+                labelled = self._label(drawn)
+                if self._fits(labelled):
+                    return labelled
         raise DataError(
-            f"task {self._settings.task!r} has no {split} prompt with these options; make the task larger, so that one "
-            f"problem in {HELDOUT_SHARE} can be held out."
+            f"task {self._settings.task!r} has no {split} prompt within the length limit with these options; make the "
+            f"task larger, so that one problem in {HELDOUT_SHARE} can be held out, or raise rollout.max_prompt_tokens."
         )
 
     def _label(self, drawn: Prompt) -> Prompt:

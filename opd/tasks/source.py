@@ -4,8 +4,10 @@ A source is an indexable stream: the i-th training prompt depends on the setting
 resumes by remembering one number. Held-out prompts never occur in training, by construction.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, runtime_checkable
 
+from opd.errors import DataError
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 
@@ -28,6 +30,25 @@ class PromptSource(Protocol):
         """
         ...
 
+    def limit(self, measure: Callable[[Prompt], int], longest: int, *, drop: bool) -> int:
+        """Let no prompt of more than `longest` tokens be given any more.
+
+        Tables measure all their rows now; procedural tasks measure each prompt that they draw, and draw another one
+        where `drop` is True.
+
+        Args:
+            measure: tokens of a prompt.
+            longest: most tokens of a prompt.
+            drop: leave long prompts out; else they are an error.
+
+        Returns:
+            How many prompts were left out.
+
+        Raises:
+            DataError: naming the first long prompt and where it stands, or when none is left to train on.
+        """
+        ...
+
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """Judge a completion of one of this source's prompts; unknown where that is not possible, never raises."""
         ...
@@ -42,3 +63,13 @@ class PromptSource(Protocol):
     def close(self) -> None:
         """Release worker processes of the verifier; the source can be used again afterwards."""
         ...
+
+
+def too_long(found: Sequence[tuple[Prompt, int]], longest: int) -> DataError:
+    """The error for prompts, with their tokens, of more than `longest` tokens."""
+    prompt, tokens = found[0]
+    others = "" if len(found) == 1 else f", and {len(found) - 1} more prompts are too long"
+    return DataError(
+        f"{prompt.name} has {tokens} tokens, over the limit of {longest}{others}; raise rollout.max_prompt_tokens, or "
+        "set rollout.long_prompts to drop."
+    )

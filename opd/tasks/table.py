@@ -1,7 +1,7 @@
 """Prompts from tables: JSONL and parquet files, and Hugging Face datasets."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from math import ceil
 from pathlib import Path
@@ -12,7 +12,7 @@ from opd.errors import DataError
 from opd.tasks.prompt import Prompt
 from opd.tasks.registry import VERIFIERS
 from opd.tasks.settings import DatasetSettings, FileSettings
-from opd.tasks.source import Labels, Split
+from opd.tasks.source import Labels, Split, too_long
 from opd.tasks.verdict import Verdict, Verifier, guarded
 
 
@@ -20,7 +20,7 @@ class TableSource:
     """A finite list of prompts: training rows reshuffled every epoch, held-out rows in a fixed order."""
 
     def __init__(self, train: Sequence[Prompt], heldout: Sequence[Prompt], verifier: Verifier, seed: int) -> None:
-        self._train, self._heldout, self._verifier, self._seed = train, heldout, verifier, seed
+        self._train, self._heldout, self._verifier, self._seed = list(train), list(heldout), verifier, seed
         self._epoch, self._order = -1, list[int]()
 
     def prompts(self, split: Split, count: int, start: int = 0) -> list[Prompt]:
@@ -33,6 +33,22 @@ class TableSource:
                 "raise the share `heldout`, or name a `heldout_file`."
             )
         return list(self._heldout[start : start + count])
+
+    def limit(self, measure: Callable[[Prompt], int], longest: int, *, drop: bool) -> int:
+        """See `PromptSource.limit`; measures every row."""
+        lengths = {id(prompt): measure(prompt) for prompt in (*self._train, *self._heldout)}
+        long = [(p, lengths[id(p)]) for p in (*self._train, *self._heldout) if lengths[id(p)] > longest]
+        if long and not drop:
+            raise too_long(long, longest)
+        train = [prompt for prompt in self._train if lengths[id(prompt)] <= longest]
+        if not train:
+            raise DataError(
+                f"all {len(self._train)} training prompts are longer than {longest} tokens, the shortest has "
+                f"{min(lengths[id(prompt)] for prompt in self._train)}; raise rollout.max_prompt_tokens."
+            )
+        self._train, self._epoch = train, -1
+        self._heldout = [prompt for prompt in self._heldout if lengths[id(prompt)] <= longest]
+        return len(long)
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `PromptSource.verify`."""

@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,9 +13,11 @@ from typing import Any
 
 import yaml
 
-from opd.errors import CheckpointError, RunFolderError
+from opd.errors import CancelledError, CheckpointError, OutageError, RunFolderError
 from student.recipe import Recipe
 
+RESUMABLE = (CancelledError, OutageError)
+"""Errors after which a run goes on with --resume, even from before its first step."""
 _PACKAGES = ("opd", "torch", "transformers", "accelerate", "grpcio", "protobuf", "numpy", "safetensors")
 
 
@@ -57,6 +61,37 @@ class RunFolder:
             raise RunFolderError(
                 f"run folder {path} exists already; resume it with --resume or give the run another folder (run=...)."
             )
+
+    @classmethod
+    def check_new(cls, path: Path) -> None:
+        """See that the folder of a new run can be made.
+
+        Raises:
+            RunFolderError: when it holds something, or cannot be written.
+        """
+        cls.refuse_existing(path)
+        place = path
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        try:
+            # Permissions alone do not tell: a file system may be read-only or full.
+            with tempfile.TemporaryDirectory(prefix=".opd-", dir=place):
+                pass
+        except OSError as error:
+            raise RunFolderError(
+                f"run folder {path} cannot be made, because {place} cannot be written: {error.strerror}; choose "
+                "another (run=...)."
+            ) from error
+
+    def discard_unused(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
+        """Remove the folder when an error stops a new run before its first step; as an exit callback.
+
+        It stays after a signal and an outage, which a run survives by --resume, and where it holds metrics or a
+        checkpoint.
+        """
+        used = self._metrics.exists() or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
+        if kind is not None and not issubclass(kind, RESUMABLE) and not used:
+            shutil.rmtree(self.path, ignore_errors=True)
 
     @classmethod
     def reopen(cls, recipe: Recipe) -> "RunFolder":

@@ -31,6 +31,28 @@ log = logging.getLogger(__name__)
 _SHOWN = ("reverse_kl", "accuracy", "reward", "response_length", "grad_norm")
 
 
+def check_port(port: int) -> None:
+    """See that the metrics port is free, before a model is loaded; 0 means that none is wanted.
+
+    Raises:
+        PortInUseError: when it cannot be opened.
+    """
+    if port:
+        server, thread = _open_port(CollectorRegistry(), port)
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=5)
+
+
+def _open_port(registry: CollectorRegistry, port: int) -> tuple[Any, Any]:
+    try:
+        return serve_metrics(registry, port)
+    except OSError as error:
+        raise PortInUseError(
+            f"metrics port {port} cannot be opened ({error.strerror}); set metrics_port to a free one or 0."
+        ) from error
+
+
 class StageClock:
     """Seconds per stage of a step, and a span for each.
 
@@ -71,12 +93,7 @@ class Telemetry:
         self._series = Series(self.registry)
         self._server: Any = None
         if port:
-            try:
-                self._server = serve_metrics(self.registry, port)
-            except OSError as error:
-                raise PortInUseError(
-                    f"metrics port {port} cannot be opened ({error.strerror}); set metrics_port to a free one or 0."
-                ) from error
+            self._server = _open_port(self.registry, port)
         self._progress: Progress | None = None
         self._task: TaskID | None = None
 

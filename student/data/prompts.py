@@ -1,0 +1,77 @@
+"""Prompts as the student reads them: what is checked before a run, and one of them shown in full."""
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from opd.errors import DataError
+from opd.tasks.encode import encode_prompt
+from opd.tasks.prompt import Prompt
+from opd.tasks.source import PromptSource
+from opd.wire.fingerprint import chat_template_hash
+from opd.wire.v1 import teacher_pb2 as pb
+from student.recipe import Recipe
+
+_SHOWN_IDS = 48
+log = logging.getLogger(__name__)
+
+
+def fit_prompts(recipe: Recipe, source: PromptSource, tokenizer: Any) -> None:
+    """Apply the length limit to all prompts, and see that the chat template knows the options it is given.
+
+    How many prompts are left out is logged as a warning.
+
+    Raises:
+        DataError: for a long prompt with its file and line, or an option that the template never reads.
+    """
+    check_template_options(source.prompts("train", 1), tokenizer)
+    rollout = recipe.rollout
+    dropped = source.limit(
+        lambda prompt: len(encode_prompt(prompt, tokenizer)),
+        rollout.max_prompt_tokens,
+        drop=rollout.long_prompts == "drop",
+    )
+    if dropped:
+        log.warning("prompts left out because they have more than %d tokens: %d", rollout.max_prompt_tokens, dropped)
+
+
+def check_template_options(prompts: Iterable[Prompt], tokenizer: Any) -> None:
+    """Refuse options that the chat template never names: it would ignore a misspelt one without a word.
+
+    Raises:
+        DataError: naming the option.
+    """
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    for prompt in prompts:
+        for option in prompt.template_options:
+            if template and not re.search(rf"\b{re.escape(option)}\b", template):
+                raise DataError(
+                    f"prompts.template_options has {option!r}, which the chat template of {tokenizer.name_or_path!r} "
+                    "never reads; correct its name or leave it out."
+                )
+
+
+def preview(prompt: Prompt, tokenizer: Any, teachers: Mapping[str, pb.TeacherInfo]) -> str:
+    """One prompt as the student and its teachers read it: text, ids, and whose chat template made it.
+
+    Args:
+        prompt: the prompt.
+        tokenizer: the student's.
+        teachers: served models by name.
+    """
+    ids = encode_prompt(prompt, tokenizer)
+    shown = ", ".join(map(str, ids[:_SHOWN_IDS])) + (", ..." if len(ids) > _SHOWN_IDS else "")
+    template = chat_template_hash(tokenizer)
+    how = f"chat template {template[:12]}" if prompt.is_chat else "plain text"
+    lines = [
+        f"first prompt, {len(ids)} tokens: {tokenizer.decode(ids)!r}",
+        f"  student reads it as {how}: ids [{shown}]",
+    ]
+    for name, info in teachers.items():
+        note = ""
+        if prompt.is_chat and info.tokenizer.chat_template_hash != template:
+            own = info.tokenizer.chat_template_hash[:12] or "none"
+            note = f"; its own chat template is another ({own}) and is not used"
+        lines.append(f"  {name} reads the same ids{note}")
+    return "\n".join(lines)
