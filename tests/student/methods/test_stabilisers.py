@@ -12,6 +12,7 @@ from torch import Tensor
 
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind
+from student.data.outcome import gather_outcomes
 from student.learning.terms import TermOutput
 from student.methods.distil.mask_tokens import MaskTokens, MaskTokensSettings
 from student.methods.distil.selection import spread, top_share
@@ -254,11 +255,13 @@ def test_masked_tokens_leave_losses_and_denominators(toy: Any) -> None:
 
     class Services:
         tokenizer = FakeTokenizer()
+        outcomes: Any = ()
 
     controller.start(Services())  # type: ignore[arg-type]
     rows = controller.compose(made.rows)
     hit = made.token_ids == banned
     assert np.concatenate([row.loss_mask for row in rows]).tolist() == (~hit).tolist()
+    Services.outcomes = gather_outcomes(rows)[0]
     hidden = gradient(made, name="opd", payload="sampled")
     assert (hidden[hit] == 0).all()
     expected = ratio(made)[:, None] * scores(made) / float((~hit).sum())
