@@ -34,7 +34,7 @@ Vectors = list[NDArray[np.float32]]
 def probes(vocab: int, count: int) -> list[ScoreItem]:
     limits = pb.Limits(max_sequence_tokens=4096)
     infos = [pb.TeacherInfo(name=f"teacher-{i}", vocab_size=vocab, limits=limits) for i in range(count)]
-    return [probe_item(info, HealthSettings().probe_tokens) for info in infos]
+    return [probe_item(info, HealthSettings().agreement_tokens) for info in infos]
 
 
 def score(model: str, items: Sequence[ScoreItem], *, together: int = 1, threads: int = 1, **options: Any) -> Vectors:

@@ -32,7 +32,7 @@ from fleet_servers import ServerProcess, numbered_rows
 
 from opd.fleet.client import TeacherFleet
 from opd.fleet.membership.grpc_link import GrpcLink
-from opd.fleet.membership.link import ScoreCall
+from opd.fleet.membership.link import ReplicaRequest
 from opd.fleet.settings import FleetSettings
 from opd.wire.types import PayloadSpec, Scores
 
@@ -55,11 +55,11 @@ class WatchedLink(GrpcLink):
     ledger: Ledger
 
     async def score(
-        self, call: ScoreCall, timeout: float | None, idle: float
+        self, request: ReplicaRequest, timeout: float | None, idle: float
     ) -> AsyncGenerator[tuple[int, Scores], None]:
         """See `GrpcLink.score`."""
         # Self-tests of replicas are no rows.
-        rows = [] if call.request_id.startswith("probe") else [int(item.token_ids[0]) for item in call.items]
+        rows = [] if request.request_id.startswith("probe") else [int(item.token_ids[0]) for item in request.items]
         mine = self.ledger.on.setdefault(self.address, set())
         now = time.monotonic()
         for row in rows:
@@ -67,7 +67,7 @@ class WatchedLink(GrpcLink):
             self.ledger.last_sent[row] = now
         mine.update(rows)
         try:
-            async for index, scores in super().score(call, timeout, idle):
+            async for index, scores in super().score(request, timeout, idle):
                 yield index, scores
         finally:
             mine.difference_update(rows)

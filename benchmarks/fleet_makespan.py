@@ -97,7 +97,7 @@ async def _large(replicas: int, teachers: int, rows: int) -> dict[str, object]:
     spent = {"plan": 0.0}
     plan = scheduler_module.Scheduler.plan
 
-    def timed(self: scheduler_module.Scheduler, now: float) -> list[scheduler_module.Call]:
+    def timed(self: scheduler_module.Scheduler, now: float) -> list[scheduler_module.Rpc]:
         start = time.thread_time()
         try:
             return plan(self, now)

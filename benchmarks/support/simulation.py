@@ -17,7 +17,7 @@ import numpy as np
 from opd.errors import DeadlineError, OpdError, TeacherNotFoundError, UnavailableError
 from opd.fleet.core import FleetCore
 from opd.fleet.membership.discovery import Source
-from opd.fleet.membership.link import Description, ScoreCall
+from opd.fleet.membership.link import Description, ReplicaRequest
 from opd.fleet.settings import FleetSettings
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
@@ -144,17 +144,17 @@ class SimulatedLink:
         return pb.GetLoadResponse(instance_id=str(self._server.instance), teachers=loads)
 
     async def score(
-        self, call: ScoreCall, timeout: float | None, idle: float
+        self, request: ReplicaRequest, timeout: float | None, idle: float
     ) -> AsyncGenerator[tuple[int, Scores], None]:
         """See `ReplicaLink.score`; the scores are zeros."""
         await self._travel(idle)
-        weights = self._server.teachers.get(call.info.name)
+        weights = self._server.teachers.get(request.info.name)
         if weights is None:
-            raise TeacherNotFoundError(f"replica {self.address} serves no {call.info.name!r}.")
-        probe = call.request_id.startswith("probe")
-        futures = [self._server.work(0 if probe else len(item.token_ids)) for item in call.items]
+            raise TeacherNotFoundError(f"replica {self.address} serves no {request.info.name!r}.")
+        probe = request.request_id.startswith("probe")
+        futures = [self._server.work(0 if probe else len(item.token_ids)) for item in request.items]
         try:
-            for index, (item, future) in enumerate(zip(call.items, futures, strict=True)):
+            for index, (item, future) in enumerate(zip(request.items, futures, strict=True)):
                 if not (await asyncio.wait([future], timeout=idle))[0]:
                     raise DeadlineError(f"replica {self.address} sent nothing for {idle:.3g} s.")
                 await future
@@ -225,7 +225,7 @@ async def score_batch(
         return deliver
 
     core.dispatcher.submit(
-        core.make_job(
+        core.make_task(
             teacher,
             ScoreItem(np.zeros(tokens, np.uint32), 1),
             PayloadSpec.sampled(),

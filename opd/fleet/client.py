@@ -20,7 +20,7 @@ from opd.fleet.membership.link import LinkFactory, ReplicaLink
 from opd.fleet.membership.outage import Outage, OutageHooks, OutageWatch
 from opd.fleet.record.cache import CachedScores
 from opd.fleet.record.store import ScoreStore
-from opd.fleet.scheduling.in_flight import Job
+from opd.fleet.scheduling.in_flight import ScoreTask
 from opd.fleet.settings import FleetSettings
 from opd.fleet.status.records import FleetStatus
 from opd.telemetry.context import trace_metadata
@@ -67,9 +67,9 @@ class TeacherFleet:
             link: makes the connection to an address; gRPC when None.
 
         Raises:
-            ConfigError: an endpoint that is none.
+            ConfigError: an endpoint is malformed.
             UnavailableError, AuthError: no server answers, or one asked for by name is not usable.
-            TeacherNotFoundError: a teacher asked for by name is served nowhere.
+            TeacherNotFoundError: a teacher asked for by name is not served.
             IncompatibleTeacherError: replicas of one teacher differ and no side has a majority.
         """
         settings = settings or FleetSettings()
@@ -169,16 +169,16 @@ class TeacherFleet:
         trace = trace_metadata()
 
         def enter() -> None:
-            jobs = []
+            tasks = []
             for index, (item, future) in enumerate(zip(items, futures, strict=True)):
                 if future.done():
                     continue
                 group = groups[index] if groups is not None else ""
                 deliver = _deliver_to(future)
-                job = self._core.make_job(teacher, item, spec, temperature, group, deadline, deliver, trace)
-                jobs.append(job)
-                future.add_done_callback(lambda done, job=job: self._withdraw(done, job))  # type: ignore[misc]
-            self._core.dispatcher.submit(jobs)
+                task = self._core.make_task(teacher, item, spec, temperature, group, deadline, deliver, trace)
+                tasks.append(task)
+                future.add_done_callback(lambda done, task=task: self._withdraw(done, task))  # type: ignore[misc]
+            self._core.dispatcher.submit(tasks)
 
         self._call_soon(enter)
         return futures
@@ -270,7 +270,7 @@ class TeacherFleet:
         self._on_loop(lambda: self._core.adopt(teacher))
 
     def outages(self) -> list[Outage]:
-        """Teachers that rows wait for and nobody can serve now."""
+        """Teachers that rows wait for and that have no replica which takes rows now."""
         return self._on_loop(self._core.dispatcher.outages)
 
     def status(self) -> FleetStatus:
@@ -279,7 +279,7 @@ class TeacherFleet:
 
     def observe(self, watcher: Callable[[str, float], None]) -> None:
         """Call `watcher(teacher, seconds from submission to scores)` for every answered row; it must be quick."""
-        self._core.dispatcher.observe = lambda job, scores, seconds: watcher(job.teacher, seconds)
+        self._core.dispatcher.observe = lambda task, scores, seconds: watcher(task.teacher, seconds)
 
     def close(self) -> None:
         """Cancel what runs, fail what waits, close every connection. May be called twice."""
@@ -301,9 +301,9 @@ class TeacherFleet:
     ) -> None:
         self.close()
 
-    def _withdraw(self, future: ScoreFuture, job: Job) -> None:
+    def _withdraw(self, future: ScoreFuture, task: ScoreTask) -> None:
         if future.cancelled() and not self._closed:
-            self._call_soon(lambda: self._core.dispatcher.cancel(job))
+            self._call_soon(lambda: self._core.dispatcher.cancel(task))
 
     def _call_soon(self, function: Callable[[], None]) -> None:
         self._check_open()

@@ -34,8 +34,8 @@ COUNTERS = {
     "hedges": "Rows sent to a second replica.",
     "hedges_won": "Hedged rows that the second replica answered first.",
     "pushbacks": "Score calls refused by a busy server.",
-    "refused_payloads": "Answers that failed validation.",
-    "condemned": "Replicas given up.",
+    "corrupt_payloads": "Answers that were corrupt or broke the contract.",
+    "replica_deaths": "Times that a replica was given up as dead.",
 }
 """Counter of `FleetCounters` to its help text; the metric's name is the prefix, the counter and `_total`."""
 
@@ -91,7 +91,7 @@ def _teachers(status: FleetStatus) -> Iterator[Metric]:
         "queued_rows": "Rows that wait in this client.",
         "queued_tokens": "Tokens of the rows that wait in this client.",
         "in_flight_rows": "Rows sent and not answered.",
-        "down_seconds": "Seconds since nobody can serve the teacher; 0 while somebody can.",
+        "down_seconds": "Seconds since a replica of the teacher last took rows; 0 while one does.",
     }
     for name, text in gauges.items():
         family = GaugeMetricFamily(PREFIX + name, text, labels=["teacher"])
@@ -115,8 +115,11 @@ def _replicas(status: FleetStatus) -> Iterator[Metric]:
         "in_flight_tokens": ("replica_in_flight_tokens", "Tokens sent to the server and not answered."),
         "window_tokens": ("replica_window_tokens", "Tokens that may be in flight to the server."),
         "tokens_per_second": ("replica_tokens_per_second", "Speed of the server as this client measures it."),
-        "agreement_nats": ("replica_agreement_nats", "Largest difference from the pool on the probe, nats."),
-        "paused_seconds": ("replica_paused_seconds", "How long the server's pushback still holds."),
+        "agreement_nats": (
+            "replica_agreement_nats",
+            "Largest difference of log-probs from the pool at the last check, nats.",
+        ),
+        "paused_seconds": ("replica_paused_seconds", "Seconds until the server is asked again after it pushed back."),
     }
     for field, (name, text) in gauges.items():
         family = GaugeMetricFamily(PREFIX + name, text, labels=["teacher", "address"])

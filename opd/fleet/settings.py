@@ -84,38 +84,36 @@ class HedgeSettings(Settings):
 
 
 class HealthSettings(Settings):
-    """When a replica is doubted, given up and taken back."""
+    """When a replica counts as suspect or dead, and when it is used again."""
 
-    probe_seconds: float = Field(
-        default=2.0, gt=0, description="Seconds between two probes of a server in good health."
-    )
-    probe_timeout_seconds: float = Field(
-        default=2.0, gt=0, description="Seconds after which an unanswered probe has failed."
+    ping_seconds: float = Field(default=2.0, gt=0, description="Seconds between two pings of a healthy server.")
+    ping_timeout_seconds: float = Field(
+        default=2.0, gt=0, description="Seconds after which an unanswered ping has failed."
     )
     revive_seconds: float = Field(
-        default=0.5, gt=0, description="Seconds between two probes of a server that was given up."
+        default=0.5, gt=0, description="Seconds between two pings of a server with a dead or unverified replica."
     )
-    probe_failures: int = Field(default=3, ge=1, description="Failed probes in a row that condemn a replica.")
+    ping_failures: int = Field(default=3, ge=1, description="Failed pings in a row after which a replica is dead.")
     request_failures: int = Field(
         default=3,
         ge=1,
-        description="Failed requests in a row that condemn a replica, even while it answers its probes.",
+        description="Failed requests in a row after which a replica is dead, even while it answers its pings.",
     )
     cool_off_seconds: float = Field(
         default=1.0,
         gt=0,
-        description="Pause before a replica that was condemned for its requests may prove itself again; doubles up to "
-        "sixtyfold when it is condemned again before it has served twenty calls. A new server process starts afresh.",
+        description="Pause before a replica that died of its requests may be checked again; doubles up to sixtyfold "
+        "when it dies again before it has served twenty calls. A new server process starts afresh.",
     )
     agreement_nats: float = Field(
         default=0.25,
         ge=0,
-        description="Largest difference of log-probs in nats between a replica and its pool on the probe; a replica "
-        "beyond it is refused. The default lies above what other kernels make of equal bfloat16 weights (measured in "
+        description="Largest difference of log-probs in nats between a replica and its pool; a replica beyond it is "
+        "rejected. The default lies above what other kernels make of equal bfloat16 weights (measured in "
         "docs/fleet.md); on equal hardware 0.05 and less are fine.",
     )
-    probe_tokens: int = Field(
-        default=32, ge=4, description="Response tokens of the probe that replicas are compared on."
+    agreement_tokens: int = Field(
+        default=32, ge=4, description="Response tokens of the row that replicas are compared on."
     )
 
 

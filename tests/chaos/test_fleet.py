@@ -1,7 +1,7 @@
 """Real server processes that die, freeze, lie and return, under the real client: nothing lost, nothing changed.
 
 Each case scores steps of rows as a trainer does and compares every byte with what a calm fleet answers. Goals that
-are times (a frozen replica is condemned within 10 s, fail-over within 1 s, a revived one used within 3 s) are printed
+are times (a frozen replica is given up within 10 s, fail-over within 1 s, a revived one used within 3 s) are printed
 by `make chaos` and asserted with room for a busy machine.
 """
 
@@ -50,7 +50,7 @@ def test_rolling_sigkill_loses_nothing_and_the_revived_are_used_again(
             start = time.monotonic()
             chaos.work.run(fleet, range(10 + round_, 11 + round_), lambda step, victim=victim: victim.kill())
             pauses.append(time.monotonic() - start)
-            chaos.wait_until(lambda victim=victim: chaos.state(fleet, victim) == "condemned", 40)
+            chaos.wait_until(lambda victim=victim: chaos.state(fleet, victim) == "dead", 40)
             victim.start()
             revivals.append(chaos.wait_until(lambda victim=victim: chaos.state(fleet, victim) == "healthy", 30))
         chaos.work.run(fleet, range(20, 22))
@@ -58,7 +58,7 @@ def test_rolling_sigkill_loses_nothing_and_the_revived_are_used_again(
 
 
 @pytest.mark.chaos
-def test_a_frozen_replica_is_condemned_and_used_again_after_it_thaws(
+def test_a_frozen_replica_is_given_up_and_used_again_after_it_thaws(
     pool: Pool, chaos: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     replicas = pool(2)
@@ -67,12 +67,12 @@ def test_a_frozen_replica_is_condemned_and_used_again_after_it_thaws(
         replicas[0].signal(signal.SIGSTOP)
         start = time.monotonic()
         chaos.work.run(fleet, range(2, 4))
-        chaos.wait_until(lambda: chaos.state(fleet, replicas[0]) == "condemned", 40)
-        condemned = time.monotonic() - start
+        chaos.wait_until(lambda: chaos.state(fleet, replicas[0]) == "dead", 40)
+        dead = time.monotonic() - start
         replicas[0].signal(signal.SIGCONT)
         back = chaos.wait_until(lambda: chaos.state(fleet, replicas[0]) == "healthy", 30)
         chaos.work.run(fleet, range(4, 6))
-    report(capsys, f"frozen replica condemned after {condemned:.1f} s, used again {back:.2f} s after it thawed")
+    report(capsys, f"frozen replica given up after {dead:.1f} s, used again {back:.2f} s after it thawed")
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,10 @@ def test_a_replica_restarted_with_other_weights_stays_out(pool: Pool, chaos: Sim
         chaos.work.run(fleet, range(2, 3))
         replicas[0].start(*other)
         chaos.wait_until(
-            lambda: any("weights_hash" in r.reason for r in fleet.status().replicas if r.state == "stale"), 40
+            lambda: any("weights_hash" in r.reason for r in fleet.status().replicas if r.state == "rejected"), 40
         )
         chaos.work.run(fleet, range(3, 5))
-        assert chaos.state(fleet, replicas[0]) == "stale"
+        assert chaos.state(fleet, replicas[0]) == "rejected"
 
 
 def test_the_whole_pool_goes_down_and_comes_back(pool: Pool, chaos: SimpleNamespace) -> None:
@@ -157,9 +157,9 @@ def test_a_partition_is_survived_and_healed(pool: Pool, chaos: SimpleNamespace, 
         cable.pull(True)
         start = time.monotonic()
         chaos.work.run(fleet, range(3, 6))
-        chaos.wait_until(lambda: chaos.state(fleet, far) == "condemned", 60)
-        condemned = time.monotonic() - start
+        chaos.wait_until(lambda: chaos.state(fleet, far) == "dead", 60)
+        dead = time.monotonic() - start
         cable.pull(False)
         chaos.wait_until(lambda: chaos.state(fleet, far) == "healthy", 60)
         chaos.work.run(fleet, range(6, 8))
-    print(f"partition noticed after {condemned:.1f} s")
+    print(f"partition noticed after {dead:.1f} s")

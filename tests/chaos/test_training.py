@@ -30,7 +30,7 @@ Pool = Callable[..., list[Any]]
 
 def recipe_for(world: Path, run: Path, addresses: list[str]) -> Recipe:
     fleet = {
-        "health": {"probe_seconds": 0.5, "probe_timeout_seconds": 1.0, "revive_seconds": 0.2},
+        "health": {"ping_seconds": 0.5, "ping_timeout_seconds": 1.0, "revive_seconds": 0.2},
         "calls": {"rows": 2},
         "outage": {"emergency_after_seconds": 5.0},
     }

@@ -41,7 +41,7 @@ def test_the_states_that_alerts_ask_for_exist() -> None:
     of_teachers = {name.removeprefix("TEACHER_STATE_").lower() for name, _ in pb.TeacherState.items()}
     found = {rule["alert"]: re.findall(r'state=~?"([\w|]+)"', rule["expr"]) for rule in rules()}
     assert set(found["TeacherFailed"][0].split("|")) <= of_teachers
-    assert set(found["ReplicaRefused"][0].split("|")) <= {str(state) for state in ReplicaState}
+    assert set(found["ReplicaOutOfPool"][0].split("|")) <= {str(state) for state in ReplicaState}
 
 
 def test_every_alert_has_a_test_that_fires_it() -> None:

@@ -68,7 +68,7 @@ def elect(identities: Mapping[str, Identity], pinned: str = "") -> Identity | No
         pinned: weights hash that the settings demand, or "".
 
     Returns:
-        The identity, or None when nobody has the pinned weights or two identities have equally many replicas.
+        The identity, or None when no replica has the pinned weights or two identities have equally many replicas.
     """
     votes: dict[Identity, int] = {}
     for identity in identities.values():

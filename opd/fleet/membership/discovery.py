@@ -1,4 +1,4 @@
-"""Where the servers are: a fixed list, a file that is read again, or a DNS name; they come and go during a run.
+"""Where the servers are: a fixed list, a file that is read again, or a DNS name; they may come and go during a run.
 
 "10.0.0.1:7070"            one server
 "file:/etc/opd/teachers"   one "host:port" per line, optionally followed by the names of the teachers to use there
@@ -53,7 +53,7 @@ class Source:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError as error:
-            raise ConfigError(f"{path} is no text in UTF-8; write one 'host:port' per line.") from error
+            raise ConfigError(f"{path} is not UTF-8 text; write one 'host:port' per line.") from error
         for number, line in enumerate(lines, 1):
             address, *names = line.partition("#")[0].split()[:64] or [""]
             if not address:
@@ -70,7 +70,7 @@ def parse_endpoints(endpoints: str | Sequence[str] | Mapping[str, Sequence[str]]
     """Sources from what `TeacherFleet.connect` takes; see there.
 
     Raises:
-        ConfigError: for an empty list or an expression that is none.
+        ConfigError: for an empty list or a malformed expression.
     """
     if isinstance(endpoints, str):
         endpoints = [part.strip() for part in endpoints.split(",") if part.strip()]

@@ -10,7 +10,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from opd.errors import AuthError, CorruptPayloadError, DeadlineError, OpdError, UnavailableError
-from opd.fleet.membership.link import Description, ScoreCall
+from opd.fleet.membership.link import Description, ReplicaRequest
 from opd.fleet.settings import CallSettings
 from opd.wire.bounds import RequestBounds
 from opd.wire.channel import ClientSecurity, open_channel
@@ -69,32 +69,32 @@ class GrpcLink:
         return await self._unary("GetLoad", pb.GetLoadRequest(), pb.GetLoadResponse, timeout)
 
     async def score(
-        self, call: ScoreCall, timeout: float | None, idle: float
+        self, request: ReplicaRequest, timeout: float | None, idle: float
     ) -> AsyncGenerator[tuple[int, Scores], None]:
-        """See `ReplicaLink.score`. The last row comes with the server's timings of the whole call."""
-        request = build_score_request(
-            call.items,
-            call.spec,
-            teacher=call.info.name,
-            request_id=call.request_id,
-            temperature=call.temperature,
-            expected_weights_hash=call.weights_hash,
+        """See `ReplicaLink.score`. The last row comes with the server's timings of the whole request."""
+        message = build_score_request(
+            request.items,
+            request.spec,
+            teacher=request.info.name,
+            request_id=request.request_id,
+            temperature=request.temperature,
+            expected_weights_hash=request.weights_hash,
             accept_zstd=self._calls.zstd,
             chunk_bytes=self._calls.chunk_bytes,
             client=self._client,
         )
         decoder = ScoreStreamDecoder(
-            call.items,
-            call.spec,
-            RequestBounds.from_info(call.info),
-            request_id=call.request_id,
-            expected_weights_hash=call.weights_hash,
+            request.items,
+            request.spec,
+            RequestBounds.from_info(request.info),
+            request_id=request.request_id,
+            expected_weights_hash=request.weights_hash,
         )
-        last = len(call.items) - 1
-        metadata = self._security.metadata() + call.trace
-        stream = self._method("Score", stream=True)(request, timeout=timeout, metadata=metadata)
-        async for message in self._messages(stream, pb.ScoreResponse, idle):
-            for index, scores in decoder.feed(message):
+        last = len(request.items) - 1
+        metadata = self._security.metadata() + request.trace
+        stream = self._method("Score", stream=True)(message, timeout=timeout, metadata=metadata)
+        async for part in self._messages(stream, pb.ScoreResponse, idle):
+            for index, scores in decoder.feed(part):
                 # The last row waits for the trailer: a stream without one is incomplete.
                 if index < last:
                     yield index, scores

@@ -18,8 +18,8 @@ class Description:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreCall:
-    """One call for scores.
+class ReplicaRequest:
+    """What one RPC asks a replica: scores of rows of one teacher with one payload.
 
     Attributes:
         request_id: unique per attempt.
@@ -53,11 +53,13 @@ class ReplicaLink(Protocol):
         """The server's load; `timeout` in seconds."""
         ...
 
-    def score(self, call: ScoreCall, timeout: float | None, idle: float) -> AsyncGenerator[tuple[int, Scores], None]:
+    def score(
+        self, request: ReplicaRequest, timeout: float | None, idle: float
+    ) -> AsyncGenerator[tuple[int, Scores], None]:
         """Yields (index of the row, its validated scores), each row once.
 
         Args:
-            call: the rows and the payload.
+            request: the rows and the payload.
             timeout: seconds until the whole call must be over, None for no limit.
             idle: seconds without a message after which the call is given up with `DeadlineError`.
         """

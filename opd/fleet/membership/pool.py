@@ -1,4 +1,4 @@
-"""A teacher's pool: what all its replicas must be and compute, and since when nobody can serve it."""
+"""A teacher's pool: what all its replicas must be and compute, and since when it cannot be served."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ class Pool:
         """The pool's identity; elects it among the replicas seen (address to description) when there is none yet.
 
         Raises:
-            IncompatibleTeacherError: when nobody has the pinned weights, or no side has a majority.
+            IncompatibleTeacherError: when no replica has the pinned weights, or no side has a majority.
         """
         if self.identity is not None:
             return self.identity

@@ -1,8 +1,8 @@
-"""The scheduler's expectations: how fast each lane of a teacher is, what falls to it, and when all will be done."""
+"""The scheduler's expectations: how fast each server of a teacher is, what falls to it, and when all will be done."""
 
 from collections.abc import Mapping, Set
 
-from opd.fleet.scheduling.in_flight import Lane
+from opd.fleet.scheduling.in_flight import ServerLoad
 from opd.fleet.scheduling.queue import TeacherQueue
 from opd.fleet.scheduling.throughput import FIRST_SPEED
 
@@ -11,25 +11,28 @@ _FRESHNESS = 0.01
 _FRESH_SECONDS = 0.005
 
 
-class Outlook:
-    """What a teacher's lanes are expected to do from now on; the sums are renewed at most once per hundredth of it.
+class CompletionEstimate:
+    """When a teacher's servers are expected to be done with all that waits, and how much each can take until then.
 
-    Teachers that share lanes share their time: what waits for the others counts by the part of the lanes they share.
+    The sums are kept for a hundredth of the time until then, and for 5 ms at least: they would cost more than they say.
+
+    Teachers that share servers share their time: what waits for the others counts by the part of the servers that they
+    share.
 
     Args:
         teacher: which one.
         queue: its waiting rows.
-        others: the outlooks of all teachers, this one included; read, not kept in step.
+        others: the estimates of all teachers, this one included; read, not kept in step.
 
     Attributes:
         teacher: which one.
-        lanes: where it may be asked for, by address.
-        total: tokens per second of all its lanes, as last summed up.
+        servers: where it may be asked for, by address.
+        total: tokens per second of all its servers, as last summed up.
     """
 
-    def __init__(self, teacher: str, queue: TeacherQueue, others: "Mapping[str, Outlook]") -> None:
+    def __init__(self, teacher: str, queue: TeacherQueue, others: "Mapping[str, CompletionEstimate]") -> None:
         self.teacher = teacher
-        self.lanes: dict[str, Lane] = {}
+        self.servers: dict[str, ServerLoad] = {}
         self.total = 1.0
         self._queue = queue
         self._others = others
@@ -39,21 +42,21 @@ class Outlook:
         self._speeds: dict[str, float] = {}
         self._end = 0.0
 
-    def add(self, lane: Lane) -> None:
-        """A lane may be asked from now on."""
-        self.lanes[lane.key] = lane
+    def add(self, server: ServerLoad) -> None:
+        """A server may be asked from now on."""
+        self.servers[server.address] = server
         self._forget_overlaps()
 
-    def remove(self, lane: Lane) -> None:
-        """A lane may not be asked any more."""
-        self.lanes.pop(lane.key, None)
+    def remove(self, server: ServerLoad) -> None:
+        """A server may not be asked any more."""
+        self.servers.pop(server.address, None)
         self._forget_overlaps()
 
     def changed(self) -> None:
-        """Rows or lanes came or went: what was summed up is out of date."""
+        """Rows or servers came or went: what was summed up is out of date."""
         self._valid_until = float("-inf")
 
-    def at(self, now: float) -> "Outlook":
+    def at(self, now: float) -> "CompletionEstimate":
         """Set the time for all questions that follow; returns itself."""
         self._now = now
         return self
@@ -61,22 +64,22 @@ class Outlook:
     def _renew(self) -> None:
         if self._now < self._valid_until:
             return
-        measured = {key: lane.meter.speed(self._now) for key, lane in self.lanes.items()}
+        measured = {address: server.throughput.speed(self._now) for address, server in self.servers.items()}
         known = [speed for speed in measured.values() if speed]
         usual = sum(known) / len(known) if known else FIRST_SPEED
-        self._speeds = {key: speed or usual for key, speed in measured.items()}
+        self._speeds = {address: speed or usual for address, speed in measured.items()}
         self.total = max(sum(self._speeds.values()), 1e-9)
-        ahead = sum(lane.ahead(self._now, self._speeds[key]) for key, lane in self.lanes.items())
+        ahead = sum(server.ahead(self._now, self._speeds[address]) for address, server in self.servers.items())
         horizon = ahead / self.total + self._waiting_seconds()
         self._end = self._now + horizon
-        # While some lane is unmeasured every answer is news.
+        # While some server is unmeasured every answer is news.
         self._valid_until = self._now + max(_FRESH_SECONDS, _FRESHNESS * horizon * (len(known) == len(measured)))
 
     def _waiting_seconds(self) -> float:
-        """Seconds that the lanes need for what waits: for this teacher, and for the others by the lanes they share."""
+        """Seconds that the servers need for what waits; of other teachers, the part that falls to shared servers."""
         if self._overlaps is None:
             self._overlaps = {
-                name: len(self.lanes.keys() & other.lanes.keys()) / max(1, len(self.lanes))
+                name: len(self.servers.keys() & other.servers.keys()) / max(1, len(self.servers))
                 for name, other in self._others.items()
             }
         return sum(
@@ -91,33 +94,33 @@ class Outlook:
             other.changed()
 
     def keys(self) -> Set[str]:
-        """Addresses of the lanes."""
-        return self.lanes.keys()
+        """Addresses of the servers."""
+        return self.servers.keys()
 
-    def speed(self, lane: Lane) -> float:
-        """Tokens per second; the mean of the other lanes where nothing was measured yet."""
+    def speed(self, server: ServerLoad) -> float:
+        """Tokens per second; the mean of the other servers where nothing was measured yet."""
         self._renew()
-        return self._speeds[lane.key]
+        return self._speeds[server.address]
 
-    def ahead(self, lane: Lane) -> float:
-        """Tokens that the lane has still to work off."""
-        return lane.ahead(self._now, self.speed(lane))
+    def ahead(self, server: ServerLoad) -> float:
+        """Tokens that the server has still to work off."""
+        return server.ahead(self._now, self.speed(server))
 
-    def share(self, lane: Lane) -> float:
-        """Tokens of what waits that fall to the lane by its speed, of all its teachers."""
-        speed = self.speed(lane)
+    def share(self, server: ServerLoad) -> float:
+        """Tokens of what waits that fall to the server by its speed, of all its teachers."""
+        speed = self.speed(server)
         return self._waiting_seconds() * speed
 
-    def fits(self, lane: Lane) -> float:
-        """Tokens the lane can take and still be done when everything is: with all lanes sharing by their speed."""
-        speed = self.speed(lane)
-        return (self._end - self._now) * _SLACK * speed - lane.ahead(self._now, speed)
+    def fits(self, server: ServerLoad) -> float:
+        """Tokens the server can take and still be done when everything is: with all servers sharing by their speed."""
+        speed = self.speed(server)
+        return (self._end - self._now) * _SLACK * speed - server.ahead(self._now, speed)
 
-    def finish(self, lane: Lane, tokens: int) -> float:
-        """Seconds until the lane would be done with a row of `tokens`, were it sent now."""
-        return (self.ahead(lane) + tokens) / self.speed(lane)
+    def finish(self, server: ServerLoad, tokens: int) -> float:
+        """Seconds until the server would be done with a row of `tokens`, were it sent now."""
+        return (self.ahead(server) + tokens) / self.speed(server)
 
-    def quickest(self, lane: Lane, tokens: int) -> bool:
-        """Whether no other lane would finish a row of `tokens` sooner, were it sent now."""
-        mine = self.finish(lane, tokens)
-        return all(mine <= self.finish(other, tokens) for other in self.lanes.values())
+    def quickest(self, server: ServerLoad, tokens: int) -> bool:
+        """Whether no other server would finish a row of `tokens` sooner, were it sent now."""
+        mine = self.finish(server, tokens)
+        return all(mine <= self.finish(other, tokens) for other in self.servers.values())

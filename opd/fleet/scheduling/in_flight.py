@@ -1,75 +1,90 @@
-"""What is under way: rows (`Job`), the calls that carry them, and the lane, what the scheduler knows of one server.
+"""What is under way: rows (`ScoreTask`), the RPCs that carry them, and the load that this client puts on each server.
 
-They know each other, so they live together: a row lists its calls, a call its rows and its lane, a lane its calls.
+They refer to each other, so they live together: a task lists its RPCs, an RPC its tasks and its server, a server's load
+its RPCs.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
 
-from opd.fleet.scheduling.throughput import SpeedMeter
+from opd.errors import OpdError
+from opd.fleet.scheduling.throughput import Throughput
+from opd.wire.types import PayloadSpec, ScoreItem, Scores
 
 _RECENT_GROUPS = 32
 _ACCEPTED_SECONDS = 2.0
+_NEVER = float("inf")
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class ScoreTask:
     """One row to score, exactly once.
 
     Attributes:
         number: order of submission, unique in the fleet.
         teacher: name of the teacher.
-        tokens: prompt and response tokens, the cost of the row.
-        batch_key: rows with equal keys (payload, temperature) may travel in one call.
+        item, spec, temperature: what to score, as which payload.
+        deliver: called once with the scores or the error.
         group: rows of one prompt share a group, which keeps them together; "" for none.
         submitted: seconds of the fleet's clock.
         deadline: seconds of the fleet's clock, inf for none.
-        cargo: what the owner of the scheduler needs to send the row and to deliver its result.
+        trace: metadata of the caller's span.
+        tokens: prompt and response tokens, the cost of the row.
+        batch_key: rows with equal keys (payload, temperature) may travel in one RPC.
         failures: attempts that failed.
         avoid: servers where an attempt failed; others are preferred.
-        calls: calls that carry the row now: one, or two when it is hedged.
-        hedged: whether a second call was started.
+        rpcs: RPCs that carry the row now: one, or two when it is hedged.
+        hedged: whether a second RPC was started.
         moves: how often it was taken back from a server that stalled.
+        refused_since: time of the first refusal by a busy server since it was last sent elsewhere, None before.
         done: whether a result, an error or a cancellation was delivered.
     """
 
     number: int
     teacher: str
-    tokens: int
-    batch_key: Hashable = None
+    item: ScoreItem
+    spec: PayloadSpec
+    temperature: float = 1.0
+    deliver: Callable[[Scores | OpdError], None] = lambda outcome: None
     group: str = ""
     submitted: float = 0.0
-    deadline: float = float("inf")
-    cargo: Any = None
+    deadline: float = _NEVER
+    trace: tuple[tuple[str, str], ...] = ()
+    tokens: int = field(init=False)
+    batch_key: Hashable = field(init=False)
     failures: int = 0
     avoid: set[str] = field(default_factory=set)
-    calls: list["Call"] = field(default_factory=list)
+    rpcs: list["Rpc"] = field(default_factory=list)
     hedged: bool = False
     moves: int = 0
+    refused_since: float | None = None
     done: bool = False
+
+    def __post_init__(self) -> None:
+        self.tokens = len(self.item.token_ids)
+        self.batch_key = (self.spec, self.temperature)
 
 
 @dataclass(eq=False, slots=True)
-class Call:
+class Rpc:
     """One RPC: rows of one teacher with one payload on one server.
 
     Attributes:
         number: order of dispatch.
-        lane: the server.
+        server: where it went.
         teacher: name of the teacher.
-        jobs: the rows in the order of the request.
+        tasks: the rows in the order of the request.
         waiting: numbers of the rows that have not been answered.
         started: seconds of the fleet's clock.
-        expected: seconds after which it should be done, from the server's measured speed and what is before it.
+        expected: seconds after which it should be done, from the server's throughput and what is before it.
         hedge: whether it is a second attempt.
     """
 
     number: int
-    lane: "Lane"
+    server: "ServerLoad"
     teacher: str
-    jobs: list[Job]
+    tasks: list[ScoreTask]
     waiting: set[int]
     started: float
     expected: float
@@ -78,35 +93,35 @@ class Call:
     @property
     def waiting_tokens(self) -> int:
         """Tokens of the rows that have not been answered."""
-        return sum(job.tokens for job in self.jobs if job.number in self.waiting)
+        return sum(task.tokens for task in self.tasks if task.number in self.waiting)
 
 
-class Lane:
-    """One server as the scheduler sees it.
+class ServerLoad:
+    """What this client has in flight on one server, and how fast the server works it off.
 
     Attributes:
-        key: its address.
+        address: of the server.
         teachers: names that may be asked for here now: its usable replicas.
-        calls: calls in flight by number.
+        rpcs: RPCs in flight by number.
         in_flight_tokens, in_flight_rows: what has been sent and not answered.
         window: tokens that may be in flight beyond the first two rows.
-        last_sent: when a call last went out.
+        last_sent: when an RPC last went out.
         paused_until: time before which nothing new is sent, from the server's pushback.
         refused_since: time of the first pushback after the last answer, inf when there was none.
+        throughput: its speed as this client sees it.
     """
 
-    def __init__(self, key: str, limit_tokens: int) -> None:
-        self.key = key
+    def __init__(self, address: str, limit_tokens: int) -> None:
+        self.address = address
         self.teachers: set[str] = set()
-        self.calls: dict[int, Call] = {}
+        self.rpcs: dict[int, Rpc] = {}
         self.in_flight_tokens = 0
         self.in_flight_rows = 0
         self.window = 0.0
         self.last_sent = float("-inf")
         self.paused_until = 0.0
-        self.refused_since = float("inf")
-        self.meter = SpeedMeter()
-        self.answered_tokens = 0
+        self.refused_since = _NEVER
+        self.throughput = Throughput()
         self._limit = limit_tokens
         self._first_rows = 2
         self._groups: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -126,46 +141,45 @@ class Lane:
 
         At most the oldest waiting row is taken as under way, so a stalled server is not believed to progress.
         """
-        if not self.calls:
+        if not self.rpcs:
             return 0.0
         oldest = next(
-            (job.tokens for call in self.calls.values() for job in call.jobs if job.number in call.waiting), 0
+            (task.tokens for rpc in self.rpcs.values() for task in rpc.tasks if task.number in rpc.waiting), 0
         )
-        return self.in_flight_tokens - min(speed * self.meter.since_answer(now), float(oldest))
+        return self.in_flight_tokens - min(speed * self.throughput.since_answer(now), float(oldest))
 
-    def sent(self, call: Call, now: float) -> None:
-        """Account for a call that starts now."""
-        self.calls[call.number] = call
+    def sent(self, rpc: Rpc, now: float) -> None:
+        """Account for an RPC that starts now."""
+        self.rpcs[rpc.number] = rpc
         self.last_sent = now
-        self.in_flight_rows += len(call.jobs)
-        self.in_flight_tokens += sum(job.tokens for job in call.jobs)
-        self.meter.busy(now)
-        for job in call.jobs:
-            if job.group:
-                self._groups[(job.teacher, job.group)] = None
-                self._groups.move_to_end((job.teacher, job.group))
+        self.in_flight_rows += len(rpc.tasks)
+        self.in_flight_tokens += sum(task.tokens for task in rpc.tasks)
+        self.throughput.busy(now)
+        for task in rpc.tasks:
+            if task.group:
+                self._groups[(task.teacher, task.group)] = None
+                self._groups.move_to_end((task.teacher, task.group))
         while len(self._groups) > _RECENT_GROUPS:
             self._groups.popitem(last=False)
 
     def answered(self, tokens: int, now: float) -> None:
         """A row of `tokens` was answered: free its place, measure, and open the window by twice as much."""
-        self.meter.answered(tokens, now)
-        self.answered_tokens += tokens
+        self.throughput.answered(tokens, now)
         self.window = min(float(self._limit), self.window + 2 * tokens)
         self._first_rows = 2
-        self.refused_since = float("inf")
+        self.refused_since = _NEVER
         self._free(tokens)
 
     def released(self, tokens: int, now: float) -> None:
         """A row of `tokens` left without an answer; the time it took counts."""
-        self.meter.answered(0, now)
+        self.throughput.answered(0, now)
         self._free(tokens)
 
     def _free(self, tokens: int) -> None:
         self.in_flight_rows -= 1
         self.in_flight_tokens -= tokens
         if self.in_flight_rows == 0:
-            self.meter.idle()
+            self.throughput.idle()
 
     def pushed_back(self, now: float, until: float) -> None:
         """The server is overloaded: nothing new before `until`, and half as much from then on."""
@@ -175,20 +189,20 @@ class Lane:
         self._first_rows = 1
 
     def refuses(self, now: float) -> bool:
-        """Whether the server has done nothing but refuse calls lately.
+        """Whether the server has done nothing but refuse RPCs lately.
 
-        Not while it works on a call that it took before, and not two seconds after its pause: a call that it has not
-        refused by then was taken.
+        Not while it works on one that it took before, and not two seconds after its pause: what it has not refused by
+        then it has taken.
         """
-        if now >= self.paused_until + _ACCEPTED_SECONDS or self.refused_since == float("inf"):
+        if now >= self.paused_until + _ACCEPTED_SECONDS or self.refused_since == _NEVER:
             return False
-        return all(call.started >= self.refused_since for call in self.calls.values())
+        return all(rpc.started >= self.refused_since for rpc in self.rpcs.values())
 
     def reset(self) -> None:
         """Start slowly again, after a failure or a restart."""
         self.window = 0.0
         self._first_rows = 2
-        self.meter.forget()
+        self.throughput.forget()
 
     def recent_groups(self, teacher: str) -> list[str]:
         """Groups of `teacher` that were sent here lately, latest first."""

@@ -4,7 +4,7 @@ import bisect
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from opd.fleet.scheduling.in_flight import Job
+from opd.fleet.scheduling.in_flight import ScoreTask
 
 _SCAN = 128
 
@@ -20,72 +20,72 @@ class TeacherQueue:
     def __init__(self) -> None:
         self.tokens = 0
         self.served = 0.0
-        self._sorted: list[tuple[int, int, Job]] = []
-        self._groups: dict[str, dict[int, Job]] = {}
-        self._arrival: deque[Job] = deque()
+        self._sorted: list[tuple[int, int, ScoreTask]] = []
+        self._groups: dict[str, dict[int, ScoreTask]] = {}
+        self._arrival: deque[ScoreTask] = deque()
         self._present: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._sorted)
 
-    def __iter__(self) -> Iterator[Job]:
-        return iter([job for _, _, job in self._sorted])
+    def __iter__(self) -> Iterator[ScoreTask]:
+        return iter([task for _, _, task in self._sorted])
 
-    def __contains__(self, job: Job) -> bool:
-        return job.number in self._present
+    def __contains__(self, task: ScoreTask) -> bool:
+        return task.number in self._present
 
-    def add(self, job: Job, *, urgent: bool = False) -> None:
+    def add(self, task: ScoreTask, *, urgent: bool = False) -> None:
         """Queue a row; an urgent one (a re-issue) counts as the oldest."""
-        bisect.insort(self._sorted, (-job.tokens, job.number, job), key=_order)
-        self._present.add(job.number)
-        self.tokens += job.tokens
-        if job.group:
-            self._groups.setdefault(job.group, {})[job.number] = job
+        bisect.insort(self._sorted, (-task.tokens, task.number, task), key=_order)
+        self._present.add(task.number)
+        self.tokens += task.tokens
+        if task.group:
+            self._groups.setdefault(task.group, {})[task.number] = task
         if urgent:
-            self._arrival.appendleft(job)
+            self._arrival.appendleft(task)
         else:
-            self._arrival.append(job)
+            self._arrival.append(task)
 
-    def remove(self, job: Job) -> None:
+    def remove(self, task: ScoreTask) -> None:
         """Take a row out."""
-        index = bisect.bisect_left(self._sorted, (-job.tokens, job.number), key=_order)
+        index = bisect.bisect_left(self._sorted, (-task.tokens, task.number), key=_order)
         del self._sorted[index]
-        self._present.discard(job.number)
-        self.tokens -= job.tokens
+        self._present.discard(task.number)
+        self.tokens -= task.tokens
         if not self._sorted:
             self._arrival.clear()  # rows that left before an older one
-        members = self._groups.get(job.group)
+        members = self._groups.get(task.group)
         if members is not None:
-            members.pop(job.number, None)
+            members.pop(task.number, None)
             if not members:
-                del self._groups[job.group]
+                del self._groups[task.group]
 
-    def oldest(self) -> Job | None:
+    def oldest(self) -> ScoreTask | None:
         """The row that has waited longest, re-issues first."""
         while self._arrival and self._arrival[0].number not in self._present:
             self._arrival.popleft()
         return self._arrival[0] if self._arrival else None
 
-    def shortest(self) -> Job | None:
+    def shortest(self) -> ScoreTask | None:
         """The shortest row."""
         return self._sorted[-1][2] if self._sorted else None
 
-    def longest(self, most_tokens: float, accept: Callable[[Job], bool]) -> Job | None:
+    def longest(self, most_tokens: float, accept: Callable[[ScoreTask], bool]) -> ScoreTask | None:
         """The longest acceptable row of at most `most_tokens` tokens, among the first 128 of that length or less."""
         start = bisect.bisect_left(self._sorted, -most_tokens, key=_length)
-        for _, _, job in self._sorted[start : start + _SCAN]:
-            if accept(job):
-                return job
+        for _, _, task in self._sorted[start : start + _SCAN]:
+            if accept(task):
+                return task
         return None
 
-    def group(self, name: str) -> list[Job]:
+    def group(self, name: str) -> list[ScoreTask]:
         """The waiting rows of a group, in order of submission."""
         return list(self._groups.get(name, {}).values()) if name else []
 
 
-def _order(entry: tuple[int, int, Job] | tuple[int, int]) -> tuple[int, int]:
+def _order(entry: tuple[int, int, ScoreTask] | tuple[int, int]) -> tuple[int, int]:
     return entry[0], entry[1]
 
 
-def _length(entry: tuple[int, int, Job]) -> int:
+def _length(entry: tuple[int, int, ScoreTask]) -> int:
     return entry[0]

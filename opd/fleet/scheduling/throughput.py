@@ -1,4 +1,4 @@
-"""How fast a server is, from what it answered while it was busy."""
+"""How fast a server works, from what it answered while it was busy."""
 
 import math
 
@@ -7,7 +7,7 @@ FIRST_SPEED = 1000.0
 """Tokens per second that a fleet is believed to do before anything was measured."""
 
 
-class SpeedMeter:
+class Throughput:
     """Tokens per second while busy, over about the last twenty busy seconds; a stall lowers it while it lasts."""
 
     def __init__(self) -> None:

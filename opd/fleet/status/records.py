@@ -1,4 +1,4 @@
-"""The fleet at one moment, as typed records: for `opd fleet status`, for metrics, and for anybody's log."""
+"""The fleet at one moment, as typed records: for `opd fleet status`, for metrics and logs."""
 
 from dataclasses import dataclass, field
 
@@ -17,8 +17,8 @@ class FleetCounters:
         moved: rows taken back from a server that stalled.
         hedges, hedges_won: rows sent to a second replica, and those that it answered first.
         pushbacks: calls that a busy server refused.
-        refused_payloads: answers that failed validation.
-        condemned: replicas that were given up.
+        corrupt_payloads: answers that failed validation.
+        replica_deaths: how often a replica was given up as dead.
     """
 
     rows_submitted: int = 0
@@ -34,8 +34,8 @@ class FleetCounters:
     hedges: int = 0
     hedges_won: int = 0
     pushbacks: int = 0
-    refused_payloads: int = 0
-    condemned: int = 0
+    corrupt_payloads: int = 0
+    replica_deaths: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ReplicaStatus:
         teacher, address: which.
         state, reason, since_seconds: of its life cycle.
         weights_hash, engine, version: what it says it is.
-        agreement_nats: difference from the pool on the probe, None before it was asked.
+        agreement_nats: largest difference from the pool at the last check, None before the first.
         in_flight_rows, in_flight_tokens, window_tokens: of the whole server, from this client.
         tokens_per_second: of the whole server, as this client measures it; None before the first answer.
         queued_tokens: what the server says waits there from all clients; None when it did not say.

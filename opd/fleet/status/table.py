@@ -10,18 +10,25 @@ from rich.text import Text
 
 from opd.fleet.status.records import FleetStatus, ReplicaStatus
 
-_COLOURS = {"healthy": "green", "suspect": "yellow", "condemned": "red", "stale": "magenta", "retired": "dim"}
+_COLOURS = {
+    "healthy": "green",
+    "suspect": "yellow",
+    "dead": "red",
+    "unverified": "magenta",
+    "rejected": "red",
+    "retired": "dim",
+}
 
 
 def status_view(status: FleetStatus) -> Group:
-    """Teachers, replicas, who runs what, what is wrong with whom, counters."""
+    """Teachers, replicas, what each runs, what is wrong with them, counters."""
     parts: list[Table | Text] = [_teachers(status), _replicas(status), *_versions(status), *_troubles(status)]
     counters = status.counters
     parts.append(
         Text(
             f"rows {counters.rows_answered}/{counters.rows_submitted}, failed {counters.rows_failed}, "
             f"re-issued {counters.reissues}, hedged {counters.hedges} (won {counters.hedges_won}), "
-            f"pushbacks {counters.pushbacks}, refused payloads {counters.refused_payloads}"
+            f"pushbacks {counters.pushbacks}, corrupt payloads {counters.corrupt_payloads}"
         )
     )
     return Group(*parts)
@@ -75,7 +82,7 @@ def _replica_row(replica: ReplicaStatus) -> list[str | Text]:
 
 
 def _versions(status: FleetStatus) -> Iterator[Text]:
-    """A line for each thing that replicas of a teacher run; one is what there should be."""
+    """A line for each engine, version and weights that replicas of a teacher run; there should be one."""
     who: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for replica in status.replicas:
         runs = f"{replica.engine}, opd {replica.version}, weights {replica.weights_hash[:12]}"

@@ -232,7 +232,7 @@ def make_items(count: int, *, seed: int = 0, vocab: int = VOCAB, gather: int = 0
 
 FAST = FleetSettings(
     health=HealthSettings(
-        probe_seconds=0.2, probe_timeout_seconds=5.0, revive_seconds=0.05, cool_off_seconds=0.1, probe_tokens=8
+        ping_seconds=0.2, ping_timeout_seconds=5.0, revive_seconds=0.05, cool_off_seconds=0.1, agreement_tokens=8
     ),
     outage=OutageSettings(budget_seconds=20.0, emergency_after_seconds=0.4, notice_seconds=0.2),
     calls=CallSettings(backoff_seconds=0.01),

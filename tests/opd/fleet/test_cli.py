@@ -46,7 +46,7 @@ def test_status_says_what_is_wrong_with_whom(tiny: SimpleNamespace) -> None:
     servers = [tiny.serve(seed=1), tiny.serve(seed=1), tiny.serve(seed=2)]
     odd = servers[2].address
     text = " ".join(run("fleet", "status", ",".join(s.address for s in servers) + ",127.0.0.1:9").split())
-    assert f"math on {odd} is stale: it has weights_hash" in text
+    assert f"math on {odd} is rejected: it has weights_hash" in text
     assert "127.0.0.1:9 does not answer" in text
 
 
@@ -68,8 +68,8 @@ def test_verify_reports_and_fails_when_replicas_disagree(tiny: SimpleNamespace) 
 
 def test_settings_of_the_fleet_can_be_set_and_mistakes_name_the_key(tiny: SimpleNamespace) -> None:
     server = tiny.serve()
-    run("fleet", "status", server.address, "--set", "health.probe_tokens=8")
-    with pytest.raises(ConfigError, match=r"probe_tokenz.*probe_tokens"):
+    run("fleet", "status", server.address, "--set", "health.agreement_tokens=8")
+    with pytest.raises(ConfigError, match=r"probe_tokenz.*agreement_tokens"):
         run("fleet", "status", server.address, "--set", "health.probe_tokenz=8")
 
 

@@ -152,10 +152,10 @@ async def test_a_row_that_comes_while_the_fleet_is_closed_is_refused_and_not_kep
 ) -> None:
     core = FleetCore([], lambda address: GrpcLink(address, ClientSecurity(), CallSettings(), ""), FleetSettings(), "")
     await core.close()
-    core.pool("math")
+    core.members.pool("math")
     found: list[Scores | OpdError] = []
-    job = core.make_job("math", tiny.items(1)[0], PayloadSpec.sampled(), 1.0, "", None, found.append)
-    core.dispatcher.submit([job])
+    task = core.make_task("math", tiny.items(1)[0], PayloadSpec.sampled(), 1.0, "", None, found.append)
+    core.dispatcher.submit([task])
     assert [type(one) for one in found] == [UnavailableError]
 
 
@@ -219,7 +219,7 @@ def test_an_unreachable_address_is_one_sentence_with_the_address(tiny: SimpleNam
 def test_an_unknown_teacher_in_the_mapping_is_named(tiny: SimpleNamespace) -> None:
     server = tiny.serve()
     settings = tiny.settings.model_copy(update={"connect_seconds": 0.5})
-    with pytest.raises(TeacherNotFoundError, match="'poetry' is served nowhere"):
+    with pytest.raises(TeacherNotFoundError, match="'poetry' is not served"):
         TeacherFleet.connect({"poetry": [server.address]}, settings=settings)
 
 

@@ -24,8 +24,9 @@ from opd.errors import (
 )
 from opd.fleet.client import TeacherFleet
 from opd.fleet.membership.grpc_link import GrpcLink
-from opd.fleet.membership.link import ScoreCall
+from opd.fleet.membership.link import ReplicaRequest
 from opd.fleet.membership.outage import Outage, OutageHooks
+from opd.fleet.scheduling.in_flight import Rpc
 from opd.fleet.settings import CallSettings, FleetSettings, HealthSettings
 from opd.wire.checksum import crc32c
 from opd.wire.tensors import pack_u18, unpack_u18
@@ -101,7 +102,7 @@ def test_a_killed_server_is_survived_and_its_successor_is_used(tiny: SimpleNames
         tiny.wait_until(lambda: len(one.requests) > 0)
         one.stop()
         assert numbers(fleet.wait(futures)) == calm(tiny, items)
-        tiny.wait_until(lambda: state_of(fleet, one.address) == "condemned")
+        tiny.wait_until(lambda: state_of(fleet, one.address) == "dead")
         revived = tiny.serve(port=one.port)
         tiny.wait_until(lambda: state_of(fleet, one.address) == "healthy")
         fleet.score("math", items, SPEC)
@@ -113,10 +114,10 @@ def test_a_server_restarted_with_other_weights_is_not_readmitted(tiny: SimpleNam
     items = tiny.items(40)
     with TeacherFleet.connect([one.address, two.address], settings=tiny.settings) as fleet:
         one.stop()
-        tiny.wait_until(lambda: state_of(fleet, one.address) == "condemned")
+        tiny.wait_until(lambda: state_of(fleet, one.address) == "dead")
         other = tiny.serve(seed=2, port=one.port)
         tiny.wait_until(lambda: "weights_hash" in reason_of(fleet, one.address))
-        assert state_of(fleet, one.address) == "stale"
+        assert state_of(fleet, one.address) == "rejected"
         assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
         assert other.scored_rows() == 0
 
@@ -127,7 +128,7 @@ def test_weights_swapped_under_a_running_server_are_noticed_by_the_call(tiny: Si
     with TeacherFleet.connect([one.address, two.address], settings=tiny.settings) as fleet:
         one.models["math"] = tiny.model(2)
         assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
-        tiny.wait_until(lambda: state_of(fleet, one.address) == "stale")
+        tiny.wait_until(lambda: state_of(fleet, one.address) == "rejected")
 
 
 def test_adopting_takes_the_new_weights(tiny: SimpleNamespace) -> None:
@@ -140,33 +141,33 @@ def test_adopting_takes_the_new_weights(tiny: SimpleNamespace) -> None:
         assert {s.weights_hash for s in scores} == {tiny.model(2).weights_hash}
 
 
-def test_a_frozen_server_is_condemned_and_its_rows_go_elsewhere(tiny: SimpleNamespace) -> None:
+def test_a_frozen_server_is_given_up_and_its_rows_go_elsewhere(tiny: SimpleNamespace) -> None:
     one, two = tiny.serve(), tiny.serve()
     items = tiny.items(60)
-    settings = with_health(tiny.settings, probe_timeout_seconds=0.3)
+    settings = with_health(tiny.settings, ping_timeout_seconds=0.3)
     with TeacherFleet.connect([one.address, two.address], settings=settings) as fleet:
         one.deaf = True
         assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
-        tiny.wait_until(lambda: state_of(fleet, one.address) == "condemned")
+        tiny.wait_until(lambda: state_of(fleet, one.address) == "dead")
         one.deaf = False
         tiny.wait_until(lambda: state_of(fleet, one.address) == "healthy")
 
 
-def test_a_wedged_server_that_answers_probes_is_condemned_by_its_requests(tiny: SimpleNamespace) -> None:
+def test_a_wedged_server_that_answers_probes_is_given_up_for_its_requests(tiny: SimpleNamespace) -> None:
     one, two = tiny.serve(), tiny.serve()
     one.wedged = True
     settings = with_calls(tiny.settings, attempt_seconds=0.2)
     settings = settings.model_copy(update={"hedge": settings.hedge.model_copy(update={"enabled": False})})
     with TeacherFleet.connect([one.address, two.address], settings=settings) as fleet:
         items = tiny.items(30)
-        history = fleet._core.servers[one.address].lives["math"].history
+        history = fleet._core.monitors[one.address].lives["math"].history
         for _ in range(20):
             assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
-            history = fleet._core.servers[one.address].lives["math"].history
-            if any(change.after == "condemned" and "requests" in change.reason for change in history):
+            history = fleet._core.monitors[one.address].lives["math"].history
+            if any(change.after == "dead" and "requests" in change.reason for change in history):
                 break
         else:
-            pytest.fail(f"it was not condemned: {history}")
+            pytest.fail(f"it was not given up: {history}")
 
 
 def _flip_a_bit(messages: list[pb.ScoreResponse]) -> list[pb.ScoreResponse]:
@@ -258,7 +259,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_lying_server_is_condemned_and_poisons_nothing(
+def test_a_lying_server_is_given_up_and_poisons_nothing(
     tiny: SimpleNamespace, lie: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     honest, liar = tiny.serve(), tiny.serve()
@@ -268,9 +269,9 @@ def test_a_lying_server_is_condemned_and_poisons_nothing(
     with TeacherFleet.connect([liar.address, honest.address], settings=settings) as fleet:
         assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
         assert liar.requests
-        assert state_of(fleet, liar.address) == "condemned"
-        assert WORDS.get(lie, "refused") in reason_of(fleet, liar.address)
-        assert fleet.status().counters.refused_payloads >= 1
+        assert state_of(fleet, liar.address) == "dead"
+        assert WORDS.get(lie, "corrupt answer") in reason_of(fleet, liar.address)
+        assert fleet.status().counters.corrupt_payloads >= 1
     assert not tracebacks(caplog), "a lie is the server's fault, not a bug of ours"
 
 
@@ -283,7 +284,7 @@ def test_a_server_whose_description_is_no_message_is_left_out_without_a_tracebac
     with TeacherFleet.connect([broken.address, honest.address], settings=tiny.settings) as fleet:
         items = tiny.items(10)
         assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
-        tiny.wait_until(lambda: "not a message" in str(fleet._core.servers[broken.address].error))
+        tiny.wait_until(lambda: "not a message" in str(fleet._core.monitors[broken.address].error))
     assert not tracebacks(caplog)
 
 
@@ -327,7 +328,7 @@ def test_a_replica_that_computes_something_else_under_the_same_hash_is_refused_a
     servers[1].models["math"].states += 0.3
     with TeacherFleet.connect([s.address for s in servers], settings=tiny.settings) as fleet:
         tiny.wait_until(lambda: "nats on the probe" in reason_of(fleet, servers[1].address))
-        assert state_of(fleet, servers[1].address) == "stale"
+        assert state_of(fleet, servers[1].address) == "rejected"
         report = fleet.verify("math")
         assert not report.agrees
         assert max(report.differences, key=report.differences.__getitem__) == servers[1].address
@@ -432,7 +433,7 @@ def test_the_caller_hears_of_an_outage_in_its_own_thread_and_the_rows_survive_it
     items = tiny.items(10)
     with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
         server.stop()
-        tiny.wait_until(lambda: state_of(fleet, server.address) == "condemned")
+        tiny.wait_until(lambda: state_of(fleet, server.address) == "dead")
 
         def revive(outage: Outage) -> None:
             heard.append(("emergency", threading.get_ident()))
@@ -452,7 +453,7 @@ def test_an_outage_beyond_its_budget_fails_with_its_own_error(tiny: SimpleNamesp
     settings = tiny.settings.model_copy(update={"outage": outage})
     with TeacherFleet.connect(server.address, settings=settings) as fleet:
         server.stop()
-        with pytest.raises(OutageError, match=r"'math' has had no usable replica.*condemned"):
+        with pytest.raises(OutageError, match=r"'math' has had no usable replica.*dead"):
             fleet.score("math", tiny.items(3), SPEC)
 
 
@@ -485,11 +486,11 @@ class SlowProbeLink(GrpcLink):
     """A connection whose self-test takes longer than several descriptions."""
 
     async def score(
-        self, call: ScoreCall, timeout: float | None, idle: float
+        self, request: ReplicaRequest, timeout: float | None, idle: float
     ) -> AsyncGenerator[tuple[int, Scores], None]:
-        if call.request_id.startswith("probe"):
+        if request.request_id.startswith("probe"):
             await asyncio.sleep(0.5)
-        async for answer in super().score(call, timeout, idle):
+        async for answer in super().score(request, timeout, idle):
             yield answer
 
 
@@ -513,15 +514,15 @@ def test_a_call_that_is_given_up_before_its_first_turn_is_asked_again(
     given_up: list[int] = []
     with TeacherFleet.connect([s.address for s in servers], settings=tiny.settings) as fleet:
         dispatcher = fleet._core.dispatcher
-        launch = dispatcher._launch
+        launch = dispatcher.runner.launch
 
-        def launch_and_lose(call: Any) -> None:
-            launch(call)
-            if not given_up:  # the loop has not come to the call's task yet
-                given_up.append(call.number)
-                dispatcher.lost(fleet._core.servers[call.lane.key], call.teacher, "it was condemned meanwhile.")
+        def launch_and_lose(rpc: Rpc) -> None:
+            launch(rpc)
+            if not given_up:  # the loop has not come to the RPC's task yet
+                given_up.append(rpc.number)
+                dispatcher.lost(fleet._core.monitors[rpc.server.address], rpc.teacher, "it died meanwhile.")
 
-        monkeypatch.setattr(dispatcher, "_launch", launch_and_lose)
+        monkeypatch.setattr(dispatcher.runner, "launch", launch_and_lose)
         items = tiny.items(6)
         found = [future.result(timeout=30) for future in fleet.submit_many("math", items, SPEC)]
         assert given_up and numbers(found) == calm(tiny, items)

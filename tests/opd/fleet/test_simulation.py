@@ -135,7 +135,7 @@ def chaos(seed: int) -> tuple[float, list[Scores], dict[str, int]]:
         counters = core.dispatcher.counters
         await core.close()
         scores = [outcome for outcome in outcomes if isinstance(outcome, Scores)]
-        return span, scores, {"answered": counters.rows_answered, "condemned": counters.condemned}
+        return span, scores, {"answered": counters.rows_answered, "dead": counters.replica_deaths}
 
     return run_virtual(run())
 
@@ -150,7 +150,7 @@ def test_the_simulation_is_a_function_of_its_seed() -> None:
     assert chaos(0)[0] == chaos(0)[0]
 
 
-def condemned_after(frozen: bool) -> float:
+def dead_after(frozen: bool) -> float:
     async def run() -> float:
         pool = servers([SPEED] * 2)
         core = await connect_simulated(pool)
@@ -160,12 +160,12 @@ def condemned_after(frozen: bool) -> float:
             pool[0].frozen = True
         else:
             pool[0].crash()
-        while core.servers["s0:1"].lives["t"].state != "condemned":
+        while core.monitors["s0:1"].lives["t"].state != "dead":
             await asyncio.sleep(0.05)
         span = core.now() - start
         pool[0].restart()
         start = core.now()
-        while not core.servers["s0:1"].lives["t"].usable:
+        while not core.monitors["s0:1"].lives["t"].usable:
             await asyncio.sleep(0.05)
         assert core.now() - start <= 3.0
         await core.close()
@@ -174,12 +174,12 @@ def condemned_after(frozen: bool) -> float:
     return run_virtual(run())
 
 
-def test_a_frozen_replica_is_condemned_within_ten_seconds_and_used_again_within_three() -> None:
-    assert condemned_after(frozen=True) <= 10.0
+def test_a_frozen_replica_is_dead_within_ten_seconds_and_used_again_within_three() -> None:
+    assert dead_after(frozen=True) <= 10.0
 
 
-def test_a_dead_replica_is_condemned_within_four_seconds() -> None:
-    assert condemned_after(frozen=False) <= 4.0
+def test_a_dead_replica_is_dead_within_four_seconds() -> None:
+    assert dead_after(frozen=False) <= 4.0
 
 
 def test_rows_survive_an_outage_of_the_whole_pool_within_the_budget() -> None:
@@ -231,7 +231,7 @@ def test_the_rows_of_a_server_that_dies_full_are_asked_for_again_within_a_second
         begin = loop.time()
         batch = asyncio.ensure_future(score_batch(core, [("t", 100)] * 800))
         await asyncio.sleep(0.05)
-        lost = core.servers[pool[0].address].lane.in_flight_rows
+        lost = core.monitors[pool[0].address].server.in_flight_rows
         pool[0].crash()
         await batch
         await core.close()

@@ -45,9 +45,9 @@ async def test_a_broken_file_at_the_start_names_its_line(tmp_path: Path) -> None
         await places(Source(f"file:{path}"))
 
 
-async def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "list").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="no text in UTF-8"):
+    with pytest.raises(ConfigError, match="not UTF-8 text"):
         await resolve_all([Source(f"file:{tmp_path / 'list'}")], {})
 
 

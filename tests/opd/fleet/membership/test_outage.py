@@ -5,7 +5,7 @@ SETTINGS = OutageSettings(budget_seconds=1800, emergency_after_seconds=60, notic
 
 
 def outage(seconds: float, teacher: str = "math") -> Outage:
-    return Outage(teacher, seconds, 5, "both replicas are condemned", 1800)
+    return Outage(teacher, seconds, 5, "both replicas are dead", 1800)
 
 
 def watch() -> tuple[OutageWatch, list[tuple[str, float]]]:
@@ -50,5 +50,5 @@ def test_teachers_are_told_apart() -> None:
 
 def test_the_sentence_names_teacher_time_and_reason() -> None:
     assert outage(75.0).sentence() == (
-        "waiting for teacher 'math' for 75 s with 5 rows (at most 1800 s): both replicas are condemned"
+        "waiting for teacher 'math' for 75 s with 5 rows (at most 1800 s): both replicas are dead"
     )

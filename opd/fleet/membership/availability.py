@@ -1,0 +1,56 @@
+"""Which teachers rows wait for in vain: no replica is healthy, or all of them refuse calls as too busy."""
+
+from collections.abc import Mapping
+
+from opd.fleet.membership.outage import Outage
+from opd.fleet.membership.pool import Pool
+from opd.fleet.membership.replica_monitor import ReplicaMonitor
+from opd.fleet.scheduling.scheduler import Scheduler
+from opd.fleet.settings import OutageSettings
+
+
+class Availability:
+    """Finds the outages.
+
+    Args:
+        monitors: of the servers, by address; read.
+        pools: by teacher; `refused_since` is kept by this class.
+        scheduler: knows where a teacher may be asked for.
+        settings: the outage budget.
+    """
+
+    def __init__(
+        self,
+        monitors: Mapping[str, ReplicaMonitor],
+        pools: Mapping[str, Pool],
+        scheduler: Scheduler,
+        settings: OutageSettings,
+    ) -> None:
+        self._monitors = monitors
+        self._pools = pools
+        self._scheduler = scheduler
+        self._settings = settings
+
+    def see_refusals(self, now: float) -> None:
+        """Note since when every usable replica of a teacher has refused calls; to be called while rows wait."""
+        for pool in self._pools.values():
+            servers = self._scheduler.serving(pool.name) if pool.rows else []
+            since = [server.refused_since for server in servers if server.refuses(now)]
+            pool.refused_since = max(since) if servers and len(since) == len(servers) else None
+
+    def outages(self, now: float) -> list[Outage]:
+        """Teachers that rows wait for and that have no replica which takes rows."""
+        return [
+            Outage(pool.name, now - since, pool.rows, self._why(pool.name, now), self._settings.budget_seconds)
+            for pool in self._pools.values()
+            if (since := pool.out_since) is not None and pool.rows
+        ]
+
+    def _why(self, teacher: str, now: float) -> str:
+        reasons = [
+            f"{monitor.address} is {life.state}, "
+            + ("but busy: it refuses calls" if life.usable and monitor.server.refuses(now) else life.reason)
+            for monitor in self._monitors.values()
+            if (life := monitor.lives.get(teacher)) is not None
+        ]
+        return "; ".join(reasons) or "no replica is listed"

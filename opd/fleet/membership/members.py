@@ -1,0 +1,254 @@
+"""Who belongs to the fleet: finds the servers, monitors them, and decides what the replicas of a teacher must be."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opd.errors import AuthError, OpdError, TeacherNotFoundError, UnavailableError
+from opd.fleet.membership.agreement import Identity
+from opd.fleet.membership.discovery import Places, Source, merge, resolve_all
+from opd.fleet.membership.life_cycle import Transition
+from opd.fleet.membership.link import LinkFactory
+from opd.fleet.membership.pool import Pool
+from opd.fleet.membership.replica_monitor import ReplicaMonitor
+from opd.fleet.scheduling.in_flight import ServerLoad
+from opd.fleet.settings import FleetSettings
+
+log = logging.getLogger("opd.fleet")
+
+_SETTLE_SECONDS = 5.0
+_ANY = "any"
+
+
+class Members:
+    """The servers and the pools. Every method must be called on the fleet's loop.
+
+    Args:
+        sources: where the servers are.
+        link: makes the connection to an address.
+        settings: of the fleet.
+
+    Attributes:
+        settings: of the fleet.
+        monitors: by address.
+        pools: by teacher.
+        on_change: called with (monitor, teacher, change) when a replica changed its state.
+        on_join: makes the load of a new server at an address.
+        on_leave: called with the address of a server that has left.
+    """
+
+    def __init__(self, sources: Sequence[Source], link: LinkFactory, settings: FleetSettings) -> None:
+        self.settings = settings
+        self.monitors: dict[str, ReplicaMonitor] = {}
+        self.pools: dict[str, Pool] = {}
+        self.on_change: Callable[[ReplicaMonitor, str, Transition], None]
+        self.on_join: Callable[[str], ServerLoad]
+        self.on_leave: Callable[[str], None]
+        self._sources = list(sources)
+        self._link = link
+        self._found: dict[Source, Places] = {}
+        self._places: Places = {}
+        self._news = asyncio.Event()
+        self._elected = False
+        self._discovery: asyncio.Task[None] | None = None
+        self._leavers: set[asyncio.Task[None]] = set()
+
+    # What monitors need of their owner.
+
+    def now(self) -> float:
+        """Seconds of the loop's clock."""
+        return asyncio.get_running_loop().time()
+
+    def pool(self, teacher: str) -> Pool:
+        """The pool of a teacher, made when it is new."""
+        if teacher not in self.pools:
+            self.pools[teacher] = Pool(teacher, down_since=self.now())
+        return self.pools[teacher]
+
+    def wants(self, teacher: str, address: str) -> bool:
+        """Whether a teacher may be used at an address."""
+        allowed = self._places.get(address)
+        return allowed is None or teacher in allowed
+
+    def changed(self, monitor: ReplicaMonitor, teacher: str, change: Transition) -> None:
+        """A replica changed its state."""
+        pool = self.pool(teacher)
+        if self.usable(teacher):
+            pool.down_since = None
+        elif pool.down_since is None:
+            pool.down_since = self.now()
+        self.on_change(monitor, teacher, change)
+        self._news.set()
+
+    def contacted(self, monitor: ReplicaMonitor) -> None:
+        """A server was asked for the first time."""
+        self._news.set()
+
+    def usable(self, teacher: str) -> list[ReplicaMonitor]:
+        """The servers whose replica of a teacher may get rows, in the order of the list."""
+        lives = ((monitor, monitor.lives.get(teacher)) for monitor in self.monitors.values())
+        return [monitor for monitor, life in lives if life is not None and life.usable]
+
+    # Connecting.
+
+    async def connect(self) -> None:
+        """Find the servers, elect the pools, wait for the first replica of every teacher asked for.
+
+        Raises:
+            UnavailableError, AuthError: no server answered in time; names them and why.
+            IncompatibleTeacherError: replicas differ and no side has a majority.
+            TeacherNotFoundError: a teacher asked for by name is not served anywhere.
+        """
+        await self._discover(first=True)
+        self._discovery = asyncio.create_task(self._keep_discovering(), name="fleet discovery")
+        start = self.now()
+        answered_at: float | None = None
+        while True:
+            now = self.now()
+            if answered_at is None and any(monitor.instance for monitor in self.monitors.values()):
+                answered_at = now
+            everybody = bool(self.monitors) and all(monitor.contacted for monitor in self.monitors.values())
+            settled = answered_at is not None and now - answered_at >= _SETTLE_SECONDS
+            if not self._elected and answered_at is not None and (everybody or settled):
+                await self._elect()
+            if self._elected and not self._missing():
+                return
+            refused = everybody and all(isinstance(monitor.error, AuthError) for monitor in self.monitors.values())
+            if refused or now - start >= self.settings.connect_seconds:
+                raise self._why_not_connected()
+            await self._wait_for_news(0.5)
+
+    async def _elect(self) -> None:
+        """Decide what each pool is and computes, from all servers that have answered, and let replicas be admitted."""
+        names = sorted({name for monitor in self.monitors.values() for name in monitor.infos})
+        members: list[tuple[Pool, ReplicaMonitor]] = []
+        for name in names:
+            seen = {address: one.infos[name] for address, one in self.monitors.items() if name in one.infos}
+            pool = self.pool(name)
+            identity = pool.choose(seen, self.settings.expected_weights.get(name, ""))
+            agreed = [address for address, info in seen.items() if Identity.of(info) == identity]
+            members += [(pool, self.monitors[address]) for address in agreed if len(agreed) > 1]
+        await self._settle_references(members)
+        self._elected = True
+        for monitor in self.monitors.values():
+            monitor.admission.open()
+
+    async def _settle_references(self, members: list[tuple[Pool, ReplicaMonitor]]) -> None:
+        """Let the replicas of a teacher vote on the probe; of two that disagree, the one listed first is right."""
+        asked = {
+            asyncio.create_task(monitor.admission.probe(monitor.infos[pool.name], _SETTLE_SECONDS)): pool
+            for pool, monitor in members
+        }
+        if not asked:
+            return
+        done, late = await asyncio.wait(asked, timeout=_SETTLE_SECONDS)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        vectors: dict[str, list[NDArray[np.float32]]] = {}
+        for task in (task for task in asked if task in done):
+            vector = None if task.exception() is not None else task.result()
+            if vector is not None:
+                vectors.setdefault(asked[task].name, []).append(vector)
+        for name, found in vectors.items():
+            self.pools[name].settle_reference(found)
+
+    def _missing(self) -> list[str]:
+        """Teachers that must have a replica before connect returns and have none."""
+        asked = {name for source in self._sources for name in source.teachers or ()}
+        names = asked or set(self.pools)
+        return sorted(name for name in names if not self.usable(name)) or ([] if names else [_ANY])
+
+    def _why_not_connected(self) -> OpdError:
+        monitors = self.monitors.values()
+        errors = [monitor.error for monitor in monitors if monitor.error is not None]
+        sentences = " ".join(str(error) for error in errors)
+        if not self.monitors:
+            listed = ", ".join(source.text for source in self._sources)
+            return UnavailableError(f"no teacher server is listed at {listed}; check the file or the name.")
+        if len(errors) == len(self.monitors):
+            if all(isinstance(error, AuthError) for error in errors):
+                return AuthError(f"no teacher server accepts this client: {sentences}")
+            return UnavailableError(f"no teacher server answers: {sentences} Start one or fix the address.")
+        served = sorted({name for monitor in monitors for name in monitor.infos})
+        missing = self._missing()
+        if missing == [_ANY]:
+            return TeacherNotFoundError(
+                f"{', '.join(self.monitors)} answered, but no teacher there may be used; load one, or check the names "
+                "behind the addresses."
+            )
+        absent = [name for name in missing if name not in served]
+        if absent:
+            return TeacherNotFoundError(
+                f"teacher {absent[0]!r} is not served in this fleet; it serves {', '.join(served) or 'nothing'}."
+            )
+        reasons = [
+            f"{monitor.address} is {life.state}, {life.reason}"
+            for monitor in monitors
+            for name, life in monitor.lives.items()
+            if name in missing
+        ]
+        return UnavailableError(f"teacher {missing[0]!r} has no usable replica: {'; '.join(reasons)}.")
+
+    async def _wait_for_news(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+        self._news.clear()
+
+    # Discovery.
+
+    async def _keep_discovering(self) -> None:
+        if all(source.text.partition(":")[0] not in ("file", "dns") for source in self._sources):
+            return
+        while True:
+            await asyncio.sleep(self.settings.discovery_seconds)
+            try:
+                await self._discover(first=False)
+            except Exception:
+                log.exception("discovery failed; the known servers stay")
+
+    async def _discover(self, *, first: bool) -> None:
+        self._found = await resolve_all(self._sources, {} if first else self._found)
+        self._places = merge(self._found)
+        for address in self._places:
+            if address not in self.monitors:
+                self._join(address)
+        for address, monitor in list(self.monitors.items()):
+            if address not in self._places and not monitor.leaving:
+                task = asyncio.create_task(self._leave(monitor), name=f"leave {address}")
+                self._leavers.add(task)
+                task.add_done_callback(self._leavers.discard)
+
+    def _join(self, address: str) -> None:
+        server = self.on_join(address)
+        monitor = self.monitors[address] = ReplicaMonitor(address, self._link(address), server, self)
+        if self._elected:
+            monitor.admission.open()
+        monitor.start()
+
+    async def _leave(self, monitor: ReplicaMonitor) -> None:
+        """Let a server that is no longer listed finish what it has, then forget it."""
+        monitor.leaving = True
+        for name, life in monitor.lives.items():
+            monitor.apply(name, life.retired(self.now(), "no longer listed"))
+        while monitor.server.rpcs and monitor.address not in self._places:
+            await asyncio.sleep(0.1)
+        await monitor.stop()
+        self.monitors.pop(monitor.address, None)
+        self.on_leave(monitor.address)
+        if monitor.address in self._places:
+            self._join(monitor.address)
+
+    async def close(self) -> None:
+        """End discovery and all monitors."""
+        tasks = [task for task in (self._discovery, *self._leavers) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(monitor.stop() for monitor in self.monitors.values()), return_exceptions=True)

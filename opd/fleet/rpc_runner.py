@@ -1,0 +1,114 @@
+"""Runs RPCs on the servers, one attempt each, as asyncio tasks; what their rows get is decided by the dispatcher."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+
+from opd.errors import CorruptPayloadError, IncompatibleTeacherError, OpdError, UnavailableError
+from opd.fleet.membership.link import ReplicaRequest
+from opd.fleet.membership.pool import Pool
+from opd.fleet.membership.replica_monitor import ReplicaMonitor
+from opd.fleet.scheduling.in_flight import Rpc, ScoreTask
+from opd.wire.types import Scores
+
+log = logging.getLogger("opd.fleet")
+
+
+class RpcRunner:
+    """Sends RPCs, and reports every answered row and every end.
+
+    Args:
+        monitors: of the servers, by address; kept up to date by the owner.
+        pools: by teacher; kept up to date by the owner.
+        client: name of this client, the prefix of request ids.
+        now: the fleet's clock in seconds.
+        idle_seconds: without any message after which an RPC is given up.
+        on_answer: called with (rpc, task, scores) for every row, as it arrives.
+        on_end: called with (rpc, error) once for every RPC that was launched, however it ended; the error is None
+            when all rows were answered, or when it was cancelled without a reason.
+    """
+
+    def __init__(
+        self,
+        monitors: Mapping[str, ReplicaMonitor],
+        pools: Mapping[str, Pool],
+        client: str,
+        now: Callable[[], float],
+        idle_seconds: float,
+        *,
+        on_answer: Callable[[Rpc, ScoreTask, Scores], None],
+        on_end: Callable[[Rpc, OpdError | None], None],
+    ) -> None:
+        self._monitors = monitors
+        self._pools = pools
+        self._prefix = f"{client}-{random.SystemRandom().getrandbits(32):08x}"
+        self._now = now
+        self._idle_seconds = idle_seconds
+        self._on_answer = on_answer
+        self._on_end = on_end
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._reasons: dict[int, str] = {}
+
+    def launch(self, rpc: Rpc) -> None:
+        """Send an RPC; returns at once."""
+        running = asyncio.get_running_loop().create_task(self._run(rpc))
+        self._running[rpc.number] = running
+        # Outside the task: one that is cancelled before its first turn runs no line of its own, `finally` neither.
+        running.add_done_callback(lambda done: self._ended(rpc, done))
+
+    def cancel(self, rpc: Rpc, lost: str = "") -> None:
+        """End an RPC; `lost` is why its replica was given up, "" when its rows are simply not needed any more."""
+        running = self._running.get(rpc.number)
+        if running is not None:
+            if lost:
+                self._reasons[rpc.number] = lost
+            running.cancel()
+
+    async def close(self) -> None:
+        """Cancel all RPCs and wait for their ends."""
+        running = list(self._running.values())
+        for one in running:
+            one.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    async def _run(self, rpc: Rpc) -> None:
+        monitor, pool = self._monitors[rpc.server.address], self._pools[rpc.teacher]
+        first = rpc.tasks[0]
+        latest = max(task.deadline for task in rpc.tasks)
+        timeout = None if latest == float("inf") else max(0.01, latest - self._now())
+        if pool.info is None or pool.identity is None:
+            raise UnavailableError(f"teacher {rpc.teacher!r} has no replica that was admitted.")
+        weights = pool.identity.weights_hash
+        request = ReplicaRequest(
+            request_id=f"{self._prefix}-{rpc.number}",
+            info=pool.info,
+            items=[task.item for task in rpc.tasks],
+            spec=first.spec,
+            temperature=first.temperature,
+            weights_hash=weights,
+            trace=first.trace,
+        )
+        async with aclosing(monitor.link.score(request, timeout, self._idle_seconds)) as answers:
+            async for index, scores in answers:
+                if scores.weights_hash != weights:
+                    raise IncompatibleTeacherError(f"replica {rpc.server.address} answered with other weights.")
+                self._on_answer(rpc, rpc.tasks[index], scores)
+        if rpc.waiting:
+            raise CorruptPayloadError(f"replica {rpc.server.address} left {len(rpc.waiting)} rows unanswered.")
+
+    def _ended(self, rpc: Rpc, running: asyncio.Task[None]) -> None:
+        self._running.pop(rpc.number, None)
+        lost = self._reasons.pop(rpc.number, "")
+        error: OpdError | None = None
+        if running.cancelled():
+            if lost:
+                error = UnavailableError(f"replica {rpc.server.address} was given up: {lost}")
+        elif (found := running.exception()) is not None:
+            if isinstance(found, OpdError):
+                error = found
+            else:
+                log.error("RPC %d to replica %s failed by a bug", rpc.number, rpc.server.address, exc_info=found)
+                error = UnavailableError(f"replica {rpc.server.address} could not be asked: {found!r}.")
+        self._on_end(rpc, error)
