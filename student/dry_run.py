@@ -36,7 +36,7 @@ def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
     plugins = build_plugins(recipe)
     lines = [yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), _describe(plugins.needs)]
     if not offline:
-        source = build_prompts(recipe.prompts, seed=recipe.seed)
+        source = build_prompts(recipe.prompts, seed=recipe.seed, modes=recipe.modes)
         try:
             lines += _try_out(recipe, plugins.needs, source)
         finally:

@@ -99,7 +99,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     """
     _set_up_torch(recipe)
     plugins = build_plugins(recipe)
-    source = build_prompts(recipe.prompts, seed=recipe.seed)
+    source = build_prompts(recipe.prompts, seed=recipe.seed, modes=recipe.modes)
     stack.callback(source.close)
     path, revision = (model_path, None) if model_path else (recipe.model.path, recipe.model.revision)
     fit_prompts(recipe, source, load_tokenizer(path, revision))

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from opd.config import Settings
 from opd.fleet.settings import FleetSettings
+from opd.tasks.modes import ModeSettings
 from opd.tasks.settings import PromptSettings
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -123,6 +124,10 @@ class Recipe(Settings):
     model: ModelSettings = Field(description="The student.")
     teachers: TeacherSettings | None = Field(None, description="The served models; may be absent for plain RL.")
     prompts: PromptSettings = Field(description="Training and held-out prompts.")
+    modes: dict[str, ModeSettings] = Field(
+        default_factory=dict,
+        description="Modes in which prompts are asked, by name: a mark, a budget and a teacher each (ORBIT).",
+    )
     rollout: RolloutSettings = Field(default_factory=RolloutSettings, description="What the student samples.")
     objective: list[dict[str, Any]] = Field(
         default_factory=lambda: [{"name": "opd"}],

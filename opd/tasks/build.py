@@ -1,20 +1,31 @@
 """Prompt sources from their settings."""
 
+from collections.abc import Mapping
+
+from opd.tasks.modes import ModeSettings, ModesSource
 from opd.tasks.settings import DatasetSettings, FileSettings, MixSettings, TaskSettings
 from opd.tasks.source import PromptSource
 
 
-def build_prompts(settings: DatasetSettings | FileSettings | TaskSettings | MixSettings, *, seed: int) -> PromptSource:
+def build_prompts(
+    settings: DatasetSettings | FileSettings | TaskSettings | MixSettings,
+    *,
+    seed: int,
+    modes: Mapping[str, ModeSettings] | None = None,
+) -> PromptSource:
     """The source that `settings` describe.
 
     Args:
         settings: an instance of the `PromptSettings` union.
         seed: decides the order of tables and the problems of procedural tasks.
+        modes: by name; every prompt is asked in one of them.
 
     Raises:
         ConfigError: for an unknown task or verifier, or wrong task options.
         DataError: for data that cannot be read.
     """
+    if modes:
+        return ModesSource(build_prompts(settings, seed=seed), modes)
     # Imported here because tables need pyarrow or datasets, which procedural tasks do without.
     if isinstance(settings, TaskSettings):
         from opd.tasks.procedural import build_procedural

@@ -27,6 +27,7 @@ class Prompt:
         extra: whatever the source wants to keep, for example operands or a worked solution.
         template_options: what the chat template is given beside the messages, for example enable_thinking.
         place: where the prompt was read, for messages: file and line.
+        max_new_tokens: longest response to this prompt, tokens, where it is shorter than the run's; None for the run's.
     """
 
     uid: str
@@ -39,6 +40,7 @@ class Prompt:
     extra: Mapping[str, Any] = field(default_factory=dict)
     template_options: Mapping[str, Any] = field(default_factory=dict)
     place: str = field(default="", compare=False)
+    max_new_tokens: int | None = None
 
     @classmethod
     def make(

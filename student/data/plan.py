@@ -49,13 +49,15 @@ def plan_step(
 ) -> StepPlan:
     """`samples` responses for each of `prompts`, group after group.
 
-    A prompt that occurs twice in a step gets distinct sample indices, so that no two rows share a random stream.
+    A prompt that occurs twice in a step gets distinct sample indices, so that no two rows share a random stream. A
+    prompt's own length limit holds where it is shorter.
     """
     seen: dict[str, int] = {}
     rows = []
     for prompt in prompts:
         first = seen.get(prompt.uid, 0)
         seen[prompt.uid] = first + samples
+        longest = min(max_new_tokens, prompt.max_new_tokens or max_new_tokens)
         for sample in range(first, first + samples):
-            rows.append(PlannedRow(RowKey(step, prompt.uid, sample), prompt, max_new_tokens, temperature))
+            rows.append(PlannedRow(RowKey(step, prompt.uid, sample), prompt, longest, temperature))
     return StepPlan(step, tuple(rows))

@@ -7,6 +7,7 @@ from typing import Any
 
 from opd.errors import DataError
 from opd.tasks.encode import encode_prompt
+from opd.tasks.modes import check_marks
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
 from opd.wire.fingerprint import chat_template_hash
@@ -25,7 +26,9 @@ def fit_prompts(recipe: Recipe, source: PromptSource, tokenizer: Any) -> None:
     Raises:
         DataError: for a long prompt with its file and line, or an option that the template never reads.
     """
-    check_template_options(source.prompts("train", 1), tokenizer)
+    (first,) = source.prompts("train", 1)
+    check_template_options([first], tokenizer)
+    check_marks(recipe.modes, first, tokenizer)
     rollout = recipe.rollout
     dropped = source.limit(
         lambda prompt: len(encode_prompt(prompt, tokenizer)),

@@ -1,0 +1,169 @@
+"""Modes: the same problems asked with several thinking budgets, each with a mark in the prompt and its own teacher.
+
+    modes:
+      long:  {budget: 4096, system: "Think as long as you need."}
+      short: {budget: 512, system: "Answer after a few words of thought."}
+
+A prompt in a mode carries the mark, the mode's budget as its own length limit, the mode's name as its domain, so that
+routes, metrics and evaluations tell modes apart, and the mode's teacher. Source: ORBIT, arXiv 2601.08310.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from opd.config import Settings
+from opd.errors import ConfigError
+from opd.tasks.encode import encode_prompt
+from opd.tasks.prompt import Message, Prompt
+from opd.tasks.source import Labels, PromptSource, Split
+from opd.tasks.verdict import Verdict
+
+MODE, UNMARKED = "mode", "unmarked"
+"""Keys of `Prompt.extra`: the mode's name, and the text or messages before the mark."""
+
+
+class ModeSettings(Settings):
+    """One way to be asked."""
+
+    budget: int = Field(ge=1, description="Longest response in this mode, tokens.")
+    prefix: str = Field("", description="Text put before the prompt, in a chat before the last user message.")
+    suffix: str = Field("", description="Text put after the prompt, in a chat after the last user message.")
+    system: str = Field("", description="System text of chat prompts; it follows one that is there already.")
+    teacher: str | None = Field(None, description="Teacher of rows in this mode; by default the mode's name.")
+    weight: int = Field(1, ge=1, le=1000, description="Share of the rows: weights 3 and 1 give 3 rows to 1.")
+
+    @model_validator(mode="after")
+    def _marked(self) -> "ModeSettings":
+        if not (self.prefix or self.suffix or self.system):
+            raise ValueError("a mode needs a mark that the student can read; set prefix, suffix or system")
+        return self
+
+    def mark(self, prompt: Prompt, name: str) -> Prompt:
+        """The prompt asked in this mode; a prompt that is in another mode is taken out of it first."""
+        prompt = unmark(prompt)
+        content: str | Sequence[Message]
+        if prompt.messages is None:
+            if self.system:
+                raise ConfigError(
+                    f"mode {name!r} has a system text, but {prompt.name} is plain text; set chat: true or use prefix."
+                )
+            content = f"{self.prefix}{prompt.text}{self.suffix}"
+        else:
+            content = self._mark_messages(prompt.messages)
+        return replace(
+            Prompt.make(
+                content,
+                answer=prompt.answer,
+                teacher=self.teacher or name,
+                domain=name,
+                extra={**prompt.extra, MODE: name, UNMARKED: _content(prompt)},
+                template_options=prompt.template_options,
+                place=prompt.place,
+            ),
+            content_hash=prompt.content_hash,
+            max_new_tokens=self.budget,
+        )
+
+    def _mark_messages(self, messages: Sequence[Message]) -> list[Message]:
+        marked = [dict(message) for message in messages]
+        if self.system:
+            if marked[0]["role"] == "system":
+                marked[0]["content"] += f"\n{self.system}"
+            else:
+                marked.insert(0, {"role": "system", "content": self.system})
+        last = max((i for i, message in enumerate(marked) if message["role"] == "user"), default=len(marked) - 1)
+        marked[last]["content"] = f"{self.prefix}{marked[last]['content']}{self.suffix}"
+        return marked  # type: ignore[return-value]
+
+
+def mode_of(prompt: Prompt) -> str | None:
+    """The mode that a prompt is asked in, None for none."""
+    return prompt.extra.get(MODE)
+
+
+def unmark(prompt: Prompt) -> Prompt:
+    """The prompt without its mode's mark; uid, domain and teacher stay the marked one's."""
+    content = prompt.extra.get(UNMARKED)
+    if content is None:
+        return prompt
+    extra = {key: value for key, value in prompt.extra.items() if key not in (MODE, UNMARKED)}
+    if isinstance(content, str):
+        return replace(prompt, text=content, messages=None, extra=extra)
+    return replace(prompt, text=None, messages=tuple(content), extra=extra)
+
+
+def _content(prompt: Prompt) -> Any:
+    return prompt.text if prompt.messages is None else [dict(message) for message in prompt.messages]
+
+
+class ModesSource:
+    """A source whose prompts are asked in modes.
+
+    Training prompts take the modes in turn, by weight; a held-out prompt is asked in every mode, one after the other,
+    so that modes are compared on the same problems.
+    """
+
+    def __init__(self, source: PromptSource, modes: Mapping[str, ModeSettings]) -> None:
+        self._source = source
+        self.modes = dict(modes)
+        slots = sorted(
+            ((k + 0.5) / m.weight, i, name) for i, (name, m) in enumerate(modes.items()) for k in range(m.weight)
+        )
+        self._pattern = [name for _, _, name in slots]
+
+    def prompts(self, split: Split, count: int, start: int = 0) -> list[Prompt]:
+        """See `PromptSource.prompts`."""
+        order = self._pattern if split == "train" else list(self.modes)
+        found: list[Prompt] = []
+        each = 1 if split == "train" else len(order)
+        for index in range(start, start + count):
+            (prompt,) = self._source.prompts(split, 1, index // each)
+            name = order[index % len(order)]
+            found.append(self.modes[name].mark(prompt, name))
+        return found
+
+    def limit(self, measure: Callable[[Prompt], int], longest: int, *, drop: bool) -> int:
+        """See `PromptSource.limit`; a prompt counts with its longest mark."""
+
+        def marked(prompt: Prompt) -> int:
+            return max(measure(mode.mark(prompt, name)) for name, mode in self.modes.items())
+
+        return self._source.limit(marked, longest, drop=drop)
+
+    def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        """See `PromptSource.verify`."""
+        return self._source.verify(unmark(prompt), completion)
+
+    def labels(self) -> Labels | None:
+        """See `PromptSource.labels`: the modes' teachers."""
+        return frozenset((mode.teacher or name, name) for name, mode in self.modes.items())
+
+    def close(self) -> None:
+        """See `PromptSource.close`."""
+        self._source.close()
+
+
+def check_marks(modes: Mapping[str, ModeSettings], prompt: Prompt, tokenizer: Any) -> None:
+    """Refuse modes that the student cannot tell apart.
+
+    Args:
+        modes: by name.
+        prompt: any prompt of the source.
+        tokenizer: the student's.
+
+    Raises:
+        ConfigError: when a prompt has the same ids in two modes, or in one mode begins with all its ids in the other.
+    """
+    ids = {name: encode_prompt(mode.mark(prompt, name), tokenizer) for name, mode in modes.items()}
+    for one, other in combinations(ids, 2):
+        short, long = sorted((one, other), key=lambda name: len(ids[name]))
+        if ids[long][: len(ids[short])] == ids[short]:
+            how = "has the same ids" if len(ids[long]) == len(ids[short]) else "is the beginning of what it is"
+            raise ConfigError(
+                f"a prompt in mode {short!r} {how} in mode {long!r}, so that the student cannot tell them apart; give "
+                "them other marks."
+            )
