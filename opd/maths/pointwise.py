@@ -15,6 +15,9 @@ and is tested against it.
     skew_forward_kl   KL(T || w T + (1-w) S)                                          slope  -(1-w) p q / m
     skew_reverse_kl   KL(S || w S + (1-w) T)                                          slope  p (log p - log m - w p / m)
     total_variation   1/2 sum |p - q|                                                 slope  p sign(p - q) / 2
+
+The mixture's logarithm is taken as log m = log p + softplus(x) - softplus(logit w) with x = log q - log p + logit w:
+w q + (1-w) p itself underflows where both probabilities do, and loses the smaller one where they differ a lot.
 """
 
 import math
@@ -95,30 +98,33 @@ def divergence_spec(kind: str, *, weight: float | None = None, normalised: bool 
     return Spec(kind, weight, 1.0 / (weight * (1.0 - weight)))
 
 
-def is_moderate(weight: float) -> bool:
-    """Whether the mixture w T + (1 - w) S has an accurate logarithm: it is at least a hundredth of either side."""
-    return 0.01 <= weight <= 0.99
+def logit(weight: float) -> float:
+    """log(w / (1 - w)) of a mixture weight in (0, 1)."""
+    return math.log(weight) - math.log1p(-weight)
 
 
-def log_mix_ratio(weight: float, log_ratio: Tensor) -> Tensor:
-    """log(1 - w + w e^r), accurate for small w and small r, free of overflow for large r.
+def _softplus_pair(x: Float[Tensor, "..."]) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+    """(softplus(x), softplus(-x)), where softplus(x) = log(1 + e^x); accurate at any x, infinities allowed."""
+    # log1p(e^-|x|) serves both signs: one exponential and one logarithm for the two.
+    shared = torch.log1p_(torch.exp_(x.abs().neg_()))
+    return shared + x.clamp(min=0.0), shared.sub_(x.clamp(max=0.0))
 
-    Args:
-        weight: w in (0, 1).
-        log_ratio: r, any shape; -inf and +inf allowed.
-    """
-    bounded = torch.log1p(weight * torch.expm1(log_ratio.clamp(max=20.0)))
-    grown = log_ratio + math.log(weight) + torch.log1p((1.0 - weight) / weight * torch.exp(-log_ratio.clamp(min=20.0)))
-    return torch.where(log_ratio > 20.0, grown, bounded)
+
+def _log_odds(weight: float, like: Float[Tensor, "..."]) -> Float[Tensor, ""]:
+    # A tensor and no number: softplus of it then rounds as softplus of the entries does, so that log m - log p is
+    # exactly 0 where the models agree.
+    return torch.full((), logit(weight), dtype=like.dtype, device=like.device)
 
 
 def term_and_slope(
     spec: Spec,
-    log_p: Float[Tensor, "..."],
-    log_q: Float[Tensor, "..."],
-    p: Float[Tensor, "..."] | None = None,
-    q: Float[Tensor, "..."] | None = None,
-) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+    log_p: Float[Tensor, "*n V"],
+    log_q: Float[Tensor, "*n V"],
+    p: Float[Tensor, "*n V"] | None = None,
+    q: Float[Tensor, "*n V"] | None = None,
+    *,
+    whole: bool = False,
+) -> tuple[Float[Tensor, "*n V"], Float[Tensor, "*n V"]]:
     """Summand and slope of a divergence (see the module), before `spec.scale`.
 
     Args:
@@ -127,6 +133,8 @@ def term_and_slope(
         log_q: log-probs of the teacher; -inf allowed. Entries that are -inf on both sides contribute nothing.
         p: exp(log_p), if at hand.
         q: exp(log_q), if at hand.
+        whole: give the slope as defined, for masses that do not sum to one; by default a multiple of p is taken off, so
+            that it is 0 at the entry with the highest p (forward_kl: always whole).
 
     Returns:
         (term, slope), both like `log_p`; +inf where the divergence is infinite.
@@ -135,28 +143,35 @@ def term_and_slope(
     if spec.kind is Kind.FORWARD_KL:
         return _where_positive(q, q * (log_q - log_p)), -q
     if spec.kind is Kind.REVERSE_KL:
-        term = _where_positive(p, p * (log_p - log_q))
-        return term, term
+        tilt = log_p - log_q
+        return _where_positive(p, p * tilt), _slope(p, tilt, whole)
     if spec.kind is Kind.TOTAL_VARIATION:
         gap = p - q
-        return 0.5 * gap.abs(), 0.5 * p * gap.sign()
-    if spec.kind is Kind.JSD:
-        if is_moderate(w):
-            log_m = torch.add(w * q, p, alpha=1.0 - w).log_()
-            student_part, teacher_part = p * (log_p - log_m), q * (log_q - log_m)
-        else:
-            student_part, teacher_part = (
-                -p * log_mix_ratio(w, log_q - log_p),
-                -q * log_mix_ratio(1.0 - w, log_p - log_q),
-            )
-        student_part, teacher_part = _where_positive(p, student_part), _where_positive(q, teacher_part)
-        return w * teacher_part + (1.0 - w) * student_part, (1.0 - w) * student_part
+        return 0.5 * gap.abs(), _slope(p, 0.5 * gap.sign(), whole)
+    odds = _log_odds(w if spec.kind is Kind.JSD else 1.0 - w, log_p)
     if spec.kind is Kind.SKEW_FORWARD_KL:
-        log_ratio = log_mix_ratio(1.0 - w, log_p - log_q)  # log m - log q
-        return _where_positive(q, -q * log_ratio), _where_positive(q, -(1.0 - w) * p * torch.exp(-log_ratio))
-    log_ratio = log_mix_ratio(1.0 - w, log_q - log_p)  # log m - log p
-    term = _where_positive(p, -p * log_ratio)
-    return term, term - _where_positive(p, w * p * torch.exp(-log_ratio))
+        log_ratio = _softplus_pair(log_p - log_q + odds)[0] - _softplus_pair(odds)[0]  # log m - log q
+        return _where_positive(q, -q * log_ratio), _slope(p, (w - 1.0) * torch.exp(-log_ratio), whole)
+    x = log_q - log_p + odds
+    (p_under_m, q_under_m), (p_base, q_base) = _softplus_pair(x), _softplus_pair(odds)
+    student_part = _where_positive(p, p * (p_base - p_under_m))  # p (log p - log m)
+    # The tilts leave p_base out where they may: what remains is as small as q / p where the teacher has almost nothing.
+    if spec.kind is Kind.SKEW_REVERSE_KL:
+        return student_part, _slope(p, torch.sigmoid(x) - p_under_m + (p_base - 1.0 if whole else 0.0), whole)
+    teacher_part = _where_positive(q, q * (q_base - q_under_m))  # q (log q - log m)
+    tilt = (1.0 - w) * (p_base - p_under_m if whole else -p_under_m)
+    return w * teacher_part + (1.0 - w) * student_part, _slope(p, tilt, whole)
+
+
+def _slope(p: Tensor, tilt: Tensor, whole: bool) -> Tensor:
+    """The slope p * tilt, or p * (tilt - that of the most likely entry).
+
+    The gradient p_i (tilt_i - sum_j p_j tilt_j) is the same for both. Where the student is sure of an entry, that is a
+    small difference of large numbers there, and all rounding unless the tilts are taken relative to that entry's.
+    """
+    if not whole:
+        tilt = tilt - tilt.gather(-1, p.argmax(-1, keepdim=True))
+    return _where_positive(p, p * tilt)
 
 
 def _where_positive(probability: Tensor, values: Tensor) -> Tensor:

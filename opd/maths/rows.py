@@ -14,14 +14,13 @@ from opd.maths.pointwise import Kind, Spec, term_and_slope
 
 
 class Row(IntEnum):
-    """Rows of a statistics tensor [6, n]; everything in nats at the given temperature, before `Spec.scale`."""
+    """Rows of a statistics tensor [5, n]; everything in nats at the given temperature, before `Spec.scale`."""
 
     STUDENT_LOG_Z = 0
     TEACHER_LOG_Z = 1
     VALUE = 2
-    SLOPE_SUM = 3
-    STUDENT_ENTROPY = 4
-    TEACHER_ENTROPY = 5
+    STUDENT_ENTROPY = 3
+    TEACHER_ENTROPY = 4
 
 
 def fold_rows_(
@@ -32,7 +31,7 @@ def fold_rows_(
     *,
     soft_cap: float = 0.0,
     factor: Float[Tensor, " n"] | None = None,
-) -> Float[Tensor, "6 n"]:
+) -> Float[Tensor, "5 n"]:
     """Statistics of each row in the order of `Row`; overwrites both arguments.
 
     Args:
@@ -56,12 +55,12 @@ def fold_rows_(
     if careful:
         ours, theirs = _entropy(p, student), _entropy(q, teacher)
     if careful or spec.kind not in (Kind.FORWARD_KL, Kind.REVERSE_KL):
-        value, slopes = _fold_any_(student, teacher, p, q, spec, factor)
+        value = _fold_any_(student, teacher, p, q, spec, factor)
     else:
-        value, slopes = _fold_kl_(student, teacher, p, q, spec.kind is Kind.FORWARD_KL, factor)
+        value = _fold_kl_(student, teacher, p, q, spec.kind is Kind.FORWARD_KL, factor)
     if slack is not None:
         student *= slack
-    return torch.stack([our_log_z, their_log_z, value, slopes, ours, theirs])
+    return torch.stack([our_log_z, their_log_z, value, ours, theirs])
 
 
 def _normalise_(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -80,7 +79,7 @@ def _normalise_(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
 
 def _fold_kl_(
     log_p: Tensor, log_q: Tensor, p: Tensor, q: Tensor, forward: bool, factor: Tensor | None
-) -> tuple[Tensor, Tensor]:
+) -> Float[Tensor, " n"]:
     """The two KLs of rows without excluded entries, with as few sweeps as they need."""
     log_ratio = torch.sub(log_p, log_q, out=log_q)
     value = -_dot(q, log_ratio) if forward else _dot(p, log_ratio)
@@ -89,19 +88,18 @@ def _fold_kl_(
     elif factor is not None:
         p *= factor.unsqueeze(-1)
         torch.mul(p, log_ratio.sub_(value.unsqueeze(-1)), out=log_p)
-    return value, torch.full_like(value, -1.0) if forward else value
+    return value
 
 
 def _fold_any_(
     log_p: Tensor, log_q: Tensor, p: Tensor, q: Tensor, spec: Spec, factor: Tensor | None
-) -> tuple[Tensor, Tensor]:
+) -> Float[Tensor, " n"]:
     """Any divergence, excluded entries included, from the definition."""
     term, slope = term_and_slope(spec, log_p, log_q, p, q)
-    value, slopes = term.sum(-1), slope.sum(-1)
     if factor is not None:
-        gradient = torch.addcmul(slope, p, slopes.unsqueeze(-1), value=-1.0)
+        gradient = torch.addcmul(slope, p, slope.sum(-1, keepdim=True), value=-1.0)
         torch.mul(gradient, factor.unsqueeze(-1), out=log_p)
-    return value, slopes
+    return term.sum(-1)
 
 
 def _dot(left: Tensor, right: Tensor) -> Float[Tensor, " n"]:

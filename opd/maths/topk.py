@@ -106,13 +106,13 @@ def _check_tail(spec: Spec, tail: str, has_tail: bool) -> None:
 class _BucketDivergence(torch.autograd.Function):
     """Divergence of [..., B] log-masses, differentiated with respect to the student's log-masses.
 
-    Slopes leave out multiples of p. Over buckets that sum to one these cancel, because the gradients of the log-masses
-    are those of a softmax; the generalised forms, whose masses do not sum to one, add the multiple back.
+    Over buckets that sum to one a multiple of p in the slope cancels, because the gradients of the log-masses are those
+    of a softmax; the generalised forms, whose masses do not sum to one, need the whole slope.
     """
 
     @staticmethod
     def forward(ctx: Any, student: Tensor, teacher: Tensor, spec: Spec, generalised: bool) -> Tensor:
-        term, slope = term_and_slope(spec, student, teacher)
+        term, slope = term_and_slope(spec, student, teacher, whole=generalised)
         if generalised and spec.kind is Kind.FORWARD_KL:
             term, slope = term + student.exp() - teacher.exp(), slope + student.exp()
         elif generalised and spec.kind is Kind.REVERSE_KL:

@@ -11,7 +11,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from opd.maths.pointwise import Kind, Spec, is_moderate
+from opd.maths.pointwise import Kind, Spec, logit
 from opd.maths.rows import Row
 
 _BLOCK = 2048
@@ -22,6 +22,11 @@ _REVERSE = tl.constexpr(_CODES[Kind.REVERSE_KL])
 _JSD = tl.constexpr(_CODES[Kind.JSD])
 _SKEW_FORWARD = tl.constexpr(_CODES[Kind.SKEW_FORWARD_KL])
 _SKEW_REVERSE = tl.constexpr(_CODES[Kind.SKEW_REVERSE_KL])
+_OUR_LOG_Z, _THEIR_LOG_Z, _VALUE, _OUR_ENTROPY, _THEIR_ENTROPY = (tl.constexpr(row.value) for row in Row)
+# Columns of the figures that the gradient needs, after those of `Row`: the greatest logit of either side, the logarithm
+# of the sum of e^(logit - greatest), the tilt of the student's most likely entry, and the sum of the slopes.
+_OUR_MAX, _OUR_LOG_SUM, _THEIR_MAX, _THEIR_LOG_SUM, _CENTRE, _SLOPES = (tl.constexpr(len(Row) + i) for i in range(6))
+_COLUMNS = tl.constexpr(len(Row) + 6)
 
 
 def fold_(
@@ -32,19 +37,15 @@ def fold_(
     *,
     soft_cap: float = 0.0,
     factor: Float[Tensor, " n"] | None = None,
-) -> Float[Tensor, "6 n"]:
+) -> Float[Tensor, "5 n"]:
     """`opd.maths.rows.fold_rows_` for a whole tile, but for leaving `teacher` as it is."""
     rows, vocabulary = student.shape
-    figures = torch.empty(rows, len(Row), dtype=torch.float32, device=student.device)
+    figures = torch.empty(rows, _COLUMNS.value, dtype=torch.float32, device=student.device)
     strides = student.stride(0), teacher.stride(0)
-    numbers = 1.0 / temperature, spec.weight, 1.0 - spec.weight
-    constants = {
-        "VOCABULARY": vocabulary,
-        "KIND": _CODES[spec.kind],
-        "MODERATE": is_moderate(spec.weight),
-        "BLOCK": _BLOCK,
-        "num_warps": 8,
-    }
+    # Of jsd the mixture is w T + (1-w) S, of the skewed KLs it is the other way round.
+    odds = 0.0 if not spec.weight else logit(spec.weight) if spec.kind is Kind.JSD else -logit(spec.weight)
+    numbers = 1.0 / temperature, spec.weight, 1.0 - spec.weight, odds
+    constants = {"VOCABULARY": vocabulary, "KIND": _CODES[spec.kind], "BLOCK": _BLOCK, "num_warps": 8}
     _statistics_kernel[(rows,)](student, teacher, figures, *strides, *numbers, **constants)
     if factor is not None:
         _gradient_kernel[(rows, triton.cdiv(vocabulary, _BLOCK))](
@@ -58,70 +59,70 @@ def fold_(
             HAS_SOFT_CAP=soft_cap > 0,
             **constants,
         )
-    return figures.t()
+    return figures[:, : len(Row)].t()
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _log_mix_ratio(weight, complement, log_ratio):  # type: ignore[no-untyped-def]
-    # log(c + w e^r) with c = 1 - w. log1p and expm1 by Kahan's corrections: the interpreter knows no libdevice.
-    bounded = tl.minimum(log_ratio, 20.0)
-    grown = tl.exp(bounded)
-    log_grown = tl.log(tl.maximum(grown, 0.5))
-    corrected = (grown - 1.0) * bounded / tl.where(log_grown == 0.0, 1.0, log_grown)
-    expm1 = tl.where(log_grown == 0.0, bounded, corrected)
-    x = weight * tl.where(bounded < -0.5, grown - 1.0, expm1)
-    shifted = 1.0 + x
+def _softplus(x):  # type: ignore[no-untyped-def]
+    # log(1 + e^x). log1p by Kahan's correction: the interpreter knows no libdevice.
+    small = tl.exp(-tl.abs(x))
+    shifted = 1.0 + small
     gap = shifted - 1.0
-    log1p = tl.where(gap == 0.0, x, tl.log(shifted) * (x / tl.where(gap == 0.0, 1.0, gap)))
-    rest = complement / weight * tl.exp(-tl.maximum(log_ratio, 20.0))
-    return tl.where(log_ratio > 20.0, log_ratio + tl.log(weight) + tl.log(1.0 + rest), log1p)
+    return tl.maximum(x, 0.0) + tl.where(gap == 0.0, small, tl.log(shifted) * (small / tl.where(gap == 0.0, 1.0, gap)))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _term_and_slope(  # type: ignore[no-untyped-def]
-    log_p, log_q, weight, complement, KIND: tl.constexpr, MODERATE: tl.constexpr
-):
-    # Mirrors opd.maths.pointwise.term_and_slope.
+def _term_and_tilt(log_p, log_q, weight, complement, odds, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+    # Mirrors opd.maths.pointwise.term_and_slope, whose slope is p * (tilt - that of the most likely entry); odds is the
+    # logit of the share that the other side has in the mixture.
     p = tl.exp(log_p)
     q = tl.exp(log_q)
     if KIND == _FORWARD:
         term = tl.where(q > 0, q * (log_q - log_p), 0.0)
-        slope = -q
+        tilt = tl.zeros_like(p)
     elif KIND == _REVERSE:
-        term = tl.where(p > 0, p * (log_p - log_q), 0.0)
-        slope = term
-    elif KIND == _JSD and MODERATE:
-        log_m = tl.log(weight * q + complement * p)
-        ours = tl.where(p > 0, p * (log_p - log_m), 0.0)
-        theirs = tl.where(q > 0, q * (log_q - log_m), 0.0)
-        term = weight * theirs + complement * ours
-        slope = complement * ours
+        tilt = log_p - log_q
+        term = tl.where(p > 0, p * tilt, 0.0)
     elif KIND == _JSD:
-        ours = tl.where(p > 0, -p * _log_mix_ratio(weight, complement, log_q - log_p), 0.0)
-        theirs = tl.where(q > 0, -q * _log_mix_ratio(complement, weight, log_p - log_q), 0.0)
+        x = log_q - log_p + odds
+        p_under_m = _softplus(x)
+        ours = tl.where(p > 0, p * (_softplus(odds) - p_under_m), 0.0)
+        theirs = tl.where(q > 0, q * (_softplus(-odds) - _softplus(-x)), 0.0)
         term = weight * theirs + complement * ours
-        slope = complement * ours
+        tilt = -complement * p_under_m
     elif KIND == _SKEW_FORWARD:
-        log_ratio = _log_mix_ratio(complement, weight, log_p - log_q)
+        log_ratio = _softplus(log_p - log_q + odds) - _softplus(odds)
         term = tl.where(q > 0, -q * log_ratio, 0.0)
-        slope = tl.where(q > 0, -complement * p * tl.exp(-log_ratio), 0.0)
+        tilt = -complement * tl.exp(-log_ratio)
     elif KIND == _SKEW_REVERSE:
-        log_ratio = _log_mix_ratio(complement, weight, log_q - log_p)
-        term = tl.where(p > 0, -p * log_ratio, 0.0)
-        slope = term - tl.where(p > 0, weight * p * tl.exp(-log_ratio), 0.0)
+        x = log_q - log_p + odds
+        p_under_m = _softplus(x)
+        term = tl.where(p > 0, p * (_softplus(odds) - p_under_m), 0.0)
+        tilt = tl.sigmoid(x) - p_under_m
     else:
         gap = p - q
         term = 0.5 * tl.abs(gap)
-        slope = 0.5 * p * tl.where(gap > 0, 1.0, tl.where(gap < 0, -1.0, 0.0))
-    return term, slope
+        tilt = tl.where(gap > 0, 0.5, tl.where(gap < 0, -0.5, 0.0))
+    return term, tilt
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _fold(running_max, running_sum, values):  # type: ignore[no-untyped-def]
-    # Online logsumexp. A block of -inf only leaves the sum as it is.
+def _slope(log_p, log_q, tilt, centre, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+    if KIND == _FORWARD:
+        slope = -tl.exp(log_q)
+    else:
+        p = tl.exp(log_p)
+        slope = tl.where(p > 0, p * (tilt - centre), 0.0)
+    return slope
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _fold(running_max, running_sum, values, inverse_temperature):  # type: ignore[no-untyped-def]
+    # Online logsumexp of values / temperature. A block of -inf only leaves the sum as it is.
     new_max = tl.maximum(running_max, tl.max(values, axis=0))
     anchor = tl.where(new_max == float("-inf"), 0.0, new_max)
-    return new_max, running_sum * tl.exp(running_max - anchor) + tl.sum(tl.exp(values - anchor), axis=0)
+    kept = running_sum * tl.exp((running_max - anchor) * inverse_temperature)
+    return new_max, kept + tl.sum(tl.exp((values - anchor) * inverse_temperature), axis=0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -134,43 +135,56 @@ def _statistics_kernel(  # type: ignore[no-untyped-def]
     inverse_temperature,
     weight,
     complement,
+    odds,
     VOCABULARY: tl.constexpr,
     KIND: tl.constexpr,
-    MODERATE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     ours, theirs = student + row * student_stride, teacher + row * teacher_stride
     our_max, our_sum = float("-inf"), 0.0
     their_max, their_sum = float("-inf"), 0.0
+    at_our_max = float("-inf")  # the teacher's logit where the student has its greatest
     for start in range(0, VOCABULARY, BLOCK):
         at = start + tl.arange(0, BLOCK)
         inside = at < VOCABULARY
-        zs = tl.load(ours + at, mask=inside, other=float("-inf")) * inverse_temperature
-        zt = tl.load(theirs + at, mask=inside, other=float("-inf")) * inverse_temperature
-        our_max, our_sum = _fold(our_max, our_sum, zs)
-        their_max, their_sum = _fold(their_max, their_sum, zt)
-    our_log_z = our_max + tl.log(our_sum)
-    their_log_z = their_max + tl.log(their_sum)
+        zs = tl.load(ours + at, mask=inside, other=float("-inf"))
+        zt = tl.load(theirs + at, mask=inside, other=float("-inf"))
+        highest = tl.max(zs, axis=0)
+        at_highest = tl.max(tl.where(zs == highest, zt, float("-inf")), axis=0)
+        at_our_max = tl.where(highest > our_max, at_highest, at_our_max)
+        our_max, our_sum = _fold(our_max, our_sum, zs, inverse_temperature)
+        their_max, their_sum = _fold(their_max, their_sum, zt, inverse_temperature)
+    our_log_sum, their_log_sum = tl.log(our_sum), tl.log(their_sum)
+    # Differences of logits first and the temperature after: exact at the greatest, whatever is fused.
+    top_log_q = (at_our_max - their_max) * inverse_temperature - their_log_sum
+    _, centre = _term_and_tilt(-our_log_sum, top_log_q, weight, complement, odds, KIND)
 
     value, slopes, our_entropy, their_entropy = 0.0, 0.0, 0.0, 0.0
     for start in range(0, VOCABULARY, BLOCK):
         at = start + tl.arange(0, BLOCK)
         inside = at < VOCABULARY
-        log_p = tl.load(ours + at, mask=inside, other=float("-inf")) * inverse_temperature - our_log_z
-        log_q = tl.load(theirs + at, mask=inside, other=float("-inf")) * inverse_temperature - their_log_z
-        term, slope = _term_and_slope(log_p, log_q, weight, complement, KIND, MODERATE)
+        zs = tl.load(ours + at, mask=inside, other=float("-inf"))
+        zt = tl.load(theirs + at, mask=inside, other=float("-inf"))
+        log_p = (zs - our_max) * inverse_temperature - our_log_sum
+        log_q = (zt - their_max) * inverse_temperature - their_log_sum
+        term, tilt = _term_and_tilt(log_p, log_q, weight, complement, odds, KIND)
         value += tl.sum(tl.where(inside, term, 0.0), axis=0)
-        slopes += tl.sum(tl.where(inside, slope, 0.0), axis=0)
+        slopes += tl.sum(tl.where(inside, _slope(log_p, log_q, tilt, centre, KIND), 0.0), axis=0)
         our_entropy -= tl.sum(tl.where(log_p > -1e30, tl.exp(log_p) * log_p, 0.0), axis=0)
         their_entropy -= tl.sum(tl.where(log_q > -1e30, tl.exp(log_q) * log_q, 0.0), axis=0)
-    out += row * 6
-    tl.store(out + 0, our_log_z)
-    tl.store(out + 1, their_log_z)
-    tl.store(out + 2, value)
-    tl.store(out + 3, slopes)
-    tl.store(out + 4, our_entropy)
-    tl.store(out + 5, their_entropy)
+    out += row * _COLUMNS
+    tl.store(out + _OUR_LOG_Z, our_max * inverse_temperature + our_log_sum)
+    tl.store(out + _THEIR_LOG_Z, their_max * inverse_temperature + their_log_sum)
+    tl.store(out + _VALUE, value)
+    tl.store(out + _OUR_ENTROPY, our_entropy)
+    tl.store(out + _THEIR_ENTROPY, their_entropy)
+    tl.store(out + _OUR_MAX, our_max)
+    tl.store(out + _OUR_LOG_SUM, our_log_sum)
+    tl.store(out + _THEIR_MAX, their_max)
+    tl.store(out + _THEIR_LOG_SUM, their_log_sum)
+    tl.store(out + _CENTRE, centre)
+    tl.store(out + _SLOPES, slopes)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -184,10 +198,10 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     inverse_temperature,
     weight,
     complement,
+    odds,
     soft_cap,
     VOCABULARY: tl.constexpr,
     KIND: tl.constexpr,
-    MODERATE: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -195,15 +209,14 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < VOCABULARY
     ours = student + row * student_stride + at
-    our_log_z = tl.load(figures + row * 6)
-    their_log_z = tl.load(figures + row * 6 + 1)
-    slopes = tl.load(figures + row * 6 + 3)
+    figures += row * _COLUMNS
     logits = tl.load(ours, mask=inside, other=float("-inf"))
     target = tl.load(teacher + row * teacher_stride + at, mask=inside, other=float("-inf"))
-    log_p = logits * inverse_temperature - our_log_z
-    log_q = target * inverse_temperature - their_log_z
-    _, slope = _term_and_slope(log_p, log_q, weight, complement, KIND, MODERATE)
-    gradient = slope - tl.exp(log_p) * slopes
+    log_p = (logits - tl.load(figures + _OUR_MAX)) * inverse_temperature - tl.load(figures + _OUR_LOG_SUM)
+    log_q = (target - tl.load(figures + _THEIR_MAX)) * inverse_temperature - tl.load(figures + _THEIR_LOG_SUM)
+    _, tilt = _term_and_tilt(log_p, log_q, weight, complement, odds, KIND)
+    slope = _slope(log_p, log_q, tilt, tl.load(figures + _CENTRE), KIND)
+    gradient = slope - tl.exp(log_p) * tl.load(figures + _SLOPES)
     if HAS_SOFT_CAP:
         capped = logits / soft_cap
         gradient *= 1.0 - capped * capped

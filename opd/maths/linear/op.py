@@ -42,7 +42,7 @@ def linear_divergence_op(
     backend: str,
     topk: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Weighted sum [], statistics [6, N] with the value scaled, gradients of the sum and top-k figures [7, N].
+    """Weighted sum [], statistics [5, N] with the value scaled, gradients of the sum and top-k figures [7, N].
 
     Gradients are empty when not wanted, figures [0, N] when `topk` is 0.
     """

@@ -27,7 +27,7 @@ class Tiles:
     """What a run over all tiles yields.
 
     Attributes:
-        statistics: [6, N] in the order of `opd.maths.rows.Row`.
+        statistics: [5, N] in the order of `opd.maths.rows.Row`.
         d_hidden: [N, H] gradient of the weighted sum of the divergences, dtype of the hidden states; empty when not
             wanted.
         d_head: [V, H] likewise, accumulator dtype.
@@ -35,7 +35,7 @@ class Tiles:
         figures: [7, N] in the order of `opd.maths.diagnostics.TOPK_FIGURES`, [0, N] when not wanted.
     """
 
-    statistics: Float[Tensor, "6 N"]
+    statistics: Float[Tensor, "5 N"]
     d_hidden: Tensor
     d_head: Tensor
     d_bias: Tensor
@@ -108,7 +108,7 @@ def fold_tile_(
     *,
     soft_cap: float = 0.0,
     factor: Float[Tensor, " n"] | None = None,
-) -> Float[Tensor, "6 n"]:
+) -> Float[Tensor, "5 n"]:
     """`fold_rows_` over the blocks of a tile."""
     statistics = torch.empty(len(Row), len(student), dtype=student.dtype, device=student.device)
     for block in row_blocks(student):

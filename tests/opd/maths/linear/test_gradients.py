@@ -102,7 +102,7 @@ def meta(*shape, dtype=torch.bfloat16):
 @pytest.fixture
 def accelerator(monkeypatch):
     """What is asked of meta tensors; the kernels that fold a tile run on values only (see test_kernels.py)."""
-    monkeypatch.setattr(tiles, "fold_tile_", lambda student, *_, **__: student.new_empty(6, len(student)))
+    monkeypatch.setattr(tiles, "fold_tile_", lambda student, *_, **__: student.new_empty(5, len(student)))
     with Products() as seen:
         yield seen
 
@@ -132,7 +132,7 @@ def test_every_option_of_the_tiles_passes_an_accelerators_checks(accelerator, ki
     weights = meta(tokens, dtype=torch.float32)
     for wanted in [(False, False, False), (True, False, False), (True, True, True)]:
         found = run_tiles(student, others[0], spec, 0.7, weights, reference=others[1], wanted=wanted, topk=8)
-        assert found.statistics.shape == (6, tokens)
+        assert found.statistics.shape == (5, tokens)
         shapes = (tokens, 64), (vocabulary, 64), (vocabulary,)
         for tensor, want, shape in zip((found.d_hidden, found.d_head, found.d_bias), wanted, shapes, strict=True):
             assert tensor.shape == (shape if want else (0,))
