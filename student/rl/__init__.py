@@ -20,6 +20,7 @@ for name, path, summary in [
         "a policy gradient with any advantage, ratio and clip",
     ),
     ("grpo", "losses.grpo:Grpo", "group-relative policy optimisation on a verifier's reward"),
+    ("entropy_bonus", "losses.entropy_bonus:EntropyBonus", "a bonus on the student's exact entropy"),
     ("rloo", "losses.rloo:Rloo", "REINFORCE with a leave-one-out baseline on a verifier's reward"),
 ]:
     OBJECTIVES.add(name, f"student.rl.{path}", summary)

@@ -1,0 +1,58 @@
+"""A bonus on the entropy of the student's distribution, exact over the whole vocabulary, against its collapse.
+
+    loss_t = -H(pi(. | prefix)) = KL(pi || uniform) - log V
+
+The gradient is the exact one of the entropy at each prefix that occurs; how the policy changes which prefixes occur is
+left out, as in every entropy bonus of public code. The coefficient is `weight`, 0.001 to 0.01 in most recipes, and may
+be a schedule. No logits are kept: it is a divergence to a head of zeros, whose distribution is uniform.
+Sources: arXiv 1602.01783 (A3C); the bonus inside EPO, T1 and LTE.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+from opd import maths
+from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
+from student.scoring.needs import HIDDEN, Needs
+
+
+class EntropyBonusSettings(TermSettings):
+    """Settings of the bonus; its coefficient is `weight`."""
+
+    rows: Literal["all", "sampled", "expert"] = "sampled"
+
+
+class EntropyBonus(Term):
+    """The term; see the module for the formula."""
+
+    settings_type = EntropyBonusSettings
+    settings: EntropyBonusSettings
+    evidence: ClassVar[str] = "text and code"
+
+    def needs(self) -> Needs:
+        """The student's hidden states and head."""
+        return Needs(student=frozenset({HIDDEN}))
+
+    def token_losses(self, batch: TokenBatch) -> TermOutput:
+        """Minus the entropy, as a weighted total; metric student_entropy, nats."""
+        hidden, head = have(batch.student.hidden, "hidden states"), have(batch.student.head, "head")
+        result = maths.linear_divergence(
+            hidden,
+            head.weight,
+            hidden.new_zeros(len(hidden), 1),
+            head.weight.new_zeros(batch.valid_vocab, 1),
+            kind="reverse_kl",
+            temperature=batch.temperature,
+            student_settings=maths.HeadSettings(head.bias, head.logit_scale, head.soft_cap),
+            vocab_size=batch.valid_vocab,
+            mask=batch.mask,
+            token_weights=batch.weights,
+        )
+        entropy = math.log(batch.valid_vocab) - result.per_token.detach()
+        shown = entropy.where(batch.mask, entropy.new_zeros(()))
+        return TermOutput(
+            total=result.total - math.log(batch.valid_vocab) * batch.weights.sum(),
+            metrics={"student_entropy": (shown.sum(), batch.mask.sum())},
+        )
