@@ -6,7 +6,7 @@ the rows, the report of the step and a few narrow services; never the trainer or
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from opd.tasks.prompt import Prompt
     from student.learning.terms import Term
+    from student.learning.updates import Update
     from student.methods.windows.probe import Probe, ProbeSpec
     from student.recipe import Recipe
 
@@ -157,8 +158,17 @@ class Controller:
         """
         return rows
 
+    def updates(self, updates: Iterable[Update], services: Services) -> Iterable[Update]:
+        """Reorder, drop, repeat or re-weight the optimizer updates of a step.
+
+        A generator may look at the student between two of them. Every rank must give equally many. Must not change what
+        `state_dict` saves before the first update, like `plan`; after it the step counts as done, even when a later
+        update fails.
+        """
+        return updates
+
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Act on the weights after the update of `step`; returns metrics.
+        """Act on the weights after the updates of `step`; returns metrics.
 
         When a service of the loop raises, weights and saved state must be left as they were before the call: it is
         made again after a resume.

@@ -4,12 +4,14 @@ plan   = plan_step(step)         which prompts, how many samples, how long
 rows   = rollout(plan)           each row leaves as soon as it is finished ...
 signal = score(row)              ... and is scored at once
 batch  = compose(rows)           filter, replay, re-weight
-update = learner.step(batch)     objective, backward, clip, optimizer
+for update in updates(batch):    epochs and minibatches, or a method's own order
+    learner.update(update)       objective, backward, clip, optimizer
 after_update()                   jumps, refreshes
 observe(report)                  controllers learn
 """
 
 import time
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from student.data.outcome import gather_outcomes
 from student.data.plan import StepPlan, plan_step
 from student.data.row import Row
 from student.job import Job, build_job, fleet_fingerprints
+from student.learning.updates import Update, Updated, make_updates, plan_updates
 from student.recipe import Recipe
 from student.rollout.transformers import rollout
 from student.run.checkpoint import latest_checkpoint
@@ -148,8 +151,8 @@ class _Run:
         self.sinks.say(outage.sentence())
 
     def _emergency(self, outage: Outage) -> None:
-        if self.state.unfinished is not None:
-            return  # A controller may be trying other weights.
+        if self.state.unfinished is not None or self.interrupts.holding:
+            return  # Updates have moved the weights, or a controller may be trying others.
         path = self.saver.save(self.state, together=False)
         self.sinks.say(f"teacher {outage.teacher!r} is away for {outage.seconds:.0f} s; saved {path}")
 
@@ -169,15 +172,38 @@ class _Run:
             rows = controller.compose(rows)
         outcomes, places = gather_outcomes(rows, self.ranks)
         job.learner.objective.assess(rows, outcomes, places)
-        costs.trained("train", rows)
-        with clock.stage("learn"):
-            metrics = job.learner.step(rows, step)
+        updated = self._learn(rows, step, clock)
         self.state.steps = step + 1
         counts = self.ranks.total(count_rows(rows, sampled) | costs.take())
         self.state.tokens += int(counts["sampled"])
         spent = {name: value for name, value in counts.items() if name.startswith("cost/")}
-        self.state.unfinished = Unfinished(metrics | row_metrics(counts) | spent, outcomes)
+        self.state.unfinished = Unfinished(updated.metrics() | row_metrics(counts) | spent, outcomes)
         self._follow_up(self.state.unfinished, clock)
+        if updated.failure is not None:
+            raise updated.failure
+
+    def _learn(self, rows: Sequence[Row], step: int, clock: StageClock) -> Updated:
+        """All optimizer updates of a step."""
+        train, job = self.recipe.train, self.job
+        updates: Iterable[Update] = plan_updates(
+            rows,
+            epochs=train.epochs,
+            minibatches=train.minibatches,
+            seed=self.recipe.seed,
+            step=step,
+            ranks=self.ranks,
+        )
+        for controller in job.controllers:
+            updates = controller.updates(updates, job.services)
+        # Weights that have moved cannot be sampled from again, so a signal waits for the end of the step.
+        with clock.stage("learn"), self.interrupts.held():
+            updated = make_updates(job.learner, updates, step, job.services.costs)
+        if updated.skipped:
+            self.sinks.say(
+                f"step {step + 1}: {updated.skipped} of {updated.made + updated.skipped} updates had no row to learn "
+                "from and were skipped"
+            )
+        return updated
 
     def _plan(self, step: int) -> StepPlan:
         rollout = self.recipe.rollout

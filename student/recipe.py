@@ -84,7 +84,19 @@ class RolloutSettings(Settings):
 class TrainSettings(Settings):
     """The optimizer and its schedule."""
 
-    steps: int = Field(100, ge=1, description="Optimizer steps of the run.")
+    steps: int = Field(
+        100,
+        ge=1,
+        description="Steps of the run; each samples a batch of rows and makes epochs x minibatches optimizer updates "
+        "on it.",
+    )
+    epochs: int = Field(1, ge=1, description="Passes over the rows of a step.")
+    minibatches: int = Field(
+        1,
+        ge=1,
+        description="Optimizer updates in a pass, each on its share of the groups. From the second update of a step on "
+        "the student is not the policy that sampled: importance ratios leave 1 and clips act.",
+    )
     learning_rate: float = Field(1e-5, gt=0, description="Peak learning rate of AdamW.")
     warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Decay after the warm-up.")
@@ -147,5 +159,10 @@ class Recipe(Settings):
         if self.train.warmup_steps > self.train.steps:
             raise ValueError(
                 f"train.warmup_steps ({self.train.warmup_steps}) is over train.steps ({self.train.steps}); lower it"
+            )
+        if self.train.minibatches > self.rollout.prompts_per_step:
+            raise ValueError(
+                f"train.minibatches ({self.train.minibatches}) is over rollout.prompts_per_step "
+                f"({self.rollout.prompts_per_step}), but a minibatch holds whole groups of answers; lower it"
             )
         return self

@@ -135,7 +135,8 @@ def _check(name: str, term: Term) -> None:
     check_integer(f"num_strata of term {name!r}", term.num_strata, 1)
     check_integer(f"num_sequences of term {name!r}", term.num_sequences, 0)
     check_integer(f"length of term {name!r}", term.length, 1)
-    if term.mode != "token_mean" and (term.sequence is None or term.num_sequences < 1):
+    # A rank may have no sequences, and so no tokens, while others have some.
+    if term.mode != "token_mean" and (term.sequence is None or term.num_sequences < min(1, len(term.mask))):
         raise ValueError(f"term {name!r} has mode {term.mode!r}, which needs sequence and num_sequences.")
     if term.mode == "balanced" and term.stratum is None:
         raise ValueError(f"term {name!r} has mode 'balanced', which needs stratum and num_strata.")

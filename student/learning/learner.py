@@ -69,10 +69,20 @@ class Learner:
         self.updates = 0
 
     def step(self, rows: Sequence[Row], step: int) -> dict[str, float]:
-        """One optimizer update on the rows of a step.
+        """One optimizer update on the rows of a step, as `update`; metrics as means, without those that have none."""
+        sums = self.update(rows, step) or {}
+        return {name: top / bottom for name, (top, bottom) in sums.items() if bottom}
+
+    def update(self, rows: Sequence[Row], step: int) -> Metrics | None:
+        """One optimizer update on rows of a step.
+
+        Args:
+            rows: this rank's rows; none are fine as long as another rank has some.
+            step: decides the learning rate, which is that of all updates of the step.
 
         Returns:
-            Metrics reduced over micro-batches and ranks.
+            Metrics as (numerator, denominator), summed over micro-batches and ranks; a denominator of 0 says that there
+            was nothing to measure. None when no rank has a row: then nothing was done.
 
         Raises:
             NonFiniteError: when loss or gradient is not finite; the weights are left as they were.
@@ -101,6 +111,8 @@ class Learner:
                 f"a micro-batch of step {step} does not fit the device ({said}); lower "
                 f"train.micro_batch_tokens, now {self.settings.micro_batch_tokens}."
             ) from error
+        if sums is None:
+            return None
         norm = float(self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.settings.max_grad_norm))
         sizes = {"gradient": norm} | {name: top for name, (top, _) in sums.items() if name.startswith("loss/")}
         for name, value in sizes.items():
@@ -113,40 +125,56 @@ class Learner:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.updates += 1
-        # Without a denominator there was nothing to measure, and 0 would be a lie.
-        metrics = {name: top / bottom for name, (top, bottom) in sums.items() if bottom}
         clipped = float(norm > self.settings.max_grad_norm)
-        return metrics | {"grad_norm": norm, "grad_clipped": clipped, "learning_rate": rate}
+        return sums | {"grad_norm": (norm, 1.0), "grad_clipped": (clipped, 1.0), "learning_rate": (rate, 1.0)}
 
-    def accumulate(self, rows: Sequence[Row], select: Callable[[MicroBatch], Tensor] | None = None) -> Metrics:
+    def accumulate(self, rows: Sequence[Row], select: Callable[[MicroBatch], Tensor] | None = None) -> Metrics | None:
         """Add the gradient of the objective on `rows` to the parameters' `.grad`.
+
+        All ranks make as many passes as the one with the most micro-batches, because the reduction of gradients waits
+        for each; the others fill up with passes of one token whose loss is 0.
 
         Args:
             rows: this rank's rows.
             select: narrows the trained positions of a micro-batch to a bool mask [N]; weights stay those of all
                 rows, so gradients of disjoint selections add up to the whole.
+
+        Returns:
+            Metrics as `update` gives them; None, and no gradient, when no rank has a row.
         """
+        parts = split(rows, self.settings.micro_batch_tokens, by_teacher=HIDDEN in self.needs.student)
+        rounds = max(self.ranks.gather(len(parts)))
+        if rounds == 0:
+            return None
         self.objective.prepare(rows)
         weights = self.objective.position_weights(rows, self.accelerator.device)
         ends = list(accumulate((row.length for row in rows), initial=0))
-        parts = split(rows, self.settings.micro_batch_tokens, by_teacher=HIDDEN in self.needs.student)
-        rounds = max(self.ranks.gather(len(parts)))
         sums: Sums = {}
         for index in range(rounds):
-            part = parts[min(index, len(parts) - 1)]
-            micro = collate(rows, part, self.accelerator.device)
-            filler = index >= len(parts)
             last = index == rounds - 1
             with self.accelerator.autocast(), self.accelerator.no_sync(self.wrapped) if not last else nullcontext():
+                if index >= len(parts):
+                    self.accelerator.backward(self._filler())
+                    continue
+                part = parts[index]
+                micro = collate(rows, part, self.accelerator.device)
                 index_of = torch.cat([torch.arange(ends[i], ends[i + 1]) for i in part]).to(self.accelerator.device)
                 loss, metrics = self._micro_loss(micro, [every[index_of] for every in weights], select)
-                self.accelerator.backward(loss * (0.0 if filler else 1.0))
-            if not filler:
+                self.accelerator.backward(loss)
                 sums = add(sums, metrics)
         total: Metrics = {}
         for part_of_rank in self.ranks.gather(to_host(sums)):
             total = add(total, part_of_rank)
         return total
+
+    def _filler(self) -> Tensor:
+        """A loss of 0 that reaches every parameter, from a pass over one token."""
+        one = torch.ones((1, 1), dtype=torch.long, device=self.accelerator.device)
+        zero = torch.zeros(1, dtype=torch.long, device=self.accelerator.device)
+        hidden = self.wrapped(torch.zeros_like(one), one, zero, zero)
+        head = self.student.head()
+        touched = [hidden, head.weight] + ([] if head.bias is None else [head.bias])
+        return torch.stack([part.float().sum() for part in touched]).sum() * 0.0
 
     def token_batch(self, micro: MicroBatch, *, needs: Needs | None = None) -> TokenBatch:
         """Run the student on a micro-batch and lay out everything that terms see."""

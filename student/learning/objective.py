@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from opd import maths
@@ -72,14 +72,20 @@ class Objective:
 
         Counted over all rows on all ranks by `opd.maths.token_weights`, the one place that divides.
         """
-        lengths = torch.tensor([row.length for row in rows], device=device)
+        # Dtypes are named, because a rank may have no rows.
+        lengths = torch.tensor([row.length for row in rows], dtype=torch.long, device=device)
         sequence = torch.arange(len(rows), device=device).repeat_interleave(lengths)
-        trained = torch.from_numpy(np.concatenate([row.loss_mask for row in rows])).to(device)
-        factor = torch.tensor([row.weight for row in rows], device=device)[sequence]
+        trained = torch.from_numpy(np.concatenate([np.zeros(0, np.bool_), *(row.loss_mask for row in rows)])).to(device)
+        factor = torch.tensor([row.weight for row in rows], dtype=torch.float32, device=device)[sequence]
+
+        def selected(term: Term) -> Bool[Tensor, " N"]:
+            return torch.tensor([term.selects(row) for row in rows], dtype=torch.bool, device=device)[sequence]
+
         found = maths.token_weights(
             {
                 str(i): maths.Term(
-                    mask=trained & torch.tensor([term.selects(row) for row in rows], device=device)[sequence],
+                    mask=trained
+                    & torch.tensor([term.selects(row) for row in rows], dtype=torch.bool, device=device)[sequence],
                     mode=_MODES[term.settings.aggregation],
                     sequence=sequence,
                     num_sequences=len(rows),

@@ -4,6 +4,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -18,12 +20,14 @@ class Interrupts:
 
     Attributes:
         requested: whether to stop.
+        holding: whether a wait is not interrupted, because weights have moved within a step.
         shared: whether other ranks take part: then a wait is not broken off, because all must stop at the same step.
     """
 
     def __init__(self) -> None:
         self.requested = False
         self.shared = False
+        self.holding = False
         self._since = 0.0
         self._launched = "LOCAL_RANK" in os.environ
         self._previous: dict[int, Any] = {}
@@ -46,11 +50,20 @@ class Interrupts:
             signal.raise_signal(number)
         self.requested, self._since = True, time.monotonic()
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Have `poll` raise nothing within the block; the request stays."""
+        self.holding = True
+        try:
+            yield
+        finally:
+            self.holding = False
+
     def poll(self) -> None:
-        """Raise when a stop was requested and this rank is the only one.
+        """Raise when a stop was requested, it is not held, and this rank is the only one.
 
         Raises:
             CancelledError: to leave the current stage; weights are those of the last update.
         """
-        if self.requested and not self.shared:
+        if self.requested and not self.shared and not self.holding:
             raise CancelledError("stopped by a signal")

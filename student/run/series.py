@@ -25,7 +25,7 @@ class Series:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._gauges: dict[str, Gauge] = {}
-        self._steps = self._counter("steps", "Optimizer steps done.")
+        self._steps = self._counter("steps", "Steps done; each may make several optimizer updates.")
         self._tokens = self._counter("response_tokens", "Response tokens sampled for training.")
         self._bytes = self._counter("payload_bytes", "Bytes of tensors received from teachers.")
         self._costs = self._counter("cost_tokens", "Tokens spent, by purpose and kind.", "purpose", "kind")

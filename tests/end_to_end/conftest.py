@@ -1,11 +1,17 @@
 """Recipes and runs of the test world against a real server process."""
 
+import contextlib
 import hashlib
-from collections.abc import Callable
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from opd.config import parse_settings
 from student.recipe import Recipe
@@ -45,3 +51,44 @@ def make_recipe(recipe_data: dict[str, Any]) -> Callable[..., Recipe]:
         return parse_settings(Recipe, data)
 
     return make
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start `opd train` on two ranks (torchrun, gloo) in a group of its own; it ends with the test."""
+    started: list[subprocess.Popen[str]] = []
+    plugins = Path(__file__).parents[1] / "support"
+
+    def start(recipe: Recipe, *flags: str) -> subprocess.Popen[str]:
+        path = tmp_path / f"{recipe.run.name}.yaml"
+        path.write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        paths = os.pathsep.join([str(plugins), os.environ.get("PYTHONPATH", "")])
+        process = subprocess.Popen(
+            [*torchrun, "-m", "opd.cli", "train", str(path), *flags],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": paths},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.fixture
+def two_ranks(launch: Callable[..., subprocess.Popen[str]]) -> Callable[..., None]:
+    """Train a recipe on two ranks to its end."""
+
+    def run(recipe: Recipe, *flags: str) -> None:
+        process = launch(recipe, *flags)
+        _, errors = process.communicate(timeout=280)
+        assert process.returncode == 0, errors
+
+    return run

@@ -1,40 +1,21 @@
 """`opd train` on two ranks (torchrun, gloo): the same run as on one, up to rounding."""
 
-import contextlib
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
 from student.loop import train
 from student.recipe import Recipe
 
 pytestmark = pytest.mark.slow
-
-
-def launch(recipe: Recipe, folder: Path, *flags: str) -> subprocess.Popen[str]:
-    """Two ranks of `opd train` in a process group of their own."""
-    path = folder / f"{recipe.run.name}.yaml"
-    path.write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return subprocess.Popen(
-        [*torchrun, "-m", "opd.cli", "train", str(path), *flags],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
 
 
 def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
@@ -46,7 +27,9 @@ def records(run: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("payload", ["gather", "hidden"])
-def test_two_ranks_train_like_one(make_recipe: Callable[..., Recipe], tmp_path: Path, payload: str) -> None:
+def test_two_ranks_train_like_one(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, two_ranks: Callable[[Recipe], None], payload: str
+) -> None:
     # Three prompts of two samples: one rank gets more rows and so more micro-batches than the other.
     changes = {
         "rollout": {"prompts_per_step": 3, "samples_per_prompt": 2},
@@ -55,7 +38,7 @@ def test_two_ranks_train_like_one(make_recipe: Callable[..., Recipe], tmp_path: 
     }
     train(make_recipe(run=str(tmp_path / "one"), **changes))
     two = make_recipe(run=str(tmp_path / "two"), **changes)
-    _finish(launch(two, tmp_path))
+    two_ranks(two)
     for mine, theirs in zip(records(tmp_path / "one"), records(two.run), strict=True):
         for name in ("reverse_kl", "student_entropy", "grad_norm", "response_tokens", "truncation_rate"):
             assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), name
@@ -68,7 +51,10 @@ def test_two_ranks_train_like_one(make_recipe: Callable[..., Recipe], tmp_path: 
 
 
 def test_a_window_is_chosen_from_the_rows_of_all_ranks_also_after_a_resume(
-    make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]]
+    make_recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    two_ranks: Callable[..., None],
+    hashes: Callable[[Path], dict[str, str]],
 ) -> None:
     changes = {
         "rollout": {"prompts_per_step": 3, "samples_per_prompt": 2},
@@ -81,7 +67,7 @@ def test_a_window_is_chosen_from_the_rows_of_all_ranks_also_after_a_resume(
     }
     train(make_recipe(run=str(tmp_path / "one"), **changes))
     two = make_recipe(run=str(tmp_path / "two"), **changes)
-    _finish(launch(two, tmp_path))
+    two_ranks(two)
     windows = [record["window"] for record in records(tmp_path / "one")]
     assert [record["window"] for record in records(two.run)] == windows and len(set(windows)) > 1
     for name in ("overlap", "pruned_tokens", "response_tokens"):
@@ -92,36 +78,21 @@ def test_a_window_is_chosen_from_the_rows_of_all_ranks_also_after_a_resume(
     for step in (3, 4):
         shutil.rmtree(two.run / "checkpoints" / f"step-{step:06d}")
     (two.run / "summary.json").unlink()
-    _finish(launch(two, tmp_path, "--resume"))
+    two_ranks(two, "--resume")
     assert hashes(last) == calm
     assert [record["window"] for record in records(two.run)] == windows
 
 
-def test_two_ranks_resume_and_stop_on_a_signal(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_two_ranks_resume_and_stop_on_a_signal(
+    make_recipe: Callable[..., Recipe], launch: Callable[..., subprocess.Popen[str]]
+) -> None:
     recipe = make_recipe(train={"steps": 100_000, "checkpoint_every": 0}, rollout={"prompts_per_step": 2})
-    process = launch(recipe, tmp_path)
-    try:
-        deadline = time.monotonic() + 300
-        while not (recipe.run / "metrics.jsonl").exists() or not records(recipe.run):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.2)
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=120)
-        assert process.returncode != 0
-    finally:
-        _end(process)
+    process = launch(recipe)
+    deadline = time.monotonic() + 300
+    while not (recipe.run / "metrics.jsonl").exists() or not records(recipe.run):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=120)
+    assert process.returncode != 0
     assert list((recipe.run / "checkpoints").glob("step-*"))
-
-
-def _finish(process: subprocess.Popen[str]) -> None:
-    try:
-        _, errors = process.communicate(timeout=400)
-        assert process.returncode == 0, errors
-    finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

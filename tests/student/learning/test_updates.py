@@ -1,0 +1,81 @@
+"""Epochs and minibatches: which rows an update gets, on one rank and on several."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from opd.tasks.prompt import Prompt
+from student.data.row import Row, RowKey
+from student.learning.updates import Update, plan_updates
+
+
+class Told:
+    """Ranks of which this one knows what the others say."""
+
+    def __init__(self, others: Sequence[object] = ()) -> None:
+        self.others = others
+
+    def gather(self, value: object) -> list[object]:
+        return [value, *self.others]
+
+
+def row(uid: str, sample: int) -> Row:
+    ids = np.ones(2, np.uint32)
+    return Row(
+        RowKey(3, uid, sample),
+        Prompt.make(uid),
+        ids,
+        ids,
+        np.zeros(2, np.float32),
+        np.zeros(2, np.int32),
+        np.ones(2, np.bool_),
+        False,
+        "",
+    )
+
+
+ROWS = [row(uid, sample) for uid in ("e", "a", "d", "b", "c") for sample in range(3)]
+
+
+def planned(rows: Sequence[Row], others: Sequence[Row] = (), **keywords: int) -> list[Update]:
+    told = Told([list(dict.fromkeys(r.key.group for r in others))] if others else [])
+    return list(plan_updates(rows, **{"seed": 0, "step": 3, **keywords}, ranks=told))  # type: ignore[arg-type]
+
+
+def test_one_epoch_of_one_minibatch_is_one_update_on_the_rows_as_they_are() -> None:
+    assert planned(ROWS, epochs=1, minibatches=1) == [Update(tuple(ROWS))]
+
+
+def test_minibatches_are_whole_groups_and_every_epoch_sees_every_row_once() -> None:
+    updates = planned(ROWS, epochs=2, minibatches=2)
+    assert len(updates) == 4
+    for update in updates:
+        assert all(sum(r.key.group == one.key.group for r in update.rows) == 3 for one in update.rows)
+    for epoch in (updates[:2], updates[2:]):
+        assert {id(r) for update in epoch for r in update.rows} == {id(r) for r in ROWS}
+        assert sum(len(update.rows) for update in epoch) == len(ROWS)
+
+
+def test_the_order_is_another_in_every_epoch_and_step_and_the_same_when_asked_again() -> None:
+    def keys(**keywords: int) -> list[list[tuple[str, int]]]:
+        return [[(r.key.uid, r.key.sample) for r in update.rows] for update in planned(ROWS, **keywords)]
+
+    once = keys(epochs=3, minibatches=5)
+    assert once == keys(epochs=3, minibatches=5)
+    assert once[:5] != once[5:10] != once[10:]
+    assert once != keys(epochs=3, minibatches=5, step=4)
+    assert once != keys(epochs=3, minibatches=5, seed=1)
+
+
+@pytest.mark.parametrize("minibatches", [2, 3, 5])
+def test_ranks_cut_the_groups_of_all_of_them(minibatches: int) -> None:
+    """However rows are spread, each minibatch holds the same rows; a rank without any of them gives an empty one."""
+    alone = planned(ROWS, epochs=2, minibatches=minibatches)
+    first, second = ROWS[:3], ROWS[3:]
+    one = planned(first, second, epochs=2, minibatches=minibatches)
+    other = planned(second, first, epochs=2, minibatches=minibatches)
+    assert len(one) == len(other) == len(alone)
+    for whole, a, b in zip(alone, one, other, strict=True):
+        assert {id(r) for r in whole.rows} == {id(r) for r in (*a.rows, *b.rows)}
+    assert any(not update.rows for update in one)

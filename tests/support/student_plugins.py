@@ -1,0 +1,46 @@
+"""Plug-ins that runs of tests name by their dotted path, also in processes of their own (see `PYTHONPATH` there)."""
+
+from opd.tasks.arithmetic import Addition
+from opd.tasks.prompt import Prompt
+from opd.tasks.verdict import Verdict
+from student.controllers import Controller
+from student.data.row import Row
+from student.learning.terms import TermOutput, TokenBatch
+from student.rl.losses.grpo import Grpo
+
+
+class Digits(Addition):
+    """Sums whose reward is the share of low digits in the answer: a model that is hardly trained earns some."""
+
+    def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        return Verdict.score(0.9 * sum(c in "01234" for c in completion) / max(1, len(completion)))
+
+
+class DropStep(Controller):
+    """Drops every row of the second step."""
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        return [row for row in rows if row.key.step != 1]
+
+
+class DropFirstRank(Controller):
+    """Drops every row of the first rank."""
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        import torch
+
+        alone = not torch.distributed.is_initialized()
+        return rows if alone or torch.distributed.get_rank() else []
+
+
+class FailsAtThird(Grpo):
+    """Its loss is infinite in the third update of the second step."""
+
+    calls = 0
+
+    def token_losses(self, batch: TokenBatch) -> TermOutput:
+        output = super().token_losses(batch)
+        assert output.loss is not None
+        if batch.rows[0].key.step == 1:
+            type(self).calls += 1
+        return TermOutput(output.loss * (float("inf") if type(self).calls == 3 else 1.0), metrics=output.metrics)
