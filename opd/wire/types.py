@@ -1,6 +1,6 @@
 """What is asked of a teacher and what comes back, as numpy arrays: the Python face of the contract.
 
-Shapes: P prompt tokens, T response tokens, K ids per position, H hidden width, V vocabulary rows.
+Shapes: P prompt tokens, T response tokens, K ids per position, H hidden width, V ids of the vocabulary.
 """
 
 from dataclasses import dataclass, field

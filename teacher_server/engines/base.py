@@ -53,7 +53,8 @@ class EngineInfo:
         model: path or hub id the weights came from.
         weights_hash: hex hash of the weights now in use.
         compute_dtype: "f32", "bf16" or "f16".
-        vocab_size: rows of the logits, padding included; every token id must be below.
+        vocab_size: V, the ids that count: log-probs are normalised over them and every token id is below; see
+            `teacher_server.engines.loading.counted_ids`.
         tokenizer: identity of the tokenizer.
         head: identity of the head, or None when hidden states are not served.
         payloads: payload kinds served exactly.
@@ -61,6 +62,7 @@ class EngineInfo:
         max_sequence_tokens: longest prompt plus response, tokens.
         max_k: largest k of topk and gather.
         deterministic: whether a row's numbers are bit-equal whatever it is batched with.
+        padding_rows: rows of the model's head beyond V, cut off before anything is normalised or chosen.
         stop_token_ids: ids that end a response, ascending; see `teacher_server.engines.loading.load_stop_token_ids`.
     """
 
@@ -76,6 +78,7 @@ class EngineInfo:
     max_sequence_tokens: int
     max_k: int
     deterministic: bool = False
+    padding_rows: int = 0
     stop_token_ids: tuple[int, ...] = ()
 
 

@@ -9,7 +9,9 @@ from torch import Tensor
 from opd.errors import ConfigError, IncompatibleTeacherError
 from opd.heads import scale_and_cap
 from opd.wire.fingerprint import weights_hash
+from teacher_server.engines.base import TokenizerIdentity
 from teacher_server.engines.head import OutputHead
+from teacher_server.engines.loading import counted_ids
 
 Header = dict[str, tuple[Path, tuple[int, ...], str]]
 
@@ -63,8 +65,12 @@ def check_unchanged(folder: Path, expected: str) -> None:
         raise ConfigError(f"weights in {folder} changed from {expected} to {found}; the ones in use before are lost.")
 
 
-def load_head(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> OutputHead:
+def load_head(
+    folder: Path, config: Any, dtype: torch.dtype, device: torch.device, tokenizer: TokenizerIdentity
+) -> OutputHead:
     """The output head of a model folder, cast to `dtype`; a head tied to the embeddings is found there.
+
+    Only the rows of the tokenizer's ids count.
 
     Raises:
         ConfigError: when the folder's tensors do not include it.
@@ -88,7 +94,7 @@ def load_head(folder: Path, config: Any, dtype: torch.dtype, device: torch.devic
     if getattr(head, "bias", None) is not None:
         bias = _read(header, names[id(head.bias)]).to(device, dtype)
     scale, cap = scale_and_cap(config.get_text_config())
-    return OutputHead(weight, bias, scale, cap)
+    return OutputHead(weight, bias, scale, cap, padding=len(weight) - counted_ids(tokenizer, len(weight)))
 
 
 def _read(header: Header, name: str) -> Tensor:

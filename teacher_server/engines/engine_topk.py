@@ -26,6 +26,47 @@ def log_tail(values: F32, vocabulary: int) -> F32:
     return tail
 
 
+def without_padding(
+    sampled: F32, ids: NDArray[np.integer] | None, values: F32 | None, padding: F32, *, vocabulary: int, k: int
+) -> tuple[F32, NDArray[np.integer] | None, F32 | None]:
+    """Log-probs normalised over a padded head, normalised again over the ids that count.
+
+    log p(i | i counts) = log p(i) - log(1 - mass of the padding rows), in f64: exact but for the rounding of the f32
+    log-probs given, about 1e-7 over the mass that is left.
+
+    Args:
+        sampled: [T] log-probs of the response tokens.
+        ids: [T, L] listed ids, at least `k` of each position below `vocabulary`, or None.
+        values: [T, L] their log-probs, descending, or None.
+        padding: [T, P] log-probs of all padding rows.
+        vocabulary: V, the ids that count; padding rows have the ids V to V + P - 1.
+        k: ids to keep of each position.
+
+    Returns:
+        The same of the ids that count: [T], [T, k], [T, k].
+
+    Raises:
+        CorruptPayloadError: when a listed id is beyond the padding rows.
+        NonFiniteError: when the padding rows have all the mass.
+    """
+    left = 1.0 - np.exp(padding.astype(np.float64)).sum(-1)
+    if not (left > 0).all():
+        raise NonFiniteError(
+            "the padding rows of the head have all the probability; check the model and its tokenizer."
+        )
+    shift = np.log(left)
+    sampled = (sampled - shift).astype(np.float32)
+    if ids is None or values is None:
+        return sampled, None, None
+    if int(ids.max()) >= vocabulary + padding.shape[-1]:
+        raise CorruptPayloadError(
+            f"id {ids.max()} was listed, outside a vocabulary of {vocabulary} and {padding.shape[-1]} padding rows."
+        )
+    kept = np.argsort(ids >= vocabulary, axis=-1, kind="stable")[:, :k]
+    values = (np.take_along_axis(values, kept, -1) - shift[:, None]).astype(np.float32)
+    return sampled, np.take_along_axis(ids, kept, -1), values
+
+
 def from_lists(
     sampled: F32,
     ids: NDArray[np.integer] | None,
@@ -42,7 +83,7 @@ def from_lists(
         ids: [T, K] listed ids, or None for payload sampled.
         values: [T, K] their log-probs.
         value_dtype: "f16" or anything else for f32.
-        vocabulary: number of rows of the logits.
+        vocabulary: V, the ids that count.
         teacher: name for errors.
 
     Raises:

@@ -24,19 +24,26 @@ DTYPE_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutputHead:
-    """logits = soft_cap * tanh(scale * (weight @ h + bias) / soft_cap), computed and kept in f32.
+    """logits = soft_cap * tanh(scale * (weight @ h + bias) / soft_cap) of the V ids that count, in f32.
 
     Attributes:
-        weight: [V, H] in the model's dtype; V counts padded vocabulary rows.
-        bias: [V] or None.
+        weight: [R, H] in the model's dtype; R = V + padding.
+        bias: [R] or None.
         scale: multiplies the projection, 1.0 for none.
         soft_cap: 0.0 for none.
+        padding: rows at the end that belong to no token; they are in no logits and in no exported head.
     """
 
-    weight: Float[Tensor, "V H"]
-    bias: Float[Tensor, " V"] | None
+    weight: Float[Tensor, "R H"]
+    bias: Float[Tensor, " R"] | None
     scale: float
     soft_cap: float
+    padding: int = 0
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the ids that count."""
+        return len(self.weight) - self.padding
 
     def logits(self, hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
         """Logits of final hidden states, f32, not divided by any temperature.
@@ -46,7 +53,7 @@ class OutputHead:
         """
         out = self._project(hidden)
         if self.bias is not None:
-            out += self.bias.float()
+            out += self.bias[: self.vocab_size].float()
         if self.scale != 1.0:
             out *= self.scale
         if self.soft_cap:
@@ -54,15 +61,20 @@ class OutputHead:
         return out
 
     def _project(self, hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
-        if self.weight.dtype == torch.float32:
-            return hidden.float() @ self.weight.T
         if self.weight.is_cuda:
-            return torch.mm(hidden.to(self.weight.dtype), self.weight.T, out_dtype=torch.float32)
+            # All rows, cut afterwards: heads are padded because odd widths keep the GPU from its fast kernels.
+            if self.weight.dtype == torch.float32:
+                return (hidden.float() @ self.weight.T)[:, : self.vocab_size]
+            whole = torch.mm(hidden.to(self.weight.dtype), self.weight.T, out_dtype=torch.float32)
+            return whole[:, : self.vocab_size]
+        weight = self.weight[: self.vocab_size]
+        if weight.dtype == torch.float32:
+            return hidden.float() @ weight.T
         # Not torch's default dtype: a model that is being loaded on another thread sets it, for all threads.
-        out = torch.empty(len(hidden), len(self.weight), dtype=torch.float32, device=hidden.device)
+        out = torch.empty(len(hidden), len(weight), dtype=torch.float32, device=hidden.device)
         rows = hidden.float()
-        for first in range(0, len(self.weight), _TILE_ROWS):
-            tile = self.weight[first : first + _TILE_ROWS]
+        for first in range(0, len(weight), _TILE_ROWS):
+            tile = weight[first : first + _TILE_ROWS]
             out[:, first : first + len(tile)] = rows @ tile.float().T
         return out
 
@@ -79,9 +91,10 @@ class OutputHead:
 
     def export(self, content_hash: str) -> Head:
         """The head as numpy arrays, for callers of the payload hidden; on the CPU they share the weights' memory."""
+        counted = slice(self.vocab_size)
         return Head(
-            weight=to_numpy(self.weight),
-            bias=None if self.bias is None else to_numpy(self.bias),
+            weight=to_numpy(self.weight[counted]),
+            bias=None if self.bias is None else to_numpy(self.bias[counted]),
             dtype=DTYPE_NAMES[self.weight.dtype],
             logit_scale=self.scale,
             soft_cap=self.soft_cap,

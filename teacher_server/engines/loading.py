@@ -151,6 +151,15 @@ def load_tokenizer_identity(folder: Path, *, trust_remote_code: bool) -> Tokeniz
     )
 
 
+def counted_ids(tokenizer: TokenizerIdentity, rows: int) -> int:
+    """How many rows of a head with `rows` rows count: one for each id of the tokenizer, all where there is none.
+
+    The others pad the head to a round size. Nothing trains them down, and a student of the same tokenizer has no such
+    ids: probability left there would be taken from the tokens.
+    """
+    return min(tokenizer.size, rows) if tokenizer.size else rows
+
+
 def load_stop_token_ids(folder: Path, config: Any, tokenizer: TokenizerIdentity, vocab_size: int) -> tuple[int, ...]:
     """Ids that end a response of the model, ascending: its generation config's and its tokenizer's end of sequence.
 

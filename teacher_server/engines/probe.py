@@ -35,9 +35,9 @@ def check_head(model: nn.Module, backbone: Backbone, head: OutputHead, name: str
     Raises:
         ConfigError: when they differ: the family transforms its logits in a way this engine does not know.
     """
-    item = _items(len(head.weight))[0]
+    item = _items(head.vocab_size)[0]
     ids = torch.from_numpy(item.token_ids.astype(np.int64))[None].to(backbone.device)
-    own: Tensor = model(input_ids=ids).logits[0, item.prompt_length - 1 : -1].float()
+    own: Tensor = model(input_ids=ids).logits[0, item.prompt_length - 1 : -1, : head.vocab_size].float()
     gap = _gap(own, head.logits(backbone.alone(item)))
     if not gap <= _tolerance(head):
         family = getattr(getattr(model, "config", None), "model_type", "?")
@@ -56,7 +56,7 @@ def find_abilities(backbone: Backbone, head: OutputHead, *, packing: bool, shari
         packing: whether the attention backend keeps packed sequences apart without a mask.
         sharing: whether shared prompts are wanted.
     """
-    items = _items(len(head.weight))
+    items = _items(head.vocab_size)
     alone = torch.cat([backbone.alone(item) for item in items])
     tolerance = _tolerance(head)
 

@@ -3,7 +3,8 @@
 Written against the fields of SGLang 0.5.23 and tested against a server that follows them; it has not run against
 SGLang on a GPU. What SGLang cannot do exactly is not announced: gather (its `token_ids_logprob` is one list for all
 positions), hidden states (only the uncached suffix comes back on a prefix-cache hit), other temperatures (ignored for
-input log-probs).
+input log-probs). SGLang normalises over a padded head: the log-probs of its padding rows are asked for as well, and
+their mass is taken out.
 """
 
 import threading
@@ -13,21 +14,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from opd.errors import ConfigError, CorruptPayloadError, IncompatibleTeacherError, UnavailableError
 from opd.wire.fingerprint import weights_hash
-from opd.wire.types import Head, PayloadKind, Scores
+from opd.wire.types import F32, Head, PayloadKind, ScoreItem, Scores
 from teacher_server.engines.base import EngineInfo, EngineItem, Exchange
 from teacher_server.engines.checkpoint import check_same_tensors, check_unchanged, read_header
 from teacher_server.engines.checks import check_batch
-from teacher_server.engines.engine_topk import from_lists
+from teacher_server.engines.engine_topk import from_lists, without_padding
 from teacher_server.engines.loading import (
     check_same_architecture,
+    counted_ids,
     load_config,
     load_stop_token_ids,
     load_tokenizer_identity,
     resolve_folder,
 )
-from teacher_server.engines.sglang_http import SglangClient, flat_top_k, score_request, token_log_probs
+from teacher_server.engines.sglang_http import (
+    SglangClient,
+    flat_top_k,
+    listed_log_probs,
+    score_request,
+    token_log_probs,
+)
 
 _DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float": "f32", "half": "f16"}
 
@@ -85,19 +96,21 @@ class SglangEngine:
         text = self._config.get_text_config()
         longest = server.get("max_req_input_len") or server.get("context_length") or text.max_position_embeddings
         tokenizer = load_tokenizer_identity(self._folder, trust_remote_code=trust_remote_code)
+        vocabulary = counted_ids(tokenizer, int(text.vocab_size))
         self._info = EngineInfo(
             engine=f"sglang {server.get('version', 'unknown')}",
             model=model,
             weights_hash=weights_hash(self._folder),
             compute_dtype=self._dtype(str(server.get("dtype", "auto"))),
-            vocab_size=int(text.vocab_size),
+            vocab_size=vocabulary,
             tokenizer=tokenizer,
             head=None,
             payloads=frozenset({PayloadKind.SAMPLED, PayloadKind.TOPK}),
             supports_temperature=False,
             max_sequence_tokens=int(longest),
-            max_k=min(max_k, int(text.vocab_size)),
-            stop_token_ids=load_stop_token_ids(self._folder, self._config, tokenizer, int(text.vocab_size)),
+            max_k=min(max_k, vocabulary),
+            padding_rows=int(text.vocab_size) - vocabulary,
+            stop_token_ids=load_stop_token_ids(self._folder, self._config, tokenizer, vocabulary),
         )
 
     @property
@@ -185,8 +198,35 @@ class SglangEngine:
     def _score_one(self, entry: EngineItem) -> Scores | None:
         if entry.cancelled():
             return None
-        item, spec = entry.item, entry.spec
-        meta = self._client.call("/generate", score_request(item, spec.k)).get("meta_info")
+        item, spec, url = entry.item, entry.spec, self._client.url
+        size = self._info.vocab_size
+        padding = range(size, size + self._info.padding_rows)
+        meta = self._ask(item, spec.k, padding)
+        ids: NDArray[np.integer] | None = None
+        values: F32 | None = None
+        if spec.k:
+            ids, values = flat_top_k(meta, item.response_length, spec.k, url)
+        if ids is not None and int((ids < size).sum(-1).min()) < spec.k:
+            # Padding rows took places of tokens: so many more, and every position has k tokens.
+            meta = self._ask(item, spec.k + len(padding), padding)
+            ids, values = flat_top_k(meta, item.response_length, spec.k + len(padding), url)
+        sampled = token_log_probs(meta, item.response_ids.tolist(), url)
+        if padding:
+            beyond = listed_log_probs(meta, padding, item.response_length, url)
+            sampled, ids, values = without_padding(sampled, ids, values, beyond, vocabulary=size, k=spec.k)
+        scores = from_lists(
+            sampled,
+            ids,
+            values,
+            value_dtype=spec.value_dtype,
+            vocabulary=size,
+            teacher=self._info.model,
+        )
+        return replace(scores, weights_hash=self._info.weights_hash)
+
+    def _ask(self, item: ScoreItem, k: int, padding: range) -> dict[str, Any]:
+        """The `meta_info` of an answer that the weights in use gave."""
+        meta = self._client.call("/generate", score_request(item, k, padding)).get("meta_info")
         if not isinstance(meta, dict):
             raise CorruptPayloadError(f"SGLang at {self._client.url} answered without meta_info.")
         if meta.get("weight_version") != self._version:
@@ -194,18 +234,7 @@ class SglangEngine:
                 f"SGLang at {self._client.url} now has weights of version {meta.get('weight_version')!r}, not "
                 f"{self._version!r}: they were replaced by someone else; load the teacher again."
             )
-        length = item.response_length
-        sampled = token_log_probs(meta, item.response_ids.tolist(), self._client.url)
-        ids, values = flat_top_k(meta, length, spec.k, self._client.url) if spec.k else (None, None)
-        scores = from_lists(
-            sampled,
-            ids,
-            values,
-            value_dtype=spec.value_dtype,
-            vocabulary=self._info.vocab_size,
-            teacher=self._info.model,
-        )
-        return replace(scores, weights_hash=self._info.weights_hash)
+        return meta
 
     def _load(self, folder: Path, new_hash: str) -> None:
         body = {"model_path": str(folder.resolve()), "weight_version": new_hash, "flush_cache": True}

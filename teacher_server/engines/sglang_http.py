@@ -10,6 +10,7 @@ import json
 import urllib.error
 import urllib.request
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -61,8 +62,14 @@ class SglangClient:
         return found if isinstance(found, dict) else {}
 
 
-def score_request(item: ScoreItem, k: int) -> dict[str, Any]:
-    """Body of /generate that scores the response of a sequence, with the k most likely ids when k > 0."""
+def score_request(item: ScoreItem, k: int, listed: Sequence[int] = ()) -> dict[str, Any]:
+    """Body of /generate that scores the response of a sequence.
+
+    Args:
+        item: the sequence.
+        k: most likely ids to list at each position; 0 for none.
+        listed: ids whose log-probs are wanted at every position besides.
+    """
     body: dict[str, Any] = {
         "rid": uuid.uuid4().hex,
         "input_ids": item.token_ids.tolist(),
@@ -75,6 +82,8 @@ def score_request(item: ScoreItem, k: int) -> dict[str, Any]:
     if k:
         body |= {"top_logprobs_num": k}
         body |= {"return_flat_raw_top_logprobs": True, "return_flat_raw_top_logprobs_b64": True}
+    if listed:
+        body |= {"token_ids_logprob": list(listed)}
     return body
 
 
@@ -95,6 +104,25 @@ def token_log_probs(meta: dict[str, Any], expected: list[int], url: str) -> F32:
     if [token for _, token in pairs] != expected:
         raise CorruptPayloadError(f"SGLang at {url} answered for other tokens than it was asked about.")
     return np.array([value for value, _ in pairs], np.float32)
+
+
+def listed_log_probs(meta: dict[str, Any], listed: Sequence[int], rows: int, url: str) -> F32:
+    """[T, N] log-probs of N listed ids at each of `rows` = T response positions, after the null entry.
+
+    Raises:
+        CorruptPayloadError: when number, ids or values do not fit.
+    """
+    entries = meta.get("input_token_ids_logprobs")
+    if not isinstance(entries, list) or len(entries) != rows + 1 or entries[0]:
+        raise CorruptPayloadError(f"SGLang at {url} did not return the log-probs of {len(listed)} listed ids.")
+    try:
+        values = [[float(entry[0]) for entry in row] for row in entries[1:]]
+        fits = all([int(entry[1]) for entry in row] == list(listed) for row in entries[1:])
+    except (TypeError, ValueError, IndexError) as error:
+        raise CorruptPayloadError(f"SGLang at {url} returned a listed log-prob that is none: {error}.") from error
+    if not fits:
+        raise CorruptPayloadError(f"SGLang at {url} listed other ids than it was asked about.")
+    return np.array(values, np.float32)
 
 
 def flat_top_k(meta: dict[str, Any], rows: int, k: int, url: str) -> tuple[NDArray[np.int32], F32]:

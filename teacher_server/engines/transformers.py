@@ -26,6 +26,7 @@ from teacher_server.engines.head import DTYPE_NAMES, OutputHead
 from teacher_server.engines.loading import (
     check_finite,
     check_same_architecture,
+    counted_ids,
     load_config,
     load_model,
     load_stop_token_ids,
@@ -82,6 +83,7 @@ class TransformersEngine:
         self._trust = trust_remote_code
         folder = resolve_folder(model, revision, with_code=trust_remote_code)
         self._config = load_config(folder, trust_remote_code=trust_remote_code)
+        self._tokenizer = load_tokenizer_identity(folder, trust_remote_code=trust_remote_code)
         self._device = pick_device(device)
         self._dtype = pick_dtype(dtype, self._device, self._config)
         chosen = _attention(attention, self._device, self._dtype, self._config)
@@ -244,26 +246,28 @@ class TransformersEngine:
     def _head(self, model: Any = None) -> OutputHead:
         projection = (self._model if model is None else model).get_output_embeddings()
         scale, cap = scale_and_cap(self._config.get_text_config())
-        return OutputHead(projection.weight, getattr(projection, "bias", None), scale, cap)
+        rows = len(projection.weight)
+        padding = rows - counted_ids(self._tokenizer, rows)
+        return OutputHead(projection.weight, getattr(projection, "bias", None), scale, cap, padding)
 
     def _describe(self, model: str, folder: Path, head: OutputHead, deterministic: bool) -> EngineInfo:
         text = self._config.get_text_config()
-        rows = len(head.weight)
-        tokenizer = load_tokenizer_identity(folder, trust_remote_code=self._trust)
+        stop_ids = load_stop_token_ids(folder, self._config, self._tokenizer, head.vocab_size)
         return EngineInfo(
             engine=f"transformers {transformers.__version__}",
             model=model,
             weights_hash=weights_hash(folder),
             compute_dtype=DTYPE_NAMES[self._dtype],
-            vocab_size=rows,
-            tokenizer=tokenizer,
+            vocab_size=head.vocab_size,
+            tokenizer=self._tokenizer,
             head=head.identity(),
             payloads=frozenset(PayloadKind),
             supports_temperature=True,
             max_sequence_tokens=int(getattr(text, "max_position_embeddings", 0) or 1 << 20),
-            max_k=rows,
+            max_k=head.vocab_size,
             deterministic=deterministic,
-            stop_token_ids=load_stop_token_ids(folder, self._config, tokenizer, rows),
+            padding_rows=head.padding,
+            stop_token_ids=stop_ids,
         )
 
     def _require_awake(self) -> None:

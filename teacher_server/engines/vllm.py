@@ -16,9 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from opd.errors import ConfigError, UnavailableError
 from opd.wire.fingerprint import weights_hash
@@ -26,10 +24,10 @@ from opd.wire.types import Head, PayloadKind, Scores
 from teacher_server.engines.base import EngineInfo, EngineItem, Exchange
 from teacher_server.engines.checkpoint import Header, check_same_tensors, check_unchanged, load_head, read_header
 from teacher_server.engines.checks import check_batch
-from teacher_server.engines.engine_topk import from_lists
 from teacher_server.engines.head import DTYPE_NAMES, OutputHead
 from teacher_server.engines.loading import (
     check_same_architecture,
+    counted_ids,
     load_config,
     load_stop_token_ids,
     load_tokenizer_identity,
@@ -38,6 +36,14 @@ from teacher_server.engines.loading import (
     resolve_folder,
 )
 from teacher_server.engines.project import land, launch
+from teacher_server.engines.vllm_generate import (
+    WORKER_EXTENSION,
+    can_gather,
+    check_cut,
+    cut_vocabulary,
+    generate_request,
+    read_scores,
+)
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -101,7 +107,9 @@ class VllmEngine:
         self._folder = resolve_folder(model, revision, with_code=trust_remote_code)
         self._config = load_config(self._folder, trust_remote_code=trust_remote_code)
         self._device = pick_device(device)
-        vocabulary = int(self._config.get_text_config().vocab_size)
+        self._tokenizer = load_tokenizer_identity(self._folder, trust_remote_code=trust_remote_code)
+        self._rows = int(self._config.get_text_config().vocab_size)
+        vocabulary = counted_ids(self._tokenizer, self._rows)
         options: dict[str, Any] = {
             # vLLM's own "auto" would halve an f32 checkpoint.
             "dtype": _DTYPES[pick_dtype(dtype, self._device, self._config)],
@@ -112,25 +120,28 @@ class VllmEngine:
             "enable_sleep_mode": self._device.type == "cuda",
         }
         max_k = vocabulary if runner == "pooling" else min(max_k, vocabulary)
-        # One more than is announced: gather asks for the response token beside the caller's k ids.
-        options |= {"max_logprobs": max_k + 1} if runner == "generate" else {}
+        if runner == "generate":
+            # All: `check_cut` looks at every logit once; what callers may ask for is `max_k`.
+            options |= {"max_logprobs": self._rows, "worker_extension_cls": WORKER_EXTENSION}
         self._llm = _start(self._folder, runner, self._device, options | vllm_options)
         self._engine: Any = self._llm.llm_engine
         model_config = self._engine.vllm_config.model_config
         self._dtype: torch.dtype = model_config.dtype
         self._header = read_header(self._folder)
         pooling = runner == "pooling"
-        self._head: OutputHead | None = (
-            load_head(self._folder, self._config, self._dtype, self._device) if pooling else None
-        )
+        self._head: OutputHead | None = None
+        if pooling:
+            self._head = load_head(self._folder, self._config, self._dtype, self._device, self._tokenizer)
+        elif vocabulary < self._rows:
+            cut_vocabulary(self._llm, vocabulary)
+            check_cut(self._llm, vocabulary)
         self._info = self._describe(model, runner, vocabulary, max_k, int(model_config.max_model_len))
 
     def _describe(self, model: str, runner: str, vocabulary: int, max_k: int, max_tokens: int) -> EngineInfo:
         pooling = runner == "pooling"
         payloads = frozenset(PayloadKind)
-        tokenizer = load_tokenizer_identity(self._folder, trust_remote_code=self._trust)
         if not pooling:
-            gather = {PayloadKind.GATHER} if self._can_gather() else set()
+            gather = {PayloadKind.GATHER} if can_gather(self._llm) else set()
             payloads = frozenset({PayloadKind.SAMPLED, PayloadKind.TOPK} | gather)
         return EngineInfo(
             engine=f"vllm {_version()} ({runner})",
@@ -138,14 +149,15 @@ class VllmEngine:
             weights_hash=weights_hash(self._folder),
             compute_dtype=DTYPE_NAMES[self._dtype],
             vocab_size=vocabulary,
-            tokenizer=tokenizer,
+            tokenizer=self._tokenizer,
             head=None if self._head is None else self._head.identity(),
             payloads=payloads,
             supports_temperature=pooling,
             # The generate runner must have room for one token that nobody wants.
             max_sequence_tokens=max_tokens - (not pooling),
             max_k=max_k,
-            stop_token_ids=load_stop_token_ids(self._folder, self._config, tokenizer, vocabulary),
+            padding_rows=self._rows - vocabulary,
+            stop_token_ids=load_stop_token_ids(self._folder, self._config, self._tokenizer, vocabulary),
         )
 
     @property
@@ -170,7 +182,7 @@ class VllmEngine:
             if self._head is not None:
                 self._run(batch, self._pooling_request, lambda row, found: self._project(row, found, batch, out))
             else:
-                self._run(batch, self._generate_request, lambda row, found: self._read(row, found, batch, out))
+                self._run(batch, generate_request, lambda row, found: self._read(row, found, batch, out))
         return out
 
     def head(self) -> Head:
@@ -205,7 +217,9 @@ class VllmEngine:
         header = read_header(folder)
         check_same_tensors(self._header, header, folder)
         new_hash = weights_hash(folder)
-        head = None if self._head is None else load_head(folder, self._config, self._dtype, self._device)
+        head = None
+        if self._head is not None:
+            head = load_head(folder, self._config, self._dtype, self._device, self._tokenizer)
         identity = None if head is None else head.identity()
         other = _Weights(folder, header, head, replace(self._info, weights_hash=new_hash, head=identity))
         known = True
@@ -301,63 +315,13 @@ class VllmEngine:
             states = output.outputs.data[item.prompt_length - 1 :].to(self._device)
             land(launch(states, [row], batch, head, self._logit_bytes), batch, out, self._info)
 
-    def _generate_request(self, entry: EngineItem) -> tuple[list[int], Any]:
-        from vllm import SamplingParams
-
-        item, spec = entry.item, entry.spec
-        # Detokenising every listed id would cost several times the forward; k = -1 (all) is never passed.
-        options: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "detokenize": False, "flat_logprobs": True}
-        if spec.kind is PayloadKind.GATHER and item.gather_ids is not None:
-            wanted = np.concatenate([item.gather_ids, item.response_ids[:, None]], axis=1)
-            options["prompt_logprob_token_ids"] = wanted.astype(np.int32)
-            options["prompt_logprob_start"] = item.prompt_length - 1
-        else:
-            options["prompt_logprobs"] = spec.k  # 0 lists the prompt's own token alone
-        return item.token_ids.tolist(), SamplingParams(**options)
-
     def _read(self, row: int, output: Any, batch: Sequence[EngineItem], out: list[Scores | None]) -> None:
-        item, spec = batch[row].item, batch[row].spec
-        length = item.response_length
-        if spec.kind is PayloadKind.GATHER:
-            table = np.asarray(output.prompt_token_id_logprobs, np.float32)
-            sampled, values = table[:, -1], table[:, :-1]
-            ids: NDArray[np.integer] | None = item.gather_ids
-        else:
-            # One entry for the token that is there, then the k most likely; nothing for the first token.
-            flat, width = output.prompt_logprobs, spec.k + 1
-            table = np.asarray(flat.logprobs, np.float32).reshape(-1, width)[-length:]
-            listed = np.asarray(flat.token_ids, np.int64).reshape(-1, width)[-length:]
-            if not np.array_equal(listed[:, 0], item.response_ids):
-                raise UnavailableError(f"{self._info.engine} answered for other tokens than it was asked about.")
-            sampled, values, ids = table[:, 0], table[:, 1:], listed[:, 1:] if spec.k else None
-        scores = from_lists(
-            sampled.copy(),
-            ids,
-            values,
-            value_dtype=spec.value_dtype,
-            vocabulary=self._info.vocab_size,
-            teacher=self._info.model,
-        )
-        out[row] = replace(scores, weights_hash=self._info.weights_hash)
-
-    def _can_gather(self) -> bool:
-        """Whether this vLLM scores ids of the caller's choice: asked, and compared with its own prompt log-probs."""
-        from vllm import SamplingParams
-
-        ids = [1, 2, 3, 4]
-        try:
-            asked = SamplingParams(
-                max_tokens=1, detokenize=False, prompt_logprob_start=1, prompt_logprob_token_ids=[[3, 0], [4, 0]]
-            )
-            own = SamplingParams(max_tokens=1, detokenize=False, flat_logprobs=True, prompt_logprobs=0)
-            first, second = self._llm.generate([{"prompt_token_ids": ids}] * 2, [asked, own], use_tqdm=False)
-            found = np.asarray(first.prompt_token_id_logprobs, np.float32)[:, 0]
-            return bool(np.allclose(found, second.prompt_logprobs.logprobs[-2:], atol=0.05))
-        except Exception:  # a vLLM without it may refuse in any way it likes
-            return False
+        out[row] = replace(read_scores(output, batch[row], self._info), weights_hash=self._info.weights_hash)
 
     def _reload(self, folder: Path) -> None:
         self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+        if self._head is None and self._info.padding_rows:
+            cut_vocabulary(self._llm, self._info.vocab_size)  # loading may build layers anew
         self._llm.reset_prefix_cache()
 
     def _move_head(self, device: torch.device) -> None:

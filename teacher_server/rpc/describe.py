@@ -56,6 +56,7 @@ def teacher_info(info: EngineInfo, bounds: RequestBounds, state: int) -> pb.Teac
             max_request_bytes=bounds.max_request_bytes,
         ),
         deterministic=info.deterministic,
+        padding_rows=info.padding_rows,
         stop_token_ids=info.stop_token_ids,
     )
     message.state = state  # type: ignore[assignment]

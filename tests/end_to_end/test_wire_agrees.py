@@ -1,4 +1,7 @@
-"""Every payload over the real wire against a forward of the same model in this process."""
+"""Every payload over the real wire against a forward of the same model in this process.
+
+The model's head has more rows than the tokenizer has ids, as most published ones do: those rows count nowhere.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +18,9 @@ V, K = 260, 16
 
 
 @pytest.fixture(scope="module")
-def fleet(teacher: Any) -> Iterator[TeacherFleet]:
-    with TeacherFleet.connect(teacher.address) as connected:
+def fleet(world: Path, serve: Any) -> Iterator[TeacherFleet]:
+    server = serve("--model", f"teacher={world / 'padded'}", "--deterministic")
+    with TeacherFleet.connect(server.address) as connected:
         yield connected
 
 
@@ -24,7 +28,7 @@ def fleet(teacher: Any) -> Iterator[TeacherFleet]:
 def local(world: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(world / "teacher").eval()
+    return AutoModelForCausalLM.from_pretrained(world / "padded").eval()
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +50,7 @@ def expected(local: Any, item: ScoreItem, temperature: float = 1.0) -> torch.Ten
     """[T, V] log-probs of the tokens after each position, by a plain forward."""
     ids = torch.from_numpy(item.token_ids.astype(np.int64))[None]
     with torch.no_grad():
-        logits = local(ids).logits[0, item.prompt_length - 1 : -1].float()
+        logits = local(ids).logits[0, item.prompt_length - 1 : -1, :V].float()
     return torch.log_softmax(logits / temperature, -1)
 
 
@@ -96,12 +100,18 @@ def test_bf16_hidden_states_agree_to_their_rounding(fleet: TeacherFleet, local: 
     np.testing.assert_allclose(torch.log_softmax(logits, -1), expected(local, items[1]), atol=0.1)
 
 
+def test_the_description_counts_the_tokenizers_ids(fleet: TeacherFleet, local: Any) -> None:
+    info = fleet.describe("teacher")
+    assert info.vocab_size == info.tokenizer.size == V
+    assert info.padding_rows == local.config.vocab_size - V > 0
+
+
 def test_row_t_predicts_response_token_t(fleet: TeacherFleet, local: Any) -> None:
     """Off by one in either direction would score another token: all ids here are distinct."""
     ids = np.arange(20, 40, dtype=np.uint32)
     scores = fleet.score("teacher", [ScoreItem(ids, 7)], PayloadSpec.sampled())[0]
     with torch.no_grad():
-        logp = torch.log_softmax(local(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].float(), -1)
+        logp = torch.log_softmax(local(torch.from_numpy(ids.astype(np.int64))[None]).logits[0, :, :V].float(), -1)
     right = [float(logp[t - 1, ids[t]]) for t in range(7, 20)]
     late = [float(logp[t, ids[t]]) for t in range(7, 20)]
     np.testing.assert_allclose(scores.sampled, right, atol=1e-5)
@@ -114,7 +124,7 @@ def test_a_teacher_measured_against_itself_diverges_by_zero(fleet: TeacherFleet,
     ids = np.arange(30, 60, dtype=np.uint32)
     response = torch.arange(40, 60)
     with torch.no_grad():
-        logits = local(torch.from_numpy(ids.astype(np.int64))[None]).logits[0, 9:-1].float()
+        logits = local(torch.from_numpy(ids.astype(np.int64))[None]).logits[0, 9:-1, :V].float()
     candidates = logits.topk(K, -1).indices
     item = ScoreItem(ids, 10, candidates.numpy().astype(np.uint32))
     scores = fleet.score("teacher", [item], PayloadSpec.gather(K, "f32"))[0]

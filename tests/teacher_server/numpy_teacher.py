@@ -64,6 +64,7 @@ class NumpyEngine:
             max_sequence_tokens=100_000,
             max_k=self.vocab,
             deterministic=True,
+            padding_rows=31,
             stop_token_ids=(5, 9),
         )
 

@@ -301,7 +301,7 @@ class HeadInfo(_message.Message):
     def __init__(self, hash: _Optional[str] = ..., hidden_size: _Optional[int] = ..., logit_scale: _Optional[float] = ..., soft_cap: _Optional[float] = ..., dtype: _Optional[_Union[Dtype, str]] = ..., has_bias: bool = ...) -> None: ...
 
 class TeacherInfo(_message.Message):
-    __slots__ = ("name", "engine", "model", "weights_hash", "compute_dtype", "vocab_size", "tokenizer", "head", "payloads", "supports_temperature", "limits", "deterministic", "state", "stop_token_ids")
+    __slots__ = ("name", "engine", "model", "weights_hash", "compute_dtype", "vocab_size", "tokenizer", "head", "payloads", "supports_temperature", "limits", "deterministic", "state", "stop_token_ids", "padding_rows")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -316,6 +316,7 @@ class TeacherInfo(_message.Message):
     DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PADDING_ROWS_FIELD_NUMBER: _ClassVar[int]
     name: str
     engine: str
     model: str
@@ -330,7 +331,8 @@ class TeacherInfo(_message.Message):
     deterministic: bool
     state: TeacherState
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., weights_hash: _Optional[str] = ..., compute_dtype: _Optional[_Union[Dtype, str]] = ..., vocab_size: _Optional[int] = ..., tokenizer: _Optional[_Union[TokenizerInfo, _Mapping]] = ..., head: _Optional[_Union[HeadInfo, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[PayloadKind, str]]] = ..., supports_temperature: bool = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., deterministic: bool = ..., state: _Optional[_Union[TeacherState, str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    padding_rows: int
+    def __init__(self, name: _Optional[str] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., weights_hash: _Optional[str] = ..., compute_dtype: _Optional[_Union[Dtype, str]] = ..., vocab_size: _Optional[int] = ..., tokenizer: _Optional[_Union[TokenizerInfo, _Mapping]] = ..., head: _Optional[_Union[HeadInfo, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[PayloadKind, str]]] = ..., supports_temperature: bool = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., deterministic: bool = ..., state: _Optional[_Union[TeacherState, str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., padding_rows: _Optional[int] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
     __slots__ = ("teachers", "server_version", "instance_id")

@@ -16,9 +16,10 @@ import torch
 from opd.wire.types import PayloadSpec, ScoreItem
 from teacher_server.engines.base import Engine, EngineItem
 
-VOCABULARY = 512
+VOCABULARY = 260
+ROWS = 320  # of the head: ids from 260 on belong to no token, and their rows are as large as the others
 _COMMON = {
-    "vocab_size": VOCABULARY,
+    "vocab_size": ROWS,
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
@@ -59,7 +60,7 @@ def _tokenizer() -> object:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=500,
+        vocab_size=VOCABULARY,
         special_tokens=["<pad>", "<s>", "</s>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -110,7 +111,7 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def reference_logits() -> Callable[[Path, ScoreItem], torch.Tensor]:
-    """Logits [T, V] f32 of the response positions, from the model's own unbatched forward."""
+    """Logits [T, V] f32 of the response positions over the tokenizer's ids, from the model's own unbatched forward."""
     from transformers import AutoModelForCausalLM
 
     loaded: dict[Path, torch.nn.Module] = {}
@@ -123,7 +124,7 @@ def reference_logits() -> Callable[[Path, ScoreItem], torch.Tensor]:
             ).eval()
         ids = torch.from_numpy(item.token_ids.astype(np.int64))[None]
         with torch.no_grad():
-            return loaded[folder](input_ids=ids).logits[0, item.prompt_length - 1 : -1].float()
+            return loaded[folder](input_ids=ids).logits[0, item.prompt_length - 1 : -1, :VOCABULARY].float()
 
     return logits
 
@@ -276,7 +277,7 @@ class FakeSglang:
         self.requests.append(body)
         ids, start = body["input_ids"], body["logprob_start_len"]
         assert body["return_logprob"] and body["sampling_params"]["max_new_tokens"] == 0 and start >= 0
-        self.dead |= not all(0 <= token < VOCABULARY for token in ids)
+        self.dead |= not all(0 <= token < ROWS for token in ids)
         with torch.no_grad():  # the sampling temperature does not reach input log-probs
             logp = self._model(torch.tensor([ids])).logits[0].log_softmax(-1)
         # The first entry is null; entry i belongs to input position start + i.
@@ -301,6 +302,10 @@ class FakeSglang:
             meta[prefix + "val_flat_b64_dtype"], meta[prefix + "idx_flat_b64_dtype"] = "float32", "int32"
             meta[prefix + "shape"], meta[prefix + "null_prefix"] = [len(rows), k], 1
             meta["output_top_logprobs"] = []
+        if wanted := body.get("token_ids_logprob"):
+            self.dead |= not all(0 <= token < ROWS for token in wanted)
+            meta["input_token_ids_logprobs"] = [None]
+            meta["input_token_ids_logprobs"] += [[[float(row[i]), i, None] for i in wanted] for row in rows]
         self.spoil(meta)
         return {"text": "", "output_ids": [], "meta_info": meta}
 

@@ -234,7 +234,7 @@ def test_the_description_is_that_of_the_model(engine: Engine, model_folder: Path
     from opd.wire.fingerprint import weights_hash
 
     info = engine.info
-    assert info.vocab_size == 512
+    assert (info.vocab_size, info.padding_rows, info.tokenizer.size) == (260, 60, 260)
     assert info.compute_dtype == "f32"
     assert info.weights_hash == weights_hash(model_folder)
     assert len(info.tokenizer.fingerprint) == len(info.tokenizer.chat_template_hash) == 64

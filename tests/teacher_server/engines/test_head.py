@@ -34,6 +34,17 @@ def test_logits_follow_the_formula_with_bias_scale_and_soft_cap() -> None:
     torch.testing.assert_close(found, 2.0 * torch.tanh(0.5 * (hidden @ weight.T + bias) / 2.0))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_padding_rows_are_in_no_logits_and_in_no_exported_head(dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    weight, bias, hidden = (torch.randn(*shape, generator=draw).to(dtype) for shape in ((30, 6), (30,), (4, 6)))
+    padded, cut = OutputHead(weight, bias, 0.5, 2.0, padding=7), OutputHead(weight[:23], bias[:23], 0.5, 2.0)
+    assert padded.vocab_size == 23
+    torch.testing.assert_close(padded.logits(hidden), cut.logits(hidden))
+    assert padded.identity() == cut.identity()
+    assert padded.export("").weight.shape == (23, 6) and padded.export("").bias.shape == (23,)
+
+
 def test_a_bf16_head_is_not_rounded_to_bf16() -> None:
     draw = torch.Generator().manual_seed(0)
     weight, hidden = (torch.randn(*shape, generator=draw).bfloat16() for shape in ((40_000, 16), (3, 16)))

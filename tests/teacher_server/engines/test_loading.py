@@ -9,9 +9,9 @@ import pytest
 
 from opd.errors import ConfigError
 from teacher_server.engines.base import TokenizerIdentity
-from teacher_server.engines.loading import load_config, load_stop_token_ids, load_tokenizer_identity
+from teacher_server.engines.loading import counted_ids, load_config, load_stop_token_ids, load_tokenizer_identity
 
-VOCABULARY = 512
+VOCABULARY = 260
 
 
 @pytest.fixture
@@ -40,6 +40,11 @@ def test_stop_ids_are_those_of_generation_config_and_tokenizer(stop_ids, listed:
 
 def test_without_a_generation_config_the_models_config_counts(stop_ids) -> None:
     assert stop_ids(None, TokenizerIdentity("", "", 0)) == (2,)
+
+
+@pytest.mark.parametrize(("ids", "rows", "counted"), [(260, 320, 260), (320, 320, 320), (321, 320, 320), (0, 320, 320)])
+def test_rows_of_a_head_count_when_the_tokenizer_has_their_id(ids: int, rows: int, counted: int) -> None:
+    assert counted_ids(TokenizerIdentity("", "", ids), rows) == counted
 
 
 def test_a_model_may_have_no_stop_id(stop_ids) -> None:

@@ -37,7 +37,7 @@ def test_it_asks_for_the_response_only_so_that_the_prompt_can_come_from_the_cach
     item = make_item(40, 5)
     sglang.score([entry(item, PayloadSpec.sampled()), entry(item, PayloadSpec.topk(3))])
     by_k = {body.get("top_logprobs_num", 0): body for body in sglang_server.requests}
-    assert set(by_k) == {0, 3}
+    assert set(by_k) == {0, 3, 63}  # padding rows were among the first three: so many more are asked for
     assert all(body["logprob_start_len"] == 39 and len(body["input_ids"]) == 45 for body in by_k.values())
     assert "return_flat_raw_top_logprobs" not in by_k[0]
 
@@ -49,7 +49,7 @@ def test_identity_comes_from_the_folder_and_the_server(sglang, model_folder: Pat
     assert not sglang.info.supports_temperature
 
 
-@pytest.mark.parametrize("bad", [512, 2**32 - 1])
+@pytest.mark.parametrize("bad", [260, 512, 2**32 - 1])
 def test_an_id_that_would_end_the_server_never_reaches_it(sglang, sglang_server, make_item, entry, bad: int) -> None:
     item = make_item(4, 4)
     item.token_ids[2] = bad
@@ -98,6 +98,18 @@ def _other_dtype(meta: dict[str, Any]) -> None:
     meta["input_top_logprobs_val_flat_b64_dtype"] = "float16"
 
 
+def _no_padding_rows(meta: dict[str, Any]) -> None:
+    del meta["input_token_ids_logprobs"]
+
+
+def _other_padding_rows(meta: dict[str, Any]) -> None:
+    meta["input_token_ids_logprobs"][1][0][1] += 1
+
+
+def _a_padding_row_without_number(meta: dict[str, Any]) -> None:
+    meta["input_token_ids_logprobs"][1][0][0] = None
+
+
 def _an_id_outside_the_vocabulary(meta: dict[str, Any]) -> None:
     ids = np.frombuffer(base64.b64decode(meta["input_top_logprobs_idx_flat_b64"]), np.int32).copy()
     ids[0] = -1
@@ -116,6 +128,9 @@ def _an_id_outside_the_vocabulary(meta: dict[str, Any]) -> None:
         _no_flat_fields,
         _other_dtype,
         _an_id_outside_the_vocabulary,
+        _no_padding_rows,
+        _other_padding_rows,
+        _a_padding_row_without_number,
     ],
 )
 def test_an_answer_that_does_not_fit_the_question_is_refused(sglang, sglang_server, make_item, entry, spoil) -> None:

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from opd.errors import ConfigError, IncompatibleTeacherError, UnavailableError
+from opd.errors import ConfigError, IncompatibleTeacherError, NonFiniteError, UnavailableError
 from opd.wire.fingerprint import weights_hash
 from opd.wire.types import PayloadKind, PayloadSpec
-from teacher_server.engines.engine_topk import SMALLEST_TAIL, log_tail
+from teacher_server.engines.engine_topk import SMALLEST_TAIL, log_tail, without_padding
 from teacher_server.engines.vllm import VllmEngine
+from teacher_server.engines.vllm_generate import generate_request
 from teacher_server.residency.weights import LostWeightsError, swap
 
 needs_vllm = [
@@ -94,7 +95,7 @@ class TestWithVllm:
         if "generate" not in vllm.info.engine:
             pytest.skip("our own head has no such limit")
         k = vllm.info.max_k
-        _, params = vllm._generate_request(entry(make_item(3, 2, k=k), PayloadSpec.gather(k)))
+        _, params = generate_request(entry(make_item(3, 2, k=k), PayloadSpec.gather(k)))
         params.verify(vllm._engine.vllm_config.model_config, None, None, None)
 
     def test_a_sequence_cancelled_while_vllm_works_on_it_is_aborted(self, vllm, make_item, entry) -> None:
@@ -130,6 +131,13 @@ class TestWithVllm:
             np.testing.assert_allclose(scores.logits, reference_logits(folder, item).numpy(), atol=5e-4)
         finally:
             engine.close()
+
+    def test_a_vllm_that_keeps_the_padding_rows_of_a_head_is_refused(
+        self, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("teacher_server.engines.vllm.cut_vocabulary", lambda llm, size: None)
+        with pytest.raises(ConfigError, match=r"the 260 ids.*use runner pooling"):
+            VllmEngine(str(model_folder), runner="generate", max_batch_tokens=64, max_num_seqs=16)
 
     def test_vllm_refuses_ids_of_the_callers_choice_on_a_cpu_and_so_do_we(self, vllm) -> None:
         if torch.cuda.is_available():
@@ -173,6 +181,25 @@ def test_without_vllm_the_error_says_what_to_install(model_folder: Path, monkeyp
     _keep_environment(monkeypatch)
     with pytest.raises(ConfigError, match=r"opd\[vllm\]"):
         VllmEngine(str(model_folder))
+
+
+def test_taking_padding_rows_out_of_lists_gives_what_a_head_without_them_gives() -> None:
+    logits = np.random.default_rng(0).normal(scale=3.0, size=(40, 12))
+    whole, cut = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (logits, logits[:, :9]))
+    ids = np.argsort(-whole, axis=-1)[:, :7]  # up to three of them are padding rows
+    values = np.take_along_axis(whole, ids, -1).astype(np.float32)
+    sampled, kept, found = without_padding(
+        whole[:, 5].astype(np.float32), ids, values, whole[:, 9:].astype(np.float32), vocabulary=9, k=4
+    )
+    np.testing.assert_array_equal(kept, np.argsort(-cut, axis=-1)[:, :4])
+    np.testing.assert_allclose(found, -np.sort(-cut, axis=-1)[:, :4], atol=2e-6)
+    np.testing.assert_allclose(sampled, cut[:, 5], atol=2e-6)
+
+
+def test_padding_rows_with_all_the_mass_are_an_error() -> None:
+    nothing = np.full(1, -30.0, np.float32)
+    with pytest.raises(NonFiniteError, match="padding rows"):
+        without_padding(nothing, None, None, np.zeros((1, 1), np.float32), vocabulary=9, k=0)
 
 
 def test_a_tail_from_lists_is_one_minus_the_listed_mass_and_never_below_its_resolution() -> None:

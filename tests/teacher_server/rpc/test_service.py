@@ -153,7 +153,7 @@ async def test_describe_lists_all_or_one_and_names_unknown_teachers(start: Any) 
     assert answer.instance_id
     one = (await client.stub.Describe(pb.DescribeRequest(teacher="b"))).teachers
     assert [t.model for t in one] == ["other"]
-    assert list(one[0].stop_token_ids) == [5, 9]
+    assert (list(one[0].stop_token_ids), one[0].padding_rows) == ([5, 9], 31)
     error = await failure(client.stub.Describe(pb.DescribeRequest(teacher="c")))
     assert type(error) is TeacherNotFoundError
     assert "a, b" in str(error)

@@ -1,0 +1,22 @@
+"""What the vllm engine adds to vLLM's own worker, in whatever process that runs (vLLM's `worker_extension_cls`)."""
+
+from typing import Any
+
+
+class OpdWorkerExtension:
+    """A base class that vLLM gives to its worker; `LLM.collective_rpc` calls its methods by name."""
+
+    get_model: Any
+
+    def opd_cut_vocabulary(self, size: int) -> int:
+        """Keep the first `size` logits of every position: vLLM normalises and lists only what is left.
+
+        vLLM cuts off rows that it added itself to spread the head over devices; this moves that cut, so it costs
+        nothing. Returns how many layers of the model compute logits.
+        """
+        from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+        layers = [module for module in self.get_model().modules() if isinstance(module, LogitsProcessor)]
+        for layer in layers:
+            layer.org_vocab_size = size
+        return len(layers)
