@@ -4,9 +4,9 @@ from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from opd.errors import ConfigError
+from opd.errors import ConfigError, OpdError
 from opd.registry import Entry, Registry
 
 app = typer.Typer(
@@ -57,8 +57,9 @@ def show(name: Annotated[str, typer.Argument(help="A registered name or a dotted
     for registry, entry in found:
         plugin = registry.load(entry.name)
         console.print(f"[bold]{registry.kind} {entry.name}[/bold]  ({entry.path})\n", soft_wrap=True)
-        console.print(_documentation(plugin), markup=False)
-        for line in _settings(plugin):
+        # Formulas and lists keep their lines.
+        console.print(_documentation(plugin), markup=False, soft_wrap=True)
+        for line in (*_facts(plugin, entry.name), *_settings(plugin)):
             console.print(line, markup=False, soft_wrap=True)
 
 
@@ -70,6 +71,19 @@ def _documentation(plugin: Any) -> str:
     return (inspect.getdoc(module) if module is not None else None) or inspect.getdoc(plugin) or ""
 
 
+def _facts(plugin: Any, name: str) -> list[str]:
+    """What a plug-in needs with its default settings, and how its formula is known."""
+    facts = []
+    if hasattr(plugin, "needs") and hasattr(plugin, "settings_type"):
+        try:
+            facts.append(f"needs: {plugin(plugin.settings_type(name=name)).needs().describe()}")
+        except (ValidationError, OpdError):
+            facts.append("needs: depends on its settings")
+    if getattr(plugin, "evidence", ""):
+        facts.append(f"evidence: {plugin.evidence}")
+    return ["", *facts] if facts else []
+
+
 def _settings(plugin: Any) -> list[str]:
     model = getattr(plugin, "settings_type", None) or getattr(plugin, "Options", None)
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
@@ -77,5 +91,11 @@ def _settings(plugin: Any) -> list[str]:
     lines = ["", "settings:"]
     for key, field in model.model_fields.items():
         default = "required" if field.is_required() else f"default {field.get_default(call_default_factory=True)!r}"
-        lines.append(f"  {key}: {default}. {field.description or ''}")
+        lines.append(f"  {key}: {default}. {_meaning(model, key)}")
     return lines
+
+
+def _meaning(model: type[BaseModel], key: str) -> str:
+    """The description of a setting, which a model that only changes its default inherits."""
+    known = (base.model_fields[key].description for base in model.mro() if key in getattr(base, "model_fields", {}))
+    return next((" ".join(text.split()) for text in known if text), "")

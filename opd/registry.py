@@ -4,11 +4,14 @@ A registry maps a name to a dotted path and imports it on use, so listing plug-i
 parties add names through an entry-point group; a recipe may also give a dotted path ("package.module:Class").
 """
 
+import ast
 import difflib
 import importlib
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from opd.errors import ConfigError
@@ -58,7 +61,7 @@ class Registry:
         if not self._scanned:
             for point in entry_points(group=self.group):
                 origin = point.dist.name if point.dist is not None else "an entry point"
-                self.add(point.name, point.value, origin=origin)
+                self.add(point.name, point.value, first_sentence(point.value), origin=origin)
             self._scanned = True
 
     def __iter__(self) -> Iterator[Entry]:
@@ -99,3 +102,27 @@ class Registry:
         if self.member is not None and not hasattr(found, self.member):
             raise ConfigError(f"{self.kind} {name!r} at {path} is no {self.kind}: it has no {self.member!r}.")
         return found
+
+
+def first_sentence(path: str) -> str:
+    """What the source of "module:attribute" says first about it, or else about its module; "" where it cannot be read.
+
+    Nothing is imported, because listing plug-ins must stay quick.
+    """
+    name, _, attribute = path.partition(":")
+    top, *rest = name.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+        folders = [Path(folder) for folder in spec.submodule_search_locations or ()] if spec is not None else []
+        places = [folder.joinpath(*rest) for folder in folders]
+        files = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
+        if spec is not None and spec.origin is not None and not rest:
+            files.append(Path(spec.origin))
+        source = ast.parse(next(file for file in files if file.is_file()).read_text(encoding="utf-8"))
+    except (StopIteration, ImportError, ValueError, SyntaxError, OSError):
+        return ""
+    found = [
+        node for node in source.body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == attribute
+    ]
+    text = next((text for node in (*found, source) if (text := ast.get_docstring(node))), "")
+    return " ".join(text.partition("\n\n")[0].split()).partition(". ")[0].removesuffix(".")

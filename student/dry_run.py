@@ -34,7 +34,7 @@ def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
         RunFolder.check_new(recipe.run)
     check_port(recipe.metrics_port)
     plugins = build_plugins(recipe)
-    lines = [yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), _describe(plugins.needs)]
+    lines = [yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), f"needs: {plugins.needs.describe()}"]
     if not offline:
         source = build_prompts(recipe.prompts, seed=recipe.seed, modes=recipe.modes)
         try:
@@ -72,11 +72,3 @@ def _shake_hands(recipe: Recipe, needs: Needs, source: PromptSource, tokenizer: 
         return {}
     with fleet:
         return shake_hands(fleet, recipe, needs, tokenizer, source)
-
-
-def _describe(needs: Needs) -> str:
-    wanted = [
-        f"{need.spec.kind}" + (f"({need.spec.k})" if need.spec.k else "") + f" from the {need.role}"
-        for need in needs.signals
-    ]
-    return "needs: " + (", ".join(wanted) or "no teacher") + ("; rewards" if needs.reward else "")

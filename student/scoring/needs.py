@@ -59,6 +59,14 @@ class Needs:
         """Whether any payload comes from a teacher, so that every prompt needs one."""
         return any(need.role == TEACHER for need in self.signals)
 
+    def describe(self) -> str:
+        """The payloads with their sources, and rewards, in words."""
+        wanted = [
+            f"{need.spec.kind}" + (f"({need.spec.k})" if need.spec.k else "") + f" from the {need.role}"
+            for need in self.signals
+        ]
+        return (", ".join(wanted) or "no teacher") + ("; rewards" if self.reward else "")
+
 
 def merge(needs: Iterable[Needs]) -> Needs:
     """The least that satisfies all of `needs`.

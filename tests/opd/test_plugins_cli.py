@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from opd.errors import ConfigError
 from opd.plugins_cli import app
+from opd.registry import first_sentence
 
 
 def run(*arguments: str) -> str:
@@ -27,6 +28,33 @@ def test_every_kind_is_listed_and_one_kind_alone() -> None:
 def test_a_plugin_shows_its_documentation_and_its_settings() -> None:
     out = run("show", "opd")
     assert "On-policy distillation" in out and "  k: default 64. Ids per position" in out
+
+
+def test_a_plugin_shows_its_formula_its_needs_and_how_it_is_known() -> None:
+    out = run("show", "grpo")
+    assert "    A_i = (r_i - mean r) / (std r + epsilon)" in out
+    assert "needs: no teacher; rewards" in out and "evidence: text and code" in out
+    assert "needs: gather(64) from the teacher" in run("show", "opd")
+    assert "needs: depends on its settings" in run("show", "mask_tokens")
+
+
+def test_a_setting_whose_default_alone_was_changed_keeps_its_meaning() -> None:
+    assert "  aggregation: default 'sequence_mean'. How positions are averaged" in run("show", "grpo")
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("opd.tasks.arithmetic:Addition", "Sums: each column is digit"),
+        ("opd.registry:nothing", "One kind of registry for everything that is chosen by name"),
+        ("no_such_package.inside:Thing", ""),
+        ("opd.no_such_module:Thing", ""),
+        ("builtins:int", ""),
+        ("", ""),
+    ],
+)
+def test_the_first_sentence_of_a_plugin_is_read_without_importing_it(path: str, sentence: str) -> None:
+    assert first_sentence(path).startswith(sentence) and bool(first_sentence(path)) == bool(sentence)
 
 
 def test_a_dotted_path_shows_the_same_settings() -> None:
@@ -57,7 +85,7 @@ def test_tasks_of_other_packages_are_listed_with_their_origin_and_used(tmp_path:
         return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
 
     (line,) = [line for line in ask("-m", "opd.cli", "plugins", "list", "task").splitlines() if "thirds" in line]
-    assert line.split() == ["task", "thirds", "thirds"]
+    assert line.split() == ["task", "thirds", *["Sums", "of", "a", "third", "party"], "thirds"]
     assert "digits: default 2" in ask("-m", "opd.cli", "plugins", "show", "thirds")
     code = (
         "from opd.tasks import *; print(build_prompts(TaskSettings(task='thirds'), seed=0).prompts('train', 1)[0].text)"
