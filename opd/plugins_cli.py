@@ -97,5 +97,6 @@ def _settings(plugin: Any) -> list[str]:
 
 def _meaning(model: type[BaseModel], key: str) -> str:
     """The description of a setting, which a model that only changes its default inherits."""
-    known = (base.model_fields[key].description for base in model.mro() if key in getattr(base, "model_fields", {}))
+    bases = [base for base in model.mro() if issubclass(base, BaseModel)]
+    known = (base.model_fields[key].description for base in bases if key in base.model_fields)
     return next((" ".join(text.split()) for text in known if text), "")
