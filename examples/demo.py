@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from opd.config import load_settings
 from opd.errors import OpdError
@@ -63,6 +64,19 @@ def table(summary: dict[str, Any]) -> Table:
     return out
 
 
+def answers(run: Path, count: int = 3) -> Table:
+    """The first answers of the evaluations before and after."""
+    lines = [json.loads(line) for line in (run / "student" / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+    before, after = ([line for line in lines if line["label"] == label][:count] for label in ("before", "after"))
+    out = Table(title="the same prompts before and after; the sum stands behind the colon")
+    for name in ("prompt", "answer before", "", "answer after", "", "sum"):
+        out.add_column(name)
+    for old, new in zip(before, after, strict=True):
+        cells = (old["prompt"], old["answer"], old["verdict"], new["answer"], new["verdict"], new["reference"])
+        out.add_row(*(Text(str(cell)) for cell in cells))
+    return out
+
+
 def demo(
     run: Annotated[Path, typer.Option(help="Folder of the demo.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(min=0, help="Decides world, prompts and rollouts.")] = 0,
@@ -100,6 +114,7 @@ def demo(
     }
     (run / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     console.print(table(summary))
+    console.print(answers(run))
     console.print(f"checkpoint: {result['checkpoint']}\nrun folder: {run}  ({summary['seconds']:.0f} seconds in all)")
 
 

@@ -77,11 +77,14 @@ def evaluate(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[dotted.key=value ...]", help="Replace keys of the recipe.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Write the report as JSON.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Write the report as JSON, and the answers beside it, to a name in .samples.jsonl."),
+    ] = None,
 ) -> None:
     """Evaluate a model on a recipe's held-out prompts: accuracy and reverse KL to the teachers.
 
-    With eval.reverse_kl=false no teacher is needed.
+    With eval.samples=8 it also gives pass@k for k up to 8. With eval.reverse_kl=false no teacher is needed.
     """
     import json
 
@@ -89,9 +92,12 @@ def evaluate(
     from student.evaluate_model import evaluate_model
     from student.recipe import Recipe
 
-    report = evaluate_model(load_settings(Recipe, recipe, overrides or ()), model)
+    report = evaluate_model(load_settings(Recipe, recipe, overrides or ()), model, keep=out is not None)
+    samples = report.pop("samples", [])
     for name, value in report.items():
         shown = f"{value:.4f}" if isinstance(value, float) else "unknown" if value is None else value
         typer.echo(f"{name}: {shown}")
     if out is not None:
         out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
+        out.with_suffix(".samples.jsonl").write_text(lines, encoding="utf-8")

@@ -48,6 +48,12 @@ class EvalReport:
         reverse_kl: KL(student || teacher), nats per token, or None when it was not asked for.
         tokens: response tokens sampled.
         by_domain: accuracy and number of judged prompts of each domain that prompts name.
+        accuracy_half_width: half the 95 % interval of `accuracy` over prompts; None below two judged prompts.
+        pass_at: k -> (pass@k, half its interval), over prompts with at least k judged answers; values in between do
+            not count as correct. Empty for single answers.
+        reverse_kl_estimator: how `reverse_kl` was measured, "" where it was not.
+        repetition: share of 4-grams that occur earlier in their response, mean over responses.
+        samples: answers to the first prompts as `student.run.samples.sample_of` gives them, where they were asked for.
     """
 
     accuracy: float
@@ -57,6 +63,11 @@ class EvalReport:
     reverse_kl: float | None
     tokens: int
     by_domain: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    accuracy_half_width: float | None = None
+    pass_at: Mapping[int, tuple[float, float | None]] = field(default_factory=dict)
+    reverse_kl_estimator: str = ""
+    repetition: float = 0.0
+    samples: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,15 @@ from transformers import PreTrainedTokenizerBase
 
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
+from opd.tasks.verdict import VerdictStatus
 from student.controllers import EvalReport
 from student.data.batch import collate, split
 from student.data.plan import plan_step
 from student.data.row import Row
+from student.figures import half_width, ks_up_to, pass_at_k, repetition
 from student.learning.learner import Learner
 from student.learning.terms import Term, losses_of
+from student.methods.distil.opd import OnPolicyDistillation
 from student.rollout.transformers import RolloutSpec, rollout
 from student.scoring.needs import Needs
 
@@ -41,18 +44,31 @@ def sample_answers(
     )
 
 
-def report(rows: Sequence[Row], source: PromptSource, samples: int, reverse_kl: float | None) -> EvalReport:
-    """Verify rows (grouped by prompt, `samples` each) and sum up."""
+def verify(rows: Sequence[Row], source: PromptSource) -> None:
+    """Give each row its verdict."""
     for row in rows:
         row.verdict = source.verify(row.prompt, row.text)
+
+
+def report(rows: Sequence[Row], samples: int, reverse_kl: float | None, estimator: str = "") -> EvalReport:
+    """Sum up verified rows (grouped by prompt, `samples` each).
+
+    Args:
+        rows: the answers, all of a prompt together.
+        samples: answers per prompt.
+        reverse_kl: nats per token, or None when it was not measured.
+        estimator: how it was measured.
+    """
     per_prompt: list[float | None] = []
     domains: dict[str, list[float]] = {}
+    right: list[tuple[int, int]] = []
     for start in range(0, len(rows), samples):
-        known = [row.verdict.value for row in rows[start : start + samples] if row.verdict and row.verdict.known]
-        per_prompt.append(sum(known) / len(known) if known else None)
+        found = [row.verdict for row in rows[start : start + samples] if row.verdict and row.verdict.known]
+        per_prompt.append(sum(verdict.value for verdict in found) / len(found) if found else None)
+        right.append((sum(verdict.status is VerdictStatus.CORRECT for verdict in found), len(found)))
         domain = rows[start].prompt.domain
-        if known and domain is not None:
-            domains.setdefault(domain, []).append(sum(known) / len(known))
+        if found and domain is not None:
+            domains.setdefault(domain, []).append(per_prompt[-1] or 0.0)
     judged = [value for value in per_prompt if value is not None]
     tokens = sum(row.length for row in rows)
     return EvalReport(
@@ -62,8 +78,22 @@ def report(rows: Sequence[Row], source: PromptSource, samples: int, reverse_kl: 
         truncated=sum(row.truncated for row in rows) / max(1, len(rows)),
         reverse_kl=reverse_kl,
         tokens=tokens,
-        by_domain={name: (sum(found) / len(found), len(found)) for name, found in sorted(domains.items())},
+        by_domain={name: (sum(means) / len(means), len(means)) for name, means in sorted(domains.items())},
+        accuracy_half_width=half_width(judged),
+        pass_at=_pass_at(right, samples),
+        reverse_kl_estimator=estimator if reverse_kl is not None else "",
+        repetition=sum(repetition(row.response_ids) for row in rows) / max(1, len(rows)),
     )
+
+
+def _pass_at(right: Sequence[tuple[int, int]], samples: int) -> dict[int, tuple[float, float | None]]:
+    """pass@k from (correct, judged) answers of each prompt, over prompts with at least k judged ones."""
+    found = {}
+    for k in ks_up_to(samples) if samples > 1 else []:
+        values = [pass_at_k(correct, judged, k) for correct, judged in right if judged >= k]
+        if values:
+            found[k] = (sum(values) / len(values), half_width(values))
+    return found
 
 
 @torch.no_grad()
@@ -77,3 +107,12 @@ def mean_divergence(learner: Learner, rows: Sequence[Row], term: Term, needs: Ne
         top, bottom = top + float(numerator), bottom + float(denominator)
     learner.student.train()
     return top / max(1.0, bottom)
+
+
+def estimator_of(term: OnPolicyDistillation) -> str:
+    """How a term measures reverse KL, for people: figures of different estimators differ by their noise."""
+    if term.settings.payload == "hidden":
+        return "exact"
+    if term.settings.payload == "sampled":
+        return "log-ratio of sampled tokens"
+    return f"exact on the student's top {term.settings.k}, sampled tail"

@@ -1,6 +1,5 @@
 """`opd eval`: a model on a recipe's held-out prompts, with the same rollouts and measures as in training."""
 
-import math
 import time
 from contextlib import ExitStack
 from typing import Any
@@ -8,15 +7,17 @@ from typing import Any
 from opd.errors import ConfigError
 from student.job import build_job
 from student.recipe import Recipe
+from student.run.evaluation import to_json
 
 
-def evaluate_model(recipe: Recipe, model: str) -> dict[str, Any]:
+def evaluate_model(recipe: Recipe, model: str, *, keep: bool = False) -> dict[str, Any]:
     """Accuracy (also by domain), response length, truncation and, with teachers, reverse KL of `model`.
 
     Args:
         recipe: gives prompts, limits, seed and the `eval` group; its objective decides which teachers are asked, none
             without eval.reverse_kl.
         model: folder or hub id.
+        keep: have every answer under "samples", as `student.run.samples.sample_of` gives it.
 
     Returns:
         JSON-able report; accuracy is None where no verdict is known.
@@ -40,17 +41,21 @@ def evaluate_model(recipe: Recipe, model: str) -> dict[str, Any]:
             samples=recipe.eval.samples,
             reverse_kl=recipe.eval.reverse_kl,
             temperature=recipe.eval.temperature,
+            keep=recipe.eval.prompts * recipe.eval.samples if keep else 0,
         )
+    figures = to_json(result)
     return {
         "model": model,
-        "accuracy": None if math.isnan(result.accuracy) else result.accuracy,
-        "reverse_kl": result.reverse_kl,
+        **{name: figures[name] for name in ("accuracy", "accuracy_half_width", "pass_at", "reverse_kl")},
+        "reverse_kl_estimator": result.reverse_kl_estimator,
         "domains": {
             name: {"accuracy": accuracy, "prompts": count} for name, (accuracy, count) in result.by_domain.items()
         },
         "mean_length": result.mean_length,
         "truncated": result.truncated,
+        "repetition": result.repetition,
         "prompts": len(result.per_prompt),
         "tokens": result.tokens,
         "seconds": time.monotonic() - begin,
+        **({"samples": list(result.samples)} if keep else {}),
     }

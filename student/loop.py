@@ -11,7 +11,7 @@ observe(report)                  controllers learn
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from student.run.evaluation import Evaluations, metrics_of, to_json
 from student.run.folder import RESUMABLE, RunFolder
 from student.run.interrupts import Interrupts
 from student.run.row_counts import count_rows, row_metrics
+from student.run.samples import entries, sample_of
 from student.run.saving import Saver, Unfinished
 from student.run.spans import Spans
 from student.run.telemetry import StageClock, Telemetry, check_port
@@ -108,7 +109,7 @@ class _Run:
         self.spans = spans
         self.ranks = job.learner.ranks
         interrupts.shared = self.ranks.count > 1
-        self.evaluations = Evaluations(job, sinks.say)
+        self.evaluations = Evaluations(job, sinks.say, self._keep_samples)
         self.saver = Saver(job, folder)
         self.state = self.saver.open(checkpoint)
 
@@ -136,7 +137,7 @@ class _Run:
     def _train(self) -> EvalReport | None:
         """All remaining steps, between two evaluations."""
         if self.state.steps == 0:
-            self.state.before = self.evaluations.run("before")
+            self.state.before = self.evaluations.run("before", 0)
         self.sinks.start(self.state.steps)
         if self.state.unfinished is not None:
             self._follow_up(self.state.unfinished, StageClock(self.spans))
@@ -145,7 +146,7 @@ class _Run:
                 raise CancelledError("stopped by a signal")
             with self.spans.span("opd.step", **{"opd.step": self.state.steps + 1}):
                 self._step(self.state.steps)
-        return self.evaluations.run("after")
+        return self.evaluations.run("after", self.state.steps)
 
     def _waiting(self, outage: Outage) -> None:
         self.sinks.say(outage.sentence())
@@ -174,6 +175,9 @@ class _Run:
         job.learner.objective.assess(rows, outcomes, places)
         updated = self._learn(rows, step, clock)
         self.state.steps = step + 1
+        shown = self.recipe.samples
+        if shown.every and self.state.steps % shown.every == 0:
+            self._keep_samples(entries(map(sample_of, rows[: shown.count]), step=self.state.steps, label="train"))
         counts = self.ranks.total(count_rows(rows, sampled) | costs.take())
         self.state.tokens += int(counts["sampled"])
         spent = {name: value for name, value in counts.items() if name.startswith("cost/")}
@@ -238,7 +242,7 @@ class _Run:
             left.observed = True
         if self.evaluations.due(self.state.steps):
             with clock.stage("evaluate"):
-                evaluation = self.evaluations.run(f"step {self.state.steps}")
+                evaluation = self.evaluations.run(f"step {self.state.steps}", self.state.steps)
             metrics |= metrics_of(evaluation) if evaluation is not None else {}
         self.state.unfinished = None
         self.saver.outdate()  # of a checkpoint of this step that an interruption left
@@ -247,6 +251,10 @@ class _Run:
         metrics["tokens_per_second"] = metrics["response_tokens"] / seconds if seconds else 0.0
         if job.accelerator.is_main_process:
             self.sinks.step(self.state.steps, metrics, clock.seconds)
+
+    def _keep_samples(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        if self.job.accelerator.is_main_process:
+            self.folder.append_samples(lines)
 
     def _scored(self, plan: StepPlan, clock: StageClock) -> list[Row]:
         """Sample this rank's rows of the plan, each scored from the moment it is finished."""

@@ -124,8 +124,19 @@ class EvalSettings(Settings):
     every: int = Field(0, ge=0, description="Steps between evaluations; 0: only before the first and after the last.")
     prompts: int = Field(256, ge=0, description="Held-out prompts; 0 switches evaluation off.")
     temperature: float = Field(0.0, ge=0, description="Sampling temperature; 0 is greedy.")
-    samples: int = Field(1, ge=1, description="Responses per prompt.")
+    samples: int = Field(
+        1, ge=1, description="Responses per prompt, n; above 1 they give pass@k without bias for k up to n."
+    )
     reverse_kl: bool = Field(True, description="Also measure KL(student || teacher) on sampled responses.")
+
+
+class SampleSettings(Settings):
+    """The answers in samples.jsonl of the run folder."""
+
+    every: int = Field(
+        10, ge=0, description="Steps between training answers; 0: only those of evaluations, which are always kept."
+    )
+    count: int = Field(8, ge=0, description="Answers of a step or an evaluation; 0 keeps none.")
 
 
 class Recipe(Settings):
@@ -151,6 +162,7 @@ class Recipe(Settings):
     )
     train: TrainSettings = Field(default_factory=TrainSettings, description="The optimizer and its schedule.")
     eval: EvalSettings = Field(default_factory=EvalSettings, description="Evaluation on held-out prompts.")
+    samples: SampleSettings = Field(default_factory=SampleSettings, description="The answers in samples.jsonl.")
     metrics_port: int = Field(0, ge=0, le=65535, description="Port of the student's Prometheus metrics; 0: off.")
     tracing: bool = Field(False, description="Export OpenTelemetry spans of every step (extra otel, OTEL_* variables).")
 

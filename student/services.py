@@ -1,6 +1,7 @@
 """The services that controllers may use, on top of the loop's stages."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -13,13 +14,14 @@ from student.data.outcome import Outcome
 from student.data.plan import StepPlan
 from student.data.row import Row
 from student.data.streams import stream
-from student.evaluate import mean_divergence, report, sample_answers
+from student.evaluate import estimator_of, mean_divergence, report, sample_answers, verify
 from student.learning.learner import Learner
 from student.methods.distil.opd import OnPolicyDistillation
 from student.methods.windows.probe import Probe, Prober, ProbeSpec
 from student.recipe import Recipe
 from student.rollout.transformers import RolloutSpec, rollout
 from student.run.costs import Costs, Purpose, positions
+from student.run.samples import sample_of
 from student.scoring.score import Scorer
 
 
@@ -118,11 +120,17 @@ class LoopServices:
         reverse_kl: bool = False,
         temperature: float | None = None,
         purpose: Purpose | None = "gate",
+        keep: int = 0,
     ) -> EvalReport:
-        """See `Services.evaluate`; `temperature` defaults to the rollout's, costs go to `purpose`."""
+        """See `Services.evaluate`; `temperature` defaults to the rollout's, costs go to `purpose`.
+
+        With `keep`, the report holds the first so many answers; the first samples.count of them have a divergence each
+        where one is measured.
+        """
         level = self._recipe.rollout.temperature if temperature is None else temperature
         kl_scorer = self._kl_scorer if reverse_kl else None
         on_policy = level == self._recipe.rollout.temperature
+        shown = min(keep, self._recipe.samples.count)
 
         def work() -> tuple[list[Row], list[Row]]:
             rows = self._answers(prompts, seed_names, samples, level, kl_scorer if on_policy else None)
@@ -131,6 +139,9 @@ class LoopServices:
             scored = rows
             if not on_policy:
                 scored = self._answers(prompts, seed_names, 1, self._recipe.rollout.temperature, kl_scorer)
+                for row in rows[:shown]:
+                    kl_scorer.submit(row)
+                kl_scorer.collect(rows[:shown], poll=self._poll)
             kl_scorer.collect(scored, poll=self._poll)
             return rows, scored
 
@@ -145,7 +156,19 @@ class LoopServices:
                 if not on_policy:
                     self.costs.sampled(purpose, scored)
             value = mean_divergence(self._learner, scored, self._kl_term, self._kl_term.needs())
-        return report(rows, self._source, samples, value)
+        verify(rows, self._source)
+        found = report(rows, samples, value, "" if self._kl_term is None else estimator_of(self._kl_term))
+        return replace(found, samples=self._samples(rows[:keep], 0 if value is None else shown))
+
+    def _samples(self, rows: Sequence[Row], measured: int) -> list[dict[str, Any]]:
+        """The answers for samples.jsonl, the first `measured` with their divergence."""
+        found = []
+        for index, row in enumerate(rows):
+            kl = None
+            if index < measured and self._kl_term is not None:
+                kl = mean_divergence(self._learner, [row], self._kl_term, self._kl_term.needs())
+            found.append(sample_of(row, kl))
+        return found
 
     def _answers(
         self,

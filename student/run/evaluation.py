@@ -1,11 +1,12 @@
 """The evaluations of a run: before the first step, every so many steps, and after the last one."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from student.controllers import EvalReport
 from student.job import Job
+from student.run.samples import entries
 
 
 class Evaluations:
@@ -14,10 +15,13 @@ class Evaluations:
     Args:
         job: gives services, prompts and settings.
         say: takes one line for people.
+        write: takes lines of samples.jsonl.
     """
 
-    def __init__(self, job: Job, say: Callable[[str], None]) -> None:
-        self._job, self._say = job, say
+    def __init__(
+        self, job: Job, say: Callable[[str], None], write: Callable[[Sequence[Mapping[str, Any]]], None]
+    ) -> None:
+        self._job, self._say, self._write = job, say, write
         self._settings = job.recipe.eval
 
     def due(self, steps: int) -> bool:
@@ -25,8 +29,8 @@ class Evaluations:
         every = self._settings.every
         return steps < self._job.recipe.train.steps and every > 0 and steps % every == 0
 
-    def run(self, label: str) -> EvalReport | None:
-        """Evaluate the current weights; None when the recipe has evaluation off."""
+    def run(self, label: str, step: int) -> EvalReport | None:
+        """Evaluate the weights after `step` steps and keep some answers; None when the recipe has evaluation off."""
         settings = self._settings
         if settings.prompts == 0:
             return None
@@ -37,23 +41,35 @@ class Evaluations:
             reverse_kl=settings.reverse_kl,
             temperature=settings.temperature,
             purpose=None,
+            keep=self._job.recipe.samples.count,
         )
+        self._write(entries(report.samples, step=step, label=label))
         self._say(f"evaluation ({label}): {describe(report)}")
         return report
 
 
 def describe(report: EvalReport) -> str:
     """The figures of an evaluation in one line."""
-    divergence = "" if report.reverse_kl is None else f", reverse KL {report.reverse_kl:.4f} nats per token"
+    divergence = ""
+    if report.reverse_kl is not None:
+        divergence = f", reverse KL {report.reverse_kl:.4f} nats per token ({report.reverse_kl_estimator})"
+    passes = "".join(f", pass@{k} {_with_interval(*found)}" for k, found in report.pass_at.items() if k > 1)
     parts = ", ".join(f"{name.partition('/')[2]} {value:.3f}" for name, value in _by_domain(report).items())
     domains = f" ({parts})" if parts else ""
-    accuracy = "unknown" if math.isnan(report.accuracy) else f"{report.accuracy:.3f}"
-    return f"accuracy {accuracy}{domains}{divergence}"
+    accuracy = _with_interval(report.accuracy, report.accuracy_half_width)
+    return f"accuracy {accuracy}{domains}{passes}{divergence}"
+
+
+def _with_interval(value: float, half: float | None) -> str:
+    if math.isnan(value):
+        return "unknown"
+    return f"{value:.3f}" if half is None else f"{value:.3f} ± {half:.3f}"
 
 
 def metrics_of(report: EvalReport) -> dict[str, float]:
     """The figures of an evaluation as metrics of a step; what is unknown is absent."""
-    metrics = {"eval/response_length": report.mean_length, **_by_domain(report)}
+    metrics = {"eval/response_length": report.mean_length, "eval/repetition": report.repetition, **_by_domain(report)}
+    metrics |= {f"eval/pass_at_{k}": value for k, (value, _) in report.pass_at.items() if k > 1}
     if not math.isnan(report.accuracy):
         metrics["eval/accuracy"] = report.accuracy
     if report.reverse_kl is not None:
@@ -65,9 +81,13 @@ def to_json(report: EvalReport) -> dict[str, Any]:
     """The report without its figures per prompt, for summaries and checkpoints."""
     return {
         "accuracy": None if math.isnan(report.accuracy) else report.accuracy,
+        "accuracy_half_width": report.accuracy_half_width,
+        "pass_at": {str(k): list(found) for k, found in report.pass_at.items()},
         "mean_length": report.mean_length,
         "truncated": report.truncated,
+        "repetition": report.repetition,
         "reverse_kl": report.reverse_kl,
+        "reverse_kl_estimator": report.reverse_kl_estimator,
         "tokens": report.tokens,
         "by_domain": {name: list(found) for name, found in report.by_domain.items()},
     }
@@ -76,7 +96,8 @@ def to_json(report: EvalReport) -> dict[str, Any]:
 def from_json(data: dict[str, Any]) -> EvalReport:
     """What `to_json` gave."""
     accuracy = math.nan if data["accuracy"] is None else data["accuracy"]
-    return EvalReport(**{**data, "accuracy": accuracy}, per_prompt=())
+    passes = {int(k): (value, half) for k, (value, half) in data.get("pass_at", {}).items()}
+    return EvalReport(**{**data, "accuracy": accuracy, "pass_at": passes}, per_prompt=())
 
 
 def _by_domain(report: EvalReport) -> dict[str, float]:

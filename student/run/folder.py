@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
+        self.samples = path / "samples.jsonl"
         self._metrics = path / "metrics.jsonl"
 
     @classmethod
@@ -131,25 +132,29 @@ class RunFolder:
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
-        try:
-            with self._metrics.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
-        except OSError as error:
-            raise _unwritable(self._metrics, error) from error
+        _append(self._metrics, [record])
 
-    def cut_metrics(self, updates: int) -> None:
-        """Drop lines of steps beyond `updates` updates: a resumed run takes those steps again."""
-        if not self._metrics.exists():
-            return
-        kept = []
-        for line in self._metrics.read_text(encoding="utf-8").splitlines():
-            try:
-                if int(json.loads(line)["step"]) <= updates:
-                    kept.append(line)
-            except (ValueError, KeyError):
-                # A line cut short by a kill.
-                continue
-        _write_atomically(self._metrics, "".join(line + "\n" for line in kept))
+    def append_samples(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Append lines to samples.jsonl."""
+        if records:
+            _append(self.samples, records)
+
+    def cut(self, updates: int, *, unfinished: bool = False) -> None:
+        """Drop what a resumed run writes again: lines of steps beyond `updates` updates, and a last evaluation's.
+
+        Args:
+            updates: that the resumed weights have seen.
+            unfinished: the last of them is not followed up yet: its metrics and its evaluation are still to come.
+        """
+
+        def stays(record: Mapping[str, Any]) -> bool:
+            label = record.get("label")
+            return label != "after" and int(record["step"]) <= updates - (unfinished and label != "train")
+
+        for path in (self._metrics, self.samples):
+            if path.exists():
+                lines = path.read_text(encoding="utf-8").split("\n")
+                _write_atomically(path, "".join(line + "\n" for line in lines if _holds(line, stays)))
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All records of metrics.jsonl."""
@@ -160,6 +165,22 @@ class RunFolder:
 
 def _yaml(recipe: Recipe) -> str:
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+
+
+def _holds(line: str, stays: Callable[[Mapping[str, Any]], bool]) -> bool:
+    """Whether a line is a whole record that stays; a kill can cut the last line short."""
+    try:
+        return stays(json.loads(line))
+    except (ValueError, KeyError):
+        return False
+
+
+def _append(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    except OSError as error:
+        raise _unwritable(path, error) from error
 
 
 def _write_atomically(path: Path, text: str) -> None:

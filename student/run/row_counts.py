@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from student.data.row import Row
+from student.figures import repetition
 
 
 def count_rows(rows: Sequence[Row], sampled: int) -> dict[str, float]:
@@ -17,6 +18,7 @@ def count_rows(rows: Sequence[Row], sampled: int) -> dict[str, float]:
         "rows": len(rows),
         "sampled": sampled,
         "tokens": sum(row.length for row in rows),
+        "repetition": sum(repetition(row.response_ids) for row in rows),
         "truncated": sum(row.truncated for row in rows),
         "payload": sum(score.wire_bytes for row in rows for score in row.signals.values()),
         "scored": sum(row.length for row in rows if row.signals),
@@ -32,6 +34,7 @@ def row_metrics(counts: Mapping[str, float]) -> dict[str, float]:
         "response_tokens": float(counts["sampled"]),
         "response_length": counts["tokens"] / rows,
         "truncation_rate": counts["truncated"] / rows,
+        "repetition": counts["repetition"] / rows,
         "payload_bytes": float(counts["payload"]),
     }
     if counts["scored"]:

@@ -85,9 +85,10 @@ class Saver:
         if checkpoint is not None:
             state = self._restore(checkpoint)
             self._agreed = self._written = state.steps
-            if main:
-                self._folder.cut_metrics(state.steps - (state.unfinished is not None))
         if main:
+            # Without a checkpoint even what the first evaluation wrote is written again.
+            done = -1 if checkpoint is None else state.steps
+            self._folder.cut(done, unfinished=state.unfinished is not None)
             self._folder.keep_recipe(self._job.recipe, state.steps)
         return state
 

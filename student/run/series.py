@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 STAGES = ("rollout", "wait_teacher", "learn", "after_update", "evaluate", "checkpoint")
 
 _NATS = re.compile(r"(kl|entropy|jsd|log_ratio|divergence|advantage)$")
-_RATIO = re.compile(r"(mass|rate|overlap|fraction|accuracy|sampled|clipped|weight)$")
+_RATIO = re.compile(r"(mass|rate|overlap|fraction|accuracy|sampled|clipped|weight|repetition|pass_at_\d+)$")
 
 
 class Series:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -20,6 +21,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
 from opd.errors import PortInUseError
 from opd.telemetry.metrics_http import serve_metrics
@@ -28,7 +30,15 @@ from student.run.series import Series
 from student.run.spans import Spans
 
 log = logging.getLogger(__name__)
-_SHOWN = ("reverse_kl", "accuracy", "reward", "response_length", "grad_norm")
+_SHOWN = {
+    "reverse_kl": "KL",
+    "accuracy": "accuracy",
+    "reward": "reward",
+    "response_length": "length",
+    "grad_norm": "gradient",
+}
+_WIDE = 110
+"""Columns of a terminal that has room for a bar and the time elapsed beside the figures."""
 
 
 def check_port(port: int) -> None:
@@ -99,16 +109,18 @@ class Telemetry:
 
     def start(self, done: int) -> None:
         """Show the progress bar from step `done` on."""
+        whole = partial(Column, no_wrap=True)
+        wide = self.console.width >= _WIDE
         self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("[bold]{task.description}", table_column=whole()),
+            *((BarColumn(bar_width=20),) if wide else ()),
+            MofNCompleteColumn(table_column=whole()),
+            *((TimeElapsedColumn(table_column=whole()),) if wide else ()),
+            TimeRemainingColumn(table_column=whole()),
+            TextColumn("{task.fields[note]}", table_column=whole()),
             console=self.console,
         )
-        self._task = self._progress.add_task("distilling", total=self._total, completed=done, note="")
+        self._task = self._progress.add_task("training", total=self._total, completed=done, note="")
         self._progress.start()
 
     def step(self, step: int, metrics: Mapping[str, float], stages: Mapping[str, float]) -> None:
@@ -117,7 +129,7 @@ class Telemetry:
         if self._folder is not None:
             self._folder.append_metrics(record)
         self._series.record(metrics, stages)
-        note = "  ".join(f"{name} {metrics[name]:.4g}" for name in _SHOWN if name in metrics)
+        note = "  ".join(f"{short} {metrics[name]:.4g}" for name, short in _SHOWN.items() if name in metrics)
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=step, note=note)
             if not self.console.is_terminal and (step % max(1, self._total // 20) == 0 or step == self._total):
@@ -125,7 +137,7 @@ class Telemetry:
 
     def say(self, line: str) -> None:
         """One line for people."""
-        self.console.print(line, highlight=False)
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Stop the bar and the endpoint."""

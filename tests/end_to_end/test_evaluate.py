@@ -1,8 +1,10 @@
 """`opd eval`: figures of a saved model, as the run that saved it measured them."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from opd.errors import ConfigError, IncompatibleTeacherError
+from opd.tasks import Prompt, Verdict
 from student.loop import train
 from student.recipe import Recipe
 
@@ -38,6 +41,7 @@ def evaluate(recipe_data: dict[str, Any], tmp_path: Path) -> Callable[..., dict[
 
         report: dict[str, Any] = json.loads(out.read_text(), parse_constant=refuse)
         assert all(f"{name}: " in result.output for name in report)
+        assert "samples: [" not in result.output
         return report
 
     return run
@@ -57,6 +61,51 @@ def test_a_saved_student_is_evaluated_as_its_run_did(
 def test_without_reverse_kl_no_teacher_is_needed(world: Path, evaluate: Callable[..., dict[str, Any]]) -> None:
     report = evaluate(world / "student", f"teachers.endpoints=[{DEAD}]", "eval.reverse_kl=false")
     assert report["reverse_kl"] is None and report["prompts"] == 8
+
+
+class EvenVerifier:
+    """Answers of an even number of characters are correct."""
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+
+    def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        return Verdict.of(len(completion) % 2 == 0)
+
+    def close(self) -> None:
+        pass
+
+
+def test_several_samples_give_pass_at_k_with_intervals_and_every_answer(
+    recipe_data: dict[str, Any],
+    world: Path,
+    evaluate: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "even", SimpleNamespace(EvenVerifier=EvenVerifier))
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"{i}+{i}="}) + "\n" for i in range(60)))
+    recipe_data["eval"]["prompts"] = 24
+    recipe_data["prompts"] = {"file": str(file), "heldout": 0.5, "verifier": "even:EvenVerifier"}
+    report = evaluate(world / "teacher", "eval.samples=4", "eval.temperature=1.0")
+    assert list(report["pass_at"]) == ["1", "2", "4"]
+    assert report["pass_at"]["1"] == pytest.approx([report["accuracy"], report["accuracy_half_width"]])
+    values = [value for value, _ in report["pass_at"].values()]
+    assert values == sorted(values) and values[0] < values[-1]
+    assert report["reverse_kl_estimator"] == "exact"
+    lines = (tmp_path / "report.samples.jsonl").read_text().splitlines()
+    answers = [json.loads(line) for line in lines]
+    assert len(answers) == 24 * 4
+    right = sum(answer["verdict"] == "correct" for answer in answers)
+    assert right / len(answers) == pytest.approx(report["accuracy"])
+    assert {"prompt", "answer", "verdict", "reward", "kl", "tokens"} <= set(answers[0])
+
+
+def test_the_divergence_of_a_student_names_its_estimator(evaluate: Callable[..., dict[str, Any]], world: Path) -> None:
+    report = evaluate(world / "student", "objective=[{name: opd, payload: gather, k: 8}]")
+    assert report["reverse_kl_estimator"] == "exact"  # this teacher serves hidden states
+    assert report["pass_at"] == {} and report["repetition"] >= 0
 
 
 def test_an_accuracy_that_nobody_knows_is_null(

@@ -137,6 +137,36 @@ def test_the_dry_run_says_that_no_answer_can_be_judged(chat: Callable[..., Recip
     assert "no held-out prompt has an answer to judge by, so accuracy will be unknown" in check(chat(), offline=False)
 
 
+def test_samples_show_what_was_asked_and_answered_at_evaluations_and_in_training(chat: Callable[..., Recipe]) -> None:
+    changes = {"train": {"steps": 4, "checkpoint_every": 1, "threads": 1}, "samples": {"every": 2, "count": 3}}
+    recipe = chat(**changes, eval={"every": 3}, objective=[{"name": "opd", "payload": "sampled"}])
+    train(recipe)
+    lines = (recipe.run / "samples.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    kinds = [(line["step"], line["label"]) for line in found]
+    expected = [(0, "before"), (2, "train"), (3, "step 3"), (4, "train"), (4, "after")]
+    assert kinds == [kind for kind in expected for _ in range(3)]
+    for line in found:
+        assert line["prompt"][-1]["content"].startswith("What is ") and line["reference"].isdigit()
+        assert isinstance(line["answer"], str) and 1 <= line["tokens"] <= 60 and line["kl"] is not None
+        assert (line["verdict"] in ("correct", "wrong")) == (line["label"] != "train")
+    metrics = [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
+    assert all(0 <= step["repetition"] < 1 for step in metrics) and "eval/repetition" in metrics[2]
+    resumed = chat(**{**changes, "train": {**changes["train"], "steps": 5}}, eval={"every": 3})
+    train(resumed, resume=True)
+    again = [json.loads(line) for line in (recipe.run / "samples.jsonl").read_text().splitlines()]
+    assert [line["label"] for line in again].count("after") == 3 and again[:12] == found[:12]
+
+
+def test_the_estimator_of_the_divergence_is_named_in_line_and_summary(
+    chat: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = train(chat(eval={"samples": 2, "temperature": 1.0}))
+    line = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("evaluation (before)"))
+    assert "nats per token (exact)" in line and "pass@2 0.000" in line and "±" in line
+    assert summary["before"]["reverse_kl_estimator"] == "exact" and set(summary["after"]["pass_at"]) == {"1", "2"}
+
+
 def test_a_start_that_fails_before_the_first_step_leaves_no_folder(
     chat: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,56 @@
+"""Figures of an evaluation: pass@k without bias, intervals over prompts, repetition."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+_NORMAL_95 = 1.96
+_GRAM = 4
+
+
+def pass_at_k(correct: int, samples: int, k: int) -> float:
+    """Probability that at least one of k answers is correct, from `correct` of `samples` answers.
+
+    1 - C(n - c, k) / C(n, k), which is unbiased for every k up to n (arXiv 2107.03374), as the product that does not
+    overflow.
+
+    Raises:
+        ValueError: when k is not in 1..samples.
+    """
+    if not 1 <= k <= samples:
+        raise ValueError(f"k must be in 1..{samples}, but it is {k}")
+    if samples - correct < k:
+        return 1.0
+    return 1.0 - math.prod(1.0 - k / i for i in range(samples - correct + 1, samples + 1))
+
+
+def ks_up_to(samples: int) -> list[int]:
+    """The k of pass@k that are shown for `samples` answers per prompt: powers of two and `samples` itself."""
+    return sorted({2**i for i in range(samples.bit_length())} | {samples})
+
+
+def half_width(values: Sequence[float]) -> float | None:
+    """Half the width of a 95 % interval of the mean of `values`, by the normal approximation; None below two values.
+
+    The values are one per prompt: answers to one prompt are not independent of each other.
+    """
+    if len(values) < 2:
+        return None
+    return _NORMAL_95 * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+
+
+def repetition(ids: NDArray[np.uint32]) -> float:
+    """Share of the 4-grams of a response that occur earlier in it: 0 for none, towards 1 for a loop.
+
+    Students can agree with their teacher by running in loops (arXiv 2608.09836), which the divergence does not show.
+
+    Args:
+        ids: [T] ids of the response; 0 for fewer than five.
+    """
+    count = len(ids) - _GRAM + 1
+    if count < 2:
+        return 0.0
+    grams = np.lib.stride_tricks.sliding_window_view(ids, _GRAM)
+    return 1.0 - len(np.unique(grams, axis=0)) / count

@@ -1,0 +1,53 @@
+"""What the student wrote: lines of samples.jsonl with prompt, answer, verdict, reward, divergence and length."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from student.data.row import Row
+from student.scoring.needs import TEACHER
+
+
+def sample_of(row: Row, kl: float | None = None) -> dict[str, Any]:
+    """One answer for people and scripts.
+
+    Args:
+        row: the answer.
+        kl: its reverse KL to the teacher, nats per token; where it is None, the mean log-ratio of its tokens stands
+            in, if the teacher's log-probs of them are known.
+    """
+    prompt, verdict = row.prompt, row.verdict
+    return {
+        "uid": prompt.uid,
+        "prompt": prompt.text if prompt.messages is None else [dict(message) for message in prompt.messages],
+        "answer": row.text,
+        "reference": prompt.answer,
+        "verdict": None if verdict is None else str(verdict.status),
+        "reason": "" if verdict is None else verdict.reason,
+        "reward": None if verdict is None or not verdict.known else verdict.value,
+        "kl": mean_log_ratio(row) if kl is None else kl,
+        "tokens": row.length,
+        "truncated": row.truncated,
+        "domain": prompt.domain,
+        "teacher": row.teacher or None,
+    }
+
+
+def entries(samples: Iterable[Mapping[str, Any]], *, step: int, label: str) -> list[dict[str, Any]]:
+    """Lines of samples.jsonl.
+
+    Args:
+        samples: from `sample_of`.
+        step: optimizer steps that the weights have seen.
+        label: "train", or the name of the evaluation.
+    """
+    return [{"step": step, "label": label, **sample} for sample in samples]
+
+
+def mean_log_ratio(row: Row) -> float | None:
+    """Mean of log S - log T over the tokens of a sampled row, nats: one draw of its reverse KL; None where unknown."""
+    for (role, _), scores in row.signals.items():
+        if role.partition("/")[0] == TEACHER and scores.sampled is not None and row.on_policy:
+            return float(np.mean(row.behaviour_logp - scores.sampled))
+    return None

@@ -1,0 +1,39 @@
+"""What a terminal shows of a run."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from student.run.telemetry import Telemetry
+
+METRICS = {
+    "reverse_kl": 0.79312,
+    "reward": 0.25,
+    "response_length": 1234.5,
+    "grad_norm": 12.25,
+    "response_tokens": 10.0,
+    "payload_bytes": 0.0,
+}
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_progress_line_shows_its_figures_whole(width: int) -> None:
+    out = io.StringIO()
+    telemetry = Telemetry(None, 1000, 0, Console(file=out, width=width, force_terminal=True, color_system=None))
+    telemetry.start(0)
+    telemetry.step(120, METRICS, {"learn": 1.0})
+    telemetry.close()
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "\n", out.getvalue())
+    line = next(line for line in reversed(text.splitlines()) if "training" in line)
+    assert "KL 0.7931  reward 0.25  length 1234  gradient 12.25" in line
+    assert " 120/1000 " in line and "…" not in line and len(line.rstrip()) <= width
+    assert ("━" in line or "╸" in line) == (width > 100)
+
+
+def test_a_line_for_people_is_not_cut_into_pieces() -> None:
+    out = io.StringIO()
+    telemetry = Telemetry(None, 10, 0, Console(file=out, width=40))
+    telemetry.say("evaluation [before]: " + "x" * 100)
+    assert out.getvalue() == "evaluation [before]: " + "x" * 100 + "\n"
