@@ -14,12 +14,10 @@ class OpdError(Exception):
     Attributes:
         exit_code: what the CLI exits with.
         status: name of the gRPC status code, or None when the error never crosses the wire.
-        retryable: whether the same call may succeed later, or on another replica.
     """
 
     exit_code: ClassVar[int] = 1
     status: ClassVar[str | None] = None
-    retryable: ClassVar[bool] = False
 
 
 class ConfigError(OpdError):
@@ -57,7 +55,6 @@ class OverloadedError(OpdError):
 
     exit_code = 6
     status = "RESOURCE_EXHAUSTED"
-    retryable = True
 
     def __init__(self, message: str, retry_after: float = 0.1, usage: Mapping[str, int] | None = None) -> None:
         super().__init__(message)
@@ -70,7 +67,6 @@ class UnavailableError(OpdError):
 
     exit_code = 7
     status = "UNAVAILABLE"
-    retryable = True
 
 
 class DeadlineError(OpdError):
@@ -78,7 +74,6 @@ class DeadlineError(OpdError):
 
     exit_code = 8
     status = "DEADLINE_EXCEEDED"
-    retryable = True
 
 
 class AuthError(OpdError):
@@ -100,7 +95,6 @@ class CorruptPayloadError(OpdError):
 
     exit_code = 10
     status = "DATA_LOSS"
-    retryable = True
 
 
 class NonFiniteError(OpdError):

@@ -14,6 +14,7 @@ from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.fleet.client import TeacherFleet
 from opd.fleet.membership.discovery import recorded_folder
+from opd.fleet.source import ScoreSource
 from opd.tasks.build import build_prompts
 from opd.tasks.source import PromptSource
 from opd.tasks.stops import generation_stops, stop_set
@@ -44,7 +45,7 @@ class Job:
 
     recipe: Recipe
     accelerator: Accelerator
-    fleet: TeacherFleet | None
+    fleet: ScoreSource | None
     infos: dict[str, pb.TeacherInfo]
     source: PromptSource
     tokenizer: Any
@@ -54,7 +55,7 @@ class Job:
     services: LoopServices
 
 
-def connect(recipe: Recipe) -> TeacherFleet | None:
+def connect(recipe: Recipe) -> ScoreSource | None:
     """The fleet of the recipe; None when it names none.
 
     Raises:

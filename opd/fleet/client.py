@@ -7,8 +7,7 @@ with TeacherFleet.connect("10.0.0.1:7070,10.0.0.2:7070") as fleet:
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from opd.errors import OpdError, UnavailableError
@@ -19,25 +18,28 @@ from opd.fleet.membership.grpc_link import GrpcLink
 from opd.fleet.membership.link import LinkFactory, ReplicaLink
 from opd.fleet.membership.outage import Outage, OutageHooks, OutageWatch
 from opd.fleet.record.cache import CachedScores
+from opd.fleet.record.recorded import RecordedFleet
 from opd.fleet.record.store import ScoreStore
 from opd.fleet.scheduling.in_flight import ScoreTask
 from opd.fleet.settings import FleetSettings
+from opd.fleet.source import ScoreFuture, ScoreSource, cancel_all
 from opd.fleet.status.records import FleetStatus
 from opd.telemetry.context import trace_metadata
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 
 T = TypeVar("T")
-ScoreFuture = concurrent.futures.Future[Scores]
 
 _WAIT_SECONDS = 0.5
 
 
-class TeacherFleet:
-    """The client of all teachers. Thread-safe; use `connect` to make one, and close it or use it in a `with`."""
+class TeacherFleet(ScoreSource):
+    """The client of all teachers; the methods are documented in `ScoreSource`.
+
+    Thread-safe; use `connect` to make one, and close it or use it in a `with`.
+    """
 
     recorded = False
-    """Whether the scores come from a store: rows that were not recorded, probes included, cannot be asked then."""
 
     def __init__(self, core: FleetCore, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
         self._core = core
@@ -55,7 +57,7 @@ class TeacherFleet:
         settings: FleetSettings | None = None,
         client: str = "student",
         link: LinkFactory | None = None,
-    ) -> "TeacherFleet":
+    ) -> ScoreSource:
         """Find the servers, learn their teachers, and check that replicas of one teacher are the same.
 
         Args:
@@ -66,6 +68,9 @@ class TeacherFleet:
             client: name for fair queueing and logs on the servers, at most 64 characters of [A-Za-z0-9._-].
             link: makes the connection to an address; gRPC when None.
 
+        Returns:
+            A `TeacherFleet`, or a `RecordedFleet` for "store:FOLDER".
+
         Raises:
             ConfigError: an endpoint is malformed.
             UnavailableError, AuthError: no server answers, or one asked for by name is not usable.
@@ -75,8 +80,6 @@ class TeacherFleet:
         settings = settings or FleetSettings()
         folder = recorded_folder(endpoints)
         if folder is not None:
-            from opd.fleet.record.recorded import RecordedFleet
-
             return RecordedFleet(folder)
         sources = parse_endpoints(endpoints)
 
@@ -104,48 +107,15 @@ class TeacherFleet:
         return cls(core, loop, thread)
 
     def teachers(self) -> dict[str, pb.TeacherInfo]:
-        """The teachers by name, each with the strictest limits of its replicas."""
+        """See `ScoreSource.teachers`."""
         return dict(self._on_loop(self._core.infos))
 
     def describe(self, teacher: str) -> pb.TeacherInfo:
-        """One teacher.
-
-        Raises:
-            TeacherNotFoundError: the fleet has no such teacher.
-            UnavailableError: no replica of it was ever usable.
-        """
+        """See `ScoreSource.describe`."""
         info = self._on_loop(lambda: self._core.known(teacher).info)
         if info is None:
             raise UnavailableError(f"teacher {teacher!r} has no replica that was ever admitted.")
         return info
-
-    def submit(
-        self,
-        teacher: str,
-        item: ScoreItem,
-        spec: PayloadSpec,
-        *,
-        temperature: float = 1.0,
-        group: str = "",
-        deadline: float | None = None,
-    ) -> ScoreFuture:
-        """Score one row; returns at once.
-
-        The future gets the scores exactly once, whichever replica, attempt or hedge they came from. Cancelling it
-        withdraws the row.
-
-        Args:
-            teacher: its name.
-            item: ids, prompt length, and the ids to gather for that payload.
-            spec: the payload.
-            temperature: divides the logits before normalisation; not applied to hidden states.
-            group: rows of one prompt share a group, so that a server can share the prompt's computation.
-            deadline: seconds from now after which the row fails with `DeadlineError`; None for the settings' default.
-
-        Raises:
-            TeacherNotFoundError, InvalidRequestError, IncompatibleTeacherError: a row that can never be scored.
-        """
-        return self.submit_many(teacher, [item], spec, temperature=temperature, groups=[group], deadline=deadline)[0]
 
     def submit_many(
         self,
@@ -157,7 +127,7 @@ class TeacherFleet:
         groups: Sequence[str] | None = None,
         deadline: float | None = None,
     ) -> list[ScoreFuture]:
-        """Score many rows; one future each, in order. As `submit`, but the scheduler sees all rows at once."""
+        """See `ScoreSource.submit_many`; the scheduler sees all rows at once."""
         if groups is not None and len(groups) != len(items):
             raise ValueError(f"groups: expected one per item, {len(items)}, but got {len(groups)}")
         self._core.check(teacher, items, spec, temperature)
@@ -183,55 +153,8 @@ class TeacherFleet:
         self._call_soon(enter)
         return futures
 
-    def score(
-        self,
-        teacher: str,
-        items: Sequence[ScoreItem],
-        spec: PayloadSpec,
-        *,
-        temperature: float = 1.0,
-        groups: Sequence[str] | None = None,
-        deadline: float | None = None,
-        hooks: OutageHooks | None = None,
-    ) -> list[Scores]:
-        """Score rows and wait for all of them; as `submit_many` and `wait`.
-
-        Returns:
-            One `Scores` per item, in order.
-        """
-        futures = self.submit_many(teacher, items, spec, temperature=temperature, groups=groups, deadline=deadline)
-        return self.wait(futures, hooks)
-
-    async def ascore(
-        self,
-        teacher: str,
-        items: Sequence[ScoreItem],
-        spec: PayloadSpec,
-        *,
-        temperature: float = 1.0,
-        groups: Sequence[str] | None = None,
-        deadline: float | None = None,
-    ) -> list[Scores]:
-        """As `score`, from a coroutine of any loop; cancelling it withdraws the rows."""
-        futures = self.submit_many(teacher, items, spec, temperature=temperature, groups=groups, deadline=deadline)
-        try:
-            return list(await asyncio.gather(*(asyncio.wrap_future(future) for future in futures)))
-        finally:
-            _cancel_all(futures)
-
     def wait(self, futures: Sequence[ScoreFuture], hooks: OutageHooks | None = None) -> list[Scores]:
-        """Wait for rows, telling the caller about outages in the caller's own thread.
-
-        Args:
-            futures: from `submit` or `submit_many`.
-            hooks: what to call when a teacher that is waited for cannot serve; see `OutageHooks`.
-
-        Returns:
-            The scores in the order of `futures`.
-
-        Raises:
-            OpdError: of the first row that failed; the rows that still wait are withdrawn.
-        """
+        """See `ScoreSource.wait`."""
         watch = OutageWatch(self._core.settings.outage, hooks or OutageHooks())
         waiting: set[ScoreFuture] = set(futures)
         try:
@@ -244,45 +167,40 @@ class TeacherFleet:
                 watch.see(self.outages() if waiting else [])
             return [future.result() for future in futures]
         finally:
-            _cancel_all(futures)
+            cancel_all(futures)
 
     def head(self, teacher: str) -> Head:
-        """The teacher's output head, for hidden payloads; fetched once and kept until its content hash changes.
-
-        Raises:
-            TeacherNotFoundError: no such teacher, or it hands out no head.
-            OpdError: of the last replica that was asked.
-        """
+        """See `ScoreSource.head`."""
         head = self._run(self._core.head(teacher))
         if self._cache is not None:
             self._cache.keep_head(head)
         return head
 
     def verify(self, teacher: str) -> AgreementReport:
-        """Score one fixed probe on every replica now, and report max |dlogp| to the pool in nats."""
+        """See `ScoreSource.verify`."""
         return self._run(self._core.verify(teacher))
 
     def adopt(self, teacher: str) -> None:
-        """Take the teacher's present weights, whatever they are: after a deliberate swap on its servers.
-
-        Until a replica has passed the check against nothing but itself, rows wait as in an outage.
-        """
+        """See `ScoreSource.adopt`."""
         self._on_loop(lambda: self._core.adopt(teacher))
 
     def outages(self) -> list[Outage]:
-        """Teachers that rows wait for and that have no replica which takes rows now."""
+        """See `ScoreSource.outages`."""
         return self._on_loop(self._core.dispatcher.outages)
 
     def status(self) -> FleetStatus:
-        """The fleet now: teachers, replicas, queues, speeds, counters."""
-        return self._on_loop(self._core.status)
+        """See `ScoreSource.status`."""
+        status = self._on_loop(self._core.status)
+        if self._cache is not None:
+            status.counters.cache_hits, status.counters.cache_misses = self._cache.hits, self._cache.misses
+        return status
 
     def observe(self, watcher: Callable[[str, float], None]) -> None:
-        """Call `watcher(teacher, seconds from submission to scores)` for every answered row; it must be quick."""
+        """See `ScoreSource.observe`."""
         self._core.dispatcher.observe = lambda task, scores, seconds: watcher(task.teacher, seconds)
 
     def close(self) -> None:
-        """Cancel what runs, fail what waits, close every connection. May be called twice."""
+        """See `ScoreSource.close`."""
         if self._closed:
             return
         self._closed = True
@@ -292,14 +210,6 @@ class TeacherFleet:
             _end_loop(self._loop, self._thread)
             if self._cache is not None:
                 self._cache.close()
-
-    def __enter__(self) -> "TeacherFleet":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _withdraw(self, future: ScoreFuture, task: ScoreTask) -> None:
         if future.cancelled() and not self._closed:
@@ -342,11 +252,6 @@ def _deliver_to(future: ScoreFuture) -> Callable[[Scores | OpdError], None]:
                 future.set_result(outcome)
 
     return deliver
-
-
-def _cancel_all(futures: Iterable[ScoreFuture]) -> None:
-    for future in futures:
-        future.cancel()
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:

@@ -13,8 +13,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from opd.errors import OpdError
-from opd.fleet.client import TeacherFleet
 from opd.fleet.membership.life_cycle import ReplicaState
+from opd.fleet.source import ScoreSource
 from opd.fleet.status.records import FleetCounters, FleetStatus
 
 PREFIX = "opd_student_fleet_"
@@ -36,11 +36,13 @@ COUNTERS = {
     "pushbacks": "Score calls refused by a busy server.",
     "corrupt_payloads": "Answers that were corrupt or broke the contract.",
     "replica_deaths": "Times that a replica was given up as dead.",
+    "cache_hits": "Rows that were found in the score cache.",
+    "cache_misses": "Rows that were not found in the score cache.",
 }
 """Counter of `FleetCounters` to its help text; the metric's name is the prefix, the counter and `_total`."""
 
 
-def register_metrics(fleet: TeacherFleet, registry: CollectorRegistry) -> None:
+def register_metrics(fleet: ScoreSource, registry: CollectorRegistry) -> None:
     """Show a fleet in a registry; once per registry.
 
     Args:
@@ -61,7 +63,7 @@ def register_metrics(fleet: TeacherFleet, registry: CollectorRegistry) -> None:
 class FleetCollector(Collector):
     """Turns a fleet's status into metrics."""
 
-    def __init__(self, fleet: TeacherFleet) -> None:
+    def __init__(self, fleet: ScoreSource) -> None:
         self._fleet = fleet
 
     def describe(self) -> list[Metric]:

@@ -206,8 +206,3 @@ def reply_bytes(spec: PayloadSpec, rows: int, vocab_size: int, hidden_size: int)
     width = 4 if spec.value_dtype == "f32" else 2
     per_id = width + (4 if spec.kind is PayloadKind.TOPK else 0)
     return rows * (spec.k * per_id + 16)
-
-
-def chunk_size(wanted: int, default: int) -> int:
-    """The chunk size to use: the caller's wish, or the server's default, within the contract's bounds."""
-    return min(max(wanted or default, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)

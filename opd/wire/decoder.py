@@ -25,12 +25,11 @@ class ScoreStreamDecoder:
     refused before a byte of it is stored.
 
     Args:
-        items: the request's sequences, all of them, also when `first_sequence` skips some.
+        items: the request's sequences.
         spec: the request's payload.
         bounds: the teacher's, from `Describe`.
         request_id: the stream must echo it; "" skips the check.
         expected_weights_hash: the header must carry it; "" for any.
-        first_sequence: as in the request.
 
     Attributes:
         weights_hash: from the header, "" before it.
@@ -45,7 +44,6 @@ class ScoreStreamDecoder:
         *,
         request_id: str = "",
         expected_weights_hash: str = "",
-        first_sequence: int = 0,
     ) -> None:
         self.weights_hash = ""
         self.trailer: pb.ScoreTrailer | None = None
@@ -55,18 +53,12 @@ class ScoreStreamDecoder:
         self._layouts = layout_of(spec, bounds.vocab_size, bounds.hidden_size)
         self._request_id = request_id
         self._expected_hash = expected_weights_hash
-        self._next = first_sequence
-        self._first = first_sequence
+        self._next = 0
         self._started = False
         self._header: pb.SequenceHeader | None = None
         self._buffer = memoryview(b"")
         self._filled = 0
         self._results: dict[int, Scores] = {}
-
-    @property
-    def completed(self) -> int:
-        """Index after the last complete sequence: where a broken stream can be resumed (`first_sequence`)."""
-        return self._next
 
     def feed(self, message: pb.ScoreResponse) -> list[tuple[int, Scores]]:
         """Take one message; returns (index, scores) of a sequence it completed, without timings yet.
@@ -92,7 +84,7 @@ class ScoreStreamDecoder:
         return []
 
     def finish(self) -> list[Scores]:
-        """All scores from `first_sequence` on, with the server's timings.
+        """All scores, with the server's timings.
 
         Raises:
             CorruptPayloadError: when the stream ended before its trailer.
@@ -100,7 +92,7 @@ class ScoreStreamDecoder:
         if self.trailer is None:
             raise CorruptPayloadError("the score stream ended before its trailer; ask again.")
         timings = timings_of(self.trailer.timings)
-        return [replace(self._results[i], timings=timings) for i in range(self._first, len(self._items))]
+        return [replace(self._results[i], timings=timings) for i in range(len(self._items))]
 
     def _on_header(self, header: pb.ScoreHeader) -> None:
         if self._started:
@@ -108,7 +100,7 @@ class ScoreStreamDecoder:
         self._started = True
         if self._request_id and header.request_id != self._request_id:
             raise CorruptPayloadError(f"the answer is for request {header.request_id!r}, not {self._request_id!r}.")
-        wanted = len(self._items) - self._first
+        wanted = len(self._items)
         if header.sequence_count != wanted:
             raise CorruptPayloadError(f"the answer has {header.sequence_count} sequences, but {wanted} were asked.")
         if self._expected_hash and header.weights_hash != self._expected_hash:

@@ -40,11 +40,10 @@ class ParsedRequest:
         ids_crc32c: CRC32C of each sequence's token ids.
         spec: the payload.
         temperature: 1.0 when not given.
-        first_sequence: index of the first sequence wanted.
         chunk_bytes: 0 for the server's choice.
         accept_zstd: whether compressed tensors are understood.
         expected_weights_hash: "" for any.
-        tokens: prompt plus response tokens of the sequences wanted.
+        tokens: prompt plus response tokens of all sequences.
     """
 
     request_id: str
@@ -54,7 +53,6 @@ class ParsedRequest:
     ids_crc32c: list[int]
     spec: PayloadSpec
     temperature: float
-    first_sequence: int
     chunk_bytes: int
     accept_zstd: bool
     expected_weights_hash: str
@@ -72,7 +70,6 @@ def build_score_request(
     accept_zstd: bool = False,
     chunk_bytes: int = 0,
     client: str = "",
-    first_sequence: int = 0,
 ) -> pb.ScoreRequest:
     """The message for `items`; run `check_items` first.
 
@@ -86,7 +83,6 @@ def build_score_request(
         accept_zstd: whether tensors may come compressed.
         chunk_bytes: wanted chunk size, 0 for the server's choice.
         client: name for fair queueing.
-        first_sequence: resume a broken stream at this index.
     """
     message = pb.ScoreRequest(
         request_id=request_id,
@@ -96,7 +92,6 @@ def build_score_request(
         accept_zstd=accept_zstd,
         chunk_bytes=chunk_bytes,
         client=client,
-        first_sequence=first_sequence,
     )
     _set_payload(message, spec)
     for item in items:
@@ -156,10 +151,6 @@ def parse_score_request(message: pb.ScoreRequest, bounds: RequestBounds) -> Pars
     temperature = message.temperature if message.temperature != 0.0 else 1.0
     check_payload(spec, temperature, bounds)
     check_count(len(message.sequences), bounds)
-    if message.first_sequence >= len(message.sequences):
-        raise InvalidRequestError(
-            f"first_sequence is {message.first_sequence}, but there are {len(message.sequences)} sequences."
-        )
     total = sum(len(sequence.token_ids) // 4 for sequence in message.sequences)
     check_totals(total, message.ByteSize(), bounds)
     items = [_parse_sequence(i, sequence, spec, bounds) for i, sequence in enumerate(message.sequences)]
@@ -171,11 +162,10 @@ def parse_score_request(message: pb.ScoreRequest, bounds: RequestBounds) -> Pars
         ids_crc32c=[crc32c(sequence.token_ids) for sequence in message.sequences],
         spec=spec,
         temperature=temperature,
-        first_sequence=message.first_sequence,
         chunk_bytes=chunk,
         accept_zstd=message.accept_zstd,
         expected_weights_hash=message.expected_weights_hash,
-        tokens=sum(len(item.token_ids) for item in items[message.first_sequence :]),
+        tokens=sum(len(item.token_ids) for item in items),
     )
 
 

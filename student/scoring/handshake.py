@@ -9,7 +9,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from opd.errors import ConfigError, IncompatibleTeacherError, TeacherNotFoundError
-from opd.fleet.client import TeacherFleet
+from opd.fleet.source import ScoreSource
 from opd.tasks.source import PromptSource
 from opd.wire.fingerprint import tokenizer_fingerprint
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
@@ -62,7 +62,7 @@ def named_roles(settings: TeacherSettings, served: Sequence[str], needs: Needs) 
 
 
 def shake_hands(
-    fleet: TeacherFleet, recipe: Recipe, needs: Needs, tokenizer: PreTrainedTokenizerBase, source: PromptSource
+    fleet: ScoreSource, recipe: Recipe, needs: Needs, tokenizer: PreTrainedTokenizerBase, source: PromptSource
 ) -> dict[str, pb.TeacherInfo]:
     """Route the prompts and check every served model that the run will use.
 
@@ -155,7 +155,7 @@ def _check_needs(info: pb.TeacherInfo, recipe: Recipe, needs: Needs, roles: set[
             )
 
 
-def _check_probe(fleet: TeacherFleet, info: pb.TeacherInfo, tolerance: float) -> None:
+def _check_probe(fleet: ScoreSource, info: pb.TeacherInfo, tolerance: float) -> None:
     """Score one probe twice: a teacher that disagrees with itself beyond the tolerance cannot teach."""
     ids = np.arange(8, dtype=np.uint32) % max(1, info.tokenizer.size)
     first, second = (fleet.score(info.name, [ScoreItem(ids, 4)], PayloadSpec.sampled())[0].sampled for _ in range(2))

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from opd.errors import ConfigError
-from opd.fleet.client import TeacherFleet
 from opd.fleet.membership.outage import OutageHooks, OutageWatch
+from opd.fleet.source import ScoreSource
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
 from opd.wire.types import Head, PayloadKind, Scores
@@ -74,7 +74,7 @@ class Scorer:
 
     def __init__(
         self,
-        fleet: TeacherFleet | None,
+        fleet: ScoreSource | None,
         settings: TeacherSettings | None,
         needs: Needs,
         source: PromptSource,

@@ -148,7 +148,9 @@ class ScoreCall:
         _, queued, running = worker.load()
         now = time.monotonic()
         check_deadline(self._deadline, now, queued + running, request.tokens, worker.tokens_per_second)
-        price = Price(request.tokens, sum(self._price(request, bounds, i).reply_bytes for i in _wanted(request)))
+        price = Price(
+            request.tokens, sum(self._price(request, bounds, i).reply_bytes for i in range(len(request.items)))
+        )
         return self._shared.budget.reserve(self._client(request), price, tokens_per_second=worker.tokens_per_second)
 
     def _price(self, request: ParsedRequest, bounds: RequestBounds, index: int) -> Price:
@@ -163,7 +165,7 @@ class ScoreCall:
         client = self._client(request)
         sequences = [
             PendingScores(request, index, client, self._deadline, self._price(request, bounds, index))
-            for index in _wanted(request)
+            for index in range(len(request.items))
         ]
         return SendWindow(worker, sequences, self._shared.settings.limits.stream_window_bytes)
 
@@ -175,10 +177,9 @@ class ScoreCall:
         window: SendWindow,
         reservation: Reservation,
     ) -> Timings:
-        wanted = _wanted(request)
-        for index in wanted:
+        for index in range(len(request.items)):
             scores, weights_hash = await self._result(window.first())
-            await self._check_hash(request, weights_hash, len(wanted))
+            await self._check_hash(request, weights_hash, len(request.items))
             pending = window.drop_first()
             self.jobs.append(pending.job)
             self.model_tokens += pending.price.tokens
@@ -259,7 +260,3 @@ class ScoreCall:
 
     async def _on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._shared.threads, function, *args)
-
-
-def _wanted(request: ParsedRequest) -> range:
-    return range(request.first_sequence, len(request.items))

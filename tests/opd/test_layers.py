@@ -27,6 +27,40 @@ def test_no_room_imports_a_room_above_or_beside_it(room: str) -> None:
     assert not broken
 
 
+def targets(path: Path, modules: set[str]) -> set[str]:
+    """The project's modules that a file imports, inside functions too; not those for the type checker only."""
+    tree = ast.parse(path.read_text())
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names} & modules
+            found |= inner or {node.module or ""}
+    return found & modules
+
+
+@pytest.mark.parametrize("room", FORBIDDEN)
+def test_no_modules_import_each_other_in_a_circle(room: str) -> None:
+    files = {
+        ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p
+        for p in (ROOT / room).rglob("*.py")
+    }
+    waiting = {name: targets(path, set(files)) - {name} for name, path in files.items()}
+    while leaves := [name for name, wanted in waiting.items() if not wanted & waiting.keys()]:
+        for name in leaves:
+            del waiting[name]
+    assert not waiting, "modules in circles, or above them"
+
+
 def test_importing_opd_needs_neither_torch_nor_grpc() -> None:
     code = (
         "import sys, opd, opd.maths, opd.registry; print(sorted({'torch', 'grpc', 'transformers'} & set(sys.modules)))"

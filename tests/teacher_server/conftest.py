@@ -83,7 +83,6 @@ class Client:
             spec,
             bounds,
             request_id=request_id,
-            first_sequence=message.first_sequence,
         )
         async for response in self.stub.Score(message, timeout=timeout, metadata=self.security.metadata()):
             decoder.feed(response)

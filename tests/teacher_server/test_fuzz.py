@@ -146,7 +146,6 @@ def requests(draw: Any) -> bytes:
         accept_zstd=draw(st.booleans()),
         chunk_bytes=draw(st.just(0) | edges),
         client=draw(st.just("") | names),
-        first_sequence=draw(st.just(0) | edges),
     )
     kind = draw(st.sampled_from(["sampled", "topk", "gather", "hidden", "full", "none"]))
     if kind in ("topk", "gather"):

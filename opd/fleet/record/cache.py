@@ -18,7 +18,7 @@ class CachedScores:
     """Look-ups in the caller's thread, writes in a thread of its own; a disk that fails costs the cache, not the run.
 
     Attributes:
-        hits, misses: rows so far.
+        hits, misses: rows that were found and that were not, so far; shown in `FleetStatus.counters`.
     """
 
     def __init__(self, store: ScoreStore) -> None:

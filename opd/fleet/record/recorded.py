@@ -2,10 +2,9 @@
 
     with TeacherFleet.connect("store:scores/math") as fleet: ...
 
-A row that was not recorded, with its very ids, payload and temperature, is an error: there is nobody to ask.
+A row that was not recorded with exactly its ids, payload and temperature is an error: there is no server to ask.
 """
 
-import asyncio
 import concurrent.futures
 import hashlib
 from collections.abc import Callable, Sequence
@@ -14,24 +13,24 @@ from pathlib import Path
 import numpy as np
 
 from opd.errors import DataError, TeacherNotFoundError
-from opd.fleet.client import ScoreFuture, TeacherFleet
 from opd.fleet.membership.agreement import AgreementReport
 from opd.fleet.membership.outage import Outage, OutageHooks
 from opd.fleet.record.store import ScoreStore, score_key
+from opd.fleet.source import ScoreFuture, ScoreSource
 from opd.fleet.status.records import FleetCounters, FleetStatus, TeacherStatus
 from opd.wire.bounds import RequestBounds, check_items
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 
 
-class RecordedFleet(TeacherFleet):
-    """The face of `TeacherFleet` over a `ScoreStore`; nothing is sent anywhere.
+class RecordedFleet(ScoreSource):
+    """A `ScoreStore` as a `ScoreSource`; nothing is sent anywhere.
 
     Args:
         folder: of a store that `opd score` or a fleet with a cache has filled.
 
     Raises:
-        DataError: the folder is no store, or holds no teacher.
+        DataError: the folder is not a store, or holds no teacher.
     """
 
     recorded = True
@@ -46,11 +45,11 @@ class RecordedFleet(TeacherFleet):
         self._counters = FleetCounters()
 
     def teachers(self) -> dict[str, pb.TeacherInfo]:
-        """See `TeacherFleet.teachers`."""
+        """See `ScoreSource.teachers`."""
         return dict(self._infos)
 
     def describe(self, teacher: str) -> pb.TeacherInfo:
-        """See `TeacherFleet.describe`."""
+        """See `ScoreSource.describe`."""
         if teacher not in self._infos:
             recorded = ", ".join(sorted(self._infos))
             raise TeacherNotFoundError(f"there is no teacher {teacher!r} in this store; it holds {recorded}.")
@@ -66,7 +65,7 @@ class RecordedFleet(TeacherFleet):
         groups: Sequence[str] | None = None,
         deadline: float | None = None,
     ) -> list[ScoreFuture]:
-        """See `TeacherFleet.submit_many`; the futures are done when they are returned."""
+        """See `ScoreSource.submit_many`; the futures are done when they are returned."""
         info = self.describe(teacher)
         bounds = RequestBounds.from_info(info)
         futures: list[ScoreFuture] = []
@@ -98,26 +97,12 @@ class RecordedFleet(TeacherFleet):
             "seed and first weights of the recorded run, or connect to a live teacher."
         )
 
-    async def ascore(
-        self,
-        teacher: str,
-        items: Sequence[ScoreItem],
-        spec: PayloadSpec,
-        *,
-        temperature: float = 1.0,
-        groups: Sequence[str] | None = None,
-        deadline: float | None = None,
-    ) -> list[Scores]:
-        """See `TeacherFleet.ascore`."""
-        futures = self.submit_many(teacher, items, spec, temperature=temperature)
-        return list(await asyncio.gather(*(asyncio.wrap_future(future) for future in futures)))
-
     def wait(self, futures: Sequence[ScoreFuture], hooks: OutageHooks | None = None) -> list[Scores]:
-        """See `TeacherFleet.wait`; there are no outages."""
+        """See `ScoreSource.wait`; there are no outages."""
         return [future.result() for future in futures]
 
     def head(self, teacher: str) -> Head:
-        """See `TeacherFleet.head`."""
+        """See `ScoreSource.head`."""
         wanted = self.describe(teacher).head.hash
         found = self.store.head(wanted) if wanted else None
         if found is None:

@@ -19,6 +19,7 @@ class FleetCounters:
         pushbacks: calls that a busy server refused.
         corrupt_payloads: answers that failed validation.
         replica_deaths: how often a replica was given up as dead.
+        cache_hits, cache_misses: rows that were found in the score cache, and rows that were not.
     """
 
     rows_submitted: int = 0
@@ -36,6 +37,8 @@ class FleetCounters:
     pushbacks: int = 0
     corrupt_payloads: int = 0
     replica_deaths: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ class Sequence(_message.Message):
     def __init__(self, token_ids: _Optional[bytes] = ..., prompt_length: _Optional[int] = ..., gather_ids: _Optional[bytes] = ..., gather_ids_dtype: _Optional[_Union[Dtype, str]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("request_id", "teacher", "sequences", "sampled", "topk", "gather", "hidden", "full", "temperature", "expected_weights_hash", "accept_zstd", "chunk_bytes", "client", "first_sequence")
+    __slots__ = ("request_id", "teacher", "sequences", "sampled", "topk", "gather", "hidden", "full", "temperature", "expected_weights_hash", "accept_zstd", "chunk_bytes", "client")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEACHER_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -145,7 +145,6 @@ class ScoreRequest(_message.Message):
     ACCEPT_ZSTD_FIELD_NUMBER: _ClassVar[int]
     CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
-    FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     teacher: str
     sequences: _containers.RepeatedCompositeFieldContainer[Sequence]
@@ -159,8 +158,7 @@ class ScoreRequest(_message.Message):
     accept_zstd: bool
     chunk_bytes: int
     client: str
-    first_sequence: int
-    def __init__(self, request_id: _Optional[str] = ..., teacher: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[Sequence, _Mapping]]] = ..., sampled: _Optional[_Union[SampledPayload, _Mapping]] = ..., topk: _Optional[_Union[TopKPayload, _Mapping]] = ..., gather: _Optional[_Union[GatherPayload, _Mapping]] = ..., hidden: _Optional[_Union[HiddenPayload, _Mapping]] = ..., full: _Optional[_Union[FullPayload, _Mapping]] = ..., temperature: _Optional[float] = ..., expected_weights_hash: _Optional[str] = ..., accept_zstd: bool = ..., chunk_bytes: _Optional[int] = ..., client: _Optional[str] = ..., first_sequence: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., teacher: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[Sequence, _Mapping]]] = ..., sampled: _Optional[_Union[SampledPayload, _Mapping]] = ..., topk: _Optional[_Union[TopKPayload, _Mapping]] = ..., gather: _Optional[_Union[GatherPayload, _Mapping]] = ..., hidden: _Optional[_Union[HiddenPayload, _Mapping]] = ..., full: _Optional[_Union[FullPayload, _Mapping]] = ..., temperature: _Optional[float] = ..., expected_weights_hash: _Optional[str] = ..., accept_zstd: bool = ..., chunk_bytes: _Optional[int] = ..., client: _Optional[str] = ...) -> None: ...
 
 class TensorSpec(_message.Message):
     __slots__ = ("role", "dtype", "rows", "cols", "byte_length", "compression", "crc32c")

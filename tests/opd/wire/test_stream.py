@@ -122,17 +122,6 @@ def test_a_sequence_is_returned_as_soon_as_its_last_byte_is_there(
     decoder = ScoreStreamDecoder([c.item for c in cases], cases[0].spec, bounds)
     done = [[index for index, _ in decoder.feed(m)] for m in messages(cases, bounds)]
     assert done == [[], [], [0], [], [1], [], [2], []]
-    assert decoder.completed == 3
-
-
-def test_a_stream_can_be_resumed_at_a_sequence(case: Callable[..., Any], bounds: RequestBounds) -> None:
-    cases = [case(PayloadSpec.sampled(), seed=s) for s in range(3)]
-    stream = messages(cases, bounds)
-    rest = [stream[0], *stream[3:]]
-    rest[0].header.sequence_count = 2
-    results = decode(cases, bounds, rest, first_sequence=1)
-    assert len(results) == 2
-    assert (results[0].sampled == cases[1].scores.sampled).all()
 
 
 def _first(stream: list[pb.ScoreResponse], kind: str) -> Any:

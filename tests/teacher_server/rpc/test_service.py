@@ -80,15 +80,6 @@ async def test_sequences_of_many_calls_share_batches_on_one_engine_thread(start:
     await client.settled()
 
 
-async def test_a_broken_stream_resumes_at_a_sequence(start: Any, items: Any) -> None:
-    client = await start()
-    asked = items(4)
-    whole = await client.score(asked, PayloadSpec.sampled())
-    rest = await client.score(asked, PayloadSpec.sampled(), first_sequence=2)
-    assert len(rest) == 2
-    assert (rest[1].sampled == whole[3].sampled).all()
-
-
 async def test_timings_add_up_to_the_total(start: Any, items: Any) -> None:
     client = await start()
     client.engines["numpy"].seconds_per_batch = 0.02
@@ -230,7 +221,6 @@ REFUSALS: list[tuple[str, Callable[[Any], pb.ScoreRequest], type[OpdError]]] = [
     ("chunk too large", bent(lambda m: setattr(m, "chunk_bytes", 1 << 30)), InvalidRequestError),
     ("client name", bent(lambda m: setattr(m, "client", "a b")), InvalidRequestError),
     ("long client name", bent(lambda m: setattr(m, "client", "a" * 65)), InvalidRequestError),
-    ("first sequence", bent(lambda m: setattr(m, "first_sequence", 2)), InvalidRequestError),
     ("other weights", bent(lambda m: setattr(m, "expected_weights_hash", "x")), IncompatibleTeacherError),
 ]
 

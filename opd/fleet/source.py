@@ -1,0 +1,185 @@
+"""`ScoreSource`: what a trainer needs of whoever scores its rows, a live fleet or a record of one."""
+
+import asyncio
+import concurrent.futures
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from opd.fleet.membership.agreement import AgreementReport
+from opd.fleet.membership.outage import Outage, OutageHooks
+from opd.fleet.status.records import FleetStatus
+from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
+from opd.wire.v1 import teacher_pb2 as pb
+
+ScoreFuture = concurrent.futures.Future[Scores]
+
+
+class ScoreSource(Protocol):
+    """Scores rows. `TeacherFleet` asks servers, `RecordedFleet` reads a store; both inherit from this class.
+
+    Attributes:
+        recorded: whether the scores come from a store: rows that were not recorded, test rows included, cannot be
+            asked for then.
+    """
+
+    recorded: bool
+
+    @abstractmethod
+    def teachers(self) -> dict[str, pb.TeacherInfo]:
+        """The teachers by name, each with the strictest limits of its replicas."""
+
+    @abstractmethod
+    def describe(self, teacher: str) -> pb.TeacherInfo:
+        """One teacher.
+
+        Raises:
+            TeacherNotFoundError: there is no such teacher.
+            UnavailableError: no replica of it was ever usable.
+        """
+
+    @abstractmethod
+    def submit_many(
+        self,
+        teacher: str,
+        items: Sequence[ScoreItem],
+        spec: PayloadSpec,
+        *,
+        temperature: float = 1.0,
+        groups: Sequence[str] | None = None,
+        deadline: float | None = None,
+    ) -> list[ScoreFuture]:
+        """Score many rows; returns at once.
+
+        A future gets its scores exactly once, whichever replica, attempt or hedge they came from. Cancelling it
+        withdraws the row.
+
+        Args:
+            teacher: its name.
+            items: rows: ids, prompt length, and the ids to gather for that payload.
+            spec: the payload.
+            temperature: divides the logits before normalisation; not applied to hidden states.
+            groups: one per row; rows of one prompt share a group, so that a server can share the prompt's computation.
+            deadline: seconds from now after which a row fails with `DeadlineError`; None for the settings' default.
+
+        Returns:
+            One future per row, in order.
+
+        Raises:
+            TeacherNotFoundError, InvalidRequestError, IncompatibleTeacherError: a row that can never be scored.
+        """
+
+    @abstractmethod
+    def wait(self, futures: Sequence[ScoreFuture], hooks: OutageHooks | None = None) -> list[Scores]:
+        """Wait for rows, telling the caller about outages in the caller's own thread.
+
+        Args:
+            futures: from `submit` or `submit_many`.
+            hooks: what to call when a teacher that is waited for cannot serve; see `OutageHooks`.
+
+        Returns:
+            The scores in the order of `futures`.
+
+        Raises:
+            OpdError: of the first row that failed; the rows that still wait are withdrawn.
+        """
+
+    @abstractmethod
+    def head(self, teacher: str) -> Head:
+        """The teacher's output head, for hidden payloads; fetched once and kept until its content hash changes.
+
+        Raises:
+            TeacherNotFoundError: no such teacher, or it hands out no head.
+            OpdError: of the last replica that was asked.
+        """
+
+    @abstractmethod
+    def verify(self, teacher: str) -> AgreementReport:
+        """Score a test row on every replica now, and report max |dlogp| to the pool in nats."""
+
+    @abstractmethod
+    def adopt(self, teacher: str) -> None:
+        """Take the teacher's present weights, whatever they are: after a deliberate swap on its servers.
+
+        Until a replica has passed the check against nothing but itself, rows wait as in an outage.
+        """
+
+    @abstractmethod
+    def outages(self) -> list[Outage]:
+        """Teachers that rows wait for and that have no replica which takes rows now."""
+
+    @abstractmethod
+    def status(self) -> FleetStatus:
+        """The fleet now: teachers, replicas, queues, speeds, counters."""
+
+    @abstractmethod
+    def observe(self, watcher: Callable[[str, float], None]) -> None:
+        """Call `watcher(teacher, seconds from submission to scores)` for every answered row; it must be quick."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Cancel what runs, fail what waits, free everything. May be called twice."""
+
+    def submit(
+        self,
+        teacher: str,
+        item: ScoreItem,
+        spec: PayloadSpec,
+        *,
+        temperature: float = 1.0,
+        group: str = "",
+        deadline: float | None = None,
+    ) -> ScoreFuture:
+        """Score one row; as `submit_many`."""
+        return self.submit_many(teacher, [item], spec, temperature=temperature, groups=[group], deadline=deadline)[0]
+
+    def score(
+        self,
+        teacher: str,
+        items: Sequence[ScoreItem],
+        spec: PayloadSpec,
+        *,
+        temperature: float = 1.0,
+        groups: Sequence[str] | None = None,
+        deadline: float | None = None,
+        hooks: OutageHooks | None = None,
+    ) -> list[Scores]:
+        """Score rows and wait for all of them; as `submit_many` and `wait`.
+
+        Returns:
+            One `Scores` per item, in order.
+        """
+        futures = self.submit_many(teacher, items, spec, temperature=temperature, groups=groups, deadline=deadline)
+        return self.wait(futures, hooks)
+
+    async def ascore(
+        self,
+        teacher: str,
+        items: Sequence[ScoreItem],
+        spec: PayloadSpec,
+        *,
+        temperature: float = 1.0,
+        groups: Sequence[str] | None = None,
+        deadline: float | None = None,
+    ) -> list[Scores]:
+        """As `score`, from a coroutine of any loop; cancelling it withdraws the rows."""
+        futures = self.submit_many(teacher, items, spec, temperature=temperature, groups=groups, deadline=deadline)
+        try:
+            return list(await asyncio.gather(*(asyncio.wrap_future(future) for future in futures)))
+        finally:
+            cancel_all(futures)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def cancel_all(futures: Iterable[ScoreFuture]) -> None:
+    """Withdraw the rows that still wait."""
+    for future in futures:
+        future.cancel()
