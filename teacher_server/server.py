@@ -33,6 +33,7 @@ from teacher_server.residency.teachers import EngineFactory, Teachers
 from teacher_server.rpc.admin import AdminService
 from teacher_server.rpc.health import Health
 from teacher_server.rpc.interceptor import RequestInterceptor
+from teacher_server.rpc.receive import OVERSIZE_BYTES, RequestReceiver
 from teacher_server.rpc.score_call import Shared
 from teacher_server.rpc.security import Certificates, Tokens, check_listen
 from teacher_server.rpc.service import TeacherService
@@ -62,7 +63,7 @@ class TeacherServer:
         self.settings = settings
         self.port = 0
         self.metrics_port = 0
-        self.health = Health()
+        self.health = Health(settings.calls.watch_seconds)
         self._tokens = Tokens(settings.security.tokens)
         self._stop = asyncio.Event()
         self._exit_code = 0
@@ -90,6 +91,8 @@ class TeacherServer:
             instance_id=secrets.token_hex(8),
             tracing=tracing_from_environment() if settings.log.tracing else None,
         )
+        receiver = self._receiver = RequestReceiver(settings, metrics, self.shared.threads)
+        self._interceptor = RequestInterceptor(self._tokens, metrics, receiver, settings.calls)
         metrics.budget_tokens.set(limits.max_tokens_in_flight)
         metrics.budget_reply_bytes.set(limits.max_reply_bytes_in_flight)
 
@@ -168,12 +171,7 @@ class TeacherServer:
 
     async def _bind(self) -> None:
         settings = self.settings
-        interceptor = RequestInterceptor(self._tokens, self.shared.metrics, settings.limits.max_request_bytes)
-        self._server = grpc.aio.server(
-            interceptors=[interceptor],
-            options=_options(settings),
-            maximum_concurrent_rpcs=settings.max_streams,
-        )
+        self._server = grpc.aio.server(interceptors=[self._interceptor], options=_options(settings))
         self.add_services(self._server)
         address = _join(settings.host, settings.port)
         try:
@@ -242,6 +240,9 @@ class TeacherServer:
             metrics.loop_lag.set(max(0.0, time.monotonic() - before - _WATCH_SECONDS))
             metrics.used_tokens.set(shared.budget.used.tokens)
             metrics.used_reply_bytes.set(shared.budget.used.reply_bytes)
+            metrics.receiving.set(self._receiver.receiving)
+            for kind in ("authorised", "unauthenticated", "watches"):
+                metrics.open_calls.labels(kind).set(getattr(self._interceptor, kind).used)
             for teacher in shared.teachers:
                 if teacher.worker is not None:
                     sequences, tokens, running = teacher.worker.load()
@@ -272,8 +273,14 @@ def _options(settings: ServerSettings) -> list[tuple[str, Any]]:
     return [
         # Two servers on one port would each get half of the calls, in silence.
         ("grpc.so_reuseport", 0),
-        # Above what is allowed, so that an oversize request reaches the interceptor and is answered with a sentence.
-        ("grpc.max_receive_message_length", settings.limits.max_request_bytes * 2 + 65_536),
+        ("grpc.max_receive_message_length", settings.limits.max_request_bytes + OVERSIZE_BYTES),
+        ("grpc.max_concurrent_streams", settings.calls.max_streams_per_connection),
+        # Identity only: a few bytes of gzip would become gigabytes before any limit of ours. Tensors have zstd.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
+        # What an unread stream may hold. Windows are raised to a message's size once it is read, so a larger
+        # one buys nothing, and a window that follows the bandwidth would be the sender's to choose.
+        ("grpc.http2.lookahead_bytes", 64 * 1024),
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.max_send_message_length", 8 * 1024 * 1024),
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),

@@ -43,6 +43,28 @@ class LimitSettings(Settings):
     """Serve payload full, the logits over the whole vocabulary; for tests."""
 
 
+class CallSettings(Settings):
+    """How many calls may be open, and what receiving their requests may cost."""
+
+    max_calls: int = Field(default=1024, ge=1)
+    """Calls at once of all callers that may use the teachers: those with a token, or all where there are no tokens."""
+    max_caller_share: float = Field(default=0.5, gt=0, le=1)
+    """Share of them that one caller may hold: a token's name, or an address where there are no tokens."""
+    max_unauthenticated_calls: int = Field(default=64, ge=4)
+    """Health checks at once of callers without a token, in places of their own; a quarter of them per address."""
+    max_watches: int = Field(default=32, ge=4)
+    """Health watches at once of callers without a token, in places of their own; a quarter of them per address."""
+    watch_seconds: float = Field(default=3600.0, gt=0)
+    """A health watch ends after this long; a watcher that is still interested starts another."""
+    max_streams_per_connection: int = Field(default=256, ge=1)
+    """Calls at once on one connection; gRPC clients make further ones wait."""
+    receive_seconds: float = Field(default=20.0, gt=0)
+    """How long the request of a call may take to arrive."""
+    receive_budget_bytes: int = Field(default=512 * MIB, ge=1)
+    """Bytes of requests that are received at once, each counted as the largest that is allowed, because its size is not
+    known before; at least one request, a quarter of the budget per caller. Further ones wait for receive_seconds."""
+
+
 class TransportSettings(Settings):
     """How bytes leave the server."""
 
@@ -134,10 +156,10 @@ class ServerSettings(Settings):
     """How long calls in flight may take after SIGTERM."""
     settle_seconds: float = Field(default=0.5, ge=0)
     """How long new calls are still taken after health says NOT_SERVING, so that clients can turn away."""
-    max_streams: int = Field(default=1024, ge=1)
-    """Calls at once over all clients; the last fence before the token budget is reached."""
     limits: LimitSettings = LimitSettings()
     """Bounds and budgets."""
+    calls: CallSettings = CallSettings()
+    """Open calls and the receiving of requests."""
     transport: TransportSettings = TransportSettings()
     """Chunks and compression."""
     security: SecuritySettings = SecuritySettings()

@@ -35,20 +35,27 @@ class ServerMetrics:
 
         self.requests = counter("requests", "Score calls that ended, by status.", ("teacher", "payload", "code"))
         self.rejections = counter("rejections", "Score calls refused before the engine.", ("teacher", "reason"))
-        self.duration = histogram("request_duration_seconds", "Arrival to trailer.", SECONDS, ("teacher", "payload"))
-        self.stage = histogram("stage_duration_seconds", "Part of a call's time.", SECONDS, ("teacher", "stage"))
+        self.duration = histogram(
+            "request_duration_seconds",
+            "Time from a Score call's arrival to its trailer.",
+            SECONDS,
+            ("teacher", "payload"),
+        )
+        self.stage = histogram(
+            "stage_duration_seconds", "Time that a Score call spent in one stage.", SECONDS, ("teacher", "stage")
+        )
         self.model_tokens = counter("model_tokens", "Prompt and response tokens through the engine.")
         self.scored_tokens = counter("scored_tokens", "Response positions sent.", ("teacher", "payload"))
         self.sent_bytes = counter("sent_bytes", "Bytes of tensors sent.")
         self.batches = counter("batches", "Engine batches.")
-        self.engine_seconds = counter("engine_busy_seconds", "Time in the engine.")
-        self.batch_sequences = histogram("batch_sequences", "Sequences of a batch.", POWERS_OF_TWO[:11])
-        self.batch_tokens = histogram("batch_tokens", "Tokens of a batch.", POWERS_OF_TWO)
+        self.engine_seconds = counter("engine_busy_seconds", "Time spent in the engine.")
+        self.batch_sequences = histogram("batch_sequences", "Sequences per batch.", POWERS_OF_TWO[:11])
+        self.batch_tokens = histogram("batch_tokens", "Tokens per batch.", POWERS_OF_TWO)
         self.queued_sequences = gauge("queued_sequences", "Sequences waiting for the engine.")
         self.queued_tokens = gauge("queued_tokens", "Tokens waiting for the engine.")
         self.running_tokens = gauge("running_tokens", "Tokens in the engine now.")
         self.token_rate = gauge("tokens_per_second", "Moving average of the engine's rate.")
-        self.state = gauge("state", "1 for the state a teacher is in.", ("teacher", "state"))
+        self.state = gauge("state", "1 for the present state of a teacher, 0 for the others.", ("teacher", "state"))
         self.restarts = counter("restarts", "Engine restarts after a failure.")
         self.weight_updates = counter("weight_updates", "Weights replaced in place.")
         self.weights_info = gauge("weights_info", "1 for the weights in use.", ("teacher", "weights_hash", "engine"))
@@ -58,10 +65,17 @@ class ServerMetrics:
         self.used_reply_bytes = gauge("used_reply_bytes", "Bytes of scores reserved by calls in flight.", ())
         self.budget_reply_bytes = gauge("budget_reply_bytes", "Bytes of scores that may be reserved at once.", ())
         self.auth_failures = counter("auth_failures", "Calls without valid credentials or scope.", ("reason",))
-        self.unexpected_errors = counter("unexpected_errors", "Calls that ended by a bug; look into the log.", ())
-        self.loop_lag = gauge("event_loop_lag_seconds", "How late the event loop woke up last.", ())
+        self.refused_calls = counter(
+            "refused_calls", "Calls refused before their request was parsed, by reason.", ("reason",)
+        )
+        self.open_calls = gauge("open_calls", "Open calls of all methods, by kind of caller.", ("callers",))
+        self.receiving = gauge("receiving_requests", "Requests being received or parsed.", ())
+        self.unexpected_errors = counter(
+            "unexpected_errors", "Calls that ended with an unexpected error; the log has it.", ()
+        )
+        self.loop_lag = gauge("event_loop_lag_seconds", "Delay of the event loop when it was last measured.", ())
         self.tasks = gauge("tasks", "Tasks of the event loop.", ())
-        self.draining = gauge("draining", "1 after SIGTERM.", ())
+        self.draining = gauge("draining", "1 while the server drains before it exits, else 0.", ())
 
     def observe_timings(self, teacher: str, payload: str, timings: Timings) -> None:
         """Record where a finished call's time went."""

@@ -10,8 +10,8 @@ from opd.errors import ConfigError, InvalidRequestError
 from opd.wire.v1 import admin_pb2 as pb
 from opd.wire.v1 import admin_pb2_grpc
 from teacher_server.observe.logs import log
+from teacher_server.rpc.caller import CALLER
 from teacher_server.rpc.describe import teacher_info
-from teacher_server.rpc.interceptor import PRINCIPAL
 from teacher_server.rpc.score_call import Shared
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -75,4 +75,4 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         return pb.UpdateWeightsResponse(weights_hash=weights_hash)
 
     def _log(self, action: str, teacher: str, **fields: Any) -> None:
-        log("info", "admin", action=action, teacher=teacher[:128], principal=PRINCIPAL.get().name, **fields)
+        log("info", "admin", action=action, teacher=teacher[:128], principal=CALLER.get().name, **fields)

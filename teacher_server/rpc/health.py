@@ -5,6 +5,7 @@ soon as one of them leaves.
 """
 
 import asyncio
+import contextlib
 from typing import Any
 
 import grpc
@@ -15,9 +16,14 @@ Response = health_pb2.HealthCheckResponse
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """Statuses and their watchers."""
+    """Statuses and their watchers.
 
-    def __init__(self) -> None:
+    Args:
+        watch_seconds: after which a watch ends.
+    """
+
+    def __init__(self, watch_seconds: float = 3600.0) -> None:
+        self._watch_seconds = watch_seconds
         self._statuses: dict[str, int] = {"": Response.NOT_SERVING}
         self._changed = asyncio.Condition()
         self._draining = False
@@ -57,7 +63,12 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         return Response(status=status)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """The status now and at every change, until the caller leaves."""
+        """The status now and at every change, until the caller leaves or the time for a watch is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._watch_seconds):
+                await self._watch(request, context)
+
+    async def _watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         last: int | None = None
         while True:
             status = self._statuses.get(request.service, Response.SERVICE_UNKNOWN)

@@ -1,29 +1,33 @@
-"""The gate of every call: authentication, parsing, and the one place where exceptions become statuses.
+"""What every call passes: authentication, a place, its request, and the one place where exceptions become statuses.
 
-gRPC itself answers bytes that do not parse, and exceptions, with INTERNAL or UNKNOWN and a repr. Here requests reach
-the server as bytes: size and parse errors are INVALID_ARGUMENT, known errors get their status and typed details, and
-an unexpected exception is logged with an id and answered by a sentence that quotes the id and nothing else.
+The order is that of the cost: a caller is known by the headers, before a byte of the request is read. gRPC itself
+answers bytes that do not parse, and exceptions, with INTERNAL or UNKNOWN and a repr. Here requests reach the server as
+bytes: size and parse errors are INVALID_ARGUMENT, known errors get their status and typed details, and an unexpected
+exception is logged with an id and answered by a sentence that quotes the id and nothing else.
 """
 
 import asyncio
 import secrets
 import traceback
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
-from opd.errors import AuthError, InvalidRequestError, OpdError, ScopeError
+from opd.errors import AuthError, OpdError, ScopeError
 from opd.wire.status import status_of
 from teacher_server.observe.logs import log
 from teacher_server.observe.metrics import ServerMetrics
-from teacher_server.rpc.security import ANONYMOUS, Principal, Tokens
+from teacher_server.rpc.call_slots import CallSlots
+from teacher_server.rpc.caller import CALLER, Caller, peer_address
+from teacher_server.rpc.receive import RequestReceiver
+from teacher_server.rpc.security import ANONYMOUS, Tokens
+from teacher_server.settings import CallSettings
 
-PRINCIPAL: ContextVar[Principal] = ContextVar("principal", default=ANONYMOUS)
-"""Who makes the call that is being handled."""
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 _SCOPES = {
     "/opd.wire.v1.TeacherService/": "score",
@@ -38,20 +42,37 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     Args:
         tokens: of the server.
         metrics: counts failures.
-        max_request_bytes: of one message; larger ones are refused before they are parsed.
+        receiver: reads and parses requests.
+        settings: how many calls may be open.
+
+    Attributes:
+        authorised: places for calls of callers who may use the teachers.
+        unauthenticated: places for health checks of the others.
+        watches: places for their health watches.
     """
 
-    def __init__(self, tokens: Tokens, metrics: ServerMetrics, max_request_bytes: int) -> None:
+    def __init__(
+        self, tokens: Tokens, metrics: ServerMetrics, receiver: RequestReceiver, settings: CallSettings
+    ) -> None:
         self._tokens = tokens
         self._metrics = metrics
-        self._max_bytes = max_request_bytes
+        self._receiver = receiver
+        self.authorised = CallSlots(settings.max_calls, round(settings.max_caller_share * settings.max_calls) or 1)
+        self.unauthenticated = CallSlots(
+            settings.max_unauthenticated_calls, -(-settings.max_unauthenticated_calls // 4)
+        )
+        self.watches = CallSlots(settings.max_watches, -(-settings.max_watches // 4))
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
-        """The handler of a method, wrapped."""
+        """The handler of a method, wrapped.
+
+        Towards gRPC every method takes a stream of requests: handlers of those are called when the headers are there,
+        and a message is read only when they ask for it.
+        """
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return handler
@@ -60,11 +81,13 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         parse = handler.request_deserializer
         inner = handler.unary_stream if handler.response_streaming else handler.unary_unary
 
-        async def call(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        async def call(_: Any, context: Context) -> Any:
             try:
-                if scope:
-                    PRINCIPAL.set(self._authenticate(context, scope))
-                return await inner(self._parse(parse, raw), context)
+                caller = self._identify(context, scope)
+                with self._hold(caller, method):
+                    request = await self._receiver.receive(context, caller, parse)
+                    CALLER.set(caller)
+                    return await inner(request, context)
             except OpdError as error:
                 await _abort(context, error)
             except (asyncio.CancelledError, grpc.aio.AbortError):
@@ -73,29 +96,41 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 await self._unexpected(context, method)
 
         make = (
-            grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
+            grpc.stream_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.stream_unary_rpc_method_handler
         )
         return make(call, request_deserializer=None, response_serializer=_to_bytes)
 
-    def _authenticate(self, context: grpc.aio.ServicerContext[Any, Any], scope: str) -> Principal:
+    def _identify(self, context: Context, scope: str) -> Caller:
+        """The caller, before anything of the request is read.
+
+        Raises:
+            AuthError, ScopeError: when the call needs a token that is not there.
+        """
+        address = peer_address(context.peer())
         try:
-            return self._tokens.authenticate(context.invocation_metadata(), scope)
+            principal = self._tokens.authenticate(context.invocation_metadata(), scope or "score")
         except (AuthError, ScopeError) as error:
+            if not scope:
+                return Caller("", address, authorised=False)
             reason = "token" if isinstance(error, AuthError) else "scope"
             self._metrics.auth_failures.labels(reason).inc()
             raise
+        if principal is ANONYMOUS:
+            return Caller("", f"address {address}", authorised=scope != "")
+        return Caller(principal.name, f"token {principal.name}", authorised=True)
 
-    def _parse(self, parse: Callable[[bytes], Message], raw: bytes) -> Message:
-        if len(raw) > self._max_bytes:
-            raise InvalidRequestError(
-                f"the request message has {len(raw)} bytes, but at most {self._max_bytes} are taken."
-            )
-        try:
-            return parse(raw)
-        except DecodeError:
-            raise InvalidRequestError("the request is not a valid message of this method.") from None
+    def _hold(self, caller: Caller, method: str) -> AbstractContextManager[None]:
+        slots = self.watches if method.endswith("/Watch") else self.unauthenticated
+        if caller.authorised:
+            slots = self.authorised
+        reason = slots.missing(caller.key)
+        if reason:
+            self._metrics.refused_calls.labels(reason).inc()
+        return slots.hold(caller.key)
 
-    async def _unexpected(self, context: grpc.aio.ServicerContext[Any, Any], method: str) -> None:
+    async def _unexpected(self, context: Context, method: str) -> None:
         incident = secrets.token_hex(6)
         self._metrics.unexpected_errors.inc()
         log("error", "unexpected error", incident=incident, method=method, trace=traceback.format_exc())
@@ -109,6 +144,6 @@ def _to_bytes(message: Message | bytes) -> bytes:
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: OpdError) -> None:
+async def _abort(context: Context, error: OpdError) -> None:
     status = status_of(error)
     await context.abort(status.code, status.message, status.trailers)

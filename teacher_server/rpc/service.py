@@ -17,8 +17,8 @@ from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
 from teacher_server.observe.logs import log
 from teacher_server.residency.teacher import Teacher
+from teacher_server.rpc.caller import CALLER
 from teacher_server.rpc.describe import teacher_info
-from teacher_server.rpc.interceptor import PRINCIPAL
 from teacher_server.rpc.score_call import ScoreCall, Shared
 from teacher_server.rpc.sender import Sender
 
@@ -50,7 +50,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
             self._shared,
             request,
             context.write,
-            principal=PRINCIPAL.get().name,
+            principal=CALLER.get().name,
             seconds_left=context.time_remaining(),
             arrived=time.monotonic(),
         )

@@ -18,7 +18,7 @@ from teacher_server.observe import logs
 from teacher_server.observe.metrics import ServerMetrics
 
 UNITS = ("_seconds", "_bytes", "_tokens", "_sequences", "_ratio")
-COUNTS = {"calls", "state", "draining", "tasks"}
+COUNTS = {"calls", "open_calls", "receiving_requests", "state", "draining", "tasks"}
 
 
 def families(metrics: ServerMetrics) -> list[Any]:

@@ -1,0 +1,99 @@
+"""Bounds on calls that are open at once: over all callers, and for each caller."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+
+from opd.errors import OverloadedError
+
+RETRY_SECONDS = 1.0
+
+
+class CallSlots:
+    """Places for open calls; a call without one is refused at once.
+
+    Args:
+        total: over all callers.
+        per_caller: for one caller, so that places are left for others.
+    """
+
+    def __init__(self, total: int, per_caller: int) -> None:
+        self.total = total
+        self.per_caller = min(total, per_caller)
+        self._held: Counter[str] = Counter()
+
+    @property
+    def used(self) -> int:
+        """Places taken now."""
+        return self._held.total()
+
+    def missing(self, caller: str) -> str:
+        """Why the caller gets no place now: "caller_full", "server_full", or "" when it gets one."""
+        if self._held[caller] >= self.per_caller:
+            return "caller_full"
+        return "server_full" if self.used >= self.total else ""
+
+    @contextlib.contextmanager
+    def hold(self, caller: str) -> Iterator[None]:
+        """Hold a place.
+
+        Raises:
+            OverloadedError: when all places, or all of this caller, are taken.
+        """
+        reason = self.missing(caller)
+        if reason == "caller_full":
+            raise OverloadedError(
+                f"the caller has {self._held[caller]} calls open here, as many as it may; wait for one to end.",
+                RETRY_SECONDS,
+            )
+        if reason:
+            raise OverloadedError(f"the server has {self.used} calls open, as many as it may.", RETRY_SECONDS)
+        self._held[caller] += 1
+        try:
+            yield
+        finally:
+            self._held[caller] -= 1
+            if not self._held[caller]:
+                del self._held[caller]
+
+
+class WaitingSlots(CallSlots):
+    """The same with a queue: whoever finds no place waits; the caller who holds the fewest goes first."""
+
+    def __init__(self, total: int, per_caller: int) -> None:
+        super().__init__(total, per_caller)
+        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
+
+    @contextlib.asynccontextmanager
+    async def wait_for(self, caller: str) -> AsyncIterator[None]:
+        """Hold a place, as soon as there is one."""
+        if self.missing(caller):
+            entry = (caller, asyncio.get_running_loop().create_future())
+            self._waiting.append(entry)
+            try:
+                await entry[1]
+            except asyncio.CancelledError:
+                if entry[1].done() and not entry[1].cancelled():
+                    self._give_back(caller)  # cancelled just after it was given its place
+                raise
+            finally:
+                if entry in self._waiting:
+                    self._waiting.remove(entry)
+        else:
+            self._held[caller] += 1
+        try:
+            yield
+        finally:
+            self._give_back(caller)
+
+    def _give_back(self, caller: str) -> None:
+        self._held[caller] -= 1
+        if not self._held[caller]:
+            del self._held[caller]
+        able = [entry for entry in self._waiting if not entry[1].done() and not self.missing(entry[0])]
+        if able:
+            entry = min(able, key=lambda waiting: self._held[waiting[0]])  # the first of equals
+            self._waiting.remove(entry)
+            self._held[entry[0]] += 1
+            entry[1].set_result(None)

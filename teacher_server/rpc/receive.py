@@ -1,0 +1,147 @@
+"""Receiving a request: within a budget of bytes, within a time, and checked before it is parsed.
+
+The interceptor makes every method a stream of requests towards gRPC, so that nothing of a message is read, and nothing
+unpacked, before the caller is known: until `receive` reads it, the transport holds a stream's flow-control window at
+most. gRPC does not tell how long a message will be, so every call that receives counts as one of the largest.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from opd.errors import DeadlineError, InvalidRequestError, OverloadedError
+from teacher_server.observe.metrics import ServerMetrics
+from teacher_server.rpc.call_slots import RETRY_SECONDS, WaitingSlots
+from teacher_server.rpc.caller import Caller
+from teacher_server.settings import ServerSettings
+
+Parse = Callable[[bytes], Message]
+
+OVERSIZE_BYTES = 64 * 1024
+"""Requests too large by up to this much are read, so that they are answered with a sentence of ours."""
+
+UNAUTHENTICATED_MESSAGES = 4
+"""Requests that are received at once from callers who are not authorised: those may ask for health only."""
+
+UNAUTHENTICATED_SECONDS = 5.0
+"""How long such a request may take to arrive."""
+
+OTHER_FIELDS = 64
+"""Fields of a message beside its sequences: more than any message of the contract has."""
+
+ON_LOOP_BYTES = 256 * 1024
+"""Up to this size a message is parsed on the event loop."""
+
+
+class RequestReceiver:
+    """Receives the one request of a call.
+
+    Args:
+        settings: of the server.
+        metrics: counts what is refused.
+        threads: parse large messages.
+    """
+
+    def __init__(self, settings: ServerSettings, metrics: ServerMetrics, threads: ThreadPoolExecutor) -> None:
+        self._max_bytes = settings.limits.max_request_bytes
+        self._max_fields = settings.limits.max_sequences + OTHER_FIELDS
+        self._seconds = settings.calls.receive_seconds
+        self._metrics = metrics
+        self._threads = threads
+        messages = max(1, settings.calls.receive_budget_bytes // (self._max_bytes + OVERSIZE_BYTES))
+        self._authorised = WaitingSlots(messages, -(-messages // 4))
+        self._unauthenticated = WaitingSlots(UNAUTHENTICATED_MESSAGES, UNAUTHENTICATED_MESSAGES // 2)
+
+    @property
+    def receiving(self) -> int:
+        """Requests that are being received or parsed now."""
+        return self._authorised.used + self._unauthenticated.used
+
+    async def receive(
+        self, context: "grpc.aio.ServicerContext[Any, Any]", caller: Caller, parse: Parse | None
+    ) -> Message | bytes:
+        """The request of a call, parsed.
+
+        Raises:
+            OverloadedError: when too many others are received at once.
+            DeadlineError: when it does not arrive in time.
+            InvalidRequestError: when there is none, it is too large, or it is not a message of the method.
+        """
+        slots = self._authorised if caller.authorised else self._unauthenticated
+        seconds = self._seconds if caller.authorised else min(self._seconds, UNAUTHENTICATED_SECONDS)
+        end = asyncio.get_running_loop().time() + seconds
+        arriving = False
+        try:
+            async with asyncio.timeout_at(end) as limit, slots.wait_for(caller.key):
+                arriving = True
+                raw = await context.read()
+                limit.reschedule(None)
+                return await self._parse(raw, parse)
+        except TimeoutError:
+            self._metrics.refused_calls.labels("receive_timeout" if arriving else "receive_full").inc()
+            if arriving:
+                raise DeadlineError(f"the request did not arrive within {seconds:g} s.") from None
+            raise OverloadedError("too many requests are being received at once; retry.", RETRY_SECONDS) from None
+
+    async def _parse(self, raw: Any, parse: Parse | None) -> Message | bytes:
+        if not isinstance(raw, bytes):  # the caller closed its side, or gRPC has refused the message by its size
+            self._metrics.refused_calls.labels("no_request").inc()
+            raise InvalidRequestError("the call ended without a request.")
+        if len(raw) > self._max_bytes:
+            self._metrics.refused_calls.labels("oversize").inc()
+            raise InvalidRequestError(
+                f"the request message has {len(raw)} bytes, but at most {self._max_bytes} are taken."
+            )
+        if not has_at_most(raw, self._max_fields):
+            self._metrics.refused_calls.labels("fields").inc()
+            raise InvalidRequestError(
+                f"the request has more than {self._max_fields} fields; send at most "
+                f"{self._max_fields - OTHER_FIELDS} sequences at once."
+            )
+        if parse is None:
+            return raw
+        try:
+            if len(raw) <= ON_LOOP_BYTES:
+                return parse(raw)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, parse, raw)
+        except DecodeError:
+            raise InvalidRequestError("the request is not a valid message of this method.") from None
+
+
+def has_at_most(data: bytes, limit: int) -> bool:
+    """Whether a serialised message has at most `limit` top-level fields, counted with their repetitions.
+
+    A field of two bytes becomes an object of eighty when it is parsed, so this reads the tags and skips the rest. It
+    stops at the first thing that is not the wire format, which the parser then refuses; groups, which the contract
+    does not have and which could hide fields, count as too many.
+    """
+    at = 0
+    for _ in range(limit):
+        if at >= len(data):
+            return True
+        tag, at = _varint(data, at)
+        kind = tag & 7
+        if kind == 0:
+            _, at = _varint(data, at)
+        elif kind == 2:
+            length, at = _varint(data, at)
+            at += length
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
+        else:
+            return kind not in (3, 4)
+    return at >= len(data)
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A base-128 number and where it ends; beyond the data where it does not end within ten bytes."""
+    value = 0
+    for index, byte in enumerate(data[at : at + 10]):
+        value |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            return value, at + index + 1
+    return 0, len(data) + 1
