@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from opd.tasks.prompt import Prompt
+    from opd.wire.types import PayloadSpec, ScoreItem, Scores
     from student.learning.terms import Term
     from student.learning.updates import Update
     from student.methods.windows.probe import Probe, ProbeSpec
@@ -104,6 +105,26 @@ class Services(Protocol):
 
     def score(self, rows: Sequence[Row]) -> list[Row]:
         """Score rows with the payloads that the objective needs; blocks."""
+
+    def read(
+        self,
+        items: Sequence[Row | ScoreItem],
+        spec: PayloadSpec | None = None,
+        *,
+        model: str = "student",
+        temperature: float | None = None,
+    ) -> list[Scores]:
+        """What the student now, or a copy of it, says about any responses, in process; counted among the costs.
+
+        Args:
+            items: rows, or any ids with a prompt's length.
+            spec: the payload; log-probs of the response tokens when None.
+            model: "student", or "initial" or "ema" where `needs` names them in `models`.
+            temperature: divides the logits; None for that of the rollouts.
+        """
+
+    def refresh(self, model: str, decay: float) -> None:
+        """Move the kept copy "initial" or "ema" towards the student: e <- decay e + (1 - decay) w; 0 copies."""
 
     def start_probe(self, plan: StepPlan, spec: ProbeSpec, weights: dict[str, Tensor] | None = None) -> Probe:
         """Measure gradients of full rollouts of `plan` beside training; see `student.methods.windows.probe`.

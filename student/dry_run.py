@@ -1,20 +1,23 @@
 """`opd train --dry-run`: everything that can be checked without training."""
 
 from collections.abc import Iterator
-from typing import Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from opd.tasks.build import build_prompts
 from opd.tasks.source import PromptSource
 from opd.tasks.stops import generation_stops, stop_set
-from opd.wire.v1 import teacher_pb2 as pb
 from student.plugins import build_plugins
 from student.recipe import Recipe
 from student.run.folder import RunFolder
 from student.run.telemetry import check_port
 from student.scoring.needs import Needs
-from student.scoring.prompt_check import can_judge, check_prompts
+from student.scoring.prompt_check import can_judge, check_contexts, check_prompts
+
+if TYPE_CHECKING:
+    from student.scoring.handshake import Scoring
 
 
 def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
@@ -48,6 +51,7 @@ def _try_out(recipe: Recipe, needs: Needs, source: PromptSource) -> Iterator[str
     """What needs the student's tokenizer, the prompts and the teachers."""
     from student.data.prompts import fit_prompts, preview
     from student.learning.model import load_tokenizer
+    from student.scoring.contexts import Contexts
 
     tokenizer = load_tokenizer(recipe.model.path, recipe.model.revision)
     fit_prompts(recipe, source, tokenizer)
@@ -56,19 +60,29 @@ def _try_out(recipe: Recipe, needs: Needs, source: PromptSource) -> Iterator[str
         yield "note: no held-out prompt has an answer to judge by, so accuracy will be unknown"
     stops = stop_set(tokenizer, generation_stops(recipe.model.path, recipe.model.revision), recipe.rollout.stop_tokens)
     yield stops.describe()
-    infos = _shake_hands(recipe, needs, source, tokenizer)
-    yield preview(source.prompts("train", 1)[0], tokenizer, infos)
-    yield from [f"teacher {name}: {info.engine}, {info.model}, fits" for name, info in infos.items()]
-    if not infos:
+    models = _shake_hands(recipe, needs, source, tokenizer)
+    first = source.prompts("train", 1)[0]
+    yield preview(first, tokenizer, models.infos)
+    yield from [f"teacher {name}: {info.engine}, {info.model}, fits" for name, info in models.infos.items()]
+    yield from [f"model {name}: {_IN_PROCESS[name]}, answered in process" for name in sorted(models.local)]
+    contexts = Contexts(recipe.contexts, tokenizer, recipe.rollout.max_prompt_tokens)
+    check_contexts(recipe, contexts, source, tokenizer)
+    yield from [f"{name} reads: {tokenizer.decode(contexts.encode(name, first))!r}" for name in recipe.contexts]
+    if not models.infos and not models.local:
         yield "no teachers needed"
 
 
-def _shake_hands(recipe: Recipe, needs: Needs, source: PromptSource, tokenizer: Any) -> dict[str, pb.TeacherInfo]:
+def _shake_hands(recipe: Recipe, needs: Needs, source: PromptSource, tokenizer: Any) -> "Scoring":
     from student.job import connect
     from student.scoring.handshake import shake_hands
 
-    fleet = connect(recipe) if needs.signals else None
-    if fleet is None:
-        return {}
-    with fleet:
+    fleet = connect(recipe) if needs.served else None
+    with fleet if fleet is not None else nullcontext():
         return shake_hands(fleet, recipe, needs, tokenizer, source)
+
+
+_IN_PROCESS = {
+    "student": "the student's weights of now",
+    "initial": "the student's first weights",
+    "ema": "the moving average of the student's weights",
+}

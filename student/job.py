@@ -24,15 +24,17 @@ from student.data.prompts import fit_prompts
 from student.learning.learner import Learner
 from student.learning.model import load_student, load_tokenizer
 from student.learning.objective import Objective
-from student.learning.ranks import make_accelerator
+from student.learning.ranks import Ranks, make_accelerator
 from student.methods.distil.opd import OnPolicyDistillation, OpdSettings
 from student.methods.windows.probe import Prober
 from student.plugins import build_plugins
-from student.recipe import Recipe, TeacherSettings
+from student.recipe import EmaSettings, Recipe, TeacherSettings
 from student.rollout.transformers import RolloutSpec
-from student.scoring.handshake import shake_hands
+from student.scoring.contexts import Contexts
+from student.scoring.handshake import Scoring, shake_hands
+from student.scoring.local import LocalModels
 from student.scoring.needs import Needs
-from student.scoring.prompt_check import check_prompts
+from student.scoring.prompt_check import check_contexts, check_prompts
 from student.scoring.score import Scorer
 from student.services import LoopServices
 
@@ -46,22 +48,23 @@ class Job:
     recipe: Recipe
     accelerator: Accelerator
     fleet: ScoreSource | None
-    infos: dict[str, pb.TeacherInfo]
+    models: Scoring
     source: PromptSource
     tokenizer: Any
     learner: Learner
     scorer: Scorer
+    local: LocalModels
     controllers: list[Controller]
     services: LoopServices
 
 
 def connect(recipe: Recipe) -> ScoreSource | None:
-    """The fleet of the recipe; None when it names none.
+    """The fleet of the recipe; None when it names no endpoints.
 
     Raises:
         UnavailableError: when no server answers within teachers.fleet.connect_seconds.
     """
-    if recipe.teachers is None:
+    if recipe.teachers is None or not recipe.teachers.endpoints:
         return None
     return TeacherFleet.connect(recipe.teachers.endpoints, settings=recipe.teachers.fleet)
 
@@ -105,11 +108,10 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     path, revision = (model_path, None) if model_path else (recipe.model.path, recipe.model.revision)
     fit_prompts(recipe, source, load_tokenizer(path, revision))
     check_prompts(recipe, plugins.needs, source)
-    fleet = connect(recipe) if plugins.needs.signals else None
-    infos: dict[str, pb.TeacherInfo] = {}
+    fleet = connect(recipe) if plugins.needs.served else None
     if fleet is not None:
         stack.callback(fleet.close)
-        infos = shake_hands(fleet, recipe, plugins.needs, load_tokenizer(path, revision), source)
+    models = shake_hands(fleet, recipe, plugins.needs, load_tokenizer(path, revision), source)
     accelerator = _accelerator(recipe, stack)
     student, tokenizer = load_student(
         path,
@@ -119,8 +121,29 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         revision=revision,
     )
 
+    local = LocalModels(
+        student,
+        Ranks(accelerator),
+        recipe.train,
+        recipe.teachers.ema if recipe.teachers is not None else EmaSettings(),
+        accelerator.device,
+        valid_vocab=len(tokenizer),
+        temperature=recipe.rollout.temperature,
+    )
+    contexts = Contexts(recipe.contexts, tokenizer, recipe.rollout.max_prompt_tokens)
+    check_contexts(recipe, contexts, source, tokenizer)
+
     def scorer_of(needs: Needs) -> Scorer:
-        return Scorer(fleet, recipe.teachers, needs, source, accelerator.device, known=infos)
+        return Scorer(
+            fleet,
+            recipe.teachers,
+            needs,
+            source,
+            accelerator.device,
+            known=models.infos,
+            local=local,
+            contexts=contexts,
+        )
 
     objective = Objective(plugins.terms, recipe.rollout.max_new_tokens)
     objective.bind(tokenizer)
@@ -135,7 +158,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         temperature=recipe.rollout.temperature,
         head_of=scorer.head_of,
     )
-    kl_term = kl_term_for(infos, plugins.needs, recipe.teachers)
+    kl_term = kl_term_for(models.infos, plugins.needs, recipe.teachers)
     kl_needs = kl_term.needs() if kl_term is not None else Needs()
     kl_scorer = scorer_of(kl_needs) if kl_term is not None else None
     spec = RolloutSpec(
@@ -149,8 +172,10 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     # A scorer of its own, because it is used from the probe's thread.
     prober = Prober(learner, tokenizer, scorer_of(plugins.needs), spec, poll)
     stack.callback(prober.close)
-    services = LoopServices(recipe, learner, tokenizer, source, scorer, spec, kl_scorer, kl_term, poll, prober)
-    return Job(recipe, accelerator, fleet, infos, source, tokenizer, learner, scorer, plugins.controllers, services)
+    services = LoopServices(recipe, learner, tokenizer, source, scorer, spec, kl_scorer, kl_term, poll, prober, local)
+    return Job(
+        recipe, accelerator, fleet, models, source, tokenizer, learner, scorer, local, plugins.controllers, services
+    )
 
 
 def _set_up_torch(recipe: Recipe) -> None:

@@ -64,7 +64,7 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
         if main and folder is None:
             folder = RunFolder.create(recipe)
             stack.push(folder.discard_unused)
-            folder.write_provenance(fleet_fingerprints(job.infos))
+            folder.write_provenance(fleet_fingerprints(job.models.infos))
         if folder is None:
             folder = RunFolder(recipe.run)
         sinks = telemetry or _sinks(folder, recipe, main)
@@ -112,6 +112,7 @@ class _Run:
         self.evaluations = Evaluations(job, sinks.say, self._keep_samples)
         self.saver = Saver(job, folder)
         self.state = self.saver.open(checkpoint)
+        job.local.start(job.models.local, fresh=checkpoint is None)
 
     def run(self) -> dict[str, Any]:
         """All remaining steps, then the summary; whatever stops them, the state is saved first."""
@@ -174,6 +175,7 @@ class _Run:
         outcomes, places = gather_outcomes(rows, self.ranks)
         job.learner.objective.assess(rows, outcomes, places)
         updated = self._learn(rows, step, clock)
+        moved = job.local.after_step(step)
         self.state.steps = step + 1
         shown = self.recipe.samples
         if shown.every and self.state.steps % shown.every == 0:
@@ -181,7 +183,7 @@ class _Run:
         counts = self.ranks.total(count_rows(rows, sampled) | costs.take())
         self.state.tokens += int(counts["sampled"])
         spent = {name: value for name, value in counts.items() if name.startswith("cost/")}
-        self.state.unfinished = Unfinished(updated.metrics() | row_metrics(counts) | spent, outcomes)
+        self.state.unfinished = Unfinished(updated.metrics() | moved | row_metrics(counts) | spent, outcomes)
         self._follow_up(self.state.unfinished, clock)
         if updated.failure is not None:
             raise updated.failure

@@ -35,7 +35,7 @@ def build_plugins(recipe: Recipe) -> Plugins:
     terms = build_terms(recipe.objective)
     controllers = [_build(CONTROLLERS, entry, f"methods.{i}") for i, entry in enumerate(recipe.methods)]
     needs = merge([*(term.needs() for term in terms), *(controller.needs() for controller in controllers)])
-    if needs.signals and recipe.teachers is None:
+    if needs.served and recipe.teachers is None:
         raise ConfigError("the objective needs a teacher; set teachers.endpoints or use an objective of rewards.")
     _check_teachers(recipe, terms, controllers)
     if not controllers and all(term.settings.rows == "expert" for term in terms):

@@ -9,6 +9,7 @@ from opd.config import Settings
 from opd.fleet.settings import FleetSettings
 from opd.tasks.modes import ModeSettings
 from opd.tasks.settings import PromptSettings
+from student.scoring.contexts import ContextSettings
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -23,12 +24,24 @@ class ModelSettings(Settings):
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
 
 
+class EmaSettings(Settings):
+    """The moving average of the student's weights, model ema."""
+
+    decay: float = Field(0.999, ge=0, lt=1, description="Kept of the average at each move; 0 copies the student.")
+    every: int = Field(1, ge=0, description="Steps between moves; 0 leaves them to a method.")
+
+
 class TeacherSettings(Settings):
-    """The served models."""
+    """The models that score.
+
+    Beside served ones, three are answered in process, without a server: student (the weights now), initial (those of
+    step 0) and ema (their moving average); a served model of the same name goes first.
+    """
 
     endpoints: list[str] | dict[str, list[str]] = Field(
+        default_factory=list,
         description="Addresses host:port of teacher servers, or teacher name to its replicas; also file:PATH (re-read "
-        "when it changes) and dns:NAME:PORT."
+        "when it changes) and dns:NAME:PORT. May be left out where only models in process are named.",
     )
     default: str | dict[str, float] | None = Field(
         None,
@@ -45,8 +58,10 @@ class TeacherSettings(Settings):
         default_factory=dict, description="Domain of a prompt to the teacher, or the weighted teachers, it goes to."
     )
     reference: str | None = Field(
-        None, description="Served model that objectives use as their reference (G-OPD, KL to reference)."
+        None,
+        description="Model that objectives use as their reference (G-OPD, KL to reference): a served one, or initial.",
     )
+    ema: EmaSettings = Field(default_factory=EmaSettings, description="How model ema follows the student.")
     fleet: FleetSettings = Field(default_factory=FleetSettings, description="How the fleet is used.")
 
     @property
@@ -150,6 +165,11 @@ class Recipe(Settings):
     modes: dict[str, ModeSettings] = Field(
         default_factory=dict,
         description="Modes in which prompts are asked, by name: a mark, a budget and a teacher each (ORBIT).",
+    )
+    contexts: dict[str, ContextSettings] = Field(
+        default_factory=dict,
+        description="What a model reads before a response instead of the student's prompt, by role (teacher, "
+        "reference) or by name of a teacher: hints, solutions, a system prompt of its own. The student never sees it.",
     )
     rollout: RolloutSettings = Field(default_factory=RolloutSettings, description="What the student samples.")
     objective: list[dict[str, Any]] = Field(

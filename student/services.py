@@ -9,6 +9,7 @@ from torch import Tensor
 from opd.fleet.membership.outage import OutageHooks
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
+from opd.wire.types import PayloadSpec, ScoreItem, Scores
 from student.controllers import EvalReport
 from student.data.outcome import Outcome
 from student.data.plan import StepPlan
@@ -22,6 +23,8 @@ from student.recipe import Recipe
 from student.rollout.transformers import RolloutSpec, rollout
 from student.run.costs import Costs, Purpose, positions
 from student.run.samples import sample_of
+from student.scoring.local import LocalModels
+from student.scoring.needs import STUDENT
 from student.scoring.score import Scorer
 
 
@@ -37,6 +40,8 @@ class LoopServices:
         kl_scorer: signals for the measurement of reverse KL, or None when no teacher serves one.
         kl_term: measures reverse KL on what `kl_scorer` gives.
         poll: called while waiting for the fleet.
+        prober: runs gradient probes, with a scorer of its own.
+        local: the models in process.
 
     Attributes:
         tokenizer: see `Services.tokenizer`.
@@ -57,8 +62,10 @@ class LoopServices:
         kl_term: OnPolicyDistillation | None,
         poll: Callable[[], None],
         prober: Prober,
+        local: LocalModels,
     ) -> None:
         self.prober = prober
+        self._local = local
         self._recipe = recipe
         self._learner = learner
         self.tokenizer = tokenizer
@@ -102,6 +109,23 @@ class LoopServices:
 
         self._learner.ranks.agree(work)
         return list(rows)
+
+    def read(
+        self,
+        items: Sequence[Row | ScoreItem],
+        spec: PayloadSpec | None = None,
+        *,
+        model: str = STUDENT,
+        temperature: float | None = None,
+    ) -> list[Scores]:
+        """See `Services.read`."""
+        requests = [item.score_item(gather=False, role=model) if isinstance(item, Row) else item for item in items]
+        self.costs.add("train", "local_positions", sum(len(request.token_ids) for request in requests))
+        return self._local.score(model, items, spec, temperature=temperature, poll=self._poll)
+
+    def refresh(self, model: str, decay: float) -> None:
+        """See `Services.refresh`."""
+        self._local.refresh(model, decay)
 
     def start_probe(self, plan: StepPlan, spec: ProbeSpec, weights: dict[str, Tensor] | None = None) -> Probe:
         """See `Services.start_probe`."""

@@ -48,6 +48,10 @@ class _Rows(_Source):
         default="teacher", description="Column with a teacher's name per prompt; may be absent."
     )
     domain_column: str = Field(default="domain", description="Column with a domain label per prompt; may be absent.")
+    keep_columns: list[str] = Field(
+        default_factory=list,
+        description="Further columns kept with each prompt, for contexts and verifiers (a solution, a hint, tests).",
+    )
     limit: int | None = Field(default=None, ge=1, description="Read at most this many rows, from the start.")
     heldout: float = Field(
         default=0.05,

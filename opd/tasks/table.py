@@ -107,7 +107,9 @@ def _share(prompts: Sequence[Prompt], share: float) -> list[Prompt]:
 def _parse(
     rows: Iterable[tuple[str, Mapping[str, Any]]], settings: DatasetSettings | FileSettings, name: str
 ) -> Iterator[Prompt]:
+    unseen = set(settings.keep_columns)
     for place, row in islice(rows, settings.limit):
+        unseen -= row.keys()
         if row.get(settings.prompt_column) is None:
             raise DataError(
                 f"{place} has no {settings.prompt_column!r}, but {', '.join(map(repr, row)) or 'nothing'}; "
@@ -126,9 +128,12 @@ def _parse(
                 system=settings.system,
                 template_options=settings.template_options,
                 place=place,
+                extra={column: row[column] for column in settings.keep_columns if row.get(column) is not None},
             )
         except DataError as error:
             raise DataError(f"{place}: {error}") from error
+    if unseen:
+        raise DataError(f"{name} has no column {', '.join(map(repr, sorted(unseen)))}; correct keep_columns.")
 
 
 def _content(value: Any, chat: bool) -> Any:

@@ -69,6 +69,8 @@ class Row:
         turns: (start, end) of each turn in the response, in tokens; one turn for single-turn rows.
         teacher: name of the teacher that the route gave, or the weighted names of several.
         teachers: (teacher, weight) where divergences to several teachers are summed, weights summing to 1; else empty.
+        contexts: [P'] uint32 by role: the prompt that this role's model reads instead (a hint, a system prompt of its
+            own); the student's input never holds it.
         signals: scores by (role, payload kind); with `teachers`, each has a role of its own, `teacher_role(name)`.
         verdict: the verifier's; None when it was not asked.
         reward_parts: named parts of the reward; a part that is unknown is absent, never 0.
@@ -96,6 +98,7 @@ class Row:
     turns: tuple[tuple[int, int], ...] = ()
     teacher: str = ""
     teachers: tuple[tuple[str, float], ...] = ()
+    contexts: dict[str, NDArray[np.uint32]] = field(default_factory=dict)
     signals: dict[SignalKey, Scores] = field(default_factory=dict)
     verdict: Verdict | None = None
     reward_parts: dict[str, float] = field(default_factory=dict)
@@ -116,7 +119,8 @@ class Row:
         """Whether a policy of this run sampled the row in this step, under the prompt that it is trained under."""
         return self.origin in ("policy", "branch") and self.behaviour_prompt_ids is None
 
-    def score_item(self, *, gather: bool) -> ScoreItem:
-        """The row as a request to a served model; with `gather`, at the student's candidates."""
-        ids = np.concatenate([self.prompt_ids, self.response_ids])
-        return ScoreItem(ids, len(self.prompt_ids), self.candidates if gather else None)
+    def score_item(self, *, gather: bool, role: str = "") -> ScoreItem:
+        """The row as a request to a model, under the prompt that `role` reads; with `gather`, at its candidates."""
+        prompt = self.contexts.get(role, self.prompt_ids)
+        ids = np.concatenate([prompt, self.response_ids])
+        return ScoreItem(ids, len(prompt), self.candidates if gather else None)

@@ -73,7 +73,7 @@ def step_flops(record: Mapping[str, Any], sizes: Sizes) -> float:
     def count(name: str) -> float:
         return sum(float(record.get(f"cost/{purpose}/{name}", 0.0)) for purpose in ("train", "probe", "gate"))
 
-    student = 2.0 * count("decoded_positions") + 6.0 * count("gradient_positions")
+    student = 2.0 * (count("decoded_positions") + count("local_positions")) + 6.0 * count("gradient_positions")
     teacher = 2.0 * (count("teacher_positions") + count("expert_positions"))
     return student * sizes.student + teacher * sizes.teacher + 2.0 * count("reference_positions") * sizes.reference
 

@@ -124,6 +124,8 @@ class Saver:
         trainer = folder / "trainer"
         trainer.mkdir()
         save_state(trainer, "learner", job.learner.state_dict())
+        if kept := job.local.state_dict():
+            save_state(trainer, "local", kept)
         save_state(
             trainer,
             "loop",
@@ -149,6 +151,8 @@ class Saver:
                     f"{job.recipe.seed}; use the same recipe to resume."
                 )
             job.learner.load_state_dict(load_state(trainer, "learner"))
+            if (trainer / "local.json").exists():
+                job.local.load_state_dict(load_state(trainer, "local"))
             job.learner.objective.load_state_dict(state["objective"])
             for i, controller in enumerate(job.controllers):
                 controller.load_state_dict(state["controllers"].get(str(i), {}))

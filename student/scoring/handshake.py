@@ -3,7 +3,8 @@
 Checks tokenizer, vocabulary, payloads, temperature and limits, and scores one probe twice per served model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -15,8 +16,8 @@ from opd.wire.fingerprint import tokenizer_fingerprint
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
 from student.recipe import Recipe, TeacherSettings
-from student.scoring.needs import REFERENCE, TEACHER, Needs
-from student.scoring.score import build_router, destination
+from student.scoring.needs import LOCAL_MODELS, REFERENCE, STUDENT, TEACHER, Needs
+from student.scoring.targets import build_router, destination
 
 _KINDS = {
     PayloadKind.SAMPLED: pb.PAYLOAD_KIND_SAMPLED,
@@ -29,11 +30,24 @@ _MIXABLE = {PayloadKind.SAMPLED, PayloadKind.GATHER}
 _ROUTED_PROMPTS = 1000
 
 
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """The models of a run.
+
+    Attributes:
+        infos: served models by name, as they describe themselves, for the run folder.
+        local: models that are answered in process.
+    """
+
+    infos: dict[str, pb.TeacherInfo]
+    local: frozenset[str]
+
+
 def named_roles(settings: TeacherSettings, served: Sequence[str], needs: Needs) -> dict[str, set[str]]:
-    """Roles of every served model that the recipe names, by name.
+    """Roles of every model that the recipe names for teacher or reference, by name.
 
     Raises:
-        TeacherNotFoundError: when the recipe names a model that the fleet does not serve.
+        TeacherNotFoundError: when the recipe names a model that is neither served nor answered in process.
         ConfigError: when an objective needs a reference and the recipe names none, or teachers are mixed under a
             payload whose mixture is not determined.
     """
@@ -51,46 +65,84 @@ def named_roles(settings: TeacherSettings, served: Sequence[str], needs: Needs) 
             roles.setdefault(name, set()).add(TEACHER)
     if REFERENCE in wanted:
         if settings.reference is None:
-            raise ConfigError("the objective needs a reference; set teachers.reference to a served model.")
+            raise ConfigError(
+                "the objective needs a reference; set teachers.reference to a served model, or to initial for the "
+                "student's first weights."
+            )
         roles.setdefault(settings.reference, set()).add(REFERENCE)
     for name in roles:
-        if name not in served:
+        if name not in served and name not in LOCAL_MODELS:
             raise TeacherNotFoundError(
-                f"the recipe names teacher {name!r}, but the fleet serves {', '.join(served) or 'nothing'}."
+                f"the recipe names teacher {name!r}, but the fleet serves {', '.join(served) or 'nothing'} "
+                f"(in process: {', '.join(LOCAL_MODELS)})."
             )
     return roles
 
 
 def shake_hands(
-    fleet: ScoreSource, recipe: Recipe, needs: Needs, tokenizer: PreTrainedTokenizerBase, source: PromptSource
-) -> dict[str, pb.TeacherInfo]:
+    fleet: ScoreSource | None, recipe: Recipe, needs: Needs, tokenizer: PreTrainedTokenizerBase, source: PromptSource
+) -> Scoring:
     """Route the prompts and check every served model that the run will use.
-
-    Returns:
-        Their descriptions by name, for the run folder.
 
     Raises:
         IncompatibleTeacherError: with both sides named.
-        ConfigError: for a prompt without a teacher.
+        ConfigError: for a prompt without a teacher, or a context of a model that is not asked.
     """
     settings = recipe.teachers
-    if settings is None:
-        raise ConfigError("the objective needs a teacher; set teachers.endpoints.")
-    served = sorted(fleet.teachers())
-    roles = named_roles(settings, served, needs)
-    if needs.teacher:
-        for name in routed_teachers(settings, served, source, recipe.eval.prompts):
-            roles.setdefault(name, set()).add(TEACHER)
-    fingerprint = tokenizer_fingerprint(tokenizer)
-    infos = {}
-    for name, wanted in roles.items():
-        info = fleet.describe(name)
-        _check_tokenizer(info, tokenizer, fingerprint)
-        _check_needs(info, recipe, needs, wanted)
-        if not fleet.recorded:
-            _check_probe(fleet, info, settings.fleet.health.agreement_nats)
-        infos[name] = info
-    return infos
+    local = set(needs.local)
+    roles: dict[str, set[str]] = {name: {name} for name in local}
+    infos: dict[str, pb.TeacherInfo] = {}
+    if settings is not None:
+        served = sorted(fleet.teachers()) if fleet is not None else []
+        named = named_roles(settings, served, needs)
+        if needs.teacher:
+            for name in routed_teachers(settings, served, source, recipe.eval.prompts):
+                named.setdefault(name, set()).add(TEACHER)
+        local |= named.keys() - set(served)
+        for name in sorted(named.keys() & set(served)):
+            infos[name] = _checked(fleet, recipe, needs, tokenizer, name, named[name])
+        for name, wanted in named.items():
+            roles[name] = roles.get(name, set()) | wanted
+    _check_contexts(recipe, roles, needs)
+    return Scoring(infos, frozenset(local))
+
+
+def _checked(
+    fleet: ScoreSource | None,
+    recipe: Recipe,
+    needs: Needs,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    roles: set[str],
+) -> pb.TeacherInfo:
+    """Describe a served model that fits."""
+    assert fleet is not None and recipe.teachers is not None  # it serves `name`
+    info = fleet.describe(name)
+    _check_tokenizer(info, tokenizer, tokenizer_fingerprint(tokenizer))
+    _check_needs(info, recipe, needs, roles)
+    if not fleet.recorded:
+        _check_probe(fleet, info, recipe.teachers.fleet.health.agreement_nats)
+    return info
+
+
+def _check_contexts(recipe: Recipe, roles: Mapping[str, set[str]], needs: Needs) -> None:
+    """Refuse a context that no model reads, or that would change what the old policy is.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if STUDENT in recipe.contexts and any(need.role == STUDENT for need in needs.signals):
+        raise ConfigError(
+            "contexts.student would change the old policy, whose log-probs the objective asks the student for; name "
+            "the context teacher."
+        )
+    readers = {*roles, *(role for wanted in roles.values() for role in wanted)}
+    for name in recipe.contexts:
+        if name not in readers:
+            raise ConfigError(
+                f"contexts.{name} is read by no model of this run, which asks {', '.join(sorted(readers)) or 'none'}; "
+                "remove it or correct the name."
+            )
 
 
 def routed_teachers(settings: TeacherSettings, served: Sequence[str], source: PromptSource, heldout: int) -> list[str]:
@@ -129,10 +181,15 @@ def _check_tokenizer(info: pb.TeacherInfo, tokenizer: PreTrainedTokenizerBase, f
 
 
 def _check_needs(info: pb.TeacherInfo, recipe: Recipe, needs: Needs, roles: set[str]) -> None:
-    longest = recipe.rollout.max_prompt_tokens + recipe.rollout.max_new_tokens
+    context = recipe.contexts.get(info.name) or next((recipe.contexts[r] for r in roles if r in recipe.contexts), None)
+    prompt = recipe.rollout.max_prompt_tokens
+    name = "rollout.max_prompt_tokens"
+    if context is not None and context.max_tokens is not None:
+        prompt, name = context.max_tokens, "max_tokens of its context"
+    longest = prompt + recipe.rollout.max_new_tokens
     if longest > info.limits.max_sequence_tokens:
         raise IncompatibleTeacherError(
-            f"rollouts may have {longest} tokens (rollout.max_prompt_tokens + rollout.max_new_tokens), but teacher "
+            f"rollouts may have {longest} tokens ({name} + rollout.max_new_tokens), but teacher "
             f"{info.name!r} takes {info.limits.max_sequence_tokens}; lower them or serve with a longer limit."
         )
     for need in needs.signals:

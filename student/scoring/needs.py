@@ -9,6 +9,11 @@ from opd.wire.types import PayloadKind, PayloadSpec
 TEACHER = "teacher"
 REFERENCE = "reference"
 STUDENT = "student"
+INITIAL = "initial"
+EMA = "ema"
+LOCAL_MODELS = (STUDENT, INITIAL, EMA)
+"""Models answered in process: the student's weights now, those of step 0, and their moving average."""
+ROLES = (TEACHER, REFERENCE, *LOCAL_MODELS)
 
 
 def teacher_role(name: str) -> str:
@@ -28,9 +33,11 @@ class SignalNeed:
     """A payload wanted from a role.
 
     Attributes:
-        role: "teacher" (routed per prompt) or "reference" (one model for all rows).
+        role: "teacher" (routed per prompt), "reference" (one model for all rows), or a model answered in process:
+            "student" (weights when the rows are scored: the old policy), "initial" or "ema".
         spec: the payload; gather asks at the student's candidates.
-        temperature: divides the served model's logits.
+        temperature: divides the model's logits; those of role "student" are divided by the rollout temperature too, so
+            that its log-probs are those of the sampler.
     """
 
     role: str
@@ -47,12 +54,24 @@ class Needs:
         candidates: K, the student's K most likely ids per position, kept at rollout; 0 for none.
         reward: whether each row must be verified.
         student: what of the student's distribution, of {"scores", "scores_at_teacher", "hidden"}.
+        models: of {"student", "initial", "ema"}, kept for whoever reads them through the services.
     """
 
     signals: tuple[SignalNeed, ...] = ()
     candidates: int = 0
     reward: bool = False
     student: frozenset[str] = field(default_factory=frozenset)
+    models: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def served(self) -> bool:
+        """Whether any payload comes from a model that the recipe's `teachers` group names."""
+        return any(need.role in (TEACHER, REFERENCE) for need in self.signals)
+
+    @property
+    def local(self) -> frozenset[str]:
+        """Models in process that are asked by their own names."""
+        return self.models | {need.role for need in self.signals if need.role in LOCAL_MODELS}
 
     @property
     def teacher(self) -> bool:
@@ -74,9 +93,12 @@ def merge(needs: Iterable[Needs]) -> Needs:
     Per role the widest k of a kind wins, and `sampled` is dropped where top-k or gather already carry it.
 
     Raises:
-        ConfigError: when two terms want different temperatures from one role.
+        ConfigError: for a role that does not exist, or when two terms want different temperatures from one role.
     """
     every = list(needs)
+    for role in (signal.role for need in every for signal in need.signals):
+        if role not in ROLES:
+            raise ConfigError(f"a term asks for signals from role {role!r}; roles are {', '.join(ROLES)}.")
     widest: dict[tuple[str, PayloadKind], PayloadSpec] = {}
     temperatures: dict[str, float] = {}
     for signal in (signal for need in every for signal in need.signals):
@@ -108,4 +130,5 @@ def merge(needs: Iterable[Needs]) -> Needs:
         candidates=candidates,
         reward=any(need.reward for need in every),
         student=frozenset().union(*(need.student for need in every)),
+        models=frozenset().union(*(need.models for need in every)),
     )

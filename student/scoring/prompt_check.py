@@ -1,11 +1,16 @@
 """What must be true of the prompts before a run begins."""
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from opd.errors import DataError
+from opd.tasks.encode import encode_prompt
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
 from student.recipe import Recipe
+from student.scoring.contexts import Contexts
 from student.scoring.needs import Needs
 
 _JUDGED_PROMPTS = 256
@@ -31,3 +36,22 @@ def can_judge(prompts: Sequence[Prompt], source: PromptSource) -> bool:
     return any(prompt.answer is not None for prompt in prompts) or any(
         source.verify(prompt, "").known for prompt in prompts
     )
+
+
+def check_contexts(recipe: Recipe, contexts: Contexts, source: PromptSource, tokenizer: Any) -> None:
+    """Fill the contexts of the first training prompts.
+
+    Raises:
+        DataError: when one cannot be filled or is too long, or a context never differs from the prompt.
+    """
+    if not recipe.contexts:
+        return
+    prompts = source.prompts("train", min(recipe.rollout.prompts_per_step, _JUDGED_PROMPTS))
+    plain = [np.array(encode_prompt(prompt, tokenizer), dtype=np.uint32) for prompt in prompts]
+    for role in recipe.contexts:
+        filled = [contexts.encode(role, prompt) for prompt in prompts]
+        if all(np.array_equal(a, b) for a, b in zip(plain, filled, strict=True)):
+            raise DataError(
+                f"contexts.{role} is the student's own prompt for each of the first {len(prompts)} prompts, so that it "
+                "would change nothing; correct its template."
+            )

@@ -1,10 +1,11 @@
 """Score rows: route each to its teacher, send the requests that the objective needs, verify, wait.
 
-A row is submitted the moment its rollout finishes, so the fleet works while the student still samples.
+A row is submitted the moment its rollout finishes, so the fleet works while the student still samples. What models in
+process answer is read when the rows are collected, in batches, while the fleet works on.
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
 from typing import Any
@@ -15,46 +16,28 @@ import torch
 from opd.errors import ConfigError
 from opd.fleet.membership.outage import OutageHooks, OutageWatch
 from opd.fleet.source import ScoreSource
-from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
-from opd.wire.types import Head, PayloadKind, Scores
+from opd.wire.types import Head, PayloadKind, ScoreItem, Scores
 from student.data.row import Row, SignalKey
 from student.learning.terms import HeadWeights
 from student.recipe import TeacherSettings
-from student.scoring.needs import REFERENCE, Needs, teacher_role
-from student.scoring.routing import Destination, Router, RouteRule, RoutingSettings, mix_scores
+from student.scoring.contexts import Contexts
+from student.scoring.local import LocalModels
+from student.scoring.needs import STUDENT, TEACHER, Needs, SignalNeed
+from student.scoring.routing import mix_scores
+from student.scoring.targets import Target, Targets
 
 _POLL_SECONDS = 0.5
 
 
-def build_router(settings: TeacherSettings, served: Sequence[str]) -> Router:
-    """The routes of a recipe: a prompt's own teacher, else its domain's, else the default or the only one served.
-
-    Raises:
-        ConfigError: when a route names a teacher that is not served.
-    """
-    others = [name for name in served if name != settings.reference]
-    default = settings.default if settings.default is not None or len(others) != 1 else others[0]
-    rules = [RouteRule(when={"domain": domain}, teacher=teacher) for domain, teacher in settings.routes.items()]
-    return Router(RoutingSettings(rules=rules, default=default, combine=settings.combine), served)
-
-
-def destination(router: Router, prompt: Prompt) -> Destination:
-    """Where answers to `prompt` are scored.
-
-    Raises:
-        ConfigError: when nothing names a teacher for it.
-    """
-    return router.route({"uid": prompt.uid, "teacher": prompt.teacher, "domain": prompt.domain})
-
-
 @dataclass(frozen=True, slots=True)
-class _Call:
-    """A request for one signal of a row, with the weight of its teacher in the signal."""
+class _Request:
+    """What is asked of one model about a row; the row keeps the answer under `key`."""
 
     key: SignalKey
-    weight: float
-    future: Future[Scores]
+    target: Target
+    need: SignalNeed
+    item: ScoreItem
 
 
 class Scorer:
@@ -67,6 +50,8 @@ class Scorer:
         source: verifies answers when a term needs rewards.
         device: where heads of hidden payloads go.
         known: served models that the handshake has checked; None for all.
+        local: the models in process; None when no term needs any.
+        contexts: what models read instead of a row's prompt; None where all read the prompt.
 
     Attributes:
         hooks: what to call, in the waiting thread, while a teacher is away.
@@ -81,70 +66,62 @@ class Scorer:
         device: torch.device,
         *,
         known: Collection[str] | None = None,
+        local: LocalModels | None = None,
+        contexts: Contexts | None = None,
     ) -> None:
         self._fleet = fleet
         self._settings = settings
         self.needs = needs
         self._source = source
         self._device = device
-        served = sorted(fleet.teachers()) if fleet is not None else []
-        self._known = served if known is None else known
+        self._local, self._contexts = local, contexts
+        self._targets = Targets(settings, needs, fleet.teachers() if fleet is not None else (), known)
         self._heads: dict[str, HeadWeights] = {}
-        self._router = build_router(settings, served) if settings is not None and needs.teacher else None
-        self._pending: dict[int, list[_Call]] = {}
+        self._pending: dict[int, list[tuple[_Request, Future[Scores]]]] = {}
         self.hooks = OutageHooks()
+
+    @property
+    def reads_locally(self) -> bool:
+        """Whether signals may come from models in process."""
+        return self._local is not None and bool(self._local.models)
 
     def submit(self, row: Row) -> None:
         """Start scoring a row; returns at once."""
-        if self._fleet is None:
-            return
-        parts = self._route(row)
-        calls: list[_Call] = []
+        if self._contexts is not None:
+            self._contexts.fill(row)
+        self._pending[id(row)] = [
+            # What is read in process gets its answer when the row is collected, with many others.
+            (request, Future() if request.target.local else self._send(request, row.key.group))
+            for request in self._requests(row)
+        ]
+
+    def _requests(self, row: Row) -> Iterator[_Request]:
+        """Everything that is asked about a row."""
+        parts = self._targets.route(row)
         for need in self.needs.signals:
-            item = row.score_item(gather=need.spec.kind is PayloadKind.GATHER)
-            for role, name, weight in self._targets(need.role, row, parts):
-                future = self._fleet.submit(name, item, need.spec, temperature=need.temperature, group=row.key.group)
-                calls.append(_Call((role, need.spec.kind), weight, future))
-        self._pending[id(row)] = calls
+            for target in self._targets.of(need.role, row, parts):
+                # A teacher may have a context of its own, else it reads that of all teachers.
+                role = target.model if need.role == TEACHER and target.model in row.contexts else need.role
+                item = row.score_item(gather=need.spec.kind is PayloadKind.GATHER, role=role)
+                yield _Request((target.role, need.spec.kind), target, need, item)
 
-    def _route(self, row: Row) -> Sequence[tuple[str, float]]:
-        """Give a row its teachers, with weights; none where no term needs any.
-
-        Raises:
-            ConfigError: when no teacher is mapped, or one that the handshake has not seen.
-        """
-        if self._router is None:
-            return ()
-        found = destination(self._router, row.prompt)
-        parts = found.parts
-        for name, _ in parts:
-            if name not in self._known:
-                raise ConfigError(
-                    f"prompt {row.prompt.uid} goes to teacher {name!r}, which was not checked before the run, because "
-                    "its task does not declare its labels; name that teacher in teachers.routes."
-                )
-        row.teachers = parts if found.combine == "divergence" and len(parts) > 1 else ()
-        row.teacher = parts[0][0] if len(parts) == 1 else " + ".join(f"{weight:g} {name}" for name, weight in parts)
-        return parts
-
-    def _targets(self, role: str, row: Row, parts: Sequence[tuple[str, float]]) -> list[tuple[str, str, float]]:
-        """(role in `row.signals`, served model, weight in that signal) for what a term calls `role`."""
-        if role == REFERENCE:
-            if self._settings is None or self._settings.reference is None:
-                raise ConfigError("the objective needs a reference; set teachers.reference to a served model.")
-            return [(role, self._settings.reference, 1.0)]
-        if row.teachers:
-            return [(teacher_role(name), name, 1.0) for name, _ in parts]
-        return [(role, name, weight) for name, weight in parts]
+    def _send(self, request: _Request, group: str) -> Future[Scores]:
+        if self._fleet is None:
+            raise ConfigError(f"model {request.target.model!r} is not served; set teachers.endpoints.")
+        need = request.need
+        return self._fleet.submit(
+            request.target.model, request.item, need.spec, temperature=need.temperature, group=group
+        )
 
     def positions(self, rows: Sequence[Row]) -> dict[str, int]:
-        """Prompt and response positions in the requests for `rows`, by role; each teacher of a row gets its own."""
+        """Prompt and response positions in the requests for `rows`, by role; each teacher of a row gets its own.
+
+        What models in process read counts as role "local", whatever it was read for.
+        """
         found: dict[str, int] = {}
-        for row in rows:
-            parts = self._route(row)
-            for need in self.needs.signals:
-                requests = len(self._targets(need.role, row, parts))
-                found[need.role] = found.get(need.role, 0) + requests * (len(row.prompt_ids) + row.length)
+        for request in (request for row in rows for request in self._requests(row)):
+            role = "local" if request.target.local else request.need.role
+            found[role] = found.get(role, 0) + len(request.item.token_ids)
         return found
 
     def collect(self, rows: Sequence[Row], *, poll: Callable[[], None] = lambda: None) -> float:
@@ -152,7 +129,8 @@ class Scorer:
 
         Args:
             rows: rows that were submitted.
-            poll: called about twice a second while waiting; may raise to give up (then all calls are cancelled).
+            poll: called about twice a second while waiting, and before each batch that is read in process; may raise
+                to give up (then all calls are cancelled).
 
         Returns:
             Seconds spent waiting for the fleet.
@@ -160,21 +138,43 @@ class Scorer:
         if self.needs.reward:
             for row in rows:
                 row.verdict = self._source.verify(row.prompt, row.text)
-        begin = time.monotonic()
-        calls = {id(row): self._pending.pop(id(row), []) for row in rows}
-        futures = [call.future for row in rows for call in calls[id(row)]]
+        calls = [(row, self._pending.pop(id(row), [])) for row in rows]
+        futures = [future for _, mine in calls for _, future in mine]
         try:
+            self._read([call for _, mine in calls for call in mine], poll)
+            begin = time.monotonic()
             self._wait(futures, poll)
         finally:
             for future in futures:
                 future.cancel()
-        for row in rows:
-            answers: dict[SignalKey, list[tuple[Scores, float]]] = {}
-            for call in calls[id(row)]:
-                answers.setdefault(call.key, []).append((call.future.result(), call.weight))
-            for key, parts in answers.items():
-                row.signals[key] = parts[0][0] if len(parts) == 1 else mix_scores(parts)
+        for row, mine in calls:
+            _keep(row, mine)
         return time.monotonic() - begin
+
+    def reread(self, rows: Sequence[Row], *, poll: Callable[[], None] = lambda: None) -> dict[str, int]:
+        """Read what the terms want of role "student" again, with the weights of now; returns positions read."""
+        calls: list[tuple[Row, list[tuple[_Request, Future[Scores]]]]] = [
+            (row, [(r, Future()) for r in self._requests(row) if r.need.role == STUDENT]) for row in rows
+        ]
+        everything = [call for _, mine in calls for call in mine]
+        self._read(everything, poll)
+        for row, mine in calls:
+            _keep(row, mine)
+        return {"local": sum(len(request.item.token_ids) for request, _ in everything)}
+
+    def _read(self, calls: Sequence[tuple[_Request, Future[Scores]]], poll: Callable[[], None]) -> None:
+        """Answer the calls to models in process."""
+        if self._local is None:
+            return
+        # By need and not by what was submitted: with sharded weights every rank reads as often as the others.
+        for need in self.needs.signals:
+            for model in self._local.models:
+                mine = [(r, f) for r, f in calls if r.need == need and r.target.local and r.target.model == model]
+                # The old policy is the sampler, temperature and all.
+                level = need.temperature * (self._local.temperature if need.role == STUDENT else 1.0)
+                found = self._local.score(model, [r.item for r, _ in mine], need.spec, temperature=level, poll=poll)
+                for (_, future), scores in zip(mine, found, strict=True):
+                    future.set_result(scores)
 
     def _wait(self, futures: Sequence[Future[Scores]], poll: Callable[[], None]) -> None:
         """Wait for all futures, telling the hooks about outages and polling in between."""
@@ -193,10 +193,12 @@ class Scorer:
 
     def head_of(self, role: str, row: Row) -> HeadWeights:
         """The head of the model that `role` means for `row`, float32 on the device, fetched once."""
-        if self._fleet is None or self._settings is None:
+        target = self._targets.model_of(role, row)
+        name = target.model
+        if target.local and self._local is not None:
+            return self._local.head(name)
+        if self._fleet is None:
             raise ConfigError("hidden payloads need served models; set teachers.endpoints.")
-        own = {teacher_role(teacher): teacher for teacher, _ in row.teachers}
-        name = (self._settings.reference if role == REFERENCE else own.get(role, row.teacher)) or ""
         head = self._fleet.head(name)
         key = f"{name}/{head.hash}"
         found = self._heads.get(key)
@@ -206,6 +208,15 @@ class Scorer:
             others = {k: v for k, v in self._heads.items() if not k.startswith(f"{name}/")}
             self._heads = {**others, key: found}
         return found
+
+
+def _keep(row: Row, calls: Sequence[tuple[_Request, Future[Scores]]]) -> None:
+    """Put the answers into `row.signals`, those of weighted teachers mixed."""
+    answers: dict[SignalKey, list[tuple[Scores, float]]] = {}
+    for request, future in calls:
+        answers.setdefault(request.key, []).append((future.result(), request.target.weight))
+    for key, parts in answers.items():
+        row.signals[key] = parts[0][0] if len(parts) == 1 else mix_scores(parts)
 
 
 def _to_device(head: Head, device: torch.device) -> HeadWeights:

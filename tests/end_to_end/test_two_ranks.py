@@ -26,16 +26,19 @@ def records(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("payload", ["gather", "hidden"])
+@pytest.mark.parametrize(("payload", "model"), [("gather", "teacher"), ("hidden", "teacher"), ("hidden", "ema")])
 def test_two_ranks_train_like_one(
-    make_recipe: Callable[..., Recipe], tmp_path: Path, two_ranks: Callable[[Recipe], None], payload: str
+    make_recipe: Callable[..., Recipe], tmp_path: Path, two_ranks: Callable[[Recipe], None], payload: str, model: str
 ) -> None:
     # Three prompts of two samples: one rank gets more rows and so more micro-batches than the other.
     changes = {
         "rollout": {"prompts_per_step": 3, "samples_per_prompt": 2},
         "objective": [{"name": "opd", "payload": payload} | ({"k": 8} if payload == "gather" else {})],
         "train": {"steps": 3, "micro_batch_tokens": 64},
+        "teachers": {"default": model, "ema": {"decay": 0.5}},
     }
+    if model == "ema":  # which teaches only what it reads more
+        changes["contexts"] = {"teacher": {"prompt": "Carry! {{ prompt }}"}}
     train(make_recipe(run=str(tmp_path / "one"), **changes))
     two = make_recipe(run=str(tmp_path / "two"), **changes)
     two_ranks(two)

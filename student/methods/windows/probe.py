@@ -122,7 +122,9 @@ class Prober:
 
     def start(self, plan: StepPlan, spec: ProbeSpec, weights: dict[str, Tensor] | None = None) -> Probe:
         """Begin a probe of the rows of `plan` on the current weights, or on `weights`."""
-        if not spec.background or self._learner.accelerator.num_processes > 1:
+        # Models in process would be read while training changes them.
+        alone = self._learner.accelerator.num_processes == 1 and not self._scorer.reads_locally
+        if not spec.background or not alone:
             return Probe(self._measure(self._learner, plan, spec))
         twin = self._copy(weights)
         threads = torch.get_num_threads()

@@ -1,0 +1,318 @@
+"""The student as a served model: weights of this process answer score requests, as a teacher server would.
+
+student   the weights now: the old policy before an update, or a teacher that reads a context of its own
+initial   the weights of step 0: a reference without a server
+ema       e <- decay e + (1 - decay) w after a step, kept in float32: a teacher that follows slowly
+
+Payloads sampled, topk, gather and hidden, always in float32: what a self-teacher teaches is often smaller than the
+rounding of a payload on the wire. `initial` and `ema` cost one copy of the trained tensors each.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from opd import maths
+from opd.errors import CheckpointError, ConfigError
+from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
+from student.data.row import Row
+from student.learning.model import Student
+from student.learning.ranks import Ranks
+from student.learning.terms import HeadWeights
+from student.recipe import EmaSettings, TrainSettings
+from student.scoring.needs import EMA, INITIAL, LOCAL_MODELS, STUDENT
+
+_FILLER = ScoreItem(np.zeros(2, np.uint32), 1)
+
+
+class LocalModels:
+    """Scores rows with the student's weights, or with copies kept of them.
+
+    Args:
+        student: the model; its weights are those of model "student".
+        ranks: whose forward passes must come in step where the student is sharded.
+        settings: the recipe's `train` group, for the sizes of micro-batches and tiles.
+        ema: how the average follows.
+        device: where inputs go.
+        valid_vocab: ids the tokenizer can produce; further rows of the head get no probability.
+        temperature: of rollouts, which divides logits where a caller names no other.
+
+    Attributes:
+        models: those that may be asked, see `start`.
+    """
+
+    def __init__(
+        self,
+        student: Student,
+        ranks: Ranks,
+        settings: TrainSettings,
+        ema: EmaSettings,
+        device: torch.device,
+        *,
+        valid_vocab: int,
+        temperature: float,
+    ) -> None:
+        self._student, self._ranks, self._ema, self._device = student, ranks, ema, device
+        self._micro_batch_tokens = settings.micro_batch_tokens
+        self._scratch_bytes = settings.logit_scratch_mib * 2**20
+        self._valid_vocab = valid_vocab
+        self.temperature = temperature
+        self.models: tuple[str, ...] = ()
+        self._copies: dict[str, dict[str, Tensor]] = {}
+        self._heads: dict[str, HeadWeights] = {}
+
+    def _trained(self) -> Iterator[tuple[str, Tensor]]:
+        # A sharded root stays gathered after its forward: its parameters would be those of that moment, not the shards.
+        for module in self._student.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        return ((name, p) for name, p in self._student.lm.named_parameters() if p.requires_grad)
+
+    @torch.no_grad()
+    def start(self, models: Iterable[str], *, fresh: bool = True) -> None:
+        """Make `models` ready to be asked; a fresh run copies its first weights, a resumed one has loaded them.
+
+        Raises:
+            ConfigError: for a model that is not answered in process.
+            CheckpointError: when a resumed run needs weights that its checkpoint did not hold.
+        """
+        wanted = set(models)
+        for model in sorted(wanted):
+            if model not in LOCAL_MODELS:
+                raise ConfigError(f"model {model!r} is not answered in process; {', '.join(LOCAL_MODELS)} are.")
+        self.models = tuple(model for model in LOCAL_MODELS if model in wanted)
+        for model in self.models:
+            if model == STUDENT or model in self._copies:
+                continue
+            if not fresh:
+                raise CheckpointError(
+                    f"the checkpoint holds no weights of model {model!r}; resume with the recipe that wrote it, or "
+                    "begin a new run."
+                )
+            self._copies[model] = {name: _kept(p, model) for name, p in self._trained()}
+
+    @torch.no_grad()
+    def score(
+        self,
+        model: str,
+        items: Sequence[Row | ScoreItem],
+        spec: PayloadSpec | None = None,
+        *,
+        temperature: float | None = None,
+        poll: Callable[[], None] = lambda: None,
+    ) -> list[Scores]:
+        """What `model` says about each response; with sharded weights every rank must call this at the same time.
+
+        Args:
+            model: "student", "initial" or "ema".
+            items: requests; of a row, its response under the context it has for `model`, or else its prompt.
+            spec: the payload, `sampled` by default; its element type is ignored.
+            temperature: divides the logits; None for that of the rollouts.
+            poll: called before each micro-batch; may raise to give up.
+
+        Raises:
+            ConfigError: for a model that was not made ready, or payload full.
+        """
+        if model not in self.models:
+            raise ConfigError(
+                f"model {model!r} was not made ready before the run; name it in teachers.routes, or in the needs of "
+                "the plug-in that reads it."
+            )
+        spec = spec or PayloadSpec.sampled()
+        if spec.kind is PayloadKind.FULL:
+            raise ConfigError("payload full is not answered in process; use hidden.")
+        gather = spec.kind is PayloadKind.GATHER
+        requests = [i.score_item(gather=gather, role=model) if isinstance(i, Row) else i for i in items]
+        level = self.temperature if temperature is None else temperature
+        parts = self._parts(requests)
+        if not parts:
+            return []
+        found: dict[int, Scores] = {}
+        was_training = self._student.training
+        self._student.eval()
+        try:
+            with self._weights(model):
+                head = self._student.head()
+                if spec.kind is PayloadKind.HIDDEN:
+                    self._heads[model] = _detached(head, copied=model == STUDENT)
+                for part in parts:
+                    poll()
+                    chosen = [requests[i] for i in part] or [_FILLER]
+                    scores = self._read(chosen, head, spec if part else PayloadSpec.sampled(), level)
+                    found.update(zip(part, scores, strict=False))
+        finally:
+            self._student.train(was_training)
+        return [found[i] for i in range(len(requests))]
+
+    def _parts(self, items: Sequence[ScoreItem]) -> list[list[int]]:
+        """Indices of each micro-batch, longest first; empty ones where other ranks of a sharded student have more."""
+        order = sorted(range(len(items)), key=lambda i: (-len(items[i].token_ids), i))
+        parts: list[list[int]] = []
+        for index in order:
+            if parts and len(items[parts[-1][0]].token_ids) * (len(parts[-1]) + 1) <= self._micro_batch_tokens:
+                parts[-1].append(index)
+            else:
+                parts.append([index])
+        if any(isinstance(module, FSDPModule) for module in self._student.modules()):
+            parts += [[] for _ in range(max(self._ranks.gather(len(parts))) - len(parts))]
+        return parts
+
+    def _read(self, items: Sequence[ScoreItem], head: HeadWeights, spec: PayloadSpec, level: float) -> list[Scores]:
+        width = max(len(item.token_ids) for item in items)
+        ids = np.zeros((len(items), width), np.int64)
+        attention = np.zeros((len(items), width), np.int64)
+        for b, item in enumerate(items):
+            ids[b, : len(item.token_ids)] = item.token_ids
+            attention[b, : len(item.token_ids)] = 1
+        lengths = [item.response_length for item in items]
+        source = np.concatenate([item.prompt_length - 1 + np.arange(item.response_length) for item in items])
+        row = np.repeat(np.arange(len(items)), lengths)
+        hidden = self._student(*(torch.from_numpy(a).to(self._device) for a in (ids, attention, row, source)))
+        cuts = np.cumsum(lengths)[:-1]
+        if spec.kind is PayloadKind.HIDDEN:
+            return [Scores(hidden=part) for part in np.split(_host(hidden), cuts)]
+        return self._log_probs(items, hidden, head, spec, level, cuts)
+
+    def _log_probs(
+        self,
+        items: Sequence[ScoreItem],
+        hidden: Float[Tensor, "n h"],
+        head: HeadWeights,
+        spec: PayloadSpec,
+        level: float,
+        cuts: np.ndarray,
+    ) -> list[Scores]:
+        settings = maths.HeadSettings(head.bias, head.logit_scale, head.soft_cap)
+        tiles: dict[str, Any] = {
+            "settings": settings,
+            "vocab_size": self._valid_vocab,
+            "scratch_bytes": self._scratch_bytes or None,
+        }
+        ids: Tensor | None = None
+        if spec.kind is PayloadKind.TOPK:
+            ids = maths.linear_topk(hidden, head.weight, min(spec.k, self._valid_vocab), **tiles)
+        elif spec.kind is PayloadKind.GATHER:
+            ids = self._tensor(np.concatenate([_gathered(item) for item in items]))
+        sampled = self._tensor(np.concatenate([item.response_ids for item in items]))
+        scores = maths.linear_token_scores(
+            hidden, head.weight, candidate_ids=ids, sampled_ids=sampled, temperature=level, **tiles
+        )
+        at_tokens = np.split(_host(scores.sampled), cuts)
+        if ids is None:
+            return [Scores(sampled=part) for part in at_tokens]
+        columns = (
+            at_tokens,
+            np.split(_host(scores.candidates), cuts),
+            np.split(ids.cpu().numpy().astype(np.uint32), cuts),
+            np.split(_host(scores.log_tail), cuts),
+        )
+        return [Scores(sampled=a, values=v, ids=i, log_tail=t) for a, v, i, t in zip(*columns, strict=True)]
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array.astype(np.int64)).to(self._device)
+
+    def head(self, model: str) -> HeadWeights:
+        """The head that `model` had when it last answered with hidden states, float32 on the device."""
+        return self._heads[model]
+
+    @contextmanager
+    def _weights(self, model: str) -> Iterator[None]:
+        """The student with the weights of `model` in place of its own."""
+        if model == STUDENT:
+            yield
+            return
+        copies, own = self._copies[model], {}
+        try:
+            for name, p in self._trained():
+                # Storage is exchanged without a copy, except under shards, whose gathers know the storage they have.
+                own[name] = p.detach().clone() if isinstance(p, DTensor) else p.data
+                _put(p, copies[name])
+            yield
+        finally:
+            for name, p in self._trained():
+                if name in own:
+                    _put(p, own[name])
+
+    @torch.no_grad()
+    def refresh(self, model: str, decay: float) -> None:
+        """Move a kept copy towards the student: e <- decay e + (1 - decay) w; 0 makes it the student's weights.
+
+        Raises:
+            ConfigError: for weights that were not kept.
+        """
+        if model not in self._copies:
+            raise ConfigError(f"no weights were kept for model {model!r}; name it in the needs of whoever moves it.")
+        for name, p in self._trained():
+            kept = self._copies[model][name]
+            kept.copy_(p) if decay == 0.0 else kept.lerp_(p.detach().to(kept.dtype), 1.0 - decay)
+
+    def after_step(self, step: int) -> dict[str, float]:
+        """Follow the update of `step`, as the recipe's `teachers.ema` says; returns metrics."""
+        if EMA not in self._copies:
+            return {}
+        if self._ema.every and (step + 1) % self._ema.every == 0:
+            self.refresh(EMA, self._ema.decay)
+        return {"ema_distance": self._distance(EMA)}
+
+    @torch.no_grad()
+    def _distance(self, model: str) -> float:
+        """Euclidean distance between a kept copy and the student's weights."""
+        gaps = [(p.detach().float() - self._copies[model][name].float()).norm() for name, p in self._trained()]
+        norms = [gap.full_tensor() if isinstance(gap, DTensor) else gap for gap in gaps]
+        return float(torch.stack(norms).norm())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The kept weights, by model and parameter."""
+        return dict(self._copies)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave.
+
+        Raises:
+            CheckpointError: when it is from another model.
+        """
+        for model, tensors in state.items():
+            here = dict(self._trained())
+            if set(here) != set(tensors):
+                raise CheckpointError(f"the kept weights {model!r} of the checkpoint are those of another student.")
+            self._copies[model] = {name: tensors[name].to(p.device, copy=True) for name, p in here.items()}
+
+
+def _put(parameter: Tensor, value: Tensor) -> None:
+    if isinstance(parameter, DTensor):
+        parameter.copy_(value)
+    else:
+        parameter.data = value.to(parameter.dtype)
+
+
+def _kept(parameter: Tensor, model: str) -> Tensor:
+    """A copy; an average is kept in float32, because in bfloat16 a decay of 0.999 would move nothing."""
+    copy = parameter.detach().clone()
+    return copy.float() if model != INITIAL else copy
+
+
+def _detached(head: HeadWeights, *, copied: bool) -> HeadWeights:
+    def plain(tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        return tensor.float().clone() if copied else tensor.float()
+
+    return HeadWeights(
+        plain(head.weight), None if head.bias is None else plain(head.bias), head.logit_scale, head.soft_cap
+    )
+
+
+def _host(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().float().cpu().numpy()
+
+
+def _gathered(item: ScoreItem) -> np.ndarray:
+    if item.gather_ids is None:
+        raise ConfigError("payload gather needs ids to ask at, but a row has no candidates.")
+    return item.gather_ids

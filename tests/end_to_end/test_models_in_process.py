@@ -1,0 +1,183 @@
+"""Runs whose teacher or reference is the student itself: no server, contexts of their own, equal after a resume."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from opd.config import parse_settings
+from opd.errors import ConfigError, DataError, TeacherNotFoundError
+from student.data import batch
+from student.data.row import Row
+from student.dry_run import check
+from student.learning.model import load_tokenizer
+from student.loop import train
+from student.recipe import Recipe
+from student.scoring.score import Scorer
+
+SELF = {"teachers": {"default": "ema", "ema": {"decay": 0.5, "every": 1}}}
+SECRET = "@@@"
+HINTED = {"teacher": {"prompt": "{{ solution }}{{ prompt }}"}}
+
+
+VERIFIER = """
+from opd.tasks.verdict import Verdict
+
+class Even:
+    def __init__(self, timeout):
+        pass
+
+    def verify(self, prompt, completion):
+        return Verdict.of(len(completion) % 2 == 0)
+
+    def close(self):
+        pass
+"""
+
+
+@pytest.fixture
+def alone(recipe_data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recipe]:
+    """A recipe without a server, on prompts with a column `solution`; answers of even length are right."""
+    (tmp_path / "verifier_of_lengths.py").write_text(VERIFIER)
+    monkeypatch.syspath_prepend(tmp_path)
+    lines = [{"prompt": f"{i + 10}+{i}=", "answer": str(i + 10 + i), "solution": f"{SECRET}{i}"} for i in range(60)]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def make(**changes: Any) -> Recipe:
+        data = {name: value for name, value in recipe_data.items() if name != "teachers"}
+        data["prompts"] = {"file": str(file), "keep_columns": ["solution"], "heldout": 0.2}
+        data["prompts"]["verifier"] = "verifier_of_lengths:Even"
+        return parse_settings(Recipe, data | changes)
+
+    return make
+
+
+def records(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("payload", ["sampled", "gather", "hidden"])
+def test_the_initial_weights_are_a_reference_without_a_server(
+    alone: Callable[..., Recipe], make_recipe: Callable[..., Recipe], tmp_path: Path, payload: str
+) -> None:
+    objective = [{"name": "rloo"}, {"name": "reference_kl", "payload": payload}]
+    rollout = {"prompts_per_step": 4, "samples_per_prompt": 2, "max_new_tokens": 12, "max_prompt_tokens": 32}
+    changes = {"objective": objective, "rollout": rollout, "eval": {"prompts": 0}}
+    mine = alone(run=str(tmp_path / "mine"), teachers={"reference": "initial"}, **changes)
+    train(mine)
+    prompts = mine.prompts.model_dump(mode="json")
+    served = make_recipe(run=str(tmp_path / "served"), prompts=prompts, teachers={"reference": "student"}, **changes)
+    train(served)
+    first, theirs = records(mine.run)[0], records(served.run)[0]
+    assert first["cost/train/local_positions"] == theirs["cost/train/reference_positions"] > 0
+    assert "cost/train/reference_positions" not in first and "cost/train/local_positions" not in theirs
+    # Before the first update the student is its reference; on the wire hidden states are rounded to bfloat16.
+    assert abs(first["reference_kl"]) < 1e-5 and abs(theirs["reference_kl"]) < 0.02
+    second, other = records(mine.run)[1], records(served.run)[1]
+    if payload == "sampled":
+        assert second["reference_kl"] == pytest.approx(other["reference_kl"], rel=1e-3)
+    assert abs(records(mine.run)[-1]["reference_kl"]) > 1e-4
+
+
+def test_a_run_with_a_teacher_that_follows_resumes_bit_for_bit(
+    alone: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]]
+) -> None:
+    changes = SELF | {
+        "teachers": {**SELF["teachers"], "reference": "initial"},
+        "contexts": HINTED,
+        "objective": [{"name": "opd", "payload": "hidden"}, {"name": "reference_kl", "weight": 0.1}],
+    }
+    calm = train(alone(run=str(tmp_path / "calm"), **changes))
+    steps = {"steps": 2, "learning_rate": 1e-3, "checkpoint_every": 1, "keep_checkpoints": 9, "threads": 1}
+    train(alone(run=str(tmp_path / "cut"), **changes, train=steps))
+    resumed = train(alone(run=str(tmp_path / "cut"), **changes), resume=True)
+    one, two = hashes(Path(calm["checkpoint"])), hashes(Path(resumed["checkpoint"]))
+    assert one == two and "trainer/local.safetensors" in one
+    lines = records(tmp_path / "calm")
+    assert all(line["reverse_kl"] > 0.01 and line["ema_distance"] > 0 for line in lines)
+
+
+def test_no_id_of_a_hint_reaches_the_students_input(
+    alone: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.Tensor] = []
+    hints: list[np.ndarray] = []
+    lay_out, submit = batch.collate, Scorer.submit
+
+    def collate(*arguments: Any) -> batch.MicroBatch:
+        seen.append((micro := lay_out(*arguments)).input_ids)
+        return micro
+
+    def watched(self: Scorer, row: Row) -> None:
+        submit(self, row)
+        hints.append(row.contexts["teacher"])
+
+    monkeypatch.setattr("student.learning.learner.collate", collate)
+    monkeypatch.setattr(Scorer, "submit", watched)
+    recipe = alone(run=str(tmp_path / "run"), contexts=HINTED, **SELF)
+    train(recipe)
+    mark = load_tokenizer(str(recipe.model.path))(SECRET)["input_ids"]
+    assert seen and hints and all(hint[: len(mark)].tolist() == mark for hint in hints)
+    assert not any((ids.unfold(1, len(mark), 1) == torch.tensor(mark)).all(-1).any() for ids in seen)
+
+
+def test_a_served_teacher_reads_a_context_too(alone: Callable[..., Recipe], teacher: Any, tmp_path: Path) -> None:
+    served = {"teachers": {"endpoints": [teacher.address], "default": "teacher"}, "eval": {"prompts": 0}}
+    plain = alone(run=str(tmp_path / "plain"), **served)
+    hinted = alone(run=str(tmp_path / "hinted"), contexts=HINTED, **served)
+    train(plain)
+    train(hinted)
+    one, other = records(plain.run)[0], records(hinted.run)[0]
+    assert one["response_tokens"] == other["response_tokens"]
+    # The same responses under prompts that are longer by the solution, of four or five characters.
+    assert 4 * 8 <= other["cost/train/teacher_positions"] - one["cost/train/teacher_positions"] <= 5 * 8
+    assert abs(one["reverse_kl"] - other["reverse_kl"]) > 1e-3
+
+
+def test_a_dry_run_says_what_is_answered_in_process_and_what_it_reads(
+    alone: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    text = check(alone(**SELF, contexts=HINTED), offline=False)
+    assert "model ema: the moving average of the student's weights, answered in process" in text
+    assert f"teacher reads: '{SECRET}" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        (
+            {"contexts": {"teacher": {"prompt": "{{ missing }}"}}},
+            DataError,
+            ["contexts.teacher", "missing"],
+        ),
+        ({"contexts": {"teacher": {"prompt": "{{ prompt }}"}}}, DataError, ["contexts.teacher", "change nothing"]),
+        ({"contexts": {"teacher": {"prompt": "{{ prompt"}}}, ConfigError, ["contexts.teacher.prompt", "template"]),
+        ({"contexts": {"teacher": {"system": "hint"}}}, DataError, ["plain text", "contexts.teacher.prompt"]),
+        ({"contexts": {"reference": {"prompt": "x"}}}, ConfigError, ["contexts.reference", "read by no model"]),
+        (
+            {"contexts": {"teacher": {"prompt": "{{ solution * 99 }}"}}},
+            DataError,
+            ["over the limit of 32", "contexts.teacher.max_tokens"],
+        ),
+        ({"teachers": {"default": "emma"}}, TeacherNotFoundError, ["emma", "student, initial, ema"]),
+        ({"teachers": {}}, ConfigError, ["no teacher is mapped"]),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_run(
+    alone: Callable[..., Recipe], changes: dict[str, Any], error: type[Exception], words: list[str]
+) -> None:
+    with pytest.raises(error) as caught:
+        check(alone(**SELF | changes), offline=False)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_table_without_a_kept_column_is_refused(alone: Callable[..., Recipe]) -> None:
+    recipe = alone(**SELF)
+    prompts = recipe.prompts.model_dump(mode="json") | {"keep_columns": ["solutoin"]}
+    with pytest.raises(DataError, match="no column 'solutoin'; correct keep_columns"):
+        check(alone(**SELF, prompts=prompts), offline=False)
