@@ -8,6 +8,7 @@ from opd.errors import ConfigError
 from student.job import build_job
 from student.recipe import Recipe
 from student.run.evaluation import to_json
+from student.scoring.needs import STUDENT
 
 
 def evaluate_model(recipe: Recipe, model: str, *, keep: bool = False) -> dict[str, Any]:
@@ -29,12 +30,18 @@ def evaluate_model(recipe: Recipe, model: str, *, keep: bool = False) -> dict[st
         raise ConfigError("eval.prompts is 0; set it to the number of held-out prompts.")
     # What controllers and, without a divergence, terms need is not needed here: the teachers may be away.
     alone: dict[str, Any] = (
-        {} if recipe.eval.reverse_kl else {"objective": [{"name": "sft", "rows": "all"}], "teachers": None}
+        {}
+        if recipe.eval.reverse_kl
+        else {"objective": [{"name": "sft", "rows": "all"}], "teachers": None, "contexts": {}}
     )
     recipe = recipe.model_copy(update={"methods": [], **alone})
     begin = time.monotonic()
     with ExitStack() as stack:
         job = build_job(recipe, stack, model_path=model, poll=lambda: None)
+        kept = sorted(job.models.local - {STUDENT})
+        if kept:
+            raise ConfigError(f"model {kept[0]!r} exists only within a run; set eval.reverse_kl=false.")
+        job.local.start(job.models.local)
         result = job.services.evaluate(
             job.source.prompts("heldout", recipe.eval.prompts),
             seed_names=("heldout",),

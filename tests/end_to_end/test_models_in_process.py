@@ -14,6 +14,7 @@ from opd.errors import ConfigError, DataError, TeacherNotFoundError
 from student.data import batch
 from student.data.row import Row
 from student.dry_run import check
+from student.evaluate_model import evaluate_model
 from student.learning.model import load_tokenizer
 from student.loop import train
 from student.recipe import Recipe
@@ -174,6 +175,16 @@ def test_what_cannot_work_is_refused_before_the_run(
     with pytest.raises(error) as caught:
         check(alone(**SELF | changes), offline=False)
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_saved_student_is_evaluated_without_the_models_of_its_run(alone: Callable[..., Recipe], world: Path) -> None:
+    model = str(world / "student")
+    with pytest.raises(ConfigError, match=r"'ema' exists only within a run; set eval.reverse_kl=false"):
+        evaluate_model(alone(**SELF, contexts=HINTED), model)
+    report = evaluate_model(alone(**SELF, contexts=HINTED, eval={"prompts": 8, "reverse_kl": False}), model)
+    assert report["reverse_kl"] is None and report["prompts"] == 8
+    hinted = evaluate_model(alone(teachers={"default": "student"}, contexts=HINTED), model)
+    assert hinted["reverse_kl"] > 1e-3
 
 
 def test_a_table_without_a_kept_column_is_refused(alone: Callable[..., Recipe]) -> None:
