@@ -51,14 +51,17 @@ def train(
     """
     from opd.config import load_settings
     from opd.errors import ConfigError
+    from student.model_path import check_model_path
     from student.plugins import build_plugins
     from student.recipe import Recipe
 
     if offline and not dry_run:
         raise ConfigError("--offline belongs to --dry-run: a run needs its teachers and prompts.")
     job = load_settings(Recipe, recipe, overrides or ())
-    # Before the heavy imports: a wrong plug-in setting is refused at once.
+    # Before the heavy imports: a wrong plug-in setting or model name is refused at once.
     build_plugins(job)
+    if not offline and not resume:
+        check_model_path(job.model.path, job.model.revision)
     if dry_run:
         from student.dry_run import check
 
@@ -89,6 +92,9 @@ def evaluate(
     import json
 
     from opd.config import load_settings
+    from student.model_path import check_model_path
+
+    check_model_path(model)
     from student.evaluate_model import evaluate_model
     from student.recipe import Recipe
 

@@ -175,10 +175,13 @@ class Recipe(Settings):
     objective: list[dict[str, Any]] = Field(
         default_factory=lambda: [{"name": "opd"}],
         min_length=1,
+        examples=["[{name: opd}]"],
         description="Terms of the objective, each with its name and settings; see `opd plugins list`.",
     )
     methods: list[dict[str, Any]] = Field(
-        default_factory=list, description="Controllers of the loop (windows, curricula, jumps), each with its name."
+        default_factory=list,
+        examples=["[{name: adwin}]"],
+        description="Controllers of the loop (windows, curricula, jumps), each with its name.",
     )
     train: TrainSettings = Field(default_factory=TrainSettings, description="The optimizer and its schedule.")
     eval: EvalSettings = Field(default_factory=EvalSettings, description="Evaluation on held-out prompts.")

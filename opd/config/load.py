@@ -115,7 +115,30 @@ def _sentence(model: type[BaseModel], issue: dict[str, Any], source: str) -> str
     message = str(issue["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ").rstrip(".")
     if not location:
         return f"{source}: {message}."
+    if issue["type"] in _FORMS:
+        message = _FORMS[issue["type"]] + _example(keys, groups)
     return f"{source}: {location} = {issue.get('input')!r} is not valid: {message}."
+
+
+_FORMS = {
+    "list_type": "it must be a list, in [brackets]",
+    "tuple_type": "it must be a list, in [brackets]",
+    "dict_type": "it must be a group of keys, in {braces}",
+    "model_type": "it must be a group of keys, in {braces}",
+    "model_attributes_type": "it must be a group of keys, in {braces}",
+    "string_type": "it must be text, in quotes if it looks like a number or a list",
+}
+"""Kinds of pydantic's errors whose own words speak of Python's types."""
+
+
+def _example(keys: list[str], groups: list[type[BaseModel]]) -> str:
+    """What the field itself gives as an example, for the innermost key that has one."""
+    for key in reversed(keys):
+        for group in groups:
+            field = group.model_fields.get(key)
+            if field is not None and field.examples:
+                return f", for example {field.examples[0]}"
+    return ""
 
 
 def _resolve(model: type[BaseModel], location: tuple[Any, ...]) -> tuple[list[str], list[type[BaseModel]]]:

@@ -148,7 +148,8 @@ def _read_rows(path: Path, spec: "PayloadSpec", tokenizer: str) -> Iterator["Sco
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             wanted = "prompt_ids and response_ids" + (" and gather_ids" if gathers else "")
             hint = "" if tokenizer else "; rows of text need --tokenizer"
-            raise DataError(f"line {number} of {path} is not a row with {wanted}: {error}{hint}.") from error
+            reason = f"it has no key {error.args[0]!r}" if isinstance(error, KeyError) else error
+            raise DataError(f"line {number} of {path} is not a row with {wanted}: {reason}{hint}.") from error
         yield ScoreItem(ids, len(prompt), gather)
 
 

@@ -63,6 +63,20 @@ def _open_port(registry: CollectorRegistry, port: int) -> tuple[Any, Any]:
         ) from error
 
 
+_STILL_STEPS = (5, 50, 500)
+"""Steps in a row without a gradient after which it is said."""
+
+
+def _stillness(steps: int, metrics: Mapping[str, float]) -> str:
+    text = f"the gradient has been exactly 0 for {steps} steps, so the student learns nothing"
+    if "reward" not in metrics:
+        return f"{text}; look at the weights of the rows and terms."
+    return (
+        f"{text}: the rewards within each group are all equal (mean {metrics['reward']:.3f}); check the verifier on "
+        "samples.jsonl, or give prompts that the student gets right sometimes."
+    )
+
+
 class StageClock:
     """Seconds per stage of a step, and a span for each.
 
@@ -104,6 +118,7 @@ class Telemetry:
         self._server: Any = None
         if port:
             self._server = _open_port(self.registry, port)
+        self._still = 0
         self._progress: Progress | None = None
         self._task: TaskID | None = None
 
@@ -129,6 +144,9 @@ class Telemetry:
         if self._folder is not None:
             self._folder.append_metrics(record)
         self._series.record(metrics, stages)
+        self._still = self._still + 1 if metrics.get("grad_norm") == 0.0 else 0
+        if self._still in _STILL_STEPS:
+            self.say(_stillness(self._still, metrics))
         note = "  ".join(f"{short} {metrics[name]:.4g}" for name, short in _SHOWN.items() if name in metrics)
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=step, note=note)

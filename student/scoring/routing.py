@@ -103,10 +103,12 @@ class Router:
                 return destination
         if self._default is not None:
             return self._default
-        shown = {key: value for key, value in row.items() if isinstance(value, (str, int, float)) and key != "prompt"}
+        found = {key: value for key, value in row.items() if isinstance(value, (str, int, float)) and key != "prompt"}
+        shown = ", ".join(f"{key} {value!r}" for key, value in found.items())
         raise ConfigError(
-            f"no teacher is mapped for a prompt with {shown or 'no columns'}; fill its column "
-            f"{self._settings.column!r}, add a rule or declare a default."
+            f"no teacher is mapped for a prompt {f'with {shown}' if shown else 'that names neither teacher nor domain'}"
+            f"; set teachers.default to one of {', '.join(self._served) or 'those served'}, give its domain a route "
+            f"(teachers.routes), or fill its column {self._settings.column!r}."
         )
 
     def check(self, rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:

@@ -65,6 +65,11 @@ def one_sentence(text: str) -> bool:
         ("--offline", ["--dry-run"]),
         ("train.threads=1000000", ["train.threads", "1024"]),
         ("objective=[{name: sft}]", ["expert_rows"]),
+        ("objective=opd", ["it must be a list, in [brackets], for example [{name: opd}]"]),
+        ("objective=[opd]", ["objective.0", "a group of keys, in {braces}, for example [{name: opd}]"]),
+        ("methods=adwin", ["it must be a list, in [brackets], for example [{name: adwin}]"]),
+        ("train=3", ["train = 3", "it must be a group of keys"]),
+        ("model.path=studnet", ["'studnet' is not a folder here", "Qwen/Qwen3-1.7B"]),
         ("objective=[{name: grpo}]", ["grpo", "rollout.samples_per_prompt is 1"]),
         ("objective=[{name: rloo}]", ["rloo", "rollout.samples_per_prompt is 1"]),
         ("methods=[{name: expert_rows, share: 0.01}]", ["share 0.01 of the 8 rows"]),
@@ -79,7 +84,7 @@ def test_a_wrong_recipe_exits_with_2_and_names_key_and_fix(
     assert all(word in err for word in words), err
 
 
-@pytest.mark.parametrize("override", ["train.stepz=1", "objective.0.paylod=hidden"])
+@pytest.mark.parametrize("override", ["train.stepz=1", "objective.0.paylod=hidden", "model.path=studnet"])
 def test_a_misspelt_key_is_refused_before_torch_is_even_imported(recipe_file: Path, override: str) -> None:
     code = (
         "import sys, opd.cli\nsys.argv = ['opd', 'train', *sys.argv[1:]]\n"

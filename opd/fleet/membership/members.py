@@ -20,6 +20,8 @@ from opd.fleet.settings import FleetSettings
 log = logging.getLogger("opd.fleet")
 
 _SETTLE_SECONDS = 5.0
+_SILENT_SECONDS = 2.0
+"""How long connect waits before it says for whom."""
 _ANY = "any"
 
 
@@ -106,8 +108,12 @@ class Members:
         self._discovery = asyncio.create_task(self._keep_discovering(), name="fleet discovery")
         start = self.now()
         answered_at: float | None = None
+        said = False
         while True:
             now = self.now()
+            if not said and now - start >= _SILENT_SECONDS:
+                said = True
+                log.warning("waiting for %s, up to %g s", ", ".join(self.monitors), self.settings.connect_seconds)
             if answered_at is None and any(monitor.instance for monitor in self.monitors.values()):
                 answered_at = now
             everybody = bool(self.monitors) and all(monitor.contacted for monitor in self.monitors.values())

@@ -143,7 +143,7 @@ def test_rows_of_text_are_tokenised_as_ids_would_be(tiny: SimpleNamespace, tmp_p
     ("text", "message"),
     [
         ("", "holds no rows"),
-        ("{}", "line 1 .* prompt_ids"),
+        ("{}", "line 1 .* it has no key 'prompt_ids'; rows of text need --tokenizer"),
         ('{"prompt_ids": [1], "response_ids": [2]}\nnonsense', "line 2"),
         ('{"prompt_ids": [-1], "response_ids": [2]}', "line 1"),
         ('{"prompt_ids": [1.7], "response_ids": [2]}', "whole numbers"),

@@ -19,6 +19,7 @@ from opd.errors import (
 )
 from opd.fleet.client import TeacherFleet
 from opd.fleet.core import FleetCore
+from opd.fleet.membership import members
 from opd.fleet.membership.grpc_link import GrpcLink
 from opd.fleet.settings import CallSettings, FleetSettings
 from opd.wire.channel import ClientSecurity
@@ -240,3 +241,12 @@ def test_results_become_tensors_without_a_copy(tiny: SimpleNamespace, spec: Payl
         assert torch.from_numpy(array).data_ptr() == array.ctypes.data and not array.flags.owndata
     if scores.hidden is not None and scores.hidden.dtype == np.uint16:
         assert torch.from_numpy(scores.hidden).view(torch.bfloat16).isfinite().all()
+
+
+def test_whoever_waits_for_a_server_is_told_for_which(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "_SILENT_SECONDS", 0.0)
+    with pytest.raises(UnavailableError):
+        TeacherFleet.connect("127.0.0.1:9", settings=FleetSettings(connect_seconds=0.1))
+    assert caplog.messages.count("waiting for 127.0.0.1:9, up to 0.1 s") == 1

@@ -37,3 +37,12 @@ def test_a_line_for_people_is_not_cut_into_pieces() -> None:
     telemetry = Telemetry(None, 10, 0, Console(file=out, width=40))
     telemetry.say("evaluation [before]: " + "x" * 100)
     assert out.getvalue() == "evaluation [before]: " + "x" * 100 + "\n"
+
+
+def test_a_run_that_learns_nothing_is_told_so_and_why() -> None:
+    out = io.StringIO()
+    telemetry = Telemetry(None, 100, 0, Console(file=out, width=80))
+    for step in range(1, 7):
+        telemetry.step(step, {**METRICS, "grad_norm": 0.0 if step > 1 else 1.0}, {})
+    lines = [line for line in out.getvalue().splitlines() if "gradient has been exactly 0" in line]
+    assert len(lines) == 1 and "for 5 steps" in lines[0] and "rewards within each group are all equal" in lines[0]

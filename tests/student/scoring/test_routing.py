@@ -21,8 +21,10 @@ def test_the_column_goes_before_rules_and_rules_before_the_default() -> None:
 
 
 def test_an_unmapped_prompt_is_an_error_that_names_it() -> None:
-    with pytest.raises(ConfigError, match=r"no teacher is mapped for a prompt with \{'domain': 'poetry'\}"):
+    with pytest.raises(ConfigError, match=r"no teacher is mapped for a prompt with domain 'poetry'; set teachers\."):
         router().route({"domain": "poetry", "prompt": "long text"})
+    with pytest.raises(ConfigError, match=r"a prompt that names neither teacher nor domain; set teachers\.default to"):
+        router().route({"teacher": None, "domain": None})
     with pytest.raises(ConfigError, match="row 2: no teacher"):
         router().check([{"teacher": "math"}, {"teacher": "code"}, {}])
 

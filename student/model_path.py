@@ -1,0 +1,25 @@
+"""Is there a model at `model.path`? Asked before anything heavy is imported."""
+
+from pathlib import Path
+
+from opd.errors import ConfigError
+
+
+def check_model_path(path: str, revision: str | None = None) -> None:
+    """Refuse a bare name that is neither a folder nor a model in the hub's cache: most likely a folder misspelt.
+
+    Ids with a slash are left to the hub.
+
+    Raises:
+        ConfigError: naming what the path could have been.
+    """
+    if "/" in path or Path(path).exists():
+        return
+    from huggingface_hub import try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str):
+        return
+    raise ConfigError(
+        f"model {path!r} is not a folder here, and the hub's cache has no model of that name; give a folder, or an id "
+        "with its owner, like Qwen/Qwen3-1.7B."
+    )
