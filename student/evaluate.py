@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
@@ -16,15 +15,13 @@ from student.figures import half_width, ks_up_to, pass_at_k, repetition
 from student.learning.learner import Learner
 from student.learning.terms import Term, losses_of
 from student.methods.distil.opd import OnPolicyDistillation
-from student.rollout.transformers import RolloutSpec, rollout
+from student.rollout.engine import Sampler
 from student.scoring.needs import Needs
 
 
 def sample_answers(
-    learner: Learner,
-    tokenizer: PreTrainedTokenizerBase,
+    sampler: Sampler,
     prompts: Sequence[Prompt],
-    spec: RolloutSpec,
     *,
     samples: int,
     temperature: float,
@@ -34,14 +31,7 @@ def sample_answers(
 ) -> list[Row]:
     """Sample `samples` answers per prompt from the current weights, in the random streams named by `names`."""
     plan = plan_step(0, prompts, samples=samples, max_new_tokens=max_new_tokens, temperature=temperature)
-    return rollout(
-        learner.student.lm,
-        tokenizer,
-        plan.rows,
-        spec,
-        purpose=("eval", *names),
-        on_row=on_row,
-    )
+    return sampler.sample(plan.rows, purpose=("eval", *names), on_row=on_row)
 
 
 def verify(rows: Sequence[Row], source: PromptSource) -> None:

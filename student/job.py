@@ -29,7 +29,8 @@ from student.methods.distil.opd import OnPolicyDistillation, OpdSettings
 from student.methods.windows.probe import Prober
 from student.plugins import build_plugins
 from student.recipe import EmaSettings, Recipe, TeacherSettings
-from student.rollout.transformers import RolloutSpec
+from student.rollout.engine import EngineSetup, Sampler
+from student.rollout.spec import RolloutSpec
 from student.scoring.contexts import Contexts
 from student.scoring.handshake import Scoring, shake_hands
 from student.scoring.local import LocalModels
@@ -52,6 +53,7 @@ class Job:
     source: PromptSource
     tokenizer: Any
     learner: Learner
+    sampler: Sampler
     scorer: Scorer
     local: LocalModels
     controllers: list[Controller]
@@ -169,12 +171,29 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         max_prompt_tokens=recipe.rollout.max_prompt_tokens,
         stop_ids=frozenset(stop_set(tokenizer, generation_stops(path, revision), recipe.rollout.stop_tokens).ids),
     )
+    engine = plugins.engine
+    engine.open(EngineSetup(student.lm, tokenizer, spec, path, revision))
+    stack.callback(engine.close)
+    sampler = Sampler(engine, learner)
     # A scorer of its own, because it is used from the probe's thread.
-    prober = Prober(learner, tokenizer, scorer_of(plugins.needs), spec, poll)
+    prober = Prober(learner, sampler, scorer_of(plugins.needs), poll)
     stack.callback(prober.close)
-    services = LoopServices(recipe, learner, tokenizer, source, scorer, spec, kl_scorer, kl_term, poll, prober, local)
+    services = LoopServices(
+        recipe, learner, tokenizer, source, scorer, sampler, kl_scorer, kl_term, poll, prober, local
+    )
     return Job(
-        recipe, accelerator, fleet, models, source, tokenizer, learner, scorer, local, plugins.controllers, services
+        recipe=recipe,
+        accelerator=accelerator,
+        fleet=fleet,
+        models=models,
+        source=source,
+        tokenizer=tokenizer,
+        learner=learner,
+        sampler=sampler,
+        scorer=scorer,
+        local=local,
+        controllers=plugins.controllers,
+        services=services,
     )
 
 

@@ -28,7 +28,6 @@ from student.data.row import Row
 from student.job import Job, build_job, fleet_fingerprints
 from student.learning.updates import Update, Updated, make_updates, plan_updates
 from student.recipe import Recipe
-from student.rollout.transformers import rollout
 from student.run.checkpoint import latest_checkpoint
 from student.run.evaluation import Evaluations, metrics_of, to_json
 from student.run.folder import RESUMABLE, RunFolder
@@ -118,6 +117,7 @@ class _Run:
         """All remaining steps, then the summary; whatever stops them, the state is saved first."""
         hooks = OutageHooks(waiting=self._waiting, emergency=self._emergency, recovered=self._recovered)
         self.job.services.hook_outages(hooks)
+        self.job.sampler.moved(self.state.steps)
         for controller in self.job.controllers:
             controller.start(self.job.services)
         try:
@@ -177,6 +177,7 @@ class _Run:
         updated = self._learn(rows, step, clock)
         moved = job.local.after_step(step)
         self.state.steps = step + 1
+        job.sampler.moved(self.state.steps)
         shown = self.recipe.samples
         if shown.every and self.state.steps % shown.every == 0:
             self._keep_samples(entries(map(sample_of, rows[: shown.count]), step=self.state.steps, label="train"))
@@ -236,6 +237,7 @@ class _Run:
                     metrics[name] = metrics.get(name, 0.0) + value
                 metrics |= found
                 left.acted += 1
+        job.sampler.moved(self.state.steps)
         if not left.observed:
             report = StepReport(step, metrics, left.outcomes)
             job.learner.objective.observe(report)
@@ -267,14 +269,7 @@ class _Run:
             job.scorer.submit(row)
 
         with clock.stage("rollout"):
-            rows = rollout(
-                job.learner.student.lm,
-                job.tokenizer,
-                plan.shard(self.ranks.index, self.ranks.count).rows,
-                job.services.rollout_spec,
-                policy_version=self.state.steps,
-                on_row=submit,
-            )
+            rows = job.sampler.sample(plan.shard(self.ranks.index, self.ranks.count).rows, on_row=submit)
         with clock.stage("wait_teacher"):
             job.scorer.collect(rows, poll=self.interrupts.poll)
         return rows

@@ -12,6 +12,7 @@ from opd.registry import Registry
 from student.controllers import CONTROLLERS, Controller
 from student.learning.terms import OBJECTIVES, Term
 from student.recipe import Recipe
+from student.rollout.engine import ROLLOUT_ENGINES, RolloutEngine
 from student.scoring.needs import Needs, merge
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
@@ -19,15 +20,16 @@ AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
 
 @dataclass(frozen=True, slots=True)
 class Plugins:
-    """Terms of the objective, controllers of the loop, and what all of them need."""
+    """Terms of the objective, controllers of the loop, the rollout engine, and what terms and controllers need."""
 
     terms: list[Term]
     controllers: list[Controller]
+    engine: RolloutEngine
     needs: Needs
 
 
 def build_plugins(recipe: Recipe) -> Plugins:
-    """Instantiate the terms and controllers of a recipe.
+    """Instantiate the plug-ins of a recipe.
 
     Raises:
         ConfigError: for unknown names or settings, or a combination that cannot work.
@@ -44,7 +46,9 @@ def build_plugins(recipe: Recipe) -> Plugins:
         term.check(recipe)
     for controller in controllers:
         controller.check(recipe, terms)
-    return Plugins(terms, controllers, needs)
+    engine: RolloutEngine = _build(ROLLOUT_ENGINES, recipe.rollout.engine, "rollout.engine")
+    engine.check(recipe)
+    return Plugins(terms, controllers, engine, needs)
 
 
 def _check_teachers(recipe: Recipe, terms: Sequence[Term], controllers: Sequence[Controller]) -> None:

@@ -94,6 +94,10 @@ class RolloutSettings(Settings):
     )
     temperature: float = Field(1.0, gt=0, le=10, description="Sampling temperature; the loss uses it too.")
     batch_rows: int = Field(64, ge=1, description="Responses decoded together.")
+    engine: dict[str, Any] = Field(
+        default_factory=lambda: {"name": "transformers"},
+        description="What samples: the name of a rollout engine and its settings; see `opd plugins list`.",
+    )
 
 
 class TrainSettings(Settings):

@@ -20,7 +20,7 @@ from student.learning.learner import Learner
 from student.methods.distil.opd import OnPolicyDistillation
 from student.methods.windows.probe import Probe, Prober, ProbeSpec
 from student.recipe import Recipe
-from student.rollout.transformers import RolloutSpec, rollout
+from student.rollout.engine import Sampler
 from student.run.costs import Costs, Purpose, positions
 from student.run.samples import sample_of
 from student.scoring.local import LocalModels
@@ -37,6 +37,7 @@ class LoopServices:
         tokenizer: the student's.
         source: prompts and verifier.
         scorer: signals for the objective.
+        sampler: samples from the current weights.
         kl_scorer: signals for the measurement of reverse KL, or None when no teacher serves one.
         kl_term: measures reverse KL on what `kl_scorer` gives.
         poll: called while waiting for the fleet.
@@ -57,7 +58,7 @@ class LoopServices:
         tokenizer: Any,
         source: PromptSource,
         scorer: Scorer,
-        rollout_spec: RolloutSpec,
+        sampler: Sampler,
         kl_scorer: Scorer | None,
         kl_term: OnPolicyDistillation | None,
         poll: Callable[[], None],
@@ -71,7 +72,7 @@ class LoopServices:
         self.tokenizer = tokenizer
         self._source = source
         self._scorer = scorer
-        self.rollout_spec = rollout_spec
+        self._sampler = sampler
         self._kl_scorer = kl_scorer
         self._kl_term = kl_term
         self._poll = poll
@@ -86,18 +87,12 @@ class LoopServices:
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """See `Services.parameters`."""
+        self._sampler.expose()
         return self._learner.named_parameters()
 
     def rollout(self, plan: StepPlan) -> list[Row]:
         """See `Services.rollout`."""
-        return rollout(
-            self._learner.student.lm,
-            self.tokenizer,
-            plan.rows,
-            self.rollout_spec,
-            policy_version=self._learner.updates,
-            purpose=("probe",),
-        )
+        return self._sampler.sample(plan.rows, purpose=("probe",))
 
     def score(self, rows: Sequence[Row]) -> list[Row]:
         """See `Services.score`."""
@@ -208,10 +203,8 @@ class LoopServices:
                 scorer.submit(row)
 
         return sample_answers(
-            self._learner,
-            self.tokenizer,
+            self._sampler,
             prompts,
-            self.rollout_spec,
             samples=samples,
             temperature=temperature,
             max_new_tokens=self._recipe.rollout.max_new_tokens,

@@ -58,7 +58,7 @@ class Row:
         prompt_ids: [P] uint32, the prompt the student is trained under.
         response_ids: [T] uint32, sampled ids, the end-of-sequence id included when it was sampled.
         behaviour_logp: [T] float32 nats, log-probs under the sampler at the rollout temperature.
-        policy_version: [T] int32, number of optimizer updates the sampling weights had seen.
+        policy_version: [T] int32, steps of the run that the sampling weights had seen.
         loss_mask: [T] bool, True where the token is trained on.
         truncated: True when the length limit, not the end-of-sequence id, ended the response.
         text: the response decoded without special tokens.

@@ -16,7 +16,6 @@ from student.data.plan import plan_step
 from student.job import build_job
 from student.loop import train
 from student.recipe import Recipe
-from student.rollout.transformers import rollout
 
 Hashes = Callable[[Path], dict[str, str]]
 
@@ -71,7 +70,7 @@ def test_rows_scored_by_opd_score_train_like_the_live_teacher(
     with ExitStack() as stack:
         job = build_job(recipe, stack, poll=lambda: None)
         plan = plan_step(0, job.source.prompts("train", 8), samples=1, max_new_tokens=12, temperature=1.0)
-        rows = rollout(job.learner.student.lm, job.tokenizer, plan.rows, job.services.rollout_spec)
+        rows = job.sampler.sample(plan.rows)
     lines = [
         {
             "prompt_ids": np.asarray(row.prompt_ids).tolist(),

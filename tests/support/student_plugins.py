@@ -1,5 +1,11 @@
 """Plug-ins that runs of tests name by their dotted path, also in processes of their own (see `PYTHONPATH` there)."""
 
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
 from opd.tasks.arithmetic import Addition
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
@@ -7,6 +13,8 @@ from student.controllers import Controller
 from student.data.row import Row
 from student.learning.terms import TermOutput, TokenBatch
 from student.rl.losses.grpo import Grpo
+from student.rollout.engine import EngineSetup, RolloutEngine
+from student.rollout.transformers import rollout
 
 
 class Digits(Addition):
@@ -44,3 +52,36 @@ class FailsAtThird(Grpo):
         if batch.rows[0].key.step == 1:
             type(self).calls += 1
         return TermOutput(output.loss * (float("inf") if type(self).calls == 3 else 1.0), metrics=output.metrics)
+
+
+class CopyEngine(RolloutEngine):
+    """Samples from a copy of the weights that it holds, as an inference server does: one missed sync shows."""
+
+    syncs = 0
+
+    def open(self, setup: EngineSetup) -> None:
+        super().open(setup)
+        self.copy = copy.deepcopy(setup.model)
+        with torch.no_grad():
+            for parameter in self.copy.parameters():
+                parameter.zero_()
+
+    def sync(self, parameters: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        super().sync(parameters, version)
+        type(self).syncs += 1
+        mine = dict(self.copy.named_parameters())
+        with torch.no_grad():
+            for name, tensor in parameters:
+                mine[name].copy_(tensor)
+
+    def sample(self, planned: Any, *, purpose: Any = ("rollout",), on_row: Any = lambda row: None) -> list[Row]:
+        setup, version = self.setup, self.version
+        return rollout(
+            self.copy,
+            setup.tokenizer,
+            planned,
+            setup.spec,
+            policy_version=version,
+            purpose=purpose,
+            on_row=on_row,
+        )

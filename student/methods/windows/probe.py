@@ -31,7 +31,7 @@ from student.data.row import Row
 from student.data.streams import stream
 from student.learning.learner import Learner
 from student.methods.windows.gradient_metric import GradientMetric, gram
-from student.rollout.transformers import RolloutSpec, rollout
+from student.rollout.engine import Sampler
 from student.run.costs import Costs
 from student.scoring.score import Scorer
 
@@ -106,16 +106,13 @@ class Prober:
 
     Args:
         learner: whose student is copied and whose objective is differentiated.
-        tokenizer: the student's.
+        sampler: samples from the student, or makes an engine for the copy.
         scorer: used by no other thread.
-        spec: of the rollouts.
         poll: called while waiting; may raise to give up.
     """
 
-    def __init__(
-        self, learner: Learner, tokenizer: Any, scorer: Scorer, spec: RolloutSpec, poll: Callable[[], None]
-    ) -> None:
-        self._learner, self._tokenizer, self._scorer, self._spec, self._poll = learner, tokenizer, scorer, spec, poll
+    def __init__(self, learner: Learner, sampler: Sampler, scorer: Scorer, poll: Callable[[], None]) -> None:
+        self._learner, self._sampler, self._scorer, self._poll = learner, sampler, scorer, poll
         self._twin: Learner | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="probe")
         self._closing = False
@@ -178,15 +175,8 @@ class Prober:
         return ProbeResult(grams, nulls, costs.take())
 
     def _scored(self, twin: Learner, plan: StepPlan) -> list[Row]:
-        rows = rollout(
-            twin.student.lm,
-            self._tokenizer,
-            plan.rows,
-            self._spec,
-            policy_version=self._learner.updates,
-            purpose=("probe",),
-            on_row=self._submit,
-        )
+        engine = self._sampler if twin is self._learner else self._sampler.fork(twin.student.lm)
+        rows = engine.sample(plan.rows, purpose=("probe",), on_row=self._submit)
         self._scorer.collect(rows, poll=self._check)
         return rows
 
