@@ -10,6 +10,8 @@ TASKS.add("running_sum", "opd.tasks.traces:RunningSum", "a long trace that repea
 TASKS.add("restate", "opd.tasks.traces:Restate", "a sum whose result is restated: the tail follows from the prefix")
 TASKS.add("parts", "opd.tasks.traces:Parts", "several problems of different kinds: every part needs its own skill")
 TASKS.add("reasoning_gym", "opd.tasks.gym:ReasoningGym", "any dataset of reasoning-gym with its own verifier")
+TASKS.add("lock", "opd.tasks.environments.lock:Lock", "episodes at a lock of digits, with states to recover from")
+TASKS.add("rooms", "opd.tasks.environments.rooms:Rooms", "episodes in rooms with keys and locked doors")
 
 VERIFIERS = Registry("verifier", "opd.verifiers", member="verify")
 VERIFIERS.add("exact", "opd.tasks.exact:ExactVerifier", "the completion equals the answer, white space aside")

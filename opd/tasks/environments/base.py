@@ -1,0 +1,123 @@
+"""What an environment is: reset, step, close. Any class of this shape is one; nothing has to be inherited.
+
+    class Echo:
+        Options = EchoOptions                       # pydantic settings
+
+        def __init__(self, options): ...
+        def reset(self, prompt, seed): return Observation("Say something.")
+        def step(self, action): return Observation(f"You said {action}.", done=True, reward=1.0)
+        def close(self): ...
+
+A prompt names its environment in `Prompt.extra["environment"]`, {"name": ..., "options": {...}, "seed": 0}.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from opd.config import Settings
+from opd.errors import DataError
+from opd.tasks.prompt import Prompt
+from opd.tasks.verdict import Verdict
+
+ENVIRONMENT, PATH = "environment", "path"
+"""Keys of `Prompt.extra`: the environment, and a list of actions that solves it (a gold or recorded path)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the student is shown after a reset or an action.
+
+    Attributes:
+        text: what it reads.
+        tools: JSON schemas of the tools it may call; the same in a whole episode.
+        reward: of the action; None where there is none yet.
+        done: whether the episode has ended.
+        success: whether the task was solved; None before the end, and where the environment cannot tell.
+        info: anything else, for metrics and recordings; JSON values.
+    """
+
+    text: str
+    tools: tuple[Mapping[str, Any], ...] = ()
+    reward: float | None = None
+    done: bool = False
+    success: bool | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "text": self.text,
+            "tools": [dict(tool) for tool in self.tools],
+            "reward": self.reward,
+            "done": self.done,
+            "success": self.success,
+            "info": dict(self.info),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], *, longest: int) -> "Observation":
+        """What `to_dict` gave, checked.
+
+        Raises:
+            DataError: for text that is no string or longer than `longest` characters, or a reward that is not finite.
+        """
+        text, reward = data.get("text"), data.get("reward")
+        if not isinstance(text, str):
+            raise DataError(f"the observation is {type(text).__name__}, not text")
+        if len(text) > longest:
+            raise DataError(f"the observation has {len(text)} characters, over the limit of {longest}")
+        if reward is not None and not (isinstance(reward, (int, float)) and math.isfinite(reward)):
+            raise DataError(f"the reward {reward!r} is not a finite number")
+        return cls(
+            text=text,
+            tools=tuple(data.get("tools") or ()),
+            reward=None if reward is None else float(reward),
+            done=bool(data.get("done")),
+            success=data.get("success"),
+            info=data.get("info") or {},
+        )
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """One episode at a time; `reset` begins the next one."""
+
+    def reset(self, prompt: Prompt, seed: int) -> Observation:
+        """Begin an episode; equal prompts and seeds begin equal episodes where the environment is deterministic."""
+        ...
+
+    def step(self, action: str) -> Observation:
+        """Act. An action that makes no sense is answered by an observation, not by an error."""
+        ...
+
+    def close(self) -> None:
+        """Release what the environment holds."""
+        ...
+
+
+class EnvironmentTask:
+    """Base of our own environments, which are procedural tasks too: they draw the prompts that they play."""
+
+    Options: ClassVar[type[Settings]]
+    name: ClassVar[str]
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+    def make_prompt(self, text: str, path: list[str], **extra: Any) -> Prompt:
+        """A prompt that names this environment and carries the path that solves it."""
+        place = {"name": self.name, "options": self.options.model_dump(mode="json"), "seed": 0}
+        return Prompt.make(text, domain=self.name, extra={ENVIRONMENT: place, PATH: path, **extra})
+
+    def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        """Text alone cannot be judged: the episode is."""
+        return Verdict.unknown("an episode is judged by its environment, not by its text")
+
+    def labels(self) -> frozenset[tuple[str | None, str | None]]:
+        """See `opd.tasks.source.PromptSource.labels`."""
+        return frozenset({(None, self.name)})
+
+    def close(self) -> None:
+        """Nothing to release."""

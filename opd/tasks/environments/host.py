@@ -1,0 +1,118 @@
+"""The process that environments run in: it forks one child per slot, which plays episodes over a socket.
+
+    python -m opd.tasks.environments.host SOCKET SPEC      # started by `opd.tasks.environments.pool`
+
+The host imports the environment once and then only forks, so that a slot costs milliseconds and little memory. A child
+that crashes, hangs or eats memory takes nobody with it. Host and children end when their pool closes or dies: their end
+of the socket, or standard input, comes to an end of file.
+
+A line of JSON each way: {"call": "reset", "prompt": {...}, "seed": 0}, {"call": "step", "action": "..."}, and back
+{"observation": {...}} or {"error": "..."}.
+"""
+
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import traceback
+from typing import Any
+
+from opd.config import parse_settings
+from opd.registry import Registry
+from opd.tasks.environments import ENVIRONMENTS
+from opd.tasks.environments.base import Environment, Observation
+from opd.tasks.prompt import Prompt
+
+LIMIT = 64 * 1024 * 1024
+"""Longest line in bytes that is read from the pool."""
+
+
+def make_environment(spec: dict[str, Any], registry: Registry = ENVIRONMENTS) -> Environment:
+    """An environment from {"name", "options"}.
+
+    Raises:
+        ConfigError: for an unknown name or wrong options.
+    """
+    cls = registry.load(spec["name"])
+    found: Environment = cls(
+        parse_settings(cls.Options, spec.get("options") or {}, source=f"environment {spec['name']}")
+    )
+    return found
+
+
+def prompt_to_dict(prompt: Prompt) -> dict[str, Any]:
+    """What an environment is told of a prompt."""
+    content: Any = prompt.text if prompt.messages is None else [dict(message) for message in prompt.messages]
+    return {"content": content, "answer": prompt.answer, "extra": dict(prompt.extra)}
+
+
+def prompt_from_dict(data: dict[str, Any]) -> Prompt:
+    """What `prompt_to_dict` gave."""
+    return Prompt.make(data["content"], answer=data["answer"], extra=data["extra"])
+
+
+def answer(environment: Environment, request: dict[str, Any]) -> dict[str, Any]:
+    """Carry out one call."""
+    if request["call"] == "reset":
+        seen = environment.reset(prompt_from_dict(request["prompt"]), request["seed"])
+    else:
+        seen = environment.step(request["action"])
+    if not isinstance(seen, Observation):
+        raise TypeError(f"it returned {type(seen).__name__} instead of an Observation")
+    return {"observation": seen.to_dict()}
+
+
+def _play(connection: socket.socket, spec: dict[str, Any]) -> None:
+    """A child's life: calls until the pool hangs up."""
+    environment = make_environment(spec)
+    lines = connection.makefile("rwb")
+    try:
+        while line := lines.readline(LIMIT):
+            try:
+                reply = json.dumps(answer(environment, json.loads(line)))
+            except Exception as error:
+                place = traceback.extract_tb(error.__traceback__)[-1]
+                where = f"{os.path.basename(place.filename)}:{place.lineno}"
+                reply = json.dumps({"error": f"{type(error).__name__}: {error} ({where})"})
+            lines.write(reply.encode() + b"\n")
+            lines.flush()
+    finally:
+        environment.close()
+
+
+def main(path: str, text: str) -> None:
+    """Fork a child for every connection to the socket at `path`, until standard input ends."""
+    spec = json.loads(text)
+    make_environment(spec).close()  # imports everything before the first fork, and finds mistakes before it is needed
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the system
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the pool
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(path)
+        server.listen(1024)
+        print("ready", flush=True)
+        while sys.stdin.fileno() not in select.select([server, sys.stdin], [], [])[0]:
+            connection, _ = server.accept()
+            if os.fork():
+                connection.close()
+                continue
+            server.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if spec.get("memory_mib"):
+                limit = int(spec["memory_mib"]) * 2**20
+                resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+            connection.sendall(f"{os.getpid()}\n".encode())
+            code = 1
+            try:
+                _play(connection, spec)
+                code = 0
+            except (BrokenPipeError, ConnectionError):
+                code = 0
+            finally:
+                os._exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

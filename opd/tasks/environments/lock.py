@@ -1,0 +1,96 @@
+"""A lock of digits: the smallest world in which one mistake leads to states that imitation never visits.
+
+The prompt holds M program digits. The lock shows a register, one symbol; the right answer at position i is
+(register + program[i]) mod 10, which becomes the register. A wrong answer turns the register into a letter, and only
+the answer "b" leaves that state, to the same position: a turn is lost. The lock opens after M right answers, within a
+limit of turns. A teacher that learnt from perfect runs alone has never seen a letter; one that learnt recoveries has.
+
+Example, program 31, register 7: shown 7, answer 0 (7 + 3), shown 0, answer 1 (0 + 1), open.
+"""
+
+from random import Random
+from typing import Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from opd.config import Settings
+from opd.tasks.environments.base import EnvironmentTask, Observation
+from opd.tasks.prompt import Prompt
+
+LETTERS = "acdefghijk"
+"""Shown in place of the register, by the wrong digit; "b" is the answer that leaves."""
+LEAVE = "b"
+
+
+class LockOptions(Settings):
+    """Size of the lock."""
+
+    digits: int = Field(12, ge=1, le=60, description="M, program digits: right answers that open the lock.")
+    turns: int = Field(18, ge=1, le=120, description="Answers before the lock stays shut.")
+
+    @model_validator(mode="after")
+    def _can_open(self) -> "LockOptions":
+        if self.turns < self.digits:
+            raise ValueError(f"turns is {self.turns}, fewer than the {self.digits} digits that open the lock; raise it")
+        return self
+
+
+class Lock(EnvironmentTask):
+    """The lock; see the module."""
+
+    Options: ClassVar[type[Settings]] = LockOptions
+    name = "lock"
+
+    def draw(self, random: Random) -> Prompt:
+        """A program and a first register."""
+        program = "".join(random.choice("0123456789") for _ in range(self.options.digits))
+        register = random.randrange(10)
+        path, value = [], register
+        for digit in program:
+            value = (value + int(digit)) % 10
+            path.append(str(value))
+        return self.make_prompt(f"{program}:", path, program=program, register=register)
+
+    def reset(self, prompt: Prompt, seed: int) -> Observation:
+        """Show the first register."""
+        self._program: str = prompt.extra["program"]
+        self._register: int = prompt.extra["register"]
+        self._place = self._turn = 0
+        self._letter = ""
+        return self._show()
+
+    def step(self, action: str) -> Observation:
+        """One answer: a digit, or "b" in a letter state."""
+        self._turn += 1
+        answer = action.strip()
+        if self._letter:
+            self._letter = "" if answer == LEAVE else self._wrong(answer)
+        elif answer == str((self._register + int(self._program[self._place])) % 10):
+            self._register = int(answer)
+            self._place += 1
+        else:
+            self._letter = self._wrong(answer)
+        return self._show()
+
+    def snapshot(self) -> dict[str, Any]:
+        """The state, for `restore`."""
+        return dict(vars(self))
+
+    def restore(self, state: dict[str, Any]) -> Observation:
+        """Go back to a snapshot and show it."""
+        vars(self).update(state)
+        return self._show()
+
+    def _wrong(self, answer: str) -> str:
+        return LETTERS[int(answer)] if len(answer) == 1 and answer.isascii() and answer.isdigit() else LETTERS[-1]
+
+    def _show(self) -> Observation:
+        won = self._place == len(self._program)
+        done = won or self._turn >= self.options.turns
+        return Observation(
+            text="" if won else self._letter or str(self._register),
+            reward=(1.0 if won else 0.0) if done else None,
+            done=done,
+            success=won if done else None,
+            info={"place": self._place, "lost": bool(self._letter)},
+        )

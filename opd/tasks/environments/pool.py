@@ -1,0 +1,218 @@
+"""Many episodes at once, each in a process of its own, with a time limit for every call.
+
+    with EnvironmentPool({"name": "lock"}, PoolSettings()) as pool:
+        seen = pool.reset({0: (prompt, 7), 1: (other, 8)})      # {0: Observation, 1: Observation}
+        seen = pool.step({0: "4", 1: "b"})
+
+An environment that raises, hangs, dies or answers nonsense costs its own episode: the answer for it is an
+`EpisodeError`, and its slot gets a fresh process for the next episode. Nothing is retried: that is how the episode
+ended.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field
+
+from opd.config import Settings
+from opd.errors import ConfigError, DataError
+from opd.tasks.environments.base import Observation
+from opd.tasks.environments.host import prompt_to_dict
+from opd.tasks.prompt import Prompt
+
+Failure = Literal["raised", "hung", "died", "invalid"]
+
+
+class PoolSettings(Settings):
+    """Limits of episodes."""
+
+    step_seconds: float = Field(30.0, gt=0, description="Seconds for one action; then the episode counts as hung.")
+    reset_seconds: float = Field(120.0, gt=0, description="Seconds for the start of an episode.")
+    text_characters: int = Field(32_768, ge=1, description="Longest observation; a longer one ends the episode.")
+    memory_mib: int = Field(0, ge=0, description="Memory of one environment's process; 0: no limit.")
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeError:
+    """How an episode broke.
+
+    Attributes:
+        kind: raised (an exception of the environment), hung (over the time limit), died (its process ended) or invalid
+            (what it answered is no observation).
+        reason: one clause for people.
+    """
+
+    kind: Failure
+    reason: str
+
+
+class EnvironmentPool:
+    """Processes that play episodes of one environment.
+
+    Args:
+        spec: {"name": registered name or dotted path, "options": its settings}.
+        settings: the limits.
+
+    Attributes:
+        failures: how many episodes broke, by kind.
+
+    Raises:
+        ConfigError: when the environment cannot be made; its own sentence follows.
+    """
+
+    def __init__(self, spec: Mapping[str, Any], settings: PoolSettings | None = None) -> None:
+        self.settings = settings or PoolSettings()
+        self.failures: Counter[str] = Counter()
+        self._slots: dict[int, _Slot] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="opd-env-")
+        self._path = os.path.join(self._folder.name, "host")
+        text = json.dumps({**spec, "memory_mib": self.settings.memory_mib})
+        self._host = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "opd.tasks.environments.host", self._path, text],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._host.stdout is not None and self._host.stderr is not None
+        if self._host.stdout.readline().strip() != "ready":
+            said = self._host.stderr.read().strip().splitlines()
+            self.close()
+            raise ConfigError(f"environment {spec.get('name')!r} cannot be made: {said[-1] if said else 'it died'}")
+
+    def __enter__(self) -> "EnvironmentPool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def reset(self, episodes: Mapping[int, tuple[Prompt, int]]) -> dict[int, "Observation | EpisodeError"]:
+        """Begin episodes, each named by a number of the caller's, with its prompt and seed."""
+        for number in episodes:
+            if number not in self._slots:
+                self._slots[number] = _Slot(self._path)
+        requests = {
+            number: {"call": "reset", "prompt": prompt_to_dict(prompt), "seed": seed}
+            for number, (prompt, seed) in episodes.items()
+        }
+        return self._ask(requests, self.settings.reset_seconds)
+
+    def step(self, actions: Mapping[int, str]) -> dict[int, "Observation | EpisodeError"]:
+        """Act in episodes that were begun and have neither ended nor broken."""
+        return self._ask(
+            {number: {"call": "step", "action": action} for number, action in actions.items()},
+            self.settings.step_seconds,
+        )
+
+    def close(self) -> None:
+        """End all processes."""
+        for slot in self._slots.values():
+            slot.close()
+        self._slots.clear()
+        if self._host.stdin is not None:
+            self._host.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._host.wait(timeout=5)
+        if self._host.poll() is None:
+            self._host.kill()
+            self._host.wait()
+        for stream in (self._host.stdout, self._host.stderr):
+            if stream is not None:
+                stream.close()
+        self._folder.cleanup()
+
+    def _ask(self, requests: Mapping[int, dict[str, Any]], seconds: float) -> dict[int, "Observation | EpisodeError"]:
+        """Send all requests, then wait for all answers; each has its own time limit, from when it was sent."""
+        answers: dict[int, Observation | EpisodeError] = {}
+        deadlines: dict[int, float] = {}
+        with selectors.DefaultSelector() as selector:
+            for number, request in requests.items():
+                slot = self._slots[number]
+                try:
+                    slot.send(request)
+                except OSError as error:
+                    answers[number] = self._fail(number, "died", f"its process is gone ({error.strerror})")
+                    continue
+                deadlines[number] = time.monotonic() + seconds
+                selector.register(slot.connection, selectors.EVENT_READ, number)
+            while deadlines:
+                wait = max(0.0, min(deadlines.values()) - time.monotonic())
+                for key, _ in selector.select(wait):
+                    number = int(key.data)
+                    try:
+                        line = self._slots[number].receive()
+                    except OSError:
+                        line = b""
+                    if line is None:
+                        continue
+                    selector.unregister(key.fileobj)
+                    del deadlines[number]
+                    answers[number] = self._read(number, line)
+                for number in [n for n, deadline in deadlines.items() if deadline <= time.monotonic()]:
+                    selector.unregister(self._slots[number].connection)
+                    del deadlines[number]
+                    answers[number] = self._fail(number, "hung", f"no answer within {seconds:g} s")
+        return {number: answers[number] for number in requests}
+
+    def _read(self, number: int, line: bytes) -> "Observation | EpisodeError":
+        if not line:
+            return self._fail(number, "died", "its process ended")
+        try:
+            reply = json.loads(line)
+            if "error" in reply:
+                return self._fail(number, "raised", reply["error"])
+            return Observation.from_dict(reply["observation"], longest=self.settings.text_characters)
+        except DataError as error:
+            return self._fail(number, "invalid", str(error))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return self._fail(number, "invalid", f"its answer is not understood ({error})")
+
+    def _fail(self, number: int, kind: Failure, reason: str) -> EpisodeError:
+        self.failures[kind] += 1
+        self._slots.pop(number).close(kill=True)
+        return EpisodeError(kind, reason)
+
+
+class _Slot:
+    """The pool's end of one child."""
+
+    def __init__(self, path: str) -> None:
+        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.connection.connect(path)
+        self._pending = b""
+        while b"\n" not in self._pending:
+            self._pending += self.connection.recv(64)
+        pid, _, self._pending = self._pending.partition(b"\n")
+        self._pid = int(pid)
+
+    def send(self, request: dict[str, Any]) -> None:
+        self.connection.sendall(json.dumps(request).encode() + b"\n")
+
+    def receive(self) -> bytes | None:
+        """A whole line; None while it is not there yet, b"" when the child is gone."""
+        part = self.connection.recv(1 << 16)
+        self._pending += part
+        if not part:
+            return b""
+        if b"\n" not in part:
+            return None
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line
+
+    def close(self, *, kill: bool = False) -> None:
+        self.connection.close()
+        if kill:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)

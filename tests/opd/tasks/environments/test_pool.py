@@ -1,0 +1,117 @@
+"""Episodes in processes: what breaks costs its own episode, and nothing is left behind."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psutil
+import pytest
+
+from opd.errors import ConfigError
+from opd.tasks.environments import Observation
+from opd.tasks.environments.lock import Lock, LockOptions
+from opd.tasks.environments.pool import EnvironmentPool, EpisodeError, PoolSettings
+from opd.tasks.prompt import Prompt
+
+NAUGHTY = "tests.support.environments:Naughty"
+
+
+@pytest.fixture
+def naughty() -> Iterator[EnvironmentPool]:
+    with EnvironmentPool({"name": NAUGHTY}, PoolSettings(step_seconds=1.0, text_characters=1000)) as pool:
+        yield pool
+
+
+def test_many_episodes_play_as_one_does_alone() -> None:
+    lock = Lock(LockOptions(digits=4, turns=6))
+    prompts = [lock.draw(Random(seed)) for seed in range(20)]
+    with EnvironmentPool({"name": "lock", "options": {"digits": 4, "turns": 6}}) as pool:
+        seen = pool.reset({i: (prompt, 0) for i, prompt in enumerate(prompts)})
+        for turn in range(4):
+            seen = pool.step({i: prompt.extra["path"][turn] for i, prompt in enumerate(prompts)})
+    for i, prompt in enumerate(prompts):
+        alone = [lock.reset(prompt, 0), *(lock.step(action) for action in prompt.extra["path"])]
+        assert seen[i] == alone[-1]
+    assert not pool.failures
+
+
+@pytest.mark.parametrize(
+    ("action", "kind", "reason"),
+    [
+        ("raise", "raised", "ValueError: as asked (environments.py:"),
+        ("hang", "hung", "no answer within 1 s"),
+        ("exit", "died", "its process ended"),
+        ("number", "raised", "returned int instead of an Observation"),
+        ("megabytes", "invalid", "over the limit of 1000"),
+        ("bytes", "raised", "not JSON serializable"),
+    ],
+)
+def test_an_episode_that_breaks_is_told_apart_and_leaves_the_others_alone(
+    naughty: EnvironmentPool, action: str, kind: str, reason: str
+) -> None:
+    prompt = Prompt.make("hello")
+    naughty.reset(dict.fromkeys(range(3), (prompt, 0)))
+    seen = naughty.step({0: "fine", 1: action, 2: "fine"})
+    broken = seen[1]
+    assert isinstance(broken, EpisodeError) and broken.kind == kind and reason in broken.reason
+    assert seen[0] == seen[2] == Observation("you said fine, 1")
+    assert naughty.failures == {kind: 1}
+    after = naughty.step({0: "again", 2: "again"})
+    assert after[0] == Observation("you said again, 2")
+    assert naughty.reset({1: (prompt, 0)})[1] == Observation("hello")
+
+
+def test_a_process_that_is_killed_costs_its_episode(naughty: EnvironmentPool) -> None:
+    naughty.reset(dict.fromkeys(range(2), (Prompt.make("hello"), 0)))
+    pid = naughty.step({0: "pid", 1: "fine"})[0]
+    assert isinstance(pid, Observation)
+    os.kill(int(pid.text), signal.SIGKILL)
+    seen = naughty.step({0: "fine", 1: "fine"})
+    assert isinstance(seen[0], EpisodeError) and seen[0].kind == "died"
+    assert isinstance(seen[1], Observation)
+
+
+def test_memory_is_limited_where_it_is_asked_for() -> None:
+    with EnvironmentPool({"name": NAUGHTY}, PoolSettings(memory_mib=512)) as pool:
+        pool.reset({0: (Prompt.make("hello"), 0)})
+        seen = pool.step({0: "gigabytes"})[0]
+    assert isinstance(seen, EpisodeError) and "MemoryError" in seen.reason
+
+
+def _gone(pids: list[int]) -> bool:
+    return not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
+
+
+def test_nothing_is_left_behind() -> None:
+    me = psutil.Process()
+    before = {p.pid for p in me.children(recursive=True)}
+    pool = EnvironmentPool({"name": NAUGHTY})
+    pool.reset(dict.fromkeys(range(4), (Prompt.make("hello"), 0)))
+    mine = [p.pid for p in me.children(recursive=True) if p.pid not in before]
+    assert len(mine) == 5
+    folder = Path(pool._folder.name)
+    pool.close()
+    deadline = time.monotonic() + 30
+    while not _gone(mine):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"name": "locke"}, "locke"),
+        ({"name": "lock", "options": {"digits": 0}}, "digits"),
+        ({"name": "tests.support.environments:Stillborn"}, "no licence"),
+    ],
+)
+def test_an_environment_that_cannot_be_made_is_refused_with_its_own_sentence(
+    spec: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EnvironmentPool(spec)

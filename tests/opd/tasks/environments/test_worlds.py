@@ -1,0 +1,121 @@
+"""Our own environments: gold paths solve them, mistakes lead where they should, and everything is deterministic."""
+
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opd.config import parse_settings
+from opd.errors import ConfigError, DataError
+from opd.tasks import TaskSettings, build_prompts
+from opd.tasks.environments import ENVIRONMENTS, Environment, Observation
+from opd.tasks.environments.lock import LETTERS, Lock
+from opd.tasks.environments.rooms import Rooms
+
+
+def make(name: str, **options: Any) -> Any:
+    cls = ENVIRONMENTS.load(name)
+    return cls(parse_settings(cls.Options, options))
+
+
+def play(world: Environment, prompt: Any, actions: list[str]) -> list[Observation]:
+    return [world.reset(prompt, 0), *(world.step(action) for action in actions)]
+
+
+@given(seed=st.integers(0, 10_000), depth=st.integers(1, 30))
+def test_the_gold_path_of_rooms_has_the_depth_asked_for_and_solves_them(seed: int, depth: int) -> None:
+    rooms = make("rooms", depth=depth)
+    prompt = rooms.draw(Random(seed))
+    assert len(prompt.extra["path"]) == depth
+    last = play(rooms, prompt, prompt.extra["path"])[-1]
+    assert last.done and last.success and last.reward == 1.0
+
+
+@given(seed=st.integers(0, 10_000))
+def test_no_path_through_rooms_is_shorter_than_the_gold_path(seed: int) -> None:
+    rooms: Rooms = make("rooms", depth=5)
+    prompt = rooms.draw(Random(seed))
+    rooms.reset(prompt, 0)
+    frontier, seen = [rooms.snapshot()], set()
+    for _ in range(4):
+        following = []
+        for state in frontier:
+            room = state["_house"][state["_here"]]
+            commands = [f"{verb} {door}" for door in room["doors"] for verb in ("go", "open")]
+            for command in [*commands, *(f"take {thing}" for thing in room["things"])]:
+                rooms.restore(state)
+                assert not rooms.step(command).success
+                after = rooms.snapshot()
+                key = repr({k: v for k, v in after.items() if k != "_turn"})
+                if key not in seen:
+                    seen.add(key)
+                    following.append(after)
+        frontier = following
+
+
+def test_commands_without_sense_change_nothing_and_cost_a_turn() -> None:
+    rooms = make("rooms", depth=3, turns=4)
+    prompt = rooms.draw(Random(1))
+    first, *rest = play(rooms, prompt, ["sing", "go nowhere", "take sun", ""])
+    assert all(first.text in seen.text and "Nothing happens." in seen.text for seen in rest)
+    assert rest[-1].done and rest[-1].success is False and rest[-1].reward == 0.0
+
+
+@given(seed=st.integers(0, 10_000))
+def test_the_right_answers_open_the_lock(seed: int) -> None:
+    lock = make("lock", digits=6, turns=9)
+    prompt = lock.draw(Random(seed))
+    seen = play(lock, prompt, prompt.extra["path"])
+    assert [o.text for o in seen[1:-1]] == prompt.extra["path"][:-1]
+    assert seen[-1].done and seen[-1].success and not any(o.done for o in seen[:-1])
+
+
+def test_a_wrong_answer_leads_to_a_letter_that_only_b_leaves_to_the_same_place() -> None:
+    lock: Lock = make("lock", digits=3, turns=9)
+    prompt = lock.draw(Random(0))
+    path = prompt.extra["path"]
+    wrong = str((int(path[0]) + 1) % 10)
+    shown = play(lock, prompt, [wrong, path[0], "b", path[0]])
+    assert shown[1].text == LETTERS[int(wrong)] and shown[1].info["lost"]
+    assert shown[2].text in LETTERS
+    assert shown[3].text == shown[0].text
+    assert shown[4].text == path[0] and shown[4].info["place"] == 1
+
+
+@pytest.mark.parametrize("name", ["lock", "rooms"])
+def test_an_episode_can_be_taken_back_to_a_snapshot(name: str) -> None:
+    world = make(name)
+    prompt = world.draw(Random(3))
+    path = prompt.extra["path"]
+    play(world, prompt, path[:2])
+    state = world.snapshot()
+    first = [world.step(action) for action in path[2:]]
+    world.restore(state)
+    assert [world.step(action) for action in path[2:]] == first
+
+
+@pytest.mark.parametrize("name", ["lock", "rooms"])
+def test_a_world_is_a_source_of_prompts_that_name_it(name: str) -> None:
+    source = build_prompts(TaskSettings(task=name), seed=0)
+    (prompt,) = source.prompts("train", 1)
+    assert prompt.extra["environment"]["name"] == name and prompt.domain == name
+    assert not source.verify(prompt, "anything").known
+    assert source.labels() == {(None, name)}
+
+
+def test_a_lock_that_cannot_open_is_refused() -> None:
+    with pytest.raises(ConfigError, match="turns is 3, fewer than the 4 digits"):
+        make("lock", digits=4, turns=3)
+
+
+def test_observations_from_outside_are_checked() -> None:
+    assert Observation.from_dict(Observation("x", reward=1.0).to_dict(), longest=1) == Observation("x", reward=1.0)
+    for data, message in (
+        ({"text": b"x"}, "bytes, not text"),
+        ({"text": "xx"}, "2 characters"),
+        ({"text": "x", "reward": float("nan")}, "not a finite number"),
+    ):
+        with pytest.raises(DataError, match=message):
+            Observation.from_dict(data, longest=1)

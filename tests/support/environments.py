@@ -1,0 +1,49 @@
+"""Environments that misbehave on demand."""
+
+import os
+import time
+from typing import Any, ClassVar
+
+from opd.config import Settings
+from opd.tasks.environments import Observation
+from opd.tasks.prompt import Prompt
+
+
+class Naughty:
+    """Does what the action says."""
+
+    Options: ClassVar[type[Settings]] = Settings
+
+    def __init__(self, options: Settings) -> None:
+        self.turn = 0
+
+    def reset(self, prompt: Prompt, seed: int) -> Observation:
+        self.turn = 0
+        return Observation(prompt.text or "")
+
+    def step(self, action: str) -> Any:
+        self.turn += 1
+        if action == "raise":
+            raise ValueError("as asked")
+        if action == "hang":
+            time.sleep(1000)
+        if action == "exit":
+            os._exit(3)
+        if action == "number":
+            return 7
+        if action == "bytes":
+            return Observation(b"x")  # type: ignore[arg-type]
+        if action == "gigabytes":
+            return Observation(str(len(bytearray(2**31))))
+        text = {"megabytes": "x" * 2**21, "pid": str(os.getpid())}.get(action, f"you said {action}, {self.turn}")
+        return Observation(text)
+
+    def close(self) -> None:
+        pass
+
+
+class Stillborn(Naughty):
+    """Cannot be made."""
+
+    def __init__(self, options: Settings) -> None:
+        raise RuntimeError("no licence")
