@@ -25,10 +25,10 @@ from opd.config import load_settings
 from opd.errors import OpdError
 from student.evaluate_model import evaluate_model
 from student.lab.tiny.build import build_world
-from student.lab.tiny.serving import served
 from student.lab.tiny.summary import WorldSummary
 from student.loop import train
 from student.recipe import Recipe
+from student.run.local_server import served
 
 RECIPE = Path(__file__).parent / "recipes" / "demo.yaml"
 

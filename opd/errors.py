@@ -141,6 +141,12 @@ class DeviceMemoryError(OpdError):
     status = "FAILED_PRECONDITION"
 
 
+class StageError(OpdError):
+    """A stage of a run of several jobs failed; what is done is kept, and the run can be resumed."""
+
+    exit_code = 18
+
+
 class CancelledError(OpdError):
     """The caller went away before the answer was ready."""
 

@@ -5,10 +5,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from student.lab.tiny import serving
 from student.lab.tiny.build import build_world
 from student.lab.tiny.plans import Progress
 from student.lab.tiny.summary import ModelSummary, WorldSummary
+from student.run import local_server
 
 PRESETS = {"full": "lab", "quick": "test"}
 _QUICK_NAMES = {"base": "student"}
@@ -38,4 +38,4 @@ def served(cast: Cast, models: Sequence[str], folder: Path, *, replicas: int = 1
     """Teacher servers with `models` of the cast, each in a process of its own; gives their addresses."""
     paths = {name: cast.model(name).path for name in models}
     with ExitStack() as stack:
-        yield tuple(stack.enter_context(serving.served(paths, folder / f"server-{i}")) for i in range(replicas))
+        yield tuple(stack.enter_context(local_server.served(paths, folder / f"server-{i}")) for i in range(replicas))

@@ -1,10 +1,10 @@
-"""A teacher server in a process of its own on loopback, for the demo, the lab and experiments by hand."""
+"""A teacher server in a process of its own on loopback, for the demo, the lab, ORBIT and experiments by hand."""
 
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,15 +13,18 @@ from opd.errors import UnavailableError
 START_SECONDS = 600
 """A loaded machine may take minutes to import torch."""
 STOP_SECONDS = 30
+CPU = ("--threads", "1", "--device", "cpu", "--deterministic")
+"""For tiny models on few cores."""
 
 
 @contextmanager
-def served(models: Mapping[str, Path | str], folder: Path) -> Iterator[str]:
+def served(models: Mapping[str, Path | str], folder: Path, flags: Sequence[str] = CPU) -> Iterator[str]:
     """Serve `models` for the duration of the block; gives the address.
 
     Args:
         models: teacher name to model folder.
         folder: gets server.log and server.ports; made when missing.
+        flags: of `opd serve`, besides models and ports.
 
     Raises:
         UnavailableError: when the server does not start; the sentence names its log.
@@ -29,11 +32,11 @@ def served(models: Mapping[str, Path | str], folder: Path) -> Iterator[str]:
     folder.mkdir(parents=True, exist_ok=True)
     ports, log = folder / "server.ports", folder / "server.log"
     ports.unlink(missing_ok=True)
-    flags = [flag for name, path in models.items() for flag in ("--model", f"{name}={path}")]
-    flags += ["--port", "0", "--metrics-port", "-1", "--threads", "1", "--device", "cpu", "--deterministic"]
+    named = [flag for name, path in models.items() for flag in ("--model", f"{name}={path}")]
+    ours = ["--port", "0", "--metrics-port", "-1", "--port-file", str(ports), "--grace", "5"]
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "teacher_server", *flags, "--port-file", str(ports), "--grace", "5"],
+            [sys.executable, "-m", "teacher_server", *named, *ours, *flags],
             stdout=out,
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from opd.errors import UnavailableError
-from student.lab.tiny.serving import served
 from student.lab.tiny.summary import read_summary
+from student.run.local_server import served
 
 
 def _listens(address: str) -> bool:

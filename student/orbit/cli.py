@@ -1,0 +1,73 @@
+"""`opd orbit RECIPE`: one student with several thinking budgets, stage by stage."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from student.orbit.recipe import OrbitRecipe
+
+
+def orbit(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="Modes, stages, merge and fusion.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[dotted.key=value ...]", help="Replace keys of the recipe.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the recipes of all stages and print them; train nothing.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run of the recipe stopped.")] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="With --dry-run: do not load the student's tokenizer nor prompts.")
+    ] = False,
+) -> None:
+    """Reinforce a student once per thinking budget, merge what came out, and fuse it by on-policy distillation.
+
+    Every stage is an ordinary student job in RUN/stages, whose recipe `opd train` runs alone. Ctrl-C saves the stage;
+    --resume goes on there.
+    """
+    from opd.config import load_settings
+    from opd.errors import ConfigError
+    from student.orbit.recipe import OrbitRecipe
+
+    if offline and not dry_run:
+        raise ConfigError("--offline belongs to --dry-run: a run needs its student and prompts.")
+    job = load_settings(OrbitRecipe, recipe, overrides or ())
+    _check(job, offline=offline, show=dry_run)
+    if dry_run:
+        return
+    from student.orbit.driver import run_orbit
+
+    state = run_orbit(job, resume=resume, say=typer.echo)
+    typer.echo(f"student: {state.checkpoints['fusion']}")
+    for warning in state.warnings.values():
+        typer.echo(f"warning: {warning}")
+
+
+def _check(job: "OrbitRecipe", *, offline: bool, show: bool) -> None:
+    """Everything that would stop a stage hours later: all recipes, their plug-ins, and the marks."""
+    import yaml
+
+    from student.orbit.recipe import FUSION, fusion_recipe, merge_settings, rl_recipe
+    from student.plugins import build_plugins
+
+    first, *_ = job.modes
+    recipes = {mode: rl_recipe(job, mode, job.model.path if mode == first else f"<{mode}>") for mode in job.modes}
+    recipes[FUSION] = fusion_recipe(job, "<merge>", ["localhost:7070"])
+    merge_settings(job, dict.fromkeys(job.modes, "<model>"))
+    for stage, found in recipes.items():
+        build_plugins(found)
+        if show:
+            typer.echo(f"# stage {stage}\n{yaml.safe_dump(found.model_dump(mode='json', exclude_defaults=True))}")
+    if offline:
+        return
+    from opd.tasks.build import build_prompts
+    from opd.tasks.modes import check_marks
+    from student.learning.model import load_tokenizer
+
+    source = build_prompts(job.prompts, seed=job.seed)
+    try:
+        check_marks(job.modes, source.prompts("train", 1)[0], load_tokenizer(job.model.path, job.model.revision))
+    finally:
+        source.close()
