@@ -204,7 +204,7 @@ class _Run:
             updates = controller.updates(updates, job.services)
         # Weights that have moved cannot be sampled from again, so a signal waits for the end of the step.
         with clock.stage("learn"), self.interrupts.held():
-            updated = make_updates(job.learner, updates, step, job.services.costs)
+            updated = make_updates(job.learner, updates, step, job.services.costs, job.scorer.reread)
         if updated.skipped:
             self.sinks.say(
                 f"step {step + 1}: {updated.skipped} of {updated.made + updated.skipped} updates had no row to learn "

@@ -9,7 +9,7 @@ The weights move from the first update on, so a step is never interrupted betwee
 the step counts as done, whatever happens to those after it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from opd.errors import OpdError
@@ -20,6 +20,8 @@ from student.learning.objective import Metrics
 from student.learning.ranks import Ranks
 from student.run.costs import Costs
 
+Reread = Callable[[Sequence[Row]], Mapping[str, int]]
+
 
 @dataclass(frozen=True, slots=True)
 class Update:
@@ -27,9 +29,12 @@ class Update:
 
     Attributes:
         rows: this rank's rows; it may have none while others have some.
+        recompute: read the rows' signals of role "student" again before it, so that old log-probs (`ratio_to: old`)
+            are those of the weights that the update starts from; the same on every rank.
     """
 
     rows: tuple[Row, ...]
+    recompute: bool = False
 
 
 @dataclass
@@ -85,7 +90,7 @@ def plan_updates(
             yield Update(tuple(row for row in rows if row.key.group in chosen))
 
 
-def make_updates(learner: Learner, updates: Iterable[Update], step: int, costs: Costs) -> Updated:
+def make_updates(learner: Learner, updates: Iterable[Update], step: int, costs: Costs, reread: Reread) -> Updated:
     """Make the updates of a step.
 
     Args:
@@ -93,6 +98,7 @@ def make_updates(learner: Learner, updates: Iterable[Update], step: int, costs: 
         updates: taken one after the other, so that a method can look at the student between two.
         step: the step; its learning rate is that of all its updates.
         costs: counts the passes.
+        reread: reads signals of role "student" again; returns positions by role.
 
     Raises:
         OpdError: when not even the first update could be made; weights and optimizer are as they were before.
@@ -100,6 +106,8 @@ def make_updates(learner: Learner, updates: Iterable[Update], step: int, costs: 
     found = Updated()
     try:
         for update in updates:
+            if update.recompute:
+                costs.scored("train", reread(update.rows))
             sums = learner.update(update.rows, step)
             costs.trained("train", update.rows)
             if sums is None:

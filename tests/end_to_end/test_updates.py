@@ -112,6 +112,31 @@ def test_a_step_whose_later_update_fails_counts_as_done(
     assert [line["step"] for line in records(recipe)] == [1, 2, 3]
 
 
+class Recompute(Controller):
+    """Has the old policy read again before every update."""
+
+    def updates(self, updates: Iterable[Update], services: Any) -> Iterator[Update]:
+        for update in updates:
+            yield Update(update.rows, recompute=True)
+
+
+def test_old_log_probs_read_again_are_those_of_the_weights_an_update_starts_from(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(student_plugins, "Recompute", Recompute, raising=False)
+    changes = {**GRPO, "objective": [{"name": "grpo", "ratio_to": "old"}], "train": {**SEVERAL, "steps": 2}}
+    once = make_recipe(run=str(tmp_path / "once"), **changes)
+    again = make_recipe(run=str(tmp_path / "again"), **changes, methods=[{"name": "student_plugins:Recompute"}])
+    train(once)
+    train(again)
+    for kept, reread in zip(records(once), records(again), strict=True):
+        assert abs(kept["ratio"] - 1.0) > 1e-4
+        assert reread["ratio"] == pytest.approx(1.0, abs=1e-5)
+    # The rows of the first step are the same: read when they are scored, and again in each of two passes over them.
+    spent = [records(recipe)[0]["cost/train/local_positions"] for recipe in (once, again)]
+    assert spent[1] == 3 * spent[0]
+
+
 class Reads(Controller):
     """Waits for a teacher that is away between the updates of a step."""
 
