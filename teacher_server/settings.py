@@ -24,7 +24,8 @@ class LimitSettings(Settings):
     stream_window_bytes: int = Field(default=32 * MIB, ge=1)
     """Bytes of scores of one call that may be computed ahead of its reader; one sequence always may."""
     max_client_share: float = Field(default=0.75, gt=0, le=1)
-    """Share of both budgets that one client may hold while it already holds some: room stays for the others."""
+    """Share of both budgets that one principal (a token's name, or an address where there are no tokens) may hold while
+    it already holds some, and share of that for one client name of it: room stays for the others."""
     max_sequence_tokens: int = Field(default=0, ge=0)
     """Longest sequence, prompt and response together; 0 is what the engine can."""
     max_k: int = Field(default=1024, ge=1)

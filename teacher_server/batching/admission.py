@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 
 from opd.errors import InvalidRequestError, OverloadedError
+from teacher_server.batching.client import Client
 
 MIN_RETRY_SECONDS = 0.05
 MAX_RETRY_SECONDS = 30.0
@@ -24,10 +25,11 @@ class Price:
 class Reservation:
     """A share of the budget; released in parts or at once, never twice."""
 
-    def __init__(self, budget: "Budget", client: str, price: Price) -> None:
+    def __init__(self, budget: "Budget", client: Client, price: Price) -> None:
         self._budget = budget
         self._client = client
         self._left = price
+        self._closed = False
 
     def release(self, part: Price) -> None:
         """Give back a part, at most what is left."""
@@ -41,11 +43,11 @@ class Reservation:
         Raises:
             RuntimeError: when it was closed before; a double release would let in too much.
         """
-        if self._client == "":
+        if self._closed:
             raise RuntimeError("a reservation was closed twice.")
         self.release(self._left)
         self._budget._close(self._client)
-        self._client = ""
+        self._closed = True
 
 
 class Budget:
@@ -54,7 +56,7 @@ class Budget:
     Args:
         tokens: that may wait and run at once.
         reply_bytes: that may be promised or held at once.
-        client_share: share of both for one client that already holds some.
+        client_share: of both, for one principal that already holds some; and of that, for one of its names that does.
 
     Attributes:
         used: what is reserved now.
@@ -68,13 +70,13 @@ class Budget:
         self.opened = 0
         self.closed = 0
         self._share = client_share
-        self._held: dict[str, tuple[int, Price]] = {}
+        self._held: dict[str | Client, tuple[int, Price]] = {}
 
-    def reserve(self, client: str, price: Price, *, tokens_per_second: float) -> Reservation:
+    def reserve(self, client: Client, price: Price, *, tokens_per_second: float) -> Reservation:
         """Reserve a request's price.
 
         Args:
-            client: key for the per-client share; not empty.
+            client: by whom it is asked for.
             price: of the whole request.
             tokens_per_second: of the engine lately, 0.0 when unknown; decides when to come back.
 
@@ -87,56 +89,61 @@ class Budget:
                 f"the request costs {price.tokens} tokens and {price.reply_bytes} bytes of scores, but this server "
                 f"holds at most {self.tokens} and {self.reply_bytes}; send fewer sequences at once."
             )
-        streams, held = self._held.get(client, (0, Price(0, 0)))
-        over = max(self.used.tokens + price.tokens - self.tokens, 0)
-        full = bool(over) or self.used.reply_bytes + price.reply_bytes > self.reply_bytes
-        if streams and not full:
-            own = max(held.tokens + price.tokens - int(self._share * self.tokens), 0)
-            full = own > 0 or held.reply_bytes + price.reply_bytes > self._share * self.reply_bytes
-            over = own
-        if full:
-            raise self._overloaded(price, over, tokens_per_second)
-        self._held[client] = (streams + 1, _plus(held, price))
+        total = Price(self.tokens, self.reply_bytes)
+        self._check_room(self.used, total, price, "", tokens_per_second)
+        for key, share in ((client.principal, self._share), (client, self._share**2)):
+            calls, held = self._held.get(key, (0, Price(0, 0)))
+            if calls:
+                part = Price(int(share * total.tokens), int(share * total.reply_bytes))
+                self._check_room(held, part, price, " for this client", tokens_per_second)
+        for key in (client.principal, client):
+            calls, held = self._held.get(key, (0, Price(0, 0)))
+            self._held[key] = (calls + 1, _plus(held, price))
         self.used = _plus(self.used, price)
         self.opened += 1
         return Reservation(self, client, price)
 
-    def _overloaded(self, price: Price, over: int, tokens_per_second: float) -> OverloadedError:
+    def _check_room(self, used: Price, total: Price, price: Price, whose: str, tokens_per_second: float) -> None:
+        over = max(used.tokens + price.tokens - total.tokens, 0)
+        if not over and used.reply_bytes + price.reply_bytes <= total.reply_bytes:
+            return
         wait = (over or price.tokens) / tokens_per_second if tokens_per_second > 0 else 0.2
         wait = min(max(wait, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)
         usage = {
             "request_tokens": price.tokens,
-            "used_tokens": self.used.tokens,
-            "budget_tokens": self.tokens,
+            "used_tokens": used.tokens,
+            "budget_tokens": total.tokens,
             "request_bytes": price.reply_bytes,
-            "used_bytes": self.used.reply_bytes,
-            "budget_bytes": self.reply_bytes,
+            "used_bytes": used.reply_bytes,
+            "budget_bytes": total.reply_bytes,
         }
-        return OverloadedError(
-            f"the server holds {self.used.tokens} of {self.tokens} tokens and {self.used.reply_bytes} of "
-            f"{self.reply_bytes} bytes, no room for {price.tokens} tokens; retry in {wait:.2f} s.",
+        raise OverloadedError(
+            f"the server holds {used.tokens} of {total.tokens} tokens and {used.reply_bytes} of {total.reply_bytes} "
+            f"bytes{whose}, no room for {price.tokens} tokens; retry in {wait:.2f} s.",
             wait,
             usage,
         )
 
-    def _give_back(self, client: str, part: Price) -> None:
-        streams, held = self._held[client]
-        self._held[client] = (streams, _minus(held, part))
+    def _give_back(self, client: Client, part: Price) -> None:
+        for key in (client.principal, client):
+            calls, held = self._held[key]
+            self._held[key] = (calls, _minus(held, part))
         self.used = _minus(self.used, part)
 
-    def _close(self, client: str) -> None:
-        streams, held = self._held[client]
-        if streams == 1:
-            del self._held[client]
-        else:
-            self._held[client] = (streams - 1, held)
+    def _close(self, client: Client) -> None:
+        for key in (client.principal, client):
+            calls, held = self._held[key]
+            if calls == 1:
+                del self._held[key]
+            else:
+                self._held[key] = (calls - 1, held)
         self.closed += 1
 
 
 def check_deadline(deadline: float, now: float, queued_tokens: int, tokens: int, tokens_per_second: float) -> None:
-    """Refuse a request that the queue ahead of it would make late, rather than compute what nobody will read.
+    """Refuse a request that the queue ahead of it would make late, rather than compute what comes too late.
 
-    An idle teacher takes everything: the rate may stem from small batches, and trying costs nobody's turn.
+    An idle teacher takes everything: the rate may stem from small batches, and trying takes no turn from others.
 
     Raises:
         OverloadedError: when the estimate exceeds the deadline twice over; estimates are coarse.

@@ -1,18 +1,24 @@
-"""The queue in front of one engine: fair between clients, earliest deadline first within a client.
+"""The queue in front of one engine: fair between principals, then between their names, earliest deadline first in each.
 
-A pure data structure with an injected clock and no lock of its own; `teacher_server.batching.worker` guards it. Clients
-share the engine by tokens: each has a virtual time that grows with the tokens it was served, and the client with the
-smallest one goes first (start-time fair queueing), so a client with a thousand sequences waiting delays another's first
-sequence by at most a batch.
+A pure data structure with an injected clock and no lock of its own; `teacher_server.batching.worker` guards it.
+Principals share the engine by tokens: each has a virtual time that grows with the tokens it was served, and the one
+with the smallest goes first (start-time fair queueing), so a principal with a thousand sequences waiting delays
+another's first sequence by at most a batch. The names within a principal share its turns in the same way.
 """
 
 import heapq
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
+from teacher_server.batching.client import Client
 from teacher_server.engines.base import EngineItem
+
+T = TypeVar("T")
+
+MAX_REMEMBERED = 1024
+"""Idle members whose turns are remembered: names are free to choose, so there may be any number of them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -22,18 +28,18 @@ class SequenceJob:
     Attributes:
         item: what the engine gets.
         tokens: prompt plus response.
-        deadline: when the answer is of no more use.
-        client: key for fairness.
+        deadline: when the answer comes too late.
+        client: by whom it was asked for.
         deliver: called once, on the worker's thread, with the job, its scores or an exception, and the weights hash.
         queued_at, picked_at, started_at, ended_at: when it was queued, put into a batch, and when the forward
             started and ended.
-        cancelled: set by the caller who no longer wants the answer.
+        cancelled: set when the answer is no longer wanted.
     """
 
     item: EngineItem
     tokens: int
     deadline: float
-    client: str
+    client: Client
     deliver: Callable[["SequenceJob", Any, str], None]
     queued_at: float = 0.0
     picked_at: float = 0.0
@@ -42,10 +48,45 @@ class SequenceJob:
     cancelled: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class _Client:
-    virtual_time: float
-    heap: list[tuple[float, int, SequenceJob]] = field(default_factory=list)
+class _Turns(Generic[T]):
+    """Members that share by tokens (start-time fair queueing): whoever was served the least is next."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, T] = {}
+        self._served: dict[str, float] = {}
+        self._ahead: dict[str, float] = {}
+        self._now = 0.0
+
+    def join(self, name: str, member: T) -> T:
+        """The member of that name, `member` when it is new.
+
+        A member that was idle starts at the present, without credit for its absence; one that left after it was served
+        more than its share does not lose that by coming back.
+        """
+        if name not in self.members:
+            self.members[name] = member
+            self._served[name] = max(self._now, self._ahead.pop(name, 0.0))
+        return self.members[name]
+
+    def next(self) -> str:
+        """Whose turn it is."""
+        return min(self._served, key=self._served.__getitem__)
+
+    def charge(self, name: str, tokens: int) -> None:
+        """Count what a member is served."""
+        self._now = max(self._now, self._served[name])
+        self._served[name] += tokens
+
+    def leave(self, name: str) -> None:
+        """Remove an idle member; how far it was ahead of the present is remembered for as long as it is."""
+        del self.members[name]
+        self._ahead = {n: served for n, served in self._ahead.items() if served > self._now}
+        if len(self._ahead) >= MAX_REMEMBERED:
+            del self._ahead[next(iter(self._ahead))]
+        self._ahead[name] = self._served.pop(name)
+
+
+_Heap = list[tuple[float, int, SequenceJob]]
 
 
 class FairQueue:
@@ -57,22 +98,22 @@ class FairQueue:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._clients: dict[str, _Client] = {}
-        self._finished: dict[str, float] = {}
+        self._principals: _Turns[_Turns[_Heap]] = _Turns()
+        self._idle: dict[str, _Turns[_Heap]] = {}
         self._order = itertools.count()
-        self._virtual_now = 0.0
         self.sequences = 0
         self.tokens = 0
 
+    @property
+    def clients(self) -> list[Client]:
+        """Those that wait."""
+        return [Client(p, name) for p, names in self._principals.members.items() for name in names.members]
+
     def add(self, job: SequenceJob) -> None:
-        """Queue a job; a client that was idle starts at the present virtual time, without credit for its absence."""
-        client = self._clients.get(job.client)
-        if client is None:
-            # One that left with tokens served ahead of its share does not shed them by coming back.
-            start = max(self._virtual_now, self._finished.pop(job.client, 0.0))
-            client = self._clients[job.client] = _Client(start)
+        """Queue a job."""
+        heap = self._names_of(job.client.principal).join(job.client.name, [])
         job.queued_at = self._clock()
-        heapq.heappush(client.heap, (job.deadline, next(self._order), job))
+        heapq.heappush(heap, (job.deadline, next(self._order), job))
         self.sequences += 1
         self.tokens += job.tokens
 
@@ -85,22 +126,21 @@ class FairQueue:
         batch: list[SequenceJob] = []
         expired: list[SequenceJob] = []
         room = max_tokens
-        while self._clients and len(batch) < max_sequences:
-            name = min(self._clients, key=lambda n: self._clients[n].virtual_time)
-            client = self._clients[name]
-            job = client.heap[0][2]
+        while self._principals.members and len(batch) < max_sequences:
+            principal = self._principals.next()
+            names = self._principals.members[principal]
+            client = Client(principal, names.next())
+            job = names.members[client.name][0][2]
             if job.cancelled or job.deadline <= self._clock():
-                self._pop(name)
-                self._forget_idle(name, client)
+                self._pop(client)
                 if not job.cancelled:
                     expired.append(job)
                 continue
             if batch and job.tokens > room:
                 break
-            self._pop(name)
-            self._virtual_now = max(self._virtual_now, client.virtual_time)
-            client.virtual_time += job.tokens
-            self._forget_idle(name, client)
+            self._principals.charge(principal, job.tokens)
+            names.charge(client.name, job.tokens)
+            self._pop(client)
             room -= job.tokens
             job.picked_at = self._clock()
             batch.append(job)
@@ -108,36 +148,44 @@ class FairQueue:
 
     def drain(self) -> list[SequenceJob]:
         """Remove and return everything that waits and is not cancelled."""
-        waiting = [entry[2] for client in self._clients.values() for entry in client.heap]
-        self._clients.clear()
+        waiting = [entry[2] for client in self.clients for entry in self._heap(client)]
+        self._principals, self._idle = _Turns(), {}
         self.sequences = self.tokens = 0
         return [job for job in waiting if not job.cancelled]
 
     def purge(self) -> None:
         """Forget cancelled jobs now instead of when their turn comes, so that they neither count nor stay alive."""
-        for name in list(self._clients):
-            client = self._clients[name]
-            kept = [entry for entry in client.heap if not entry[2].cancelled]
-            for entry in client.heap:
-                if entry[2].cancelled:
-                    self.sequences -= 1
-                    self.tokens -= entry[2].tokens
-            if len(kept) < len(client.heap):
-                heapq.heapify(kept)
-                client.heap = kept
-            self._forget_idle(name, client)
+        for client in self.clients:
+            heap = self._heap(client)
+            kept = [entry for entry in heap if not entry[2].cancelled]
+            self.sequences -= len(heap) - len(kept)
+            self.tokens -= sum(entry[2].tokens for entry in heap) - sum(entry[2].tokens for entry in kept)
+            heap[:] = kept
+            heapq.heapify(heap)
+            self._leave_if_idle(client)
 
-    def _forget_idle(self, name: str, client: _Client) -> None:
-        """Drop a client without jobs; the time it was served up to is kept while it is ahead of the present.
+    def _heap(self, client: Client) -> _Heap:
+        return self._principals.members[client.principal].members[client.name]
 
-        Few are, so the table is small.
-        """
-        if not client.heap:
-            del self._clients[name]
-            self._finished = {n: t for n, t in self._finished.items() if t > self._virtual_now}
-            self._finished[name] = client.virtual_time
-
-    def _pop(self, name: str) -> None:
-        job = heapq.heappop(self._clients[name].heap)[2]
+    def _pop(self, client: Client) -> None:
+        job = heapq.heappop(self._heap(client))[2]
         self.sequences -= 1
         self.tokens -= job.tokens
+        self._leave_if_idle(client)
+
+    def _names_of(self, principal: str) -> _Turns[_Heap]:
+        """The names of a principal: those it left with when it comes back, since they share its turns as before."""
+        if principal in self._principals.members:
+            return self._principals.members[principal]
+        names = self._idle.pop(principal) if principal in self._idle else _Turns()
+        return self._principals.join(principal, names)
+
+    def _leave_if_idle(self, client: Client) -> None:
+        names = self._principals.members[client.principal]
+        if not names.members[client.name]:
+            names.leave(client.name)
+        if not names.members:
+            self._principals.leave(client.principal)
+            if len(self._idle) >= MAX_REMEMBERED:
+                del self._idle[next(iter(self._idle))]
+            self._idle[client.principal] = names

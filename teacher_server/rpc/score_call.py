@@ -19,6 +19,7 @@ from opd.wire.request import ParsedRequest, parse_score_request
 from opd.wire.types import Scores, Timings
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.batching.admission import Budget, Price, Reservation, check_deadline
+from teacher_server.batching.client import Client
 from teacher_server.batching.queue import SequenceJob
 from teacher_server.batching.worker import EngineWorker
 from teacher_server.faults import CallFaults, FaultInjector, FaultPoints
@@ -74,7 +75,7 @@ class ScoreCall:
         shared: of the server.
         message: the request, not yet validated.
         write: sends a message, or the bytes of one, and waits for flow control.
-        principal: who calls, from the credentials; "" without authentication.
+        principal: who calls: the key of its share.
         seconds_left: until the client's deadline, None when it set none.
         arrived: when the call came in, seconds, monotonic.
     """
@@ -158,8 +159,8 @@ class ScoreCall:
         size = reply_bytes(request.spec, item.response_length, bounds.vocab_size, bounds.hidden_size)
         return Price(len(item.token_ids), size)
 
-    def _client(self, request: ParsedRequest) -> str:
-        return f"{self._principal}/{request.client}"
+    def _client(self, request: ParsedRequest) -> Client:
+        return Client(self._principal, request.client)
 
     def _window(self, request: ParsedRequest, bounds: RequestBounds, worker: EngineWorker) -> SendWindow:
         client = self._client(request)

@@ -13,6 +13,7 @@ from opd.errors import OpdError, UnavailableError
 from opd.wire.request import ParsedRequest
 from opd.wire.types import Scores
 from teacher_server.batching.admission import Price
+from teacher_server.batching.client import Client
 from teacher_server.batching.queue import SequenceJob
 from teacher_server.batching.worker import EngineWorker
 from teacher_server.engines.base import EngineItem
@@ -21,7 +22,7 @@ from teacher_server.engines.base import EngineItem
 class PendingScores:
     """A sequence whose scores a call waits for: ties its job on the worker's thread to a future on the event loop."""
 
-    def __init__(self, request: ParsedRequest, index: int, client: str, deadline: float, price: Price) -> None:
+    def __init__(self, request: ParsedRequest, index: int, client: Client, deadline: float, price: Price) -> None:
         self._loop = asyncio.get_running_loop()
         self.price = price
         self.future: asyncio.Future[tuple[Scores, str]] = self._loop.create_future()

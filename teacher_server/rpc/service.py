@@ -50,7 +50,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
             self._shared,
             request,
             context.write,
-            principal=CALLER.get().name,
+            principal=CALLER.get().key,
             seconds_left=context.time_remaining(),
             arrived=time.monotonic(),
         )

@@ -8,49 +8,66 @@ from hypothesis import strategies as st
 
 from opd.errors import InvalidRequestError, OverloadedError
 from teacher_server.batching.admission import Budget, Price, check_deadline
+from teacher_server.batching.client import Client
 
 
 def test_over_budget_is_refused_with_usage_and_a_time() -> None:
     budget = Budget(100, 1000)
-    held = budget.reserve("a", Price(80, 10), tokens_per_second=10.0)
+    held = budget.reserve(Client("a", ""), Price(80, 10), tokens_per_second=10.0)
     with pytest.raises(OverloadedError) as caught:
-        budget.reserve("b", Price(50, 10), tokens_per_second=10.0)
+        budget.reserve(Client("b", ""), Price(50, 10), tokens_per_second=10.0)
     assert caught.value.retry_after == pytest.approx(3.0)
     assert caught.value.usage["used_tokens"] == 80
     assert caught.value.usage["budget_tokens"] == 100
     held.close()
-    budget.reserve("b", Price(50, 10), tokens_per_second=10.0).close()
+    budget.reserve(Client("b", ""), Price(50, 10), tokens_per_second=10.0).close()
     assert budget.used == Price(0, 0)
 
 
 def test_reply_bytes_are_a_budget_of_their_own() -> None:
     budget = Budget(100, 1000)
-    budget.reserve("a", Price(1, 900), tokens_per_second=0)
+    budget.reserve(Client("a", ""), Price(1, 900), tokens_per_second=0)
     with pytest.raises(OverloadedError):
-        budget.reserve("b", Price(1, 200), tokens_per_second=0)
+        budget.reserve(Client("b", ""), Price(1, 200), tokens_per_second=0)
 
 
 def test_what_would_not_fit_into_an_idle_server_is_no_overload() -> None:
     with pytest.raises(InvalidRequestError, match="fewer sequences"):
-        Budget(100, 1000).reserve("a", Price(101, 1), tokens_per_second=0)
+        Budget(100, 1000).reserve(Client("a", ""), Price(101, 1), tokens_per_second=0)
 
 
 def test_one_client_leaves_room_for_the_others() -> None:
     budget = Budget(100, 1000, client_share=0.75)
-    budget.reserve("greedy", Price(70, 1), tokens_per_second=0)
+    budget.reserve(Client("greedy", ""), Price(70, 1), tokens_per_second=0)
     with pytest.raises(OverloadedError):
-        budget.reserve("greedy", Price(10, 1), tokens_per_second=0)
-    budget.reserve("modest", Price(30, 1), tokens_per_second=0)
+        budget.reserve(Client("greedy", ""), Price(10, 1), tokens_per_second=0)
+    budget.reserve(Client("modest", ""), Price(30, 1), tokens_per_second=0)
+
+
+def test_names_divide_the_share_of_their_principal() -> None:
+    budget = Budget(1000, 1000, client_share=0.5)
+
+    def reserve(principal: str, name: str, tokens: int) -> None:
+        budget.reserve(Client(principal, name), Price(tokens, 1), tokens_per_second=0)
+
+    reserve("p", "first", 200)
+    with pytest.raises(OverloadedError, match="for this client"):
+        reserve("p", "first", 100)  # a quarter of all is for one name
+    reserve("p", "second", 250)
+    for number in range(20):
+        with pytest.raises(OverloadedError, match="for this client"):
+            reserve("p", f"new{number}", 100)  # half of all is for the principal, whatever its names
+    reserve("q", "modest", 500)
 
 
 def test_a_client_that_holds_nothing_may_take_all() -> None:
-    Budget(100, 1000, client_share=0.5).reserve("a", Price(100, 1000), tokens_per_second=0)
+    Budget(100, 1000, client_share=0.5).reserve(Client("a", ""), Price(100, 1000), tokens_per_second=0)
 
 
 def test_a_second_close_is_an_error_not_a_second_release() -> None:
     budget = Budget(100, 1000)
-    other = budget.reserve("a", Price(10, 10), tokens_per_second=0)
-    held = budget.reserve("a", Price(10, 10), tokens_per_second=0)
+    other = budget.reserve(Client("a", ""), Price(10, 10), tokens_per_second=0)
+    held = budget.reserve(Client("a", ""), Price(10, 10), tokens_per_second=0)
     held.close()
     with pytest.raises(RuntimeError, match="twice"):
         held.close()
@@ -60,7 +77,10 @@ def test_a_second_close_is_an_error_not_a_second_release() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 60), st.integers(0, 60), st.integers(0, 80)), max_size=40)
+    st.lists(
+        st.tuples(st.sampled_from(["pa", "pb", "qa"]), st.integers(0, 60), st.integers(0, 60), st.integers(0, 80)),
+        max_size=40,
+    )
 )
 @settings(max_examples=200, deadline=None)
 def test_the_budget_is_never_exceeded_and_always_returns_to_zero(script: list[tuple[str, int, int, int]]) -> None:
@@ -68,7 +88,7 @@ def test_the_budget_is_never_exceeded_and_always_returns_to_zero(script: list[tu
     held = []
     for client, tokens, size, part in script:
         try:
-            held.append(budget.reserve(client, Price(tokens, size), tokens_per_second=5.0))
+            held.append(budget.reserve(Client(*client), Price(tokens, size), tokens_per_second=5.0))
         except OverloadedError as error:
             assert 0 < error.retry_after <= 30
         assert 0 <= budget.used.tokens <= 100

@@ -1,4 +1,4 @@
-"""The queue: fair between clients, earliest deadline first, nothing lost, nothing run that nobody wants."""
+"""The queue: fair between principals and their names, earliest deadline first, nothing lost."""
 
 from collections import Counter
 from typing import Any
@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opd.wire.types import PayloadSpec, ScoreItem
-from teacher_server.batching.queue import FairQueue, SequenceJob
+from teacher_server.batching.client import Client
+from teacher_server.batching.queue import MAX_REMEMBERED, FairQueue, SequenceJob
 from teacher_server.engines.base import EngineItem
 
 
@@ -21,9 +22,9 @@ class Clock:
         return self.now
 
 
-def job(client: str = "a", tokens: int = 10, deadline: float = 1e9) -> SequenceJob:
+def job(client: str = "a", tokens: int = 10, deadline: float = 1e9, principal: str = "p") -> SequenceJob:
     item = EngineItem(ScoreItem(np.zeros(2, np.uint32), 1), PayloadSpec.sampled())
-    return SequenceJob(item, tokens, deadline, client, lambda *a: None)
+    return SequenceJob(item, tokens, deadline, Client(principal, client), lambda *a: None)
 
 
 def fill(queue: FairQueue, *jobs: SequenceJob) -> list[SequenceJob]:
@@ -69,7 +70,7 @@ def test_clients_share_by_tokens_not_by_sequences() -> None:
     served: Counter[str] = Counter()
     for _ in range(20):
         for one in queue.take(200, 99)[0]:
-            served[one.client] += one.tokens
+            served[one.client.name] += one.tokens
     assert abs(served["long"] - served["short"]) <= 200
 
 
@@ -79,12 +80,11 @@ def test_leaving_and_coming_back_sheds_no_debt_and_gains_no_credit() -> None:
     served: Counter[str] = Counter()
     for _ in range(100):
         # "hopper" always has just one job waiting, so its queue empties each time it is served.
-        if not any(name == "hopper" for name in queue._clients):
+        if Client("p", "hopper") not in queue.clients:
             fill(queue, job("hopper"))
         for one in queue.take(10, 1)[0]:
-            served[one.client] += 1
+            served[one.client.name] += 1
     assert abs(served["steady"] - served["hopper"]) <= 2
-    assert len(queue._finished) <= 2
 
 
 def test_expired_jobs_are_returned_apart_and_cancelled_ones_vanish() -> None:
@@ -104,7 +104,7 @@ def test_purge_forgets_cancelled_jobs_at_once() -> None:
     jobs[0].cancelled = jobs[2].cancelled = jobs[3].cancelled = True
     queue.purge()
     assert (queue.sequences, queue.tokens) == (1, 10)
-    assert list(queue._clients) == ["a"]
+    assert queue.clients == [Client("p", "a")]
     assert queue.drain() == [jobs[1]]
     assert queue.take(1000, 9) == ([], [])
 
@@ -117,13 +117,44 @@ def test_a_client_does_not_shed_what_it_was_served_by_cancelling_the_rest(leave:
     rest.cancelled = True
     leave(queue)
     fill(queue, job("a"), job("b"))
-    assert [one.client for one in queue.take(10, 1)[0]] == ["b"]
+    assert [one.client.name for one in queue.take(10, 1)[0]] == ["b"]
+
+
+def test_a_principal_gains_nothing_by_a_new_name_for_every_sequence() -> None:
+    queue = FairQueue(Clock())
+    served: Counter[str] = Counter()
+    fill(queue, *(job("steady", principal="polite") for _ in range(400)))
+    for number in range(200):
+        fill(queue, *(job(f"n{number}.{n}", principal="greedy") for n in range(10)))
+        for one in queue.take(40, 99)[0]:
+            served[one.client.principal] += one.tokens
+    assert abs(served["polite"] - served["greedy"]) <= 40
+
+
+def test_names_share_the_turns_of_their_principal() -> None:
+    queue = FairQueue(Clock())
+    fill(queue, *(job(name, principal="one") for name in "ab" for _ in range(100)))
+    fill(queue, *(job(principal="two") for _ in range(100)))
+    served = Counter(one.client for _ in range(20) for one in queue.take(80, 99)[0])
+    assert abs(served[Client("one", "a")] - served[Client("one", "b")]) <= 1
+    assert abs(2 * served[Client("one", "a")] - served[Client("two", "a")]) <= 2
+
+
+@pytest.mark.parametrize("field", ["client", "principal"])
+def test_names_that_never_come_back_are_forgotten(field: str) -> None:
+    queue = FairQueue(Clock())
+    for number in range(3 * MAX_REMEMBERED):
+        fill(queue, job(**{field: f"n{number}"}), job("stays", principal="stays"))
+        queue.take(10, 1)
+    names = [queue._principals, *queue._idle.values(), *queue._principals.members.values()]
+    assert sum(len(turns._ahead) for turns in names) <= 2 * MAX_REMEMBERED + 8
+    assert len(queue._idle) <= MAX_REMEMBERED
 
 
 events = st.lists(
     st.tuples(
         st.sampled_from(["add", "take", "cancel", "purge", "tick"]),
-        st.sampled_from("abc"),
+        st.sampled_from(["pa", "pb", "qa"]),
         st.integers(1, 40),
         st.integers(1, 50),
     ),
@@ -140,7 +171,7 @@ def test_every_job_leaves_exactly_once_or_was_cancelled(script: list[tuple[str, 
     left: list[Any] = []
     for action, client, tokens, number in script:
         if action == "add":
-            added += fill(queue, job(client, tokens, clock.now + number))
+            added += fill(queue, job(client[1], tokens, clock.now + number, principal=client[0]))
         elif action == "cancel" and added:
             added[number % len(added)].cancelled = True
         elif action == "purge":
