@@ -1,7 +1,7 @@
 """The plan of a step: which prompts, how many samples, how long; methods rewrite it before the rollout."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from opd.tasks.prompt import Prompt
 from student.data.row import RowKey
@@ -17,6 +17,10 @@ class PlannedRow:
         max_new_tokens: longest response, tokens.
         temperature: sampling temperature.
         answer: the response as text when it is given instead of sampled; such rows have origin expert.
+        prefix_ids: ids that the response begins with and the student continues; they are not trained on, and count
+            neither as sampled nor in `max_new_tokens`.
+        stop_ids: ids that end this response besides those of the run.
+        tags: labels that the row carries, for groups, metrics and verifiers.
     """
 
     key: RowKey
@@ -24,6 +28,9 @@ class PlannedRow:
     max_new_tokens: int
     temperature: float
     answer: str | None = None
+    prefix_ids: tuple[int, ...] = ()
+    stop_ids: frozenset[int] = frozenset()
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

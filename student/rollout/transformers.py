@@ -30,6 +30,7 @@ class _Active:
         key = planned.key
         self.planned = planned
         self.prompt_ids = prompt_ids
+        self.context = np.concatenate([prompt_ids, np.array(planned.prefix_ids, dtype=np.uint32)])
         generator = stream(seed, *purpose, key.step, key.uid, key.sample, key.turn, key.agent)
         self.uniforms = uniforms(generator, planned.max_new_tokens)
         self.ids: list[int] = []
@@ -77,7 +78,7 @@ def rollout(
                 on_row(row)
         actives = {i: _Active(p, prompts[i], spec.seed, purpose) for i, p in enumerate(planned) if p.answer is None}
         # Rows of similar prompt length share a batch; the order is a function of the plan, so it resumes.
-        order = sorted(actives, key=lambda i: (len(actives[i].prompt_ids), i))
+        order = sorted(actives, key=lambda i: (len(actives[i].context), i))
         for start in range(0, len(order), spec.batch_rows):
             indices = order[start : start + spec.batch_rows]
 
@@ -104,7 +105,7 @@ class _Decoder:
         self.model, self.batch, self.spec, self.stops = model, batch, spec, stops
         self.slots = list(range(len(batch)))
         self.running = set(self.slots)
-        self.input_ids, self.mask = _left_pad([a.prompt_ids for a in batch], model.device)
+        self.input_ids, self.mask = _left_pad([a.context for a in batch], model.device)
         self.positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
         self.temperature = torch.tensor([a.planned.temperature for a in batch], device=model.device)
         self.cache = DynamicCache(config=model.config)
@@ -144,7 +145,7 @@ class _Decoder:
             active.logp.append(log_prob)
             if top is not None:
                 active.candidates.append(top[slot])
-            stopped = token in self.stops
+            stopped = token in self.stops or token in active.planned.stop_ids
             if stopped or len(active.ids) >= active.planned.max_new_tokens:
                 self.running.discard(index)
                 finish(index, not stopped)
@@ -197,17 +198,25 @@ def _left_pad(prompts: Sequence[np.ndarray], device: torch.device) -> tuple[Tens
 
 
 def _to_row(active: _Active, tokenizer: PreTrainedTokenizerBase, truncated: bool, policy_version: int) -> Row:
-    length = len(active.ids)
+    prefix = np.array(active.planned.prefix_ids, dtype=np.uint32)
+    given, length = len(prefix), len(prefix) + len(active.ids)
+    candidates = np.stack(active.candidates) if active.candidates else None
+    if candidates is not None and given:
+        # Of no meaning, since nothing is asked there; a batch keeps candidates for all positions or for none.
+        candidates = np.concatenate([np.tile(np.arange(candidates.shape[1], dtype=np.uint32), (given, 1)), candidates])
     return Row(
         key=active.planned.key,
         prompt=active.planned.prompt,
         prompt_ids=active.prompt_ids,
-        response_ids=np.array(active.ids, dtype=np.uint32),
-        behaviour_logp=np.array(active.logp, dtype=np.float32),
+        response_ids=np.concatenate([prefix, np.array(active.ids, dtype=np.uint32)]),
+        behaviour_logp=np.concatenate(
+            [np.full(given, np.nan, dtype=np.float32), np.array(active.logp, dtype=np.float32)]
+        ),
         policy_version=np.full(length, policy_version, dtype=np.int32),
-        loss_mask=np.ones(length, dtype=np.bool_),
+        loss_mask=np.arange(length) >= given,
         truncated=truncated,
         text=str(tokenizer.decode(active.ids, skip_special_tokens=True)),
-        candidates=np.stack(active.candidates) if active.candidates else None,
-        turns=((0, length),),
+        candidates=candidates,
+        turns=((given, length),),
+        tags=dict(active.planned.tags),
     )

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 
 from opd.errors import DataError
 from opd.tasks.prompt import Prompt
-from student.data.plan import plan_step
+from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row
 from student.rollout.sampling import draw
 from student.rollout.transformers import RolloutSpec, rollout
@@ -124,3 +125,34 @@ def test_extreme_uniforms_stay_inside_the_vocabulary(uniform: float) -> None:
 def test_temperature_zero_is_greedy() -> None:
     ids, _ = draw(torch.tensor([[0.0, 3.0, 1.0]]), torch.tensor([0.01], dtype=torch.float64), 0.0, 3)
     assert ids.item() == 1
+
+
+def planned(prompt: str, **changes: Any) -> PlannedRow:
+    (row,) = plan_step(2, [Prompt.make(prompt)], samples=1, max_new_tokens=6, temperature=0.0).rows
+    return replace(row, **changes)
+
+
+def roll(student: tuple[Any, Any], *rows: PlannedRow) -> list[Row]:
+    model, tokenizer = student
+    spec = RolloutSpec(seed=7, batch_rows=8, candidates=4, valid_vocab=len(tokenizer), max_prompt_tokens=40)
+    return rollout(model, tokenizer, rows, spec)
+
+
+def test_a_response_continues_its_prefix_and_is_trained_on_what_follows(student: tuple[Any, Any]) -> None:
+    (whole,) = roll(student, planned("12+34="))
+    prefix = tuple(whole.response_ids[:2].tolist())
+    (row,) = roll(student, planned("12+34=", prefix_ids=prefix, tags={"mode": "x"}))
+    shared = min(whole.length, row.length)
+    assert row.response_ids[:shared].tolist() == whole.response_ids[:shared].tolist()  # greedy: the same continuation
+    assert row.loss_mask.tolist() == [False] * 2 + [True] * (row.length - 2)
+    assert np.isnan(row.behaviour_logp[:2]).all()
+    np.testing.assert_allclose(row.behaviour_logp[2:shared], whole.behaviour_logp[2:shared], atol=1e-4)
+    assert row.candidates is not None and len(row.candidates) == row.length
+    assert row.turns == ((2, row.length),) and row.tags == {"mode": "x"}
+
+
+def test_a_row_can_have_stop_ids_of_its_own(student: tuple[Any, Any]) -> None:
+    (whole,) = roll(student, planned("12+34="))
+    first = int(whole.response_ids[0])
+    (cut,) = roll(student, planned("12+34=", stop_ids=frozenset({first})))
+    assert cut.response_ids.tolist() == [first] and not cut.truncated
