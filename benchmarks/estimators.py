@@ -8,321 +8,44 @@ closed form, relative to the latter. Variance is the trace of the covariance of 
 policy gradient on k1 without a baseline. Positions are synthetic: a few tokens hold most of the mass and a long tail
 holds the rest. Which baseline wins depends on how the gap between the models is distributed, here independently of the
 probability; the biases of the truncated forms depend on the tail mass.
+
+These biases are those of a position, given its prefix. The column "bias of a batch" has what the mean over a batch adds
+to them: a mean divides by lengths, and lengths depend on the tokens that were drawn, so that weights and estimates are
+correlated. It is enumerated over all responses of a language of {V} tokens and at most {T} positions (K = 2 in place of
+64, 1 in place of 8; noise "mid").
 """
 
 import argparse
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch import Tensor
 
-from opd.maths import (
-    forward_kl,
-    head_tail_reverse_kl,
-    jsd,
-    reverse_kl,
-    sampled_reverse_kl,
-    topk_divergence,
-)
+from support.estimator_forms import ESTIMATORS, Estimator, Problem
+from support.sequences import LONGEST, Language, batch_bias
+from support.sequences import VOCABULARY as LANGUAGE_VOCABULARY
 
-POSITIONS, VOCABULARY, SCALE, SEED = 8, 512, 4.0, 1
+POSITIONS, VOCABULARY, SCALE = 8, 512, 4.0
+SEEDS = range(1, 8)
 NOISE = {"near": 0.1, "mid": 0.5, "far": 1.5}
-TEST_LINEAR = "test_linear.py::test_values_gradients_and_entropies_equal_the_materialised_form"
-TEST_HEAD_TAIL = "test_head_tail.py::test_head_tail_gradient_is_unbiased_for_every_k"
-TEST_SAMPLED = "test_sampled.py::test_policy_gradient_and_k2_have_the_gradient_of_the_reverse_kl"
-TEST_VARIATE = "test_sampled.py::test_a_control_variate_leaves_the_expectation_and_lowers_the_variance"
-TEST_K1 = "test_sampled.py::test_k1_backpropagated_has_zero_expected_gradient"
-TEST_K3 = "test_sampled.py::test_k3_backpropagated_has_the_gradient_of_the_forward_kl"
-TEST_BUCKET = "test_topk.py::test_buckets_obey_the_data_processing_inequality_in_k"
-TEST_TOPK = "test_topk.py::test_value_and_gradient_agree_with_autograd_of_the_definition"
-TEST_EXACT = "test_exact.py::test_value_and_gradient_agree_with_the_textbook"
+#: Label -> aggregation of a batch and its rows.
+BATCHES = {
+    "constant": ("constant", 1),
+    "sequence_mean": ("sequence_mean", 1),
+    "token_mean of 4 rows": ("token_mean", 4),
+    "of 64 rows": ("token_mean", 64),
+}
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Student and teacher logits [N, V] and what a teacher would send for candidates."""
-
-    student: Tensor
-    teacher: Tensor
-
-    @classmethod
-    def make(cls, noise: float) -> "Problem":
-        """Student = teacher + noise."""
-        generator = torch.Generator().manual_seed(SEED)
-        teacher = SCALE * torch.randn(POSITIONS, VOCABULARY, generator=generator, dtype=torch.float64)
-        gap = torch.randn(POSITIONS, VOCABULARY, generator=generator, dtype=torch.float64)
-        return cls(teacher + noise * gap, teacher)
-
-    def payload(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The teacher's log-probs at the ids, and its log tail mass."""
-        log_q = self.teacher.log_softmax(-1)
-        return log_q.gather(1, ids), log_q.scatter(1, ids, -torch.inf).logsumexp(-1)
-
-
-@dataclass(frozen=True)
-class Estimator:
-    """A row of the table.
-
-    Attributes:
-        name: how it is called.
-        payload: what the teacher must send.
-        form: what is differentiated.
-        target: the divergence whose gradient it is meant to have.
-        loss: (problem, rows, leaf [n, V], y [n]) -> per-token loss; rows [n] are indices of positions.
-        use: when to use it.
-        test: the test that backs the row.
-    """
-
-    name: str
-    payload: str
-    form: str
-    target: Callable[[Tensor, Tensor], Tensor]
-    loss: Callable[[Problem, Tensor, Tensor, Tensor], Tensor]
-    use: str
-    test: str
-
-
-def reverse(student: Tensor, teacher: Tensor) -> Tensor:
-    return reverse_kl(student, teacher).total
-
-
-def forward(student: Tensor, teacher: Tensor) -> Tensor:
-    return forward_kl(student, teacher).total
-
-
-def half_jsd(student: Tensor, teacher: Tensor) -> Tensor:
-    return jsd(student, teacher, beta=0.5).total
-
-
-def sampled(form: str, *, baseline: bool = False) -> Callable[[Problem, Tensor, Tensor, Tensor], Tensor]:
-    def loss(problem: Problem, rows: Tensor, leaf: Tensor, y: Tensor) -> Tensor:
-        teacher = problem.teacher.log_softmax(-1)[rows, y]
-        variate = reverse_kl(problem.student, problem.teacher).per_token[rows] if baseline else None
-        return sampled_reverse_kl(leaf, y, teacher, form=form, control_variate=variate, acknowledge_bias=True).per_token
-
-    return loss
-
-
-def head_tail(k: int, baseline: str) -> Callable[[Problem, Tensor, Tensor, Tensor], Tensor]:
-    def loss(problem: Problem, rows: Tensor, leaf: Tensor, y: Tensor) -> Tensor:
-        ids = problem.student.topk(k).indices
-        values, tail = problem.payload(ids)
-        teacher = problem.teacher.log_softmax(-1)[rows, y]
-        return head_tail_reverse_kl(leaf, y, ids[rows], values[rows], teacher, tail[rows], baseline=baseline).per_token
-
-    return loss
-
-
-def topk(k: int, kind: str, tail: str, support: str) -> Callable[[Problem, Tensor, Tensor, Tensor], Tensor]:
-    def loss(problem: Problem, rows: Tensor, leaf: Tensor, y: Tensor) -> Tensor:
-        ids = getattr(problem, support).topk(k).indices
-        values, log_tail = problem.payload(ids)
-        weight = 0.5 if kind == "jsd" else None
-        return topk_divergence(
-            leaf, ids[rows], values[rows], log_tail[rows], kind=kind, tail=tail, weight=weight
-        ).per_token
-
-    return loss
-
-
-def exact(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Problem, Tensor, Tensor, Tensor], Tensor]:
-    kinds = {reverse: reverse_kl, forward: forward_kl, half_jsd: jsd}
-    return lambda problem, rows, leaf, y: kinds[function](leaf, problem.teacher[rows]).per_token
-
-
-def truncated(k: int, kind: str, *, renormalise: bool) -> Callable[[Problem, Tensor, Tensor, Tensor], Tensor]:
-    """What others differentiate, for comparison: the sum over the teacher's k entries, plain or renormalised."""
-
-    def loss(problem: Problem, rows: Tensor, leaf: Tensor, y: Tensor) -> Tensor:
-        ids = problem.teacher.topk(k).indices[rows]
-        log_p = leaf.log_softmax(-1).gather(1, ids)
-        log_q = problem.teacher.log_softmax(-1)[rows].gather(1, ids)
-        if renormalise:
-            log_p, log_q = log_p.log_softmax(-1), log_q.log_softmax(-1)
-        left, right = (log_q, log_p) if kind == "forward_kl" else (log_p, log_q)
-        return (left.exp() * (left - right)).sum(-1)
-
-    return loss
-
-
-ESTIMATORS = [
-    Estimator(
-        "`linear_divergence`, `reverse_kl`",
-        "hidden, full",
-        "closed form",
-        reverse,
-        exact(reverse),
-        "whenever hidden states can be served",
-        TEST_LINEAR,
-    ),
-    Estimator(
-        "`head_tail_reverse_kl`, tail_mean, K=64",
-        "gather, topk",
-        "detached head + centred sampled tail",
-        reverse,
-        head_tail(64, "tail_mean"),
-        "**the default** for gather and topk",
-        TEST_HEAD_TAIL,
-    ),
-    Estimator(
-        "`head_tail_reverse_kl`, tail_mean, K=8",
-        "gather, topk",
-        "the same",
-        reverse,
-        head_tail(8, "tail_mean"),
-        "narrow links",
-        TEST_HEAD_TAIL,
-    ),
-    Estimator(
-        "`head_tail_reverse_kl`, head_kl, K=64",
-        "gather, topk without tail",
-        "detached head + sampled tail, head KL as baseline",
-        reverse,
-        head_tail(64, "head_kl"),
-        "teachers that send no tail",
-        TEST_HEAD_TAIL,
-    ),
-    Estimator(
-        "`head_tail_reverse_kl`, none, K=64",
-        "gather, topk without tail",
-        "detached head + sampled tail",
-        reverse,
-        head_tail(64, "none"),
-        "comparison",
-        TEST_HEAD_TAIL,
-    ),
-    Estimator(
-        "`sampled_reverse_kl`, policy_gradient",
-        "sampled",
-        "sg(log p - log q) log p",
-        reverse,
-        sampled("policy_gradient"),
-        "stock engines; 4 bytes per token",
-        TEST_SAMPLED,
-    ),
-    Estimator(
-        "`sampled_reverse_kl`, control variate",
-        "sampled + a KL",
-        "sg(log p - log q - KL) log p",
-        reverse,
-        sampled("policy_gradient", baseline=True),
-        "a KL is known anyway (vOPD)",
-        TEST_VARIATE,
-    ),
-    Estimator(
-        "`sampled_reverse_kl`, k2",
-        "sampled",
-        "(log p - log q)^2 / 2",
-        reverse,
-        sampled("k2"),
-        "losses instead of advantages",
-        TEST_SAMPLED,
-    ),
-    Estimator(
-        "`sampled_reverse_kl`, k1_loss",
-        "sampled",
-        "log p - log q",
-        reverse,
-        sampled("k1_loss"),
-        "never: trains nothing",
-        TEST_K1,
-    ),
-    Estimator(
-        "`sampled_reverse_kl`, k3_loss",
-        "sampled",
-        "q/p - 1 + log p - log q",
-        reverse,
-        sampled("k3_loss"),
-        "never: the forward KL in disguise",
-        TEST_K3,
-    ),
-    Estimator(
-        "`topk_divergence`, reverse_kl, bucket, student's 64",
-        "gather",
-        "K+1 buckets",
-        reverse,
-        topk(64, "reverse_kl", "bucket", "student"),
-        "stale rows without behaviour log-probs",
-        TEST_BUCKET,
-    ),
-    Estimator(
-        "`topk_divergence`, reverse_kl, generalised, student's 64",
-        "gather",
-        "sum p log(p/q) - p + q",
-        reverse,
-        topk(64, "reverse_kl", "generalised", "student"),
-        "the same, without a tail",
-        TEST_TOPK,
-    ),
-    Estimator(
-        "`topk_divergence`, reverse_kl, bucket, teacher's 64",
-        "topk",
-        "K+1 buckets",
-        reverse,
-        topk(64, "reverse_kl", "bucket", "teacher"),
-        "gather is not served",
-        TEST_BUCKET,
-    ),
-    Estimator(
-        "`forward_kl`", "hidden, full", "closed form", forward, exact(forward), "mass-covering targets", TEST_EXACT
-    ),
-    Estimator(
-        "`topk_divergence`, forward_kl, bucket, K=64",
-        "topk",
-        "K+1 buckets",
-        forward,
-        topk(64, "forward_kl", "bucket", "teacher"),
-        "**the default** of the forward KL",
-        TEST_BUCKET,
-    ),
-    Estimator(
-        "`topk_divergence`, forward_kl, bucket, K=8",
-        "topk",
-        "K+1 buckets",
-        forward,
-        topk(8, "forward_kl", "bucket", "teacher"),
-        "narrow links",
-        TEST_BUCKET,
-    ),
-    Estimator(
-        "`topk_divergence`, forward_kl, generalised, K=64",
-        "topk without tail",
-        "sum q log(q/p) - q + p",
-        forward,
-        topk(64, "forward_kl", "generalised", "teacher"),
-        "teachers that send no tail",
-        TEST_TOPK,
-    ),
-    Estimator(
-        "not offered: truncated forward KL, K=64",
-        "topk",
-        "sum over K",
-        forward,
-        truncated(64, "forward_kl", renormalise=False),
-        "never: sharpens at the optimum",
-        "-",
-    ),
-    Estimator(
-        "not offered: renormalised forward KL, K=64",
-        "topk",
-        "softmax over K on both sides",
-        forward,
-        truncated(64, "forward_kl", renormalise=True),
-        "never: blind to the tail",
-        "-",
-    ),
-    Estimator(
-        "`topk_divergence`, jsd 0.5, bucket, K=64",
-        "topk",
-        "K+1 buckets",
-        half_jsd,
-        topk(64, "jsd", "bucket", "teacher"),
-        "bounded losses",
-        TEST_BUCKET,
-    ),
-]
+def make_problem(noise: float, seed: int) -> Problem:
+    """Student = teacher + noise."""
+    generator = torch.Generator().manual_seed(seed)
+    teacher = SCALE * torch.randn(POSITIONS, VOCABULARY, generator=generator, dtype=torch.float64)
+    gap = torch.randn(POSITIONS, VOCABULARY, generator=generator, dtype=torch.float64)
+    return Problem(teacher + noise * gap, teacher)
 
 
 def moments(estimator: Estimator, problem: Problem) -> tuple[Tensor, float]:
@@ -338,7 +61,7 @@ def moments(estimator: Estimator, problem: Problem) -> tuple[Tensor, float]:
     return expected, max(second - float(expected.square().sum()), 0.0)
 
 
-def figures(estimator: Estimator, problem: Problem, unit: float) -> tuple[float, float]:
+def bias_and_variance(estimator: Estimator, problem: Problem, unit: float) -> tuple[float, float]:
     """Relative bias and relative variance."""
     leaf = problem.student.clone().requires_grad_()
     (truth,) = torch.autograd.grad(estimator.target(leaf, problem.teacher), leaf)
@@ -346,41 +69,94 @@ def figures(estimator: Estimator, problem: Problem, unit: float) -> tuple[float,
     return float((expected - truth).norm() / truth.norm()), variance / unit
 
 
+def figures(noise: float) -> dict[str, tuple[list[float], list[float]]]:
+    """Biases and variances of every estimator, one for each seed."""
+    base = next(e for e in ESTIMATORS if e.name.endswith("policy_gradient"))
+    found: dict[str, tuple[list[float], list[float]]] = {e.name: ([], []) for e in ESTIMATORS}
+    for seed in SEEDS:
+        problem = make_problem(noise, seed)
+        unit = moments(base, problem)[1]
+        for estimator in ESTIMATORS:
+            bias, variance = bias_and_variance(estimator, problem, unit)
+            found[estimator.name][0].append(bias)
+            found[estimator.name][1].append(variance)
+    return found
+
+
+@cache
+def _languages() -> list[Language]:
+    return [Language.make(NOISE["mid"], seed) for seed in SEEDS]
+
+
+def batch_biases(estimator: Estimator) -> list[float]:
+    """The median over the seeds for each of `BATCHES`."""
+    languages = _languages()
+    return [median(batch_bias(estimator, one, mode, rows) for one in languages) for mode, rows in BATCHES.values()]
+
+
 def table() -> str:
+    columns = ("estimator", "payload", "differentiated", "bias near / mid / far", "variance near / mid / far")
+    columns += ("bias of a batch: " + " / ".join(BATCHES), "use", "test")
     lines = [
         "# Estimators",
         "",
         "Written by `make estimators`; do not edit. p is the student, q the teacher, y ~ p the sampled token, sg stops",
         "the gradient. `forward_kl` is KL(q || p), `reverse_kl` is KL(p || q).",
         "",
-        *(__doc__ or "").split("\n\n")[2].strip().splitlines(),
+        *explanation().splitlines(),
         "",
         f"{POSITIONS} positions, V = {VOCABULARY}, teacher logits {SCALE:g} N(0, 1), student = teacher + noise N(0, 1),"
-        " noise " + ", ".join(f"{noise:g} ({name})" for name, noise in NOISE.items()) + f", seed {SEED}.",
+        " noise " + ", ".join(f"{noise:g} ({name})" for name, noise in NOISE.items()) + ".",
+        f"Each figure is the median over {len(SEEDS)} seeds; variances with the lowest and the highest.",
         "",
-        "| estimator | payload | differentiated | bias near / mid / far | variance near / mid / far | use | test |",
-        "|---|---|---|---|---|---|---|",
+        "| " + " | ".join(columns) + " |",
+        "|" + "---|" * len(columns),
     ]
-    problems = {name: Problem.make(noise) for name, noise in NOISE.items()}
-    base = next(e for e in ESTIMATORS if e.name.endswith("policy_gradient"))
-    units = {name: moments(base, problem)[1] for name, problem in problems.items()}
+    found = [figures(noise) for noise in NOISE.values()]
     for estimator in ESTIMATORS:
-        found = [figures(estimator, problem, units[name]) for name, problem in problems.items()]
-        biases = " / ".join(percent(bias) for bias, _ in found)
-        variances = " / ".join("0" if variance < 1e-12 else f"{variance:.3f}" for _, variance in found)
+        pairs = [of_noise[estimator.name] for of_noise in found]
+        biases = " / ".join(percent(median(bias)) for bias, _ in pairs)
+        variances = " / ".join(spread(variance) for _, variance in pairs)
+        batch = " / ".join(percent(bias) for bias in batch_biases(estimator))
         test = estimator.test if estimator.test == "-" else f"`{estimator.test}`"
-        cells = (estimator.name, estimator.payload, estimator.form, biases, variances, estimator.use, test)
+        cells = (estimator.name, estimator.payload, estimator.form, biases, variances, batch, estimator.use, test)
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", *NOTES.strip().splitlines(), ""])
+    return "\n".join([*lines, "", *NOTES.strip().splitlines()]) + "\n"
+
+
+def explanation() -> str:
+    """The paragraphs of this module that say how the figures are made."""
+    text = "\n\n".join((__doc__ or "").split("\n\n")[2:]).strip()
+    return text.replace("{V}", str(LANGUAGE_VOCABULARY)).replace("{T}", str(LONGEST))
 
 
 def percent(value: float) -> str:
     return "0" if value < 1e-9 else f"{100 * value:.0f} %" if value > 0.1 else f"{100 * value:.2g} %"
 
 
+def spread(values: Sequence[float]) -> str:
+    """Median, lowest and highest."""
+    if max(values) < 1e-12:
+        return "0"
+    if max(values) - min(values) < 5e-4:
+        return f"{median(values):.3f}"
+    return f"{median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+
+
 NOTES = """
 Tests are in `tests/opd/maths/`. A bias of 0 means below 1e-9, which is rounding; the tests assert it for every K from 0
 to V, for candidates chosen by the student, the teacher or a stale policy, and for G-OPD's adjusted targets.
+
+## When "unbiased" holds
+
+- Given its prefix, a position's gradient is unbiased as the table says. In a batch it stays so with aggregation
+  `constant`, which divides by a number that no response changes: exactly unbiased for the sum over a response of the
+  divergences at its prefixes.
+- `sequence_mean` divides a response by its own length, which depends on the sampled tokens: estimators that look at the
+  sampled token are biased, and more rows do not help. `gather` suffers less than `sampled`, as far as its head covers.
+- `token_mean` divides by the tokens of all rows: the bias falls with the number of rows, about as one over it.
+- Payload `hidden`, and every form that does not look at the sampled token, adds nothing under any aggregation.
+- All of this is with prefixes held fixed. That a token changes what follows is left out unless `discount` brings it in.
 
 ## What is exact on which payload
 

@@ -228,7 +228,10 @@ class TermSettings(Settings):
     aggregation: str = "token_mean"
     """How positions are averaged: token_mean (over all trained tokens of the step), sequence_mean (tokens of a row
     first, then rows), or constant (sum divided by rows times the length limit: a truncated response keeps exactly
-    the gradients of its tokens)."""
+    the gradients of its tokens). An estimate from the sampled token that is unbiased at its position stays unbiased
+    over responses with constant alone: means divide by lengths, which depend on the sampled tokens. token_mean is
+    biased by about 1 / rows of the step (5 % at 4 rows, 0.3 % at 64 in docs/estimators.md), sequence_mean by more (29 %
+    with payload sampled, 11 % with gather), whatever the number of rows."""
     rows: Literal["all", "sampled", "expert"] = "all"
     """Which rows the term learns from and averages over: all, those that the student sampled under the prompt that they
     are trained under, or all others (see method expert_rows)."""

@@ -4,7 +4,9 @@ With y ~ S = pi_theta and prefixes s_t = (x, y_<t) held fixed ("discount 0"):
 
     L = sum_t D( S(.|s_t), T(.|s_t) ),      D = KL(S || T) by default
 
-The payload decides what of T is known, and so how D is computed; for reverse KL all have its gradient in expectation:
+The payload decides what of T is known, and so how D is computed; for reverse KL all have its gradient in expectation,
+given the prefix. Over whole responses the estimates stay unbiased with aggregation constant; a mean over lengths, which
+depend on the sampled tokens, biases sampled most, gather and topk less, hidden not at all (docs/estimators.md):
 
     sampled   policy gradient on log S(y_t) - log T(y_t)              4 bytes per token, the most variance
     gather    exact on the student's top k, sampled on the tail       default: about a tenth of that variance
