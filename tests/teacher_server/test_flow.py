@@ -34,7 +34,7 @@ async def test_a_reader_that_does_not_read_holds_back_its_own_work_only(start: A
     sent = client.server.shared.metrics.sent_bytes.labels("t")._value.get()
     assert sent < 30 * MIB
     assert psutil.Process().memory_info().rss - before < 150 * MIB
-    assert len(await client.score(items(2), PayloadSpec.sampled())) == 2
+    assert len(await client.score(items(2), PayloadSpec.sampled(), client="other")) == 2
     count = 0
     while (message := await call.read()) is not grpc.aio.EOF:
         count += message.WhichOneof("message") == "sequence"
@@ -102,7 +102,12 @@ async def overload(client: Any, items: Any, clients: int, seconds: float) -> tup
 
 async def test_at_four_times_the_capacity_goodput_holds_and_every_refusal_is_typed(start: Any, items: Any) -> None:
     client = await start(
-        limits={"max_tokens_in_flight": 2000, "max_request_tokens": 2000, "max_batch_tokens": 800},
+        limits={
+            "max_tokens_in_flight": 2000,
+            "max_request_tokens": 2000,
+            "max_batch_tokens": 800,
+            "max_client_share": 1.0,
+        },
         log={"level": "error"},
     )
     # 800 tokens in 40 ms: a forward that dominates, so that this measures queueing and not this machine.

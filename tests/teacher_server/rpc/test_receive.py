@@ -20,9 +20,7 @@ def fields(message: pb.ScoreRequest) -> int:
     number=st.integers(0, 2**32 - 1),
 )
 def test_the_count_is_that_of_the_message(sequences: list[pb.Sequence], text: str, number: int) -> None:
-    message = pb.ScoreRequest(
-        request_id=text, sequences=sequences, temperature=0.5, chunk_bytes=number, first_sequence=number
-    )
+    message = pb.ScoreRequest(request_id=text, sequences=sequences, temperature=0.5, chunk_bytes=number)
     data, count = message.SerializeToString(), fields(message)
     assert has_at_most(data, count)
     assert count == 0 or not has_at_most(data, count - 1)
