@@ -37,7 +37,8 @@ def sample_answers(
 def verify(rows: Sequence[Row], source: PromptSource) -> None:
     """Give each row its verdict."""
     for row in rows:
-        row.verdict = source.verify(row.prompt, row.text)
+        if row.verdict is None:  # an episode's verdict is its environment's
+            row.verdict = source.verify(row.prompt, row.text)
 
 
 def report(rows: Sequence[Row], samples: int, reverse_kl: float | None, estimator: str = "") -> EvalReport:

@@ -30,6 +30,7 @@ from student.methods.windows.probe import Prober
 from student.plugins import build_plugins
 from student.recipe import EmaSettings, Recipe, TeacherSettings
 from student.rollout.engine import EngineSetup, Sampler
+from student.rollout.episodes import EpisodePlayer
 from student.rollout.spec import RolloutSpec
 from student.scoring.contexts import Contexts
 from student.scoring.handshake import Scoring, shake_hands
@@ -174,7 +175,9 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     engine = plugins.engine
     engine.open(EngineSetup(student.lm, tokenizer, spec, path, revision))
     stack.callback(engine.close)
-    sampler = Sampler(engine, learner)
+    player = EpisodePlayer(recipe.rollout.episodes, tokenizer, spec)
+    stack.callback(player.close)
+    sampler = Sampler(engine, learner, player)
     # A scorer of its own, because it is used from the probe's thread.
     prober = Prober(learner, sampler, scorer_of(plugins.needs), poll)
     stack.callback(prober.close)

@@ -9,6 +9,7 @@ from opd.config import Settings
 from opd.fleet.settings import FleetSettings
 from opd.tasks.modes import ModeSettings
 from opd.tasks.settings import PromptSettings
+from student.rollout.episodes import EpisodeSettings
 from student.scoring.contexts import ContextSettings
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -97,6 +98,9 @@ class RolloutSettings(Settings):
     engine: dict[str, Any] = Field(
         default_factory=lambda: {"name": "transformers"},
         description="What samples: the name of a rollout engine and its settings; see `opd plugins list`.",
+    )
+    episodes: EpisodeSettings = Field(
+        default_factory=EpisodeSettings, description="How prompts that name an environment are played."
     )
 
 

@@ -8,6 +8,19 @@ from student.data.row import RowKey
 
 
 @dataclass(frozen=True, slots=True)
+class EpisodePlan:
+    """How an episode is played.
+
+    Attributes:
+        turns: most turns of the student; 0 for the run's limit.
+        replay: actions that are played first, as given: they are in the history, and nothing is learnt from them.
+    """
+
+    turns: int = 0
+    replay: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedRow:
     """One response to sample.
 
@@ -21,6 +34,7 @@ class PlannedRow:
             neither as sampled nor in `max_new_tokens`.
         stop_ids: ids that end this response besides those of the run.
         tags: labels that the row carries, for groups, metrics and verifiers.
+        episode: how it is played where the prompt names an environment; None for the run's settings.
     """
 
     key: RowKey
@@ -31,6 +45,7 @@ class PlannedRow:
     prefix_ids: tuple[int, ...] = ()
     stop_ids: frozenset[int] = frozenset()
     tags: Mapping[str, str] = field(default_factory=dict)
+    episode: EpisodePlan | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from student.data.row import Row
     from student.learning.learner import Learner
     from student.recipe import Recipe
+    from student.rollout.episodes import EpisodePlayer
     from student.rollout.spec import RolloutSpec
 
 ROLLOUT_ENGINES = Registry("rollout_engine", "opd.rollout_engines", member="settings_type")
@@ -155,13 +156,14 @@ class Sampler:
     Args:
         engine: the opened engine.
         learner: whose weights it samples from.
+        player: plays the rows that are episodes.
 
     Attributes:
         version: steps that the weights have seen; the loop sets it through `moved`.
     """
 
-    def __init__(self, engine: RolloutEngine, learner: Learner) -> None:
-        self._engine, self._learner = engine, learner
+    def __init__(self, engine: RolloutEngine, learner: Learner, player: EpisodePlayer) -> None:
+        self._engine, self._learner, self._player = engine, learner, player
         self.version = 0
         self._synced: tuple[int, int] | None = None
         self._exposed = False
@@ -182,7 +184,17 @@ class Sampler:
         if self._exposed or self._synced != present:
             self._engine.sync(self._learner.named_parameters(), self.version)
             self._synced = present
-        return self._engine.sample(planned, purpose=purpose, on_row=on_row)
+        played = [row for row in planned if self._player.plays(row)]
+        if not played:
+            return self._engine.sample(planned, purpose=purpose, on_row=on_row)
+
+        def turn(rows: Sequence[PlannedRow], names: tuple[object, ...]) -> list[Row]:
+            return self._engine.sample(rows, purpose=names)
+
+        others = [row for row in planned if not self._player.plays(row)]
+        found = iter(self._engine.sample(others, purpose=purpose, on_row=on_row) if others else [])
+        episodes = iter(self._player.play(played, turn, purpose=purpose, on_row=on_row))
+        return [next(episodes if self._player.plays(row) else found) for row in planned]
 
     def fork(self, model: PreTrainedModel) -> RolloutEngine:
         """See `RolloutEngine.fork`."""

@@ -137,7 +137,8 @@ class Scorer:
         """
         if self.needs.reward:
             for row in rows:
-                row.verdict = self._source.verify(row.prompt, row.text)
+                if row.verdict is None:  # an episode's verdict is its environment's
+                    row.verdict = self._source.verify(row.prompt, row.text)
         calls = [(row, self._pending.pop(id(row), [])) for row in rows]
         futures = [future for _, mine in calls for _, future in mine]
         try:

@@ -1,0 +1,106 @@
+"""From an environment's observation to the ids that follow a student's turn: only new ids, nothing is rendered again.
+
+The ids of an episode are the prompt's, then in turn what the student sampled, verbatim, and what follows from here. For
+plain text that is the observation as it stands. For chats it is the framing of the template, taken from one dummy
+conversation with a marked reply: what the template writes after the mark, up to the opening of the next assistant turn.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from opd.errors import DataError
+from opd.tasks.prompt import Message, Prompt
+
+MARK = "reply-of-the-student"
+log = logging.getLogger(__name__)
+
+
+def with_observation(prompt: Prompt, text: str) -> Prompt:
+    """The prompt with the first observation after it, in a chat at the end of the last user message; same identity."""
+    from dataclasses import replace
+
+    if prompt.messages is None:
+        return replace(prompt, text=f"{prompt.text}{text}")
+    *earlier, last = prompt.messages
+    joined = f"{last['content']}\n\n{text}" if text else last["content"]
+    return replace(prompt, messages=(*earlier, {**last, "content": joined}))
+
+
+def encode_turn(
+    text: str, prompt: Prompt, tokenizer: Any, *, sampled: Sequence[int], stops: frozenset[int]
+) -> list[int]:
+    """The ids between a student's turn and its next one.
+
+    Args:
+        text: the observation.
+        prompt: of the episode; its template options hold here too.
+        tokenizer: the student's.
+        sampled: ids of the student's turn. One that was cut by its length limit gets its missing end from here.
+        stops: ids that end a turn.
+
+    Returns:
+        Ids; all of them are the environment's, none is trained on.
+
+    Raises:
+        DataError: when the chat template refuses the conversation.
+    """
+    if prompt.messages is None:
+        return [int(i) for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
+    suffix = _framing([{"role": "user", "content": text}], prompt, tokenizer)
+    ids = [int(i) for i in tokenizer(suffix, add_special_tokens=False)["input_ids"]]
+    ended = bool(sampled) and sampled[-1] in stops
+    # The framing begins with the end of the assistant's turn, which the student has usually sampled itself.
+    return ids[1:] if ended and ids and ids[0] in stops else ids
+
+
+def check_append_only(prompt: Prompt, tokenizer: Any) -> bool:
+    """Whether the chat template leaves earlier turns as they were when a turn is added; warns where it does not.
+
+    A template that takes thinking out of earlier turns shows a deployed model another history than the one that the
+    student is trained on here, where sampled ids stay as they are.
+    """
+    if prompt.messages is None:
+        return True
+    reply = {"role": "assistant", "content": f"<think>\n{MARK}\n</think>\n\n{MARK}"}
+    before = _render([*prompt.messages, reply], prompt, tokenizer, add_generation_prompt=False)
+    more: list[Message] = [*prompt.messages, reply, {"role": "user", "content": MARK}]
+    after = _render(more, prompt, tokenizer, add_generation_prompt=True)
+    kept = after.startswith(before.rstrip())
+    if not kept:
+        log.warning(
+            "the chat template of %r rewrites earlier turns (it takes out their thinking); episodes keep sampled turns "
+            "verbatim, which differs from what that template shows a deployed model.",
+            tokenizer.name_or_path,
+        )
+    return kept
+
+
+def _framing(new: list[Message], prompt: Prompt, tokenizer: Any) -> str:
+    dummy: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": MARK}, *new]
+    text = _render(dummy, prompt, tokenizer, add_generation_prompt=True)
+    _, found, suffix = text.partition(MARK)
+    if not found:
+        raise DataError(
+            f"the chat template of tokenizer {tokenizer.name_or_path!r} does not write what the assistant said; use "
+            "another template for episodes."
+        )
+    return suffix
+
+
+def _render(messages: Sequence[Message], prompt: Prompt, tokenizer: Any, *, add_generation_prompt: bool) -> str:
+    from jinja2 import TemplateError
+
+    try:
+        return str(
+            tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                **prompt.template_options,
+            )
+        )
+    except (TemplateError, TypeError, ValueError) as error:
+        raise DataError(
+            f"the chat template of tokenizer {tokenizer.name_or_path!r} refuses several turns: {error}."
+        ) from error

@@ -1,0 +1,291 @@
+"""Episodes: rows whose prompt names an environment, played turn by turn, all of a batch at once.
+
+    prompt + first observation -> the student's turn -> observation -> the student's turn -> ... -> end
+
+The result is one row: `turns` are the student's spans, the environment's ids stand between them with `loss_mask` False
+and `tool_mask` True. Sampled ids stay as they were sampled, and are trained and scored as they are, over all turns.
+The random stream of a turn is named by the row's key and the turn, so an episode does not depend on its batch.
+
+An episode that breaks (its environment raises, hangs or dies) ends there: what was sampled is kept as a row that is
+not trained on, with an unknown verdict and the tag `ended`: success, failure, turns, tokens, replay, or broken. The KV
+cache is built anew in each turn, so an episode costs the square of its turns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from opd.config import Settings
+from opd.tasks.environments.base import ENVIRONMENT, Observation
+from opd.tasks.environments.pool import EnvironmentPool, EpisodeError, PoolSettings
+from opd.tasks.environments.worlds import InProcess, Seen, Worlds
+from opd.tasks.turns import check_append_only, encode_turn, with_observation
+from opd.tasks.verdict import Verdict
+from student.data.plan import EpisodePlan, PlannedRow
+from student.data.row import Row
+from student.data.streams import stream
+
+if TYPE_CHECKING:
+    from opd.tasks.prompt import Prompt
+    from student.rollout.spec import RolloutSpec
+
+Sample = Callable[[Sequence[PlannedRow], "tuple[object, ...]"], "list[Row]"]
+OnRow = Callable[[Row], None]
+
+
+class EpisodeSettings(Settings):
+    """How prompts that name an environment are played."""
+
+    turns: int = Field(30, ge=1, description="Most turns of the student in an episode.")
+    turn_tokens: int = Field(
+        256, ge=1, description="Longest turn of the student; rollout.max_new_tokens bounds the whole episode."
+    )
+    isolation: Literal["process", "none"] = Field(
+        "process",
+        description="process: every episode in a process of its own, with time limits; none: in the student's process, "
+        "for environments that neither hang nor crash.",
+    )
+    limits: PoolSettings = Field(default_factory=PoolSettings, description="Of environments in processes.")
+
+
+@dataclass(slots=True, eq=False)
+class _Episode:
+    """An episode under way."""
+
+    planned: PlannedRow
+    plan: EpisodePlan
+    prompt: Prompt  # with the first observation
+    ids: list[int] = field(default_factory=list)
+    own: list[bool] = field(default_factory=list)  # True where the student sampled the id
+    logp: list[float] = field(default_factory=list)
+    candidates: list[np.ndarray] = field(default_factory=list)
+    prompt_ids: np.ndarray | None = None
+    version: int = 0
+    turns: list[tuple[int, int]] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    ended: str = ""
+    success: bool | None = None
+
+    def take(self, row: Row) -> None:
+        """Add the student's turn, sampled as the continuation of everything before."""
+        start = len(self.ids)
+        self.prompt_ids = row.prompt_ids
+        self.version = int(row.policy_version[-1])
+        self.ids += row.response_ids[start:].tolist()
+        self.own += [True] * (row.length - start)
+        self.logp += row.behaviour_logp[start:].tolist()
+        if row.candidates is not None:
+            self.candidates += list(row.candidates[start:])
+        self.turns.append((start, row.length))
+        self.texts.append(row.text)
+
+    def hear(self, ids: Sequence[int], k: int) -> None:
+        """Add ids of the environment, or of actions that were replayed."""
+        self.ids += ids
+        self.own += [False] * len(ids)
+        self.logp += [float("nan")] * len(ids)
+        if k:
+            self.candidates += [np.arange(k, dtype=np.uint32)] * len(ids)
+
+
+class EpisodePlayer:
+    """Plays the planned rows whose prompts name an environment.
+
+    Args:
+        settings: the limits.
+        tokenizer: the student's.
+        spec: what every rollout of the run shares.
+    """
+
+    def __init__(self, settings: EpisodeSettings, tokenizer: Any, spec: RolloutSpec) -> None:
+        self._settings, self._tokenizer, self._spec = settings, tokenizer, spec
+        self._stops = spec.stops(tokenizer)
+        self._worlds: dict[str, Worlds] = {}
+        self._checked = False
+
+    @staticmethod
+    def plays(planned: PlannedRow) -> bool:
+        """Whether a planned row is an episode; one that brings its answer is not."""
+        return ENVIRONMENT in planned.prompt.extra and planned.answer is None
+
+    def play(
+        self, planned: Sequence[PlannedRow], sample: Sample, *, purpose: tuple[object, ...], on_row: OnRow
+    ) -> list[Row]:
+        """Play one episode per planned row.
+
+        Args:
+            planned: rows of prompts with an environment.
+            sample: the engine: one response per planned row, in the random streams that begin with the given names.
+            purpose: first names of the random streams.
+            on_row: called with each row as soon as its episode has ended.
+
+        Returns:
+            The rows in the order of `planned`.
+        """
+        episodes = {number: self._begin(one) for number, one in enumerate(planned)}
+        seeds = {n: self._seed(e.planned, purpose) for n, e in episodes.items()}
+        seen = self._each(episodes, lambda worlds, ns: worlds.reset({n: (planned[n].prompt, seeds[n]) for n in ns}))
+        for number, found in seen.items():
+            self._open(episodes[number], found)
+        self._replay(episodes)
+        rows: dict[int, Row] = {}
+        while True:
+            for number, episode in episodes.items():
+                if episode.ended and number not in rows:
+                    rows[number] = self._row(episode)
+                    on_row(rows[number])
+            active = {number: episode for number, episode in episodes.items() if not episode.ended}
+            if not active:
+                return [rows[number] for number in range(len(planned))]
+            self._turn(active, sample, purpose)
+
+    def close(self) -> None:
+        """End all environments."""
+        for worlds in self._worlds.values():
+            worlds.close()
+        self._worlds.clear()
+
+    def _seed(self, planned: PlannedRow, purpose: tuple[object, ...]) -> int:
+        key = planned.key
+        return int(stream(self._spec.seed, *purpose, "environment", key.step, key.uid, key.sample).integers(2**31))
+
+    def _begin(self, planned: PlannedRow) -> _Episode:
+        if not self._checked:
+            check_append_only(planned.prompt, self._tokenizer)
+            self._checked = True
+        plan = planned.episode or EpisodePlan()
+        turns = min(plan.turns or self._settings.turns, self._settings.turns)
+        return _Episode(planned, replace(plan, turns=turns), planned.prompt)
+
+    def _open(self, episode: _Episode, seen: Seen) -> None:
+        if isinstance(seen, EpisodeError):
+            episode.ended = f"broken: {seen.kind}"
+            return
+        episode.prompt = with_observation(episode.planned.prompt, seen.text)
+        self._judge(episode, seen)
+
+    def _replay(self, episodes: Mapping[int, _Episode]) -> None:
+        """Play the given actions first: they are in the history, and nothing is learnt from them."""
+        for turn in range(max((len(episode.plan.replay) for episode in episodes.values()), default=0)):
+            due = {n: e for n, e in episodes.items() if not e.ended and turn < len(e.plan.replay)}
+            actions = {number: episode.plan.replay[turn] for number, episode in due.items()}
+            for number, seen in self._step(due, actions).items():
+                episode = due[number]
+                ids = [int(i) for i in self._tokenizer(actions[number], add_special_tokens=False)["input_ids"]]
+                end = self._tokenizer.eos_token_id
+                episode.hear([*ids, *([int(end)] if end is not None else [])], self._spec.candidates)
+                self._answer(episode, seen)
+                if episode.ended and not episode.ended.startswith("broken"):
+                    episode.ended, episode.success = "replay", None
+
+    def _turn(self, active: Mapping[int, _Episode], sample: Sample, purpose: tuple[object, ...]) -> None:
+        """One turn of the student and one of the environment in all episodes that go on."""
+        rows = sample([self._planned(episode) for episode in active.values()], purpose)
+        for episode, row in zip(active.values(), rows, strict=True):
+            episode.take(row)
+        actions = {number: episode.texts[-1] for number, episode in active.items()}
+        for number, seen in self._step(active, actions).items():
+            episode = active[number]
+            self._answer(episode, seen)
+            if not episode.ended and len(episode.turns) >= episode.plan.turns:
+                episode.ended = "turns"
+            if not episode.ended and len(episode.ids) >= episode.planned.max_new_tokens:
+                episode.ended = "tokens"
+
+    def _planned(self, episode: _Episode) -> PlannedRow:
+        left = episode.planned.max_new_tokens - len(episode.ids)
+        return replace(
+            episode.planned,
+            key=replace(episode.planned.key, turn=len(episode.turns)),
+            prompt=episode.prompt,
+            max_new_tokens=min(self._settings.turn_tokens, left),
+            prefix_ids=tuple(episode.ids),
+            episode=None,
+        )
+
+    def _answer(self, episode: _Episode, seen: Seen) -> None:
+        """Take in what the environment answered to the last action."""
+        if isinstance(seen, EpisodeError):
+            episode.ended = f"broken: {seen.kind}"
+            return
+        if episode.turns and len(episode.rewards) < len(episode.turns):
+            episode.rewards.append(seen.reward or 0.0)
+        self._judge(episode, seen)
+        if not episode.ended:
+            ids = encode_turn(
+                seen.text, episode.planned.prompt, self._tokenizer, sampled=episode.ids, stops=self._stops
+            )
+            if len(episode.ids) + len(ids) >= episode.planned.max_new_tokens:
+                episode.ended = "tokens"
+            else:
+                episode.hear(ids, self._spec.candidates)
+
+    def _judge(self, episode: _Episode, seen: Observation) -> None:
+        if seen.done:
+            episode.success = seen.success if seen.success is not None else (seen.reward or 0.0) > 0
+            episode.ended = "success" if episode.success else "failure"
+
+    def _row(self, episode: _Episode) -> Row:
+        """The episode as one row; its key is the planned one."""
+        length, own = len(episode.ids), np.array(episode.own, dtype=np.bool_)
+        broken = episode.ended.startswith("broken") or not episode.turns
+        cut = episode.ended in ("turns", "tokens")
+        verdict = Verdict.unknown(f"the episode ended by {episode.ended}")
+        if not broken and (cut or episode.success is not None):
+            verdict = Verdict.of(bool(episode.success), f"the episode ended by {episode.ended}")
+        prompt_ids = episode.prompt_ids
+        if prompt_ids is None:
+            from opd.tasks.encode import encode_prompt
+
+            prompt_ids = np.array(encode_prompt(episode.prompt, self._tokenizer), dtype=np.uint32)
+        if not length:  # broken before the first turn: a row has at least one token
+            episode.hear([0], self._spec.candidates)
+            length, own = 1, np.zeros(1, dtype=np.bool_)
+        row = Row(
+            key=episode.planned.key,
+            prompt=episode.planned.prompt,
+            prompt_ids=prompt_ids,
+            response_ids=np.array(episode.ids, dtype=np.uint32),
+            behaviour_logp=np.array(episode.logp, dtype=np.float32),
+            policy_version=np.full(length, episode.version, dtype=np.int32),
+            loss_mask=own & (not broken),
+            truncated=cut,
+            text="\n".join(episode.texts),
+            candidates=np.stack(episode.candidates) if episode.candidates else None,
+            tool_mask=~own,
+            turns=tuple(episode.turns),
+            turn_rewards=tuple(episode.rewards),
+            verdict=verdict,
+            tags={**episode.planned.tags, "ended": episode.ended},
+            trained=not broken,
+        )
+        row.notes |= {"turns": float(len(episode.turns)), "replayed": float(len(episode.plan.replay))}
+        return row
+
+    def _step(self, episodes: Mapping[int, _Episode], actions: Mapping[int, str]) -> dict[int, Seen]:
+        return self._each(episodes, lambda worlds, numbers: worlds.step({n: actions[n] for n in numbers}))
+
+    def _each(
+        self, episodes: Mapping[int, _Episode], call: Callable[[Worlds, list[int]], dict[int, Seen]]
+    ) -> dict[int, Seen]:
+        """`call` once for each environment, with the numbers of its episodes."""
+        by_spec: dict[str, list[int]] = {}
+        for number, episode in episodes.items():
+            spec = episode.planned.prompt.extra[ENVIRONMENT]
+            text = json.dumps({key: spec.get(key) for key in ("name", "options")}, sort_keys=True)
+            by_spec.setdefault(text, []).append(number)
+        found: dict[int, Seen] = {}
+        for text, numbers in by_spec.items():
+            if text not in self._worlds:
+                spec = json.loads(text)
+                isolated = self._settings.isolation == "process"
+                self._worlds[text] = EnvironmentPool(spec, self._settings.limits) if isolated else InProcess(spec)
+            found |= call(self._worlds[text], numbers)
+        return {number: found[number] for number in episodes}

@@ -1,0 +1,194 @@
+"""Episodes: what is sampled is what is trained, what breaks costs its own row, and the batch decides nothing."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from opd.config import parse_settings
+from opd.tasks.environments.lock import Lock, LockOptions
+from opd.tasks.prompt import Prompt
+from student.data.plan import EpisodePlan, PlannedRow, plan_step
+from student.data.row import Row
+from student.lab.tiny.tokenizer import make_tokenizer
+from student.rollout.episodes import EpisodePlayer, EpisodeSettings
+from student.rollout.spec import RolloutSpec
+from student.rollout.transformers import rollout
+
+LOCK = Lock(LockOptions(digits=4, turns=6))
+NAUGHTY = "tests.support.environments:Naughty"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return make_tokenizer()
+
+
+@pytest.fixture
+def player(tokenizer: Any) -> Iterator[EpisodePlayer]:
+    made = make_player(tokenizer)
+    yield made
+    made.close()
+
+
+def make_player(tokenizer: Any, candidates: int = 4, **settings: Any) -> EpisodePlayer:
+    spec = RolloutSpec(seed=3, batch_rows=8, candidates=candidates, valid_vocab=len(tokenizer), max_prompt_tokens=64)
+    found = parse_settings(EpisodeSettings, {"turn_tokens": 4, "isolation": "none"} | settings)
+    return EpisodePlayer(found, tokenizer, spec)
+
+
+def plan(prompts: Sequence[Prompt], **changes: Any) -> list[PlannedRow]:
+    rows = plan_step(1, prompts, samples=1, max_new_tokens=80, temperature=1.0).rows
+    return [replace(row, **changes) for row in rows]
+
+
+class Scripted:
+    """An engine whose student says what a script holds, turn by turn, and remembers what it was asked."""
+
+    def __init__(self, tokenizer: Any, script: dict[str, list[str]]) -> None:
+        self.tokenizer, self.script = tokenizer, script
+        self.asked: list[PlannedRow] = []
+
+    def __call__(self, planned: Sequence[PlannedRow], purpose: tuple[object, ...]) -> list[Row]:
+        self.asked += planned
+        return [self._row(one) for one in planned]
+
+    def _row(self, one: PlannedRow) -> Row:
+        text = self.script[one.key.uid][one.key.turn]
+        prompt = self.tokenizer(one.prompt.text)["input_ids"]
+        own = [*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
+        ids = [*one.prefix_ids, *own]
+        given = len(one.prefix_ids)
+        return Row(
+            key=one.key,
+            prompt=one.prompt,
+            prompt_ids=np.array(prompt, dtype=np.uint32),
+            response_ids=np.array(ids, dtype=np.uint32),
+            behaviour_logp=np.where(np.arange(len(ids)) < given, np.nan, -1.0).astype(np.float32),
+            policy_version=np.zeros(len(ids), dtype=np.int32),
+            loss_mask=np.arange(len(ids)) >= given,
+            truncated=False,
+            text=text,
+            candidates=np.tile(np.arange(4, dtype=np.uint32), (len(ids), 1)),
+        )
+
+
+def test_a_won_episode_is_one_row_with_the_environment_masked(player: EpisodePlayer, tokenizer: Any) -> None:
+    prompt = LOCK.draw(Random(0))
+    path = prompt.extra["path"]
+    student = Scripted(tokenizer, {prompt.uid: path})
+    finished: list[Row] = []
+    (row,) = player.play(plan([prompt]), student, purpose=("rollout",), on_row=finished.append)
+    assert finished == [row] and row.tags["ended"] == "success"
+    assert row.verdict is not None and row.verdict.value == 1.0 and row.turn_rewards == (0.0, 0.0, 0.0, 1.0)
+    assert row.key == plan([prompt])[0].key and len(row.turns) == 4
+    assert tokenizer.decode(row.prompt_ids) == f"{prompt.text}{prompt.extra['register']}"
+    own = [tokenizer.decode(row.response_ids[a:b], skip_special_tokens=True) for a, b in row.turns]
+    assert own == path
+    between = [
+        tokenizer.decode(row.response_ids[a:b]) for (_, a), (b, _) in zip(row.turns, row.turns[1:], strict=False)
+    ]
+    assert between == path[:-1]  # the register that is shown is the digit that was right
+    assert row.tool_mask is not None and (row.loss_mask == ~row.tool_mask).all()
+    assert np.isnan(row.behaviour_logp[row.tool_mask]).all() and (row.behaviour_logp[row.loss_mask] == -1).all()
+    assert row.candidates is not None and len(row.candidates) == row.length
+
+
+def test_each_turn_continues_the_very_ids_of_all_earlier_ones(player: EpisodePlayer, tokenizer: Any) -> None:
+    prompt = LOCK.draw(Random(0))
+    student = Scripted(tokenizer, {prompt.uid: prompt.extra["path"]})
+    (row,) = player.play(plan([prompt]), student, purpose=("rollout",), on_row=lambda row: None)
+    for asked, (start, _) in zip(student.asked, row.turns, strict=True):
+        assert list(asked.prefix_ids) == row.response_ids[:start].tolist()
+    assert [asked.key.turn for asked in student.asked] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "ended", "turns"),
+    [
+        ({"episode": EpisodePlan(turns=2)}, {}, "turns", 2),
+        ({}, {"turns": 3}, "turns", 3),
+        ({"max_new_tokens": 6}, {}, "tokens", 2),
+    ],
+)
+def test_an_episode_is_cut_by_turns_or_tokens_and_then_not_won(
+    tokenizer: Any, changes: dict[str, Any], settings: dict[str, Any], ended: str, turns: int
+) -> None:
+    prompt = LOCK.draw(Random(0))
+    student = Scripted(tokenizer, {prompt.uid: prompt.extra["path"]})
+    player = make_player(tokenizer, **settings)
+    (row,) = player.play(plan([prompt], **changes), student, purpose=("rollout",), on_row=lambda row: None)
+    assert (row.tags["ended"], len(row.turns), row.truncated) == (ended, turns, True)
+    assert row.verdict is not None and row.verdict.known and row.verdict.value == 0.0 and row.trained
+
+
+def test_replayed_actions_are_in_the_history_and_not_trained_on(player: EpisodePlayer, tokenizer: Any) -> None:
+    prompt = LOCK.draw(Random(0))
+    path = prompt.extra["path"]
+    student = Scripted(tokenizer, {prompt.uid: path[2:]})
+    planned = plan([prompt], episode=EpisodePlan(replay=tuple(path[:2])))
+    (row,) = player.play(planned, student, purpose=("rollout",), on_row=lambda row: None)
+    assert row.tags["ended"] == "success" and len(row.turns) == 2 and row.notes["replayed"] == 2
+    first, _ = row.turns[0]
+    assert not row.loss_mask[:first].any()
+    assert tokenizer.decode(row.response_ids[:first], skip_special_tokens=True) == "".join(a + a for a in path[:2])
+
+
+def test_an_episode_that_ends_during_the_replay_is_not_trained_on(player: EpisodePlayer, tokenizer: Any) -> None:
+    prompt = LOCK.draw(Random(0))
+    planned = plan([prompt], episode=EpisodePlan(replay=tuple(prompt.extra["path"])))
+    (row,) = player.play(planned, Scripted(tokenizer, {}), purpose=("rollout",), on_row=lambda row: None)
+    assert row.tags["ended"] == "replay" and not row.loss_mask.any() and not row.trained
+    assert row.verdict is not None and not row.verdict.known
+
+
+def test_what_breaks_costs_its_own_episode(tokenizer: Any) -> None:
+    prompts = [
+        Prompt.make(text, extra={"environment": {"name": NAUGHTY, "options": {}}}) for text in ("a", "b", "c", "d")
+    ]
+    says = (["hi", "raise"], ["hi", "ho"], ["hang"], ["exit"])
+    script = {prompt.uid: list(said) + ["ho"] * 3 for prompt, said in zip(prompts, says, strict=True)}
+    player = make_player(tokenizer, turns=3, isolation="process", limits={"step_seconds": 1.0})
+    try:
+        rows = player.play(plan(prompts), Scripted(tokenizer, script), purpose=("rollout",), on_row=lambda row: None)
+    finally:
+        player.close()
+    assert [row.tags["ended"] for row in rows] == ["broken: raised", "turns", "broken: hung", "broken: died"]
+    assert [row.trained for row in rows] == [False, True, False, False]
+    assert [row.verdict.known for row in rows if row.verdict] == [False, True, False, False]
+    assert not any(row.loss_mask.any() for row in rows if not row.trained)
+
+
+def test_episodes_of_a_real_student_do_not_depend_on_their_batch(world: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(1)
+    tokenizer = AutoTokenizer.from_pretrained(world / "student")
+    model = AutoModelForCausalLM.from_pretrained(world / "student").eval()
+    spec = RolloutSpec(seed=3, batch_rows=8, candidates=4, valid_vocab=len(tokenizer), max_prompt_tokens=64)
+
+    def engine(planned: Sequence[PlannedRow], purpose: tuple[object, ...]) -> list[Row]:
+        return rollout(model, tokenizer, planned, spec, policy_version=5, purpose=purpose)
+
+    prompts = [LOCK.draw(Random(seed)) for seed in range(5)]
+    settings = parse_settings(EpisodeSettings, {"turn_tokens": 4, "isolation": "none"})
+
+    def play(planned: list[PlannedRow]) -> list[Row]:
+        player = EpisodePlayer(settings, tokenizer, spec)
+        return player.play(planned, engine, purpose=("rollout",), on_row=lambda row: None)
+
+    together = play(plan(prompts))
+    for planned, row in zip(plan(prompts), together, strict=True):
+        (alone,) = play([planned])
+        assert alone.response_ids.tolist() == row.response_ids.tolist() and alone.tags == row.tags
+        ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.response_ids]).astype(np.int64))[None]
+        with torch.no_grad():
+            logp = torch.log_softmax(model(ids).logits[0, len(row.prompt_ids) - 1 : -1].float(), -1)
+        expected = logp.gather(-1, ids[0, len(row.prompt_ids) :, None]).squeeze(-1).numpy()
+        np.testing.assert_allclose(row.behaviour_logp[row.loss_mask], expected[row.loss_mask], atol=1e-4)
+        assert set(row.policy_version.tolist()) == {5}
