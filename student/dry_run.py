@@ -38,6 +38,7 @@ def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
     check_port(recipe.metrics_port)
     plugins = build_plugins(recipe)
     lines = [yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), f"needs: {plugins.needs.describe()}"]
+    lines += [f"note: {remark}" for remark in plugins.remarks]
     if not offline:
         source = build_prompts(recipe.prompts, seed=recipe.seed, modes=recipe.modes)
         try:

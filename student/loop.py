@@ -32,7 +32,7 @@ from student.run.checkpoint import latest_checkpoint
 from student.run.evaluation import Evaluations, metrics_of, to_json
 from student.run.folder import RESUMABLE, RunFolder
 from student.run.interrupts import Interrupts
-from student.run.row_counts import count_rows, row_metrics
+from student.run.row_counts import count_rows, outcome_metrics, row_metrics
 from student.run.samples import entries, sample_of
 from student.run.saving import Saver, Unfinished
 from student.run.spans import Spans
@@ -138,6 +138,8 @@ class _Run:
     def _train(self) -> EvalReport | None:
         """All remaining steps, between two evaluations."""
         if self.state.steps == 0:
+            for remark in (r for term in self.job.learner.objective.terms for r in term.remarks(self.recipe)):
+                self.sinks.say(f"note: {remark}")
             self.state.before = self.evaluations.run("before", 0)
         self.sinks.start(self.state.steps)
         if self.state.unfinished is not None:
@@ -184,7 +186,8 @@ class _Run:
         counts = self.ranks.total(count_rows(rows, sampled) | costs.take())
         self.state.tokens += int(counts["sampled"])
         spent = {name: value for name, value in counts.items() if name.startswith("cost/")}
-        self.state.unfinished = Unfinished(updated.metrics() | moved | row_metrics(counts) | spent, outcomes)
+        metrics = updated.metrics() | moved | row_metrics(counts) | outcome_metrics(outcomes) | spent
+        self.state.unfinished = Unfinished(metrics, outcomes)
         self._follow_up(self.state.unfinished, clock)
         if updated.failure is not None:
             raise updated.failure

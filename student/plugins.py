@@ -10,22 +10,29 @@ from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.registry import Registry
 from student.controllers import CONTROLLERS, Controller
-from student.learning.terms import OBJECTIVES, Term
+from student.learning.terms import AGGREGATIONS, OBJECTIVES, Term
 from student.recipe import Recipe
 from student.rollout.engine import ROLLOUT_ENGINES, RolloutEngine
 from student.scoring.needs import Needs, merge
 
-AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
-
 
 @dataclass(frozen=True, slots=True)
 class Plugins:
-    """Terms of the objective, controllers of the loop, the rollout engine, and what terms and controllers need."""
+    """What a recipe names.
+
+    Attributes:
+        terms: of the objective.
+        controllers: of the loop.
+        engine: of rollouts.
+        needs: of terms and controllers together.
+        remarks: what a person should know of them although they work.
+    """
 
     terms: list[Term]
     controllers: list[Controller]
     engine: RolloutEngine
     needs: Needs
+    remarks: list[str]
 
 
 def build_plugins(recipe: Recipe) -> Plugins:
@@ -48,7 +55,8 @@ def build_plugins(recipe: Recipe) -> Plugins:
         controller.check(recipe, terms)
     engine: RolloutEngine = _build(ROLLOUT_ENGINES, recipe.rollout.engine, "rollout.engine")
     engine.check(recipe)
-    return Plugins(terms, controllers, engine, needs)
+    remarks = [remark for term in terms for remark in term.remarks(recipe)]
+    return Plugins(terms, controllers, engine, needs, remarks)
 
 
 def _check_teachers(recipe: Recipe, terms: Sequence[Term], controllers: Sequence[Controller]) -> None:

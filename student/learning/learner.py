@@ -100,6 +100,7 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.student.train()
+        self.objective.step = step
         try:
             sums = self.accumulate(rows)
         except torch.OutOfMemoryError as error:

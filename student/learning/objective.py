@@ -8,25 +8,21 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from opd import maths
 from student.controllers import StepReport
 from student.data.outcome import Outcome
 from student.data.row import Row
-from student.learning.terms import Term, TermOutput, TokenBatch, losses_of
+from student.learning.aggregation import position_weights
+from student.learning.terms import Term, TermOutput, TokenBatch, WeightSchedule, losses_of
 from student.scoring.needs import Needs, merge
 
 Metrics = dict[str, tuple[float, float]]
 N = TypeVar("N", float, Tensor | float)
 Sums = dict[str, tuple[Tensor | float, Tensor | float]]
 """Metrics that are still on the device: reading a number there would make the host wait for it."""
-
-# `constant` sums the tokens of a sequence and divides by sequences times the length limit.
-_MODES = {"token_mean": "token_mean", "sequence_mean": "sequence_mean", "constant": "sequence_sum"}
 
 
 class Objective:
@@ -35,6 +31,9 @@ class Objective:
     Args:
         terms: the terms.
         length_limit: response tokens per row that the `constant` aggregation divides by.
+
+    Attributes:
+        step: of the update, which schedules of weights go by.
     """
 
     def __init__(self, terms: Sequence[Term], length_limit: int) -> None:
@@ -42,6 +41,8 @@ class Objective:
         self.length_limit = length_limit
         names = [term.settings.name.rpartition(":")[2] for term in self.terms]
         self._labels = [name if names.count(name) == 1 else f"{name}.{i}" for i, name in enumerate(names)]
+        self._strata: list[list[str]] = [[] for _ in self.terms]
+        self.step = 0
 
     def needs(self) -> Needs:
         """What all terms together need."""
@@ -56,6 +57,7 @@ class Objective:
         """Let each term look at the whole batch of the step; see `Term.assess`."""
         for term in self.terms:
             term.assess(rows, outcomes, places)
+        self._strata = [term.strata(outcomes) for term in self.terms]
 
     def prepare(self, rows: Sequence[Row]) -> None:
         """Let each term look at this rank's rows of an update."""
@@ -72,29 +74,7 @@ class Objective:
 
         Counted over all rows on all ranks by `opd.maths.token_weights`, the one place that divides.
         """
-        # Dtypes are named, because a rank may have no rows.
-        lengths = torch.tensor([row.length for row in rows], dtype=torch.long, device=device)
-        sequence = torch.arange(len(rows), device=device).repeat_interleave(lengths)
-        trained = torch.from_numpy(np.concatenate([np.zeros(0, np.bool_), *(row.loss_mask for row in rows)])).to(device)
-        factor = torch.tensor([row.weight for row in rows], dtype=torch.float32, device=device)[sequence]
-
-        def selected(term: Term) -> Bool[Tensor, " N"]:
-            return torch.tensor([term.selects(row) for row in rows], dtype=torch.bool, device=device)[sequence]
-
-        found = maths.token_weights(
-            {
-                str(i): maths.Term(
-                    mask=trained
-                    & torch.tensor([term.selects(row) for row in rows], dtype=torch.bool, device=device)[sequence],
-                    mode=_MODES[term.settings.aggregation],
-                    sequence=sequence,
-                    num_sequences=len(rows),
-                    length=self.length_limit if term.settings.aggregation == "constant" else 1,
-                )
-                for i, term in enumerate(self.terms)
-            }
-        )
-        return [found[str(i)] * factor for i in range(len(self.terms))]
+        return position_weights(self.terms, self._strata, rows, self.length_limit, device)
 
     def loss(self, batch: TokenBatch, weights: Sequence[Float[Tensor, " n"]]) -> tuple[Float[Tensor, ""], Sums]:
         """This micro-batch's share of the step's loss in nats, and its metrics as sums with denominators.
@@ -110,7 +90,11 @@ class Objective:
             mine = dataclasses.replace(mine, weights=given * mine.mask)
             output = losses_of(term, mine)
             part = _weighted(output, mine)
-            total = total + term.settings.weight * part
+            weight = term.settings.weight
+            if isinstance(weight, WeightSchedule):
+                weight = weight.at(self.step)
+                metrics[f"weight/{label}"] = (weight, 1.0)
+            total = total + weight * part
             metrics[f"loss/{label}"] = (part.detach().double(), 1.0)
             for key, (top, bottom) in output.metrics.items():
                 metrics[f"{label}/{key}" if key in metrics else key] = (_exact(top), _exact(bottom))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
+from pydantic import ConfigDict, Field
 
 from opd.config import Settings
 from opd.registry import Registry
@@ -19,7 +20,7 @@ from opd.wire.types import PayloadKind
 from student.scoring.needs import TEACHER, Needs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from jaxtyping import Bool, Float, Int
     from numpy.typing import NDArray
@@ -218,20 +219,43 @@ def losses_of(term: Term, batch: TokenBatch) -> TermOutput:
     return TermOutput(loss, total, metrics)
 
 
+class WeightSchedule(Settings):
+    """A weight that goes from one value to another in a straight line and stays there."""
+
+    model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)
+
+    start: float = Field(alias="from", description="The weight in the first step.")
+    to: float = Field(description="The weight from step `steps` on.")
+    steps: int = Field(ge=1, description="Steps until then.")
+
+    def at(self, step: int) -> float:
+        """The weight in a step."""
+        done = min(1.0, step / self.steps)
+        return self.start + done * (self.to - self.start)
+
+
+AGGREGATIONS = ("token_mean", "sequence_mean", "prompt_mean", "constant", "balanced")
+
+
 class TermSettings(Settings):
     """Settings that every term has."""
 
     name: str
     """Registered name, or a dotted path "package.module:Class"."""
-    weight: float = 1.0
-    """Multiplies the term's loss."""
+    weight: float | WeightSchedule = 1.0
+    """Multiplies the term's loss: a number, or a schedule {from: 0, to: 0.1, steps: 100}."""
     aggregation: str = "token_mean"
-    """How positions are averaged: token_mean (over all trained tokens of the step), sequence_mean (tokens of a row
-    first, then rows), or constant (sum divided by rows times the length limit: a truncated response keeps exactly
-    the gradients of its tokens). An estimate from the sampled token that is unbiased at its position stays unbiased
-    over responses with constant alone: means divide by lengths, which depend on the sampled tokens. token_mean is
-    biased by about 1 / rows of the step (5 % at 4 rows, 0.3 % at 64 in docs/estimators.md), sequence_mean by more (29 %
-    with payload sampled, 11 % with gather), whatever the number of rows."""
+    """How positions are averaged: token_mean (over all trained tokens of the update), sequence_mean (tokens of a
+    response first, then responses), prompt_mean (tokens of all responses to a prompt first, then prompts), constant
+    (sum divided by responses times the length limit: a truncated response keeps exactly the gradients of its tokens),
+    or balanced (token mean within each of `strata`, which weigh by their number of responses). An estimate from the
+    sampled token that is unbiased at its position stays unbiased over responses with constant alone: means divide by
+    lengths, which depend on the sampled tokens. token_mean is biased by about 1 / rows of the step (5 % at 4 rows,
+    0.3 % at 64 in docs/estimators.md), sequence_mean by more (29 % with payload sampled, 11 % with gather), whatever
+    the number of rows."""
+    strata: str = "domain"
+    """What aggregation balanced keeps apart: domain, teacher, or the name of a tag of the rows; in policy losses also
+    credit, the sign of the advantage."""
     rows: Literal["all", "sampled", "expert"] = "all"
     """Which rows the term learns from and averages over: all, those that the student sampled under the prompt that they
     are trained under, or all others (see method expert_rows)."""
@@ -258,6 +282,10 @@ class Term:
             ConfigError: when the term cannot learn in it.
         """
 
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """What a person should know of this term in the recipe although it works, one clause each."""
+        return []
+
     def bind(self, tokenizer: Any) -> None:
         """Called once before the first step with the student's tokenizer."""
 
@@ -268,6 +296,24 @@ class Term:
     def selects(self, row: Row) -> bool:
         """Whether the term learns from `row`; called after `prepare`. Other rows count in no mean of the term."""
         return row.trained and self.admits(row)
+
+    def sequence(self, row: Row) -> Hashable:
+        """Rows for which this is equal count as one response in aggregation: those of an episode."""
+        return row.key.rollout
+
+    def stratum(self, row: Row) -> str:
+        """Which stratum of aggregation balanced `row` belongs to, by the setting `strata`."""
+        what = self.settings.strata
+        if what in ("domain", "teacher"):
+            return (row.prompt.domain or "") if what == "domain" else row.teacher
+        return row.tags.get(what, "")
+
+    def strata(self, outcomes: Sequence[Outcome]) -> list[str]:
+        """Strata of the rows of all ranks, from what became of them."""
+        what = self.settings.strata
+        if what in ("domain", "teacher"):
+            return sorted({outcome.domain if what == "domain" else outcome.teacher for outcome in outcomes})
+        return sorted({outcome.tags.get(what, "") for outcome in outcomes})
 
     def assess(self, rows: Sequence[Row], outcomes: Sequence[Outcome], places: Sequence[int]) -> None:
         """Look at the whole batch of the step, once before its first update: statistics over rows belong here.

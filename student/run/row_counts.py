@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from student.data.outcome import Outcome
 from student.data.row import Row
 from student.figures import repetition
 
@@ -41,4 +42,17 @@ def row_metrics(counts: Mapping[str, float]) -> dict[str, float]:
         metrics["payload_bytes_per_token"] = counts["payload"] / counts["scored"]
     if counts["judged"]:
         metrics["reward"] = counts["reward"] / counts["judged"]
+    return metrics
+
+
+def outcome_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Tokens that are trained on, by domain and by teacher, where there are several; of all ranks."""
+    metrics: dict[str, float] = {}
+    for label in ("domain", "teacher"):
+        tokens: dict[str, float] = {}
+        for outcome in outcomes:
+            name = getattr(outcome, label) or "none"
+            tokens[name] = tokens.get(name, 0.0) + outcome.tokens * outcome.trained
+        if len(tokens) > 1:
+            metrics |= {f"{label}_tokens/{name}": count for name, count in sorted(tokens.items())}
     return metrics

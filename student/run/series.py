@@ -29,6 +29,10 @@ class Series:
         self._tokens = self._counter("response_tokens", "Response tokens sampled for training.")
         self._bytes = self._counter("payload_bytes", "Bytes of tensors received from teachers.")
         self._costs = self._counter("cost_tokens", "Tokens spent, by purpose and kind.", "purpose", "kind")
+        self._labelled = {
+            label: self._counter(f"{label}_tokens", f"Response tokens trained on, by {label}, where several.", label)
+            for label in ("domain", "teacher")
+        }
         self._loss = Gauge("opd_student_loss_nats", "Loss of a term, latest step.", ["term"], registry=registry)
         self._domains = Gauge(
             "opd_student_domain_accuracy_ratio",
@@ -68,6 +72,8 @@ class Series:
                 self._loss.labels(rest).set(value)
             elif head == "domain_accuracy":
                 self._domains.labels(rest).set(value)
+            elif head in ("domain_tokens", "teacher_tokens"):
+                self._labelled[head.removesuffix("_tokens")].labels(rest).inc(value)
             elif head == "by_position":
                 self._positions.labels(*rest.split("/")).set(value)
             elif head == "cost":

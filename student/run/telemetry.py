@@ -37,6 +37,13 @@ _SHOWN = {
     "response_length": "length",
     "grad_norm": "gradient",
 }
+# In reinforcement learning a falling entropy is the first sign of a collapse.
+_SHOWN_WITH_REWARDS = {
+    "reward": "reward",
+    "student_entropy": "entropy",
+    "response_length": "length",
+    "grad_norm": "gradient",
+}
 _WIDE = 110
 """Columns of a terminal that has room for a bar and the time elapsed beside the figures."""
 
@@ -147,7 +154,8 @@ class Telemetry:
         self._still = self._still + 1 if metrics.get("grad_norm") == 0.0 else 0
         if self._still in _STILL_STEPS:
             self.say(_stillness(self._still, metrics))
-        note = "  ".join(f"{short} {metrics[name]:.4g}" for name, short in _SHOWN.items() if name in metrics)
+        shown = _SHOWN_WITH_REWARDS if "advantage_magnitude" in metrics else _SHOWN
+        note = "  ".join(f"{short} {metrics[name]:.4g}" for name, short in shown.items() if name in metrics)
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=step, note=note)
             if not self.console.is_terminal and (step % max(1, self._total // 20) == 0 or step == self._total):

@@ -45,10 +45,14 @@ if TYPE_CHECKING:
     from student.rl.advantages.base import Credit
 
 
+_SIGNS = {1: "good", 0: "even", -1: "bad"}
+
+
 class PolicyGradientSettings(TermSettings):
     """Settings of the policy gradient."""
 
     rows: Literal["all", "sampled", "expert"] = "sampled"
+    strata: str = "credit"
     advantage: dict[str, Any] | list[dict[str, Any]] = Field(
         default_factory=lambda: {"name": "group_mean"},
         description="The advantage estimator, its name and settings, or a list of an estimator and modifiers of its "
@@ -87,6 +91,8 @@ class PolicyGradient(Term):
     settings_type = PolicyGradientSettings
     settings: PolicyGradientSettings
     evidence: ClassVar[str] = "text and code"
+    bounds: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "dual_clip")
+    """Settings that bound the ratio, and so do nothing while it is 1."""
 
     def __init__(self, settings: PolicyGradientSettings) -> None:
         super().__init__(settings)
@@ -111,7 +117,23 @@ class PolicyGradient(Term):
                 f"term {self.settings.name!r} compares the answers to a prompt, but rollout.samples_per_prompt is "
                 f"{samples}, so that it would learn nothing; set it to {least} or more, for example 8."
             )
+        if self.settings.skip_degenerate and self.chain.first.equal_groups == "learns":
+            raise ConfigError(
+                f"term {self.settings.name!r} has skip_degenerate, which drops the groups that advantage "
+                f"{self.chain.first.settings.name!r} is there to learn from; leave one of them out."
+            )
         self.chain.check(recipe)
+
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """That no clip will ever act, where there is one update per batch of rows."""
+        s, train = self.settings, recipe.train
+        bounded = [name for name in self.bounds if getattr(s, name, None) is not None]
+        if s.ratio == "none" or not bounded or train.epochs * train.minibatches > 1:
+            return []
+        return [
+            f"{' and '.join(bounded)} of term {s.name!r} never act: with one update per batch of rows every importance "
+            "ratio is 1; set train.minibatches or train.epochs to make several"
+        ]
 
     def assess(self, rows: Sequence[Row], outcomes: Sequence[Outcome], places: Sequence[int]) -> None:
         """Compute the credit of the whole batch of rows, from those of all ranks."""
@@ -145,6 +167,17 @@ class PolicyGradient(Term):
     def selects(self, row: Row) -> bool:
         """Whether the row has credit."""
         return self.credit(row) is not None
+
+    def stratum(self, row: Row) -> str:
+        """The sign of the row's mean credit for strata credit."""
+        if self.settings.strata != "credit":
+            return super().stratum(row)
+        credit = self.credit(row)
+        return _SIGNS[int(np.sign(0.0 if credit is None else np.mean(credit)))]
+
+    def strata(self, outcomes: Sequence[Outcome]) -> list[str]:
+        """See `Term.strata`."""
+        return sorted(_SIGNS.values()) if self.settings.strata == "credit" else super().strata(outcomes)
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
         """The surrogate per position; metrics advantage_magnitude, known_share, ratio, student_entropy and its own."""

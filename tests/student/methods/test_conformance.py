@@ -33,6 +33,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"name": "policy_gradient", "ratio": "sequence", "aggregation": "constant"},
     *({"name": "policy_gradient", "ratio": ratio} for ratio in ("turn", "prefix", "none")),
     {"name": "grpo", "ratio_to": "old", "dual_clip": 3.0},
+    *({"name": "grpo", "aggregation": aggregation} for aggregation in ("balanced", "prompt_mean")),
+    {"name": "opd", "payload": "sampled", "aggregation": "balanced"},
 ]
 ENTRIES = [{"name": entry.name} for entry in OBJECTIVES] + VARIANTS
 

@@ -20,6 +20,8 @@ METRICS = {
     "loss/opd": 0.3,
     "by_position/reverse_kl/64": 0.2,
     "cost/train/sampled_tokens": 7.0,
+    "domain_tokens/sums": 40.0,
+    "teacher_tokens/none": 60.0,
 }
 
 
@@ -49,6 +51,8 @@ def test_counters_add_up_and_gauges_show_the_latest_step() -> None:
     assert registry.get_sample_value("opd_student_divergence_by_position_nats", later) == 0.2
     labels = {"purpose": "train", "kind": "sampled"}
     assert registry.get_sample_value("opd_student_cost_tokens_total", labels) == 14
+    assert registry.get_sample_value("opd_student_domain_tokens_total", {"domain": "sums"}) == 80
+    assert registry.get_sample_value("opd_student_teacher_tokens_total", {"teacher": "none"}) == 120
     assert registry.get_sample_value("opd_student_stage_seconds_sum", {"stage": "rollout"}) == 3.0
 
 

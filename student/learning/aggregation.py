@@ -1,0 +1,88 @@
+"""How the losses of a term's tokens are averaged: which tokens form a sequence, a prompt or a stratum.
+
+    token_mean      every trained token of the step weighs the same
+    sequence_mean   every response weighs the same, its tokens sharing                       (GRPO's paper)
+    prompt_mean     every prompt weighs the same, the tokens of its responses sharing        (ScaleRL)
+    constant        sum over tokens, divided by responses times the length limit             (Dr. GRPO)
+    balanced        token mean within each stratum, strata weighted by their responses       (arXiv 2605.04077)
+
+The rows of an episode that has several count as one response. What divides is `opd.maths.token_weights`, over all rows
+of an update on all ranks.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from opd import maths
+from student.data.row import Row
+from student.learning.terms import Term
+
+_MODES = {
+    "token_mean": "token_mean",
+    "sequence_mean": "sequence_mean",
+    "prompt_mean": "sequence_mean",  # of sequences that are prompts
+    "constant": "sequence_sum",
+    "balanced": "balanced",
+}
+
+
+def position_weights(
+    terms: Sequence[Term], strata: Sequence[Sequence[str]], rows: Sequence[Row], length_limit: int, device: torch.device
+) -> list[Float[Tensor, " N"]]:
+    """Per term the weight of every response position, row after row; 0 where it is not trained.
+
+    Args:
+        terms: the terms, the same on every rank.
+        strata: per term, the strata of the rows of all ranks, which a rank that lacks one must know of.
+        rows: this rank's rows of an update; it may have none.
+        length_limit: response tokens per row that `constant` divides by.
+        device: where the weights go.
+    """
+    # Dtypes are named, because a rank may have no rows.
+    lengths = torch.tensor([row.length for row in rows], dtype=torch.long, device=device)
+    place = torch.arange(len(rows), device=device).repeat_interleave(lengths)
+    trained = torch.from_numpy(np.concatenate([np.zeros(0, np.bool_), *(row.loss_mask for row in rows)])).to(device)
+    factor = torch.tensor([row.weight for row in rows], dtype=torch.float32, device=device)[place]
+
+    def spread(values: Sequence[int]) -> Int[Tensor, " N"]:
+        return torch.tensor(values, dtype=torch.long, device=device)[place]
+
+    parts = {}
+    for index, (term, known) in enumerate(zip(terms, strata, strict=True)):
+        mode = term.settings.aggregation
+        sequences = _numbered(_sequences(term, rows, whole_prompts=mode == "prompt_mean"))
+        labels = [term.stratum(row) for row in rows] if mode == "balanced" else []
+        every = sorted({*known, *labels})
+        parts[str(index)] = maths.Term(
+            mask=trained & spread([term.selects(row) for row in rows]).bool(),
+            mode=_MODES[mode],
+            sequence=spread(sequences),
+            num_sequences=len(set(sequences)),
+            stratum=spread([every.index(label) for label in labels]) if mode == "balanced" else None,
+            num_strata=max(1, len(every)) if mode == "balanced" else 1,
+            length=length_limit if mode == "constant" else 1,
+        )
+    found = maths.token_weights(parts)
+    return [found[str(index)] * factor for index in range(len(terms))]
+
+
+def _sequences(term: Term, rows: Sequence[Row], *, whole_prompts: bool) -> list[Hashable]:
+    """What each row is a part of; a row that occurs twice, as a replayed one may, counts twice."""
+    if whole_prompts:
+        return [(row.key.step, row.key.uid) for row in rows]
+    seen: dict[Hashable, int] = {}
+    found: list[Hashable] = []
+    for row in rows:
+        seen[row.key] = copy = seen.get(row.key, -1) + 1
+        found.append((term.sequence(row), copy))
+    return found
+
+
+def _numbered(labels: Iterable[Hashable]) -> list[int]:
+    """Labels as numbers from 0 on, in the order of their first occurrence."""
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(label, len(numbers)) for label in labels]

@@ -1,0 +1,14 @@
+"""Metrics of rows that need no model."""
+
+from student.data.outcome import Outcome
+from student.run.row_counts import outcome_metrics
+
+
+def test_tokens_are_told_apart_by_domain_and_teacher_where_there_are_several() -> None:
+    rows = [
+        Outcome(0, "a", 0, domain="sums", teacher="t", tokens=3),
+        Outcome(0, "b", 0, domain="code", teacher="t", tokens=4),
+        Outcome(0, "c", 0, domain="", teacher="t", tokens=5),
+        Outcome(0, "d", 0, domain="code", teacher="t", tokens=9, trained=False),
+    ]
+    assert outcome_metrics(rows) == {"domain_tokens/code": 4, "domain_tokens/none": 5, "domain_tokens/sums": 3}
