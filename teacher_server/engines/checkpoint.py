@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from opd.errors import ConfigError, IncompatibleTeacherError
-from opd.heads import scale_and_cap
+from opd.heads import OutputHead, scale_and_cap
 from opd.wire.fingerprint import weights_hash
 from teacher_server.engines.base import TokenizerIdentity
-from teacher_server.engines.head import OutputHead
 from teacher_server.engines.loading import counted_ids
 
 Header = dict[str, tuple[Path, tuple[int, ...], str]]

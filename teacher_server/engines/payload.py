@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from opd.heads import OutputHead
 from opd.wire.types import PayloadKind, PayloadSpec
-from teacher_server.engines.head import OutputHead
 
 # Bytes a logit costs while its row is reduced: the logit itself and the temporary of logsumexp, both f32.
 BYTES_PER_LOGIT = 8

@@ -13,9 +13,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from opd.errors import ConfigError
+from opd.heads import OutputHead
 from opd.wire.types import ScoreItem
 from teacher_server.engines.backbone import Backbone, shareable
-from teacher_server.engines.head import OutputHead
 
 _log = logging.getLogger(__name__)
 

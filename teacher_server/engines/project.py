@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from opd.errors import NonFiniteError
+from opd.heads import OutputHead
 from opd.wire.types import U32, PayloadKind, PayloadSpec, Scores
 from teacher_server.engines.base import EngineInfo, EngineItem
-from teacher_server.engines.head import OutputHead
 from teacher_server.engines.host_copy import HostCopy, to_device
 from teacher_server.engines.payload import Rows, reduce_rows
 

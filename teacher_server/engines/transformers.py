@@ -16,13 +16,13 @@ import transformers
 from torch import Tensor
 
 from opd.errors import ConfigError, UnavailableError
-from opd.heads import caps_attention, scale_and_cap
+from opd.heads import OutputHead, caps_attention, scale_and_cap
 from opd.wire.fingerprint import weights_hash
 from opd.wire.types import Head, PayloadKind, ScoreItem, Scores
 from teacher_server.engines.backbone import Backbone
 from teacher_server.engines.base import EngineInfo, EngineItem, Exchange
 from teacher_server.engines.checks import check_batch
-from teacher_server.engines.head import DTYPE_NAMES, OutputHead
+from teacher_server.engines.head import DTYPE_NAMES, export, identity_of
 from teacher_server.engines.loading import (
     check_finite,
     check_same_architecture,
@@ -134,7 +134,7 @@ class TransformersEngine:
         with self._lock:
             if self._closed:
                 raise UnavailableError(f"teacher {self._info.model} is closed; load it again.")
-            head = self._head().export(self._info.head.hash if self._info.head else "")
+            head = export(self._head(), self._info.head.hash if self._info.head else "")
         # The weights change in place: what is being sent must not.
         return replace(head, weight=head.weight.copy(), bias=None if head.bias is None else head.bias.copy())
 
@@ -162,7 +162,7 @@ class TransformersEngine:
         spare: dict[str, Tensor] = model.state_dict()
         check_finite(spare, folder)
         # Hashed here, not in the exchange: nobody waits for it, and nothing can fail once the weights have moved.
-        other = replace(self._info, weights_hash=new_hash, head=self._head(model).identity())
+        other = replace(self._info, weights_hash=new_hash, head=identity_of(self._head(model)))
 
         def exchange() -> None:
             nonlocal other
@@ -260,7 +260,7 @@ class TransformersEngine:
             compute_dtype=DTYPE_NAMES[self._dtype],
             vocab_size=head.vocab_size,
             tokenizer=self._tokenizer,
-            head=head.identity(),
+            head=identity_of(head),
             payloads=frozenset(PayloadKind),
             supports_temperature=True,
             max_sequence_tokens=int(getattr(text, "max_position_embeddings", 0) or 1 << 20),

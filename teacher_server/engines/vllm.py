@@ -19,12 +19,13 @@ from typing import Any
 import torch
 
 from opd.errors import ConfigError, UnavailableError
+from opd.heads import OutputHead
 from opd.wire.fingerprint import weights_hash
 from opd.wire.types import Head, PayloadKind, Scores
 from teacher_server.engines.base import EngineInfo, EngineItem, Exchange
 from teacher_server.engines.checkpoint import Header, check_same_tensors, check_unchanged, load_head, read_header
 from teacher_server.engines.checks import check_batch
-from teacher_server.engines.head import DTYPE_NAMES, OutputHead
+from teacher_server.engines.head import DTYPE_NAMES, export, identity_of
 from teacher_server.engines.loading import (
     check_same_architecture,
     counted_ids,
@@ -150,7 +151,7 @@ class VllmEngine:
             compute_dtype=DTYPE_NAMES[self._dtype],
             vocab_size=vocabulary,
             tokenizer=self._tokenizer,
-            head=None if self._head is None else self._head.identity(),
+            head=None if self._head is None else identity_of(self._head),
             payloads=payloads,
             supports_temperature=pooling,
             # The generate runner must have room for one token that nobody wants.
@@ -189,7 +190,7 @@ class VllmEngine:
         """The output head, for callers that take hidden states."""
         if self._head is None or self._info.head is None:
             raise UnavailableError(f"teacher {self._info.model} serves no hidden states; use runner pooling.")
-        return self._head.export(self._info.head.hash)
+        return export(self._head, self._info.head.hash)
 
     def memory_bytes(self) -> int:
         """Bytes of the weights in the compute dtype, our own head included; the key-value cache comes on top."""
@@ -220,7 +221,7 @@ class VllmEngine:
         head = None
         if self._head is not None:
             head = load_head(folder, self._config, self._dtype, self._device, self._tokenizer)
-        identity = None if head is None else head.identity()
+        identity = None if head is None else identity_of(head)
         other = _Weights(folder, header, head, replace(self._info, weights_hash=new_hash, head=identity))
         known = True
 

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from opd.heads import OutputHead
 from opd.wire.types import PayloadSpec
-from teacher_server.engines.head import OutputHead
 from teacher_server.engines.host_copy import HostCopy
 from teacher_server.engines.payload import Rows, reduce_logits, reduce_rows
 
@@ -98,9 +98,9 @@ def test_logits_of_one_block_stay_within_the_byte_budget() -> None:
     seen: list[int] = []
 
     class Watched(OutputHead):
-        def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
             seen.append(hidden.shape[0] * 50 * 4)
-            return OutputHead.logits(self, hidden)
+            return OutputHead.logits(self, hidden, out)
 
     list(reduce_rows(_rows(40), PayloadSpec.sampled(), Watched(torch.randn(50, 8), None, 1.0, 0.0), 4000))
     assert max(seen) <= 4000 and sum(seen) == 40 * 50 * 4
