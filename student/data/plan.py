@@ -31,7 +31,9 @@ class PlannedRow:
         temperature: sampling temperature.
         answer: the response as text when it is given instead of sampled; such rows have origin expert.
         prefix_ids: ids that the response begins with and the student continues; they are not trained on, and count
-            neither as sampled nor in `max_new_tokens`.
+            neither as sampled nor in `max_new_tokens`. Ids and no text: encoded again, a text may have others.
+        behaviour_prompt: the prompt to sample under when that is another than `prompt` (a hint); the row is trained
+            under `prompt` and has origin hinted.
         stop_ids: ids that end this response besides those of the run.
         tags: labels that the row carries, for groups, metrics and verifiers.
         episode: how it is played where the prompt names an environment; None for the run's settings.
@@ -43,6 +45,7 @@ class PlannedRow:
     temperature: float
     answer: str | None = None
     prefix_ids: tuple[int, ...] = ()
+    behaviour_prompt: Prompt | None = None
     stop_ids: frozenset[int] = frozenset()
     tags: Mapping[str, str] = field(default_factory=dict)
     episode: EpisodePlan | None = None

@@ -57,11 +57,12 @@ class Row:
         prompt: the prompt it answers.
         prompt_ids: [P] uint32, the prompt the student is trained under.
         response_ids: [T] uint32, sampled ids, the end-of-sequence id included when it was sampled.
-        behaviour_logp: [T] float32 nats, log-probs under the sampler at the rollout temperature.
+        behaviour_logp: [T] float32 nats, log-probs under the sampler at the rollout temperature; NaN where the student
+            did not sample the token.
         policy_version: [T] int32, steps of the run that the sampling weights had seen.
         loss_mask: [T] bool, True where the token is trained on.
         truncated: True when the length limit, not the end-of-sequence id, ended the response.
-        text: the response decoded without special tokens.
+        text: what the student sampled, decoded without special tokens; a prefix that was given is no part of it.
         candidates: [T, K] uint32, the student's K most likely ids, descending; None unless asked for.
         origin: who wrote the response.
         behaviour_prompt_ids: [P'] uint32, the prompt it was sampled under when that is another (a hint), else None.

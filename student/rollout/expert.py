@@ -1,7 +1,7 @@
 """Rows whose response is given as text: encoded, then read once by the student for log-probs and candidates.
 
 `behaviour_logp` holds the student's own log-probs, as if it had sampled the response: nobody knows those of the true
-author. Terms that need a real sampler look at `Row.origin`, which is "expert".
+author. Terms that need a real sampler look at `Row.on_policy`, which is False.
 """
 
 from collections.abc import Sequence
@@ -82,6 +82,7 @@ def _encode(
         text=str(tokenizer.decode(ids, skip_special_tokens=True)),
         origin="expert",
         turns=((0, len(ids)),),
+        tags=dict(planned.tags),
     )
 
 

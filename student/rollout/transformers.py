@@ -11,31 +11,14 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from opd.errors import DataError
-from opd.tasks.encode import encode_prompt
 from student.data.plan import PlannedRow
 from student.data.row import Row
-from student.data.streams import stream, uniforms
 from student.rollout.expert import expert_rows
+from student.rollout.requests import Request
 from student.rollout.sampling import draw
 from student.rollout.spec import RolloutSpec
 
 __all__ = ["RolloutSpec", "rollout"]
-
-
-class _Active:
-    """A row that is being decoded."""
-
-    def __init__(self, planned: PlannedRow, prompt_ids: np.ndarray, seed: int, purpose: tuple[object, ...]) -> None:
-        key = planned.key
-        self.planned = planned
-        self.prompt_ids = prompt_ids
-        self.context = np.concatenate([prompt_ids, np.array(planned.prefix_ids, dtype=np.uint32)])
-        generator = stream(seed, *purpose, key.step, key.uid, key.sample, key.turn, key.agent)
-        self.uniforms = uniforms(generator, planned.max_new_tokens)
-        self.ids: list[int] = []
-        self.logp: list[float] = []
-        self.candidates: list[np.ndarray] = []
 
 
 def rollout(
@@ -55,39 +38,37 @@ def rollout(
         tokenizer: its tokenizer.
         planned: what to sample.
         spec: shared settings; the stop token that ends a response is kept as its last token.
-        policy_version: updates the weights have seen, recorded per token.
+        policy_version: steps that the weights have seen, recorded per token.
         purpose: first names of the random streams; evaluations use others than training.
         on_row: called with each row as soon as it is finished, in order of finishing.
 
     Returns:
         The rows in the order of `planned`.
     """
-    stops = spec.stops(tokenizer)
     was_training = model.training
     model.eval()
     rows: dict[int, Row] = {}
     try:
-        prompts = [_encode(p, tokenizer, spec.max_prompt_tokens) for p in planned]
+        requests = [Request(p, tokenizer, spec, purpose) for p in planned]
         given = [i for i, p in enumerate(planned) if p.answer is not None]
         if given:
-            answered = expert_rows(
-                model, tokenizer, [planned[i] for i in given], [prompts[i] for i in given], spec, policy_version
-            )
+            prompts = [requests[i].prompt_ids for i in given]
+            answered = expert_rows(model, tokenizer, [planned[i] for i in given], prompts, spec, policy_version)
             for i, row in zip(given, answered, strict=True):
                 rows[i] = row
                 on_row(row)
-        actives = {i: _Active(p, prompts[i], spec.seed, purpose) for i, p in enumerate(planned) if p.answer is None}
         # Rows of similar prompt length share a batch; the order is a function of the plan, so it resumes.
-        order = sorted(actives, key=lambda i: (len(actives[i].context), i))
+        sampled = (i for i, p in enumerate(planned) if p.answer is None)
+        order = sorted(sampled, key=lambda i: (len(requests[i].input_ids), i))
         for start in range(0, len(order), spec.batch_rows):
             indices = order[start : start + spec.batch_rows]
 
-            def finish(position: int, truncated: bool, indices: list[int] = indices) -> None:
-                row = _to_row(actives[indices[position]], tokenizer, truncated, policy_version)
+            def finish(position: int, indices: list[int] = indices) -> None:
+                row = requests[indices[position]].row(tokenizer, policy_version)
                 rows[indices[position]] = row
                 on_row(row)
 
-            _Decoder(model, [actives[i] for i in indices], spec, stops).run(finish)
+            _Decoder(model, [requests[i] for i in indices], spec).run(finish)
     finally:
         model.train(was_training)
     return [rows[i] for i in range(len(planned))]
@@ -99,20 +80,19 @@ class _Decoder:
     Finished rows stay in the batch as ballast until they are half of it, because cutting a KV cache is a copy.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, batch: Sequence[_Active], spec: RolloutSpec, stops: frozenset[int]
-    ) -> None:
-        self.model, self.batch, self.spec, self.stops = model, batch, spec, stops
+    def __init__(self, model: PreTrainedModel, batch: Sequence[Request], spec: RolloutSpec) -> None:
+        self.model, self.batch, self.spec = model, batch, spec
+        self.uniforms = [request.uniforms() for request in batch]
         self.slots = list(range(len(batch)))
         self.running = set(self.slots)
-        self.input_ids, self.mask = _left_pad([a.context for a in batch], model.device)
+        self.input_ids, self.mask = _left_pad([request.input_ids for request in batch], model.device)
         self.positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
-        self.temperature = torch.tensor([a.planned.temperature for a in batch], device=model.device)
+        self.temperature = torch.tensor([request.planned.temperature for request in batch], device=model.device)
         self.cache = DynamicCache(config=model.config)
 
     @torch.no_grad()
-    def run(self, finish: Callable[[int, bool], None]) -> None:
-        """Decode until every row has finished; calls finish(index in the batch, truncated)."""
+    def run(self, finish: Callable[[int], None]) -> None:
+        """Decode until every row has finished; calls finish(index in the batch)."""
         step = 0
         while self.running:
             logits = self.model(
@@ -127,9 +107,9 @@ class _Decoder:
             step += 1
             self._extend(ids)
 
-    def _sample(self, logits: Tensor, step: int, finish: Callable[[int, bool], None]) -> Tensor:
+    def _sample(self, logits: Tensor, step: int, finish: Callable[[int], None]) -> Tensor:
         device, vocab = logits.device, self.spec.valid_vocab
-        drawn = [self.batch[i].uniforms[step] if i in self.running else 0.5 for i in self.slots]
+        drawn = [self.uniforms[i][step] if i in self.running else 0.5 for i in self.slots]
         ids, logp = _draw_mixed(
             logits, torch.tensor(drawn, dtype=torch.float64, device=device), self.temperature, vocab
         )
@@ -140,15 +120,9 @@ class _Decoder:
             index = self.slots[slot]
             if index not in self.running:
                 continue
-            active = self.batch[index]
-            active.ids.append(token)
-            active.logp.append(log_prob)
-            if top is not None:
-                active.candidates.append(top[slot])
-            stopped = token in self.stops or token in active.planned.stop_ids
-            if stopped or len(active.ids) >= active.planned.max_new_tokens:
+            if self.batch[index].take(token, log_prob, None if top is None else top[slot]):
                 self.running.discard(index)
-                finish(index, not stopped)
+                finish(index)
         return ids
 
     def _extend(self, ids: Tensor) -> None:
@@ -177,16 +151,6 @@ def _draw_mixed(logits: Tensor, uniform: Tensor, temperature: Tensor, valid_voca
     return ids, logp
 
 
-def _encode(planned: PlannedRow, tokenizer: PreTrainedTokenizerBase, limit: int) -> np.ndarray:
-    ids = encode_prompt(planned.prompt, tokenizer)
-    if len(ids) > limit:
-        raise DataError(
-            f"{planned.prompt.name} has {len(ids)} tokens, over the limit of {limit}; raise "
-            "rollout.max_prompt_tokens or drop the prompt."
-        )
-    return np.array(ids, dtype=np.uint32)
-
-
 def _left_pad(prompts: Sequence[np.ndarray], device: torch.device) -> tuple[Tensor, Tensor]:
     width = max(len(p) for p in prompts)
     ids = np.zeros((len(prompts), width), dtype=np.int64)
@@ -195,28 +159,3 @@ def _left_pad(prompts: Sequence[np.ndarray], device: torch.device) -> tuple[Tens
         ids[row, width - len(prompt) :] = prompt
         mask[row, width - len(prompt) :] = 1
     return torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device)
-
-
-def _to_row(active: _Active, tokenizer: PreTrainedTokenizerBase, truncated: bool, policy_version: int) -> Row:
-    prefix = np.array(active.planned.prefix_ids, dtype=np.uint32)
-    given, length = len(prefix), len(prefix) + len(active.ids)
-    candidates = np.stack(active.candidates) if active.candidates else None
-    if candidates is not None and given:
-        # Of no meaning, since nothing is asked there; a batch keeps candidates for all positions or for none.
-        candidates = np.concatenate([np.tile(np.arange(candidates.shape[1], dtype=np.uint32), (given, 1)), candidates])
-    return Row(
-        key=active.planned.key,
-        prompt=active.planned.prompt,
-        prompt_ids=active.prompt_ids,
-        response_ids=np.concatenate([prefix, np.array(active.ids, dtype=np.uint32)]),
-        behaviour_logp=np.concatenate(
-            [np.full(given, np.nan, dtype=np.float32), np.array(active.logp, dtype=np.float32)]
-        ),
-        policy_version=np.full(length, policy_version, dtype=np.int32),
-        loss_mask=np.arange(length) >= given,
-        truncated=truncated,
-        text=str(tokenizer.decode(active.ids, skip_special_tokens=True)),
-        candidates=candidates,
-        turns=((given, length),),
-        tags=dict(active.planned.tags),
-    )

@@ -127,6 +127,8 @@ class Toy:
         self.behaviour = self.logp(self.hidden, self.head).gather(1, self.token_ids[:, None])[:, 0]
         mask = torch.rand(count, generator=generator) < (0.7 if masked else 2.0)
         mask[0] = True
+        # A token that the student did not sample has no log-prob under it.
+        self.behaviour = torch.where(mask, self.behaviour, torch.nan)
         self.rows = [self._row(i, length, group, origins, mask) for i, length in enumerate(lengths)]
         self.candidates = self.logp(self.hidden, self.head).topk(self.k, dim=-1).indices
         # The old policy: near the present one, so that ratios are moderate.

@@ -22,7 +22,7 @@ def refuse_given_rows(term: Term, rows: Sequence[Row]) -> None:
     Raises:
         ConfigError: when the term would learn from a row that the student did not sample.
     """
-    if any(row.origin == "expert" and term.selects(row) for row in rows):
+    if any(not row.on_policy and term.selects(row) for row in rows):
         raise ConfigError(
             f"term {term.settings.name!r} estimates from the sampled token, which needs rows that the student sampled; "
             "set its rows to sampled, or use payload gather or hidden."
@@ -37,5 +37,5 @@ def untied_tokens(batch: TokenBatch, candidates: Int[Tensor, "n k"]) -> Int[Tens
     """
     import torch
 
-    given = batch.of_rows([row.origin == "expert" for row in batch.rows])
+    given = batch.of_rows([not row.on_policy for row in batch.rows])
     return torch.where(given, candidates[:, 0], batch.token_ids)

@@ -69,6 +69,6 @@ def future_surrogate(batch: TokenBatch, discount: float, *, length_normalised: b
     future = future_sum(ratio, batch.row, discount)
     if length_normalised:
         future = future / future_sum(counts.to(future.dtype), batch.row, 1.0).clamp(min=1.0)
-    sampled = batch.of_rows([row.origin != "expert" for row in batch.rows])
+    sampled = batch.of_rows([row.on_policy for row in batch.rows])
     surrogate = torch.where(sampled & batch.mask, future * scores.sampled, torch.zeros_like(future))
     return surrogate - surrogate.detach()

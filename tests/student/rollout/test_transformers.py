@@ -9,7 +9,7 @@ import torch
 from opd.errors import DataError
 from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow, plan_step
-from student.data.row import Row
+from student.data.row import Row, RowKey
 from student.rollout.sampling import draw
 from student.rollout.transformers import RolloutSpec, rollout
 
@@ -156,3 +156,26 @@ def test_a_row_can_have_stop_ids_of_its_own(student: tuple[Any, Any]) -> None:
     first = int(whole.response_ids[0])
     (cut,) = roll(student, planned("12+34=", stop_ids=frozenset({first})))
     assert cut.response_ids.tolist() == [first] and not cut.truncated
+
+
+def one(student: tuple[Any, Any], **changes: Any) -> Row:
+    model, tokenizer = student
+    key = RowKey(2, "fixed", 0)  # one random stream whatever is asked
+    planned = PlannedRow(**{"key": key, "prompt": Prompt.make("12+34="), "max_new_tokens": 12, **changes})
+    spec = RolloutSpec(seed=7, batch_rows=8, candidates=4, valid_vocab=len(tokenizer), max_prompt_tokens=40)
+    (row,) = rollout(model, tokenizer, [planned], spec, policy_version=5)
+    return row
+
+
+def test_a_row_is_sampled_under_its_hint_and_kept_under_its_prompt(student: tuple[Any, Any]) -> None:
+    hint = Prompt.make("the sum is 46. 12+34=")
+    hinted = one(student, temperature=1.0, behaviour_prompt=hint, tags={"arm": "hint"})
+    plainly = one(student, temperature=1.0, prompt=hint)
+    assert hinted.response_ids.tolist() == plainly.response_ids.tolist()
+    assert hinted.behaviour_logp.tolist() == plainly.behaviour_logp.tolist()
+    assert hinted.prompt.text == "12+34="
+    assert hinted.behaviour_prompt_ids is not None
+    assert hinted.behaviour_prompt_ids.tolist() == plainly.prompt_ids.tolist()
+    assert len(hinted.prompt_ids) < len(plainly.prompt_ids)
+    assert hinted.origin == "hinted" and not hinted.on_policy and plainly.on_policy
+    assert hinted.tags == {"arm": "hint"} and set(hinted.policy_version) == {5}

@@ -1,0 +1,110 @@
+"""From a planned row to what an engine decodes, and from what it decoded to a row; the same for every engine.
+
+    read by the engine    behaviour_prompt or prompt, then prefix_ids
+    kept in the row       prompt_ids: of `prompt`; response_ids: prefix_ids, then what was sampled
+
+The prefix was not sampled here: it is masked, without a log-prob (NaN), and its candidates are ids that nothing reads.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
+
+from opd.errors import DataError
+from opd.tasks.encode import encode_prompt
+from opd.tasks.prompt import Prompt
+from student.data.plan import PlannedRow
+from student.data.row import Row
+from student.data.streams import stream, uniforms
+from student.rollout.spec import RolloutSpec
+
+
+class Request:
+    """A row that is being sampled.
+
+    Args:
+        planned: what is asked for.
+        tokenizer: the student's.
+        spec: what every rollout of the run shares.
+        purpose: first names of the random stream.
+
+    Attributes:
+        input_ids: [P'] uint32, what the engine reads before the first token that it samples.
+        prompt_ids: [P] uint32, the prompt that the row is trained under.
+        stops: ids that end the response.
+        ids, logp, candidates: what has been sampled so far, a token each.
+
+    Raises:
+        DataError: for a prompt that encodes to no token, or one over the limit.
+    """
+
+    def __init__(
+        self, planned: PlannedRow, tokenizer: PreTrainedTokenizerBase, spec: RolloutSpec, purpose: Sequence[object]
+    ) -> None:
+        self.planned = planned
+        self.prompt_ids = _encode(planned.prompt, tokenizer, spec.max_prompt_tokens)
+        hinted = planned.behaviour_prompt
+        self.behaviour_ids = None if hinted is None else _encode(hinted, tokenizer, spec.max_prompt_tokens)
+        read = self.prompt_ids if self.behaviour_ids is None else self.behaviour_ids
+        self.input_ids = np.concatenate([read, np.array(planned.prefix_ids, dtype=np.uint32)])
+        self.stops = spec.stops(tokenizer) | planned.stop_ids
+        self._purpose, self._seed = tuple(purpose), spec.seed
+        self.ids: list[int] = []
+        self.logp: list[float] = []
+        self.candidates: list[NDArray[np.uint32]] = []
+
+    def uniforms(self) -> NDArray[np.float64]:
+        """[max_new_tokens] a uniform number in (0, 1) for every token, from the row's own stream."""
+        key = self.planned.key
+        generator = stream(self._seed, *self._purpose, key.step, key.uid, key.sample, key.turn, key.agent)
+        return uniforms(generator, self.planned.max_new_tokens)
+
+    def take(self, token: int, logp: float, candidates: NDArray[np.uint32] | None) -> bool:
+        """Keep a sampled token; returns whether it ends the response."""
+        self.ids.append(token)
+        self.logp.append(logp)
+        if candidates is not None:
+            self.candidates.append(candidates)
+        return token in self.stops or len(self.ids) >= self.planned.max_new_tokens
+
+    def row(self, tokenizer: PreTrainedTokenizerBase, version: int) -> Row:
+        """The finished row."""
+        planned, prefix = self.planned, len(self.planned.prefix_ids)
+        response = np.array([*planned.prefix_ids, *self.ids], dtype=np.uint32)
+        length = len(response)
+        return Row(
+            key=planned.key,
+            prompt=planned.prompt,
+            prompt_ids=self.prompt_ids,
+            response_ids=response,
+            behaviour_logp=np.array([np.nan] * prefix + self.logp, dtype=np.float32),
+            policy_version=np.full(length, version, dtype=np.int32),
+            loss_mask=np.arange(length) >= prefix,
+            truncated=self.ids[-1] not in self.stops,
+            text=str(tokenizer.decode(self.ids, skip_special_tokens=True)),
+            candidates=_with_prefix(self.candidates, prefix),
+            origin="policy" if planned.behaviour_prompt is None else "hinted",
+            behaviour_prompt_ids=self.behaviour_ids,
+            turns=((prefix, length),),
+            tags=dict(planned.tags),
+        )
+
+
+def _with_prefix(candidates: Sequence[NDArray[np.uint32]], prefix: int) -> NDArray[np.uint32] | None:
+    """[T, K]: every position needs K ids, or a micro-batch would lose the candidates of all its rows."""
+    if not candidates:
+        return None
+    filler = np.arange(len(candidates[0]), dtype=np.uint32)
+    return np.stack([filler] * prefix + list(candidates))
+
+
+def _encode(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, limit: int) -> NDArray[np.uint32]:
+    ids = encode_prompt(prompt, tokenizer)
+    if len(ids) > limit:
+        raise DataError(
+            f"{prompt.name} has {len(ids)} tokens, over the limit of {limit}; raise "
+            "rollout.max_prompt_tokens or drop the prompt."
+        )
+    return np.array(ids, dtype=np.uint32)
