@@ -32,6 +32,7 @@ for name, path, summary in [
     ("linear_window", "windows.windows:LinearWindow", "a rollout window that grows in a straight line"),
     ("prune_opd", "windows.prune_opd:PruneOpd", "end responses where student and teacher have drifted apart"),
     ("effopd", "jumps.effopd:EffOpd", "jump along the path of the weights, as long as a gate accepts"),
+    ("tcod", "curricula.tcod:Tcod", "distil the turns of episodes one after the other (TCOD)"),
     ("mask_tokens", "distil.mask_tokens:MaskTokens", "leave special tokens out of every loss"),
 ]:
     CONTROLLERS.add(name, f"student.methods.{path}", summary)

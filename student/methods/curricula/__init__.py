@@ -1,0 +1,1 @@
+"""Curricula over the turns of episodes: a paper a file."""

@@ -1,0 +1,70 @@
+"""What the turns of episodes say: the divergence of each turn, told to all ranks through a row's notes."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from student.data.outcome import Outcome
+from student.data.row import Row
+from student.scoring.needs import TEACHER
+
+_PREFIX = "turn_kl/"
+
+
+def note_turns(row: Row) -> None:
+    """Note the sampled reverse KL of each turn of the student: `turn_kl/i`, nats summed over the turn's tokens.
+
+    Turns are counted from the start of the episode, replayed ones included. A row without the teacher's log-probs of
+    the sampled tokens gets no note.
+    """
+    signals = [scores for (role, _), scores in row.signals.items() if role == TEACHER]
+    scores = next((found.sampled for found in signals if found.sampled is not None), None)
+    if scores is None or row.tool_mask is None:
+        return
+    first = int(row.notes.get("replayed", 0.0))
+    for turn, (start, end) in enumerate(row.turns, first):
+        ratio = row.behaviour_logp[start:end].astype(np.float64) - scores[start:end]
+        row.notes[f"{_PREFIX}{turn}"] = float(ratio.sum())
+
+
+def turn_divergences(outcomes: Sequence[Outcome]) -> dict[int, float]:
+    """Mean sampled reverse KL by turn over the episodes that reached it, nats per turn, turns from 0."""
+    found: dict[int, list[float]] = {}
+    for outcome in outcomes:
+        for turn, value in turn_notes(outcome.notes).items():
+            found.setdefault(turn, []).append(value)
+    return {turn: float(np.mean(values)) for turn, values in sorted(found.items())}
+
+
+def turn_notes(notes: Mapping[str, float]) -> dict[int, float]:
+    """The divergences that `note_turns` noted, by turn."""
+    return {int(name.removeprefix(_PREFIX)): value for name, value in notes.items() if name.startswith(_PREFIX)}
+
+
+def turn_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Metrics of a step's episodes.
+
+    Returns:
+        turns: mean turns of the student; episodes_broken and episodes_ended_in_replay: their shares; trajectory_kl:
+        mean sum of an episode, nats; kl_by_turn/N: mean of turn N, nats; kl_escalation: mean of the last third of the
+        turns over that of the first third, above 1 where the student drifts away as episodes go on.
+    """
+    played = [outcome for outcome in outcomes if "ended" in outcome.tags]
+    if not played:
+        return {}
+    ended = [outcome.tags["ended"] for outcome in played]
+    metrics = {
+        "turns": float(np.mean([outcome.notes.get("turns", 0.0) for outcome in played])),
+        "episodes_broken": float(np.mean([how.startswith("broken") for how in ended])),
+        "episodes_ended_in_replay": float(np.mean([how == "replay" for how in ended])),
+    }
+    by_turn = turn_divergences(played)
+    if by_turn:
+        sums = [sum(turn_notes(outcome.notes).values()) for outcome in played if turn_notes(outcome.notes)]
+        metrics["trajectory_kl"] = float(np.mean(sums))
+        metrics |= {f"kl_by_turn/{turn + 1}": value for turn, value in by_turn.items()}
+        values, third = list(by_turn.values()), max(1, len(by_turn) // 3)
+        early = float(np.mean(values[:third]))
+        if early > 0:
+            metrics["kl_escalation"] = float(np.mean(values[-third:])) / early
+    return metrics

@@ -1,0 +1,128 @@
+"""TCOD's schedule, its ways through an episode, and the depth that follows the divergence."""
+
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from opd.config import parse_settings
+from opd.errors import ConfigError, DataError
+from opd.tasks.environments.lock import Lock, LockOptions
+from opd.tasks.prompt import Prompt
+from opd.wire.types import PayloadKind, Scores
+from student.controllers import StepReport
+from student.data.outcome import Outcome
+from student.data.plan import EpisodePlan, StepPlan, plan_step
+from student.data.row import Row, RowKey
+from student.methods.curricula.tcod import Tcod, TcodSettings
+from student.methods.curricula.turns import note_turns, turn_divergences, turn_metrics
+from student.scoring.needs import TEACHER
+
+LOCK = Lock(LockOptions(digits=6, turns=9))
+
+
+def make(**settings: Any) -> Tcod:
+    return Tcod(parse_settings(TcodSettings, {"name": "tcod"} | settings))
+
+
+def planned(step: int, count: int = 4) -> StepPlan:
+    prompts = [LOCK.draw(Random(seed)) for seed in range(count)]
+    return plan_step(step, prompts, samples=2, max_new_tokens=64, temperature=1.0)
+
+
+def test_the_depth_grows_by_one_every_eta_steps_up_to_the_limit() -> None:
+    method = make(start=2, every=3, turns=4)
+    assert [method.depth(step) for step in range(9)] == [2, 2, 2, 3, 3, 3, 4, 4, 4]
+
+
+def test_front_to_back_cuts_and_back_to_front_replays_the_rest_of_the_path() -> None:
+    cut = make(order="f2b", every=1).plan(planned(2))
+    assert {row.episode for row in cut.rows} == {EpisodePlan(turns=3)}
+    back = make(order="b2f", every=1).plan(planned(2))
+    for row in back.rows:
+        path = tuple(row.prompt.extra["path"])
+        assert row.episode == EpisodePlan(replay=path[:3])
+    whole = make(order="b2f", every=1).plan(planned(20))
+    assert {row.episode for row in whole.rows} == {EpisodePlan()}
+
+
+def test_mixed_sends_the_samples_of_a_prompt_the_same_way() -> None:
+    rows = make(order="mixed").plan(planned(1, count=16)).rows
+    ways = [bool(row.episode and row.episode.replay) for row in rows]
+    assert ways[::2] == ways[1::2] and 0 < sum(ways) < len(ways)
+    assert make(order="mixed").plan(planned(1, count=16)).rows == rows
+
+
+def test_a_fixed_horizon_stays_and_zero_leaves_episodes_alone() -> None:
+    assert {row.episode for row in make(order="fixed", start=3).plan(planned(50)).rows} == {EpisodePlan(turns=3)}
+    assert make(order="fixed", start=0).plan(planned(50)) == planned(50)
+
+
+def test_prompts_without_an_environment_are_left_alone_and_without_a_path_refused() -> None:
+    plain = plan_step(0, [Prompt.make("1+1=")], samples=1, max_new_tokens=4, temperature=1.0)
+    assert make().plan(plain) == plain
+    bare = Prompt.make("x", extra={"environment": {"name": "lock"}})
+    with pytest.raises(DataError, match="has no path to replay"):
+        make(order="b2f").plan(plan_step(0, [bare], samples=1, max_new_tokens=4, temperature=1.0))
+
+
+def outcomes(*turns: float, ended: str = "success") -> list[Outcome]:
+    notes = {f"turn_kl/{turn}": value for turn, value in enumerate(turns)} | {"turns": float(len(turns))}
+    return [Outcome(0, "a", 0, tags={"ended": ended}, notes=notes)]
+
+
+def test_adaptive_depth_waits_until_the_deepest_turn_is_near_the_first() -> None:
+    method = make(adaptive=True, multiple=2.0, smoothing=0.5, turns=3)
+    method.observe(StepReport(0, {}, outcomes(1.0)))
+    assert method.depth(100) == 2  # the first turn is its own measure
+    method.observe(StepReport(1, {}, outcomes(1.0, 8.0)))
+    assert method.depth(100) == 2
+    method.observe(StepReport(2, {}, outcomes(1.0, 1.0)))
+    saved = method.state_dict()
+    method.observe(StepReport(3, {}, outcomes(1.0, 1.0)))
+    method.observe(StepReport(4, {}, outcomes(1.0, 1.0)))
+    assert method.depth(100) == 3
+    again = make(adaptive=True, multiple=2.0, smoothing=0.5, turns=3)
+    again.load_state_dict(saved)
+    assert again.depth(0) == 2 and again.state_dict() == saved
+
+
+def test_the_divergence_of_a_turn_sums_over_its_tokens_and_counts_from_the_start_of_the_episode() -> None:
+    length = 6
+    row = Row(
+        key=RowKey(0, "a", 0),
+        prompt=Prompt.make("x"),
+        prompt_ids=np.zeros(1, np.uint32),
+        response_ids=np.zeros(length, np.uint32),
+        behaviour_logp=np.array([-1, -2, np.nan, -3, -4, np.nan], np.float32),
+        policy_version=np.zeros(length, np.int32),
+        loss_mask=np.array([1, 1, 0, 1, 1, 0], bool),
+        truncated=False,
+        text="",
+        tool_mask=np.array([0, 0, 1, 0, 0, 1], bool),
+        turns=((0, 2), (3, 5)),
+        tags={"ended": "success"},
+        notes={"replayed": 2.0},
+    )
+    row.signals[TEACHER, PayloadKind.SAMPLED] = Scores(sampled=np.full(length, -5.0, np.float32), weights_hash="")
+    note_turns(row)
+    assert row.notes["turn_kl/2"] == pytest.approx(7.0) and row.notes["turn_kl/3"] == pytest.approx(3.0)
+
+
+def test_metrics_tell_escalation_and_broken_episodes() -> None:
+    found = outcomes(1.0, 2.0, 3.0) + outcomes(3.0, 2.0, ended="broken: hung")
+    assert turn_divergences(found) == {0: 2.0, 1: 2.0, 2: 3.0}
+    metrics = turn_metrics(found)
+    assert metrics["kl_escalation"] == pytest.approx(1.5) and metrics["trajectory_kl"] == pytest.approx(5.5)
+    assert metrics["episodes_broken"] == 0.5 and metrics["kl_by_turn/3"] == 3.0 and metrics["turns"] == 2.5
+    assert turn_metrics([]) == {}
+    services: Any = SimpleNamespace(outcomes=found)
+    assert make().after_update(4, services)["turn_depth"] == 3.0
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    for wrong, message in (({"adaptive": True, "order": "b2f"}, "use order f2b"), ({"start": 0}, "never act")):
+        with pytest.raises(ConfigError, match=message):
+            make(**wrong)
