@@ -9,6 +9,20 @@ ADVANTAGES = Registry("advantage", "opd.advantages", member="settings_type")
 
 for name, path, summary in [
     ("group_mean", "advantages.group_mean:GroupMean", "reward minus the group's mean, by default over its deviation"),
+    ("reinforce", "advantages.reinforce:Reinforce", "reward minus a constant"),
+    ("lite_ppo", "advantages.batch_scale:LitePpo", "reward minus the group's mean, over the batch's deviation"),
+    ("reinforce_pp", "advantages.batch_scale:ReinforcePp", "reward normalised over the whole batch (REINFORCE++)"),
+    ("ngrpo", "advantages.ngrpo:Ngrpo", "GRPO with virtual rows of the best reward: all-wrong groups are learnt from"),
+    ("signed", "advantages.signed:Signed", "right and wrong answers by fixed weights: PSR, NSR, W-REINFORCE"),
+    ("opmd", "advantages.shifted:Opmd", "reward minus the group's mean or soft maximum, for mirror descent"),
+    ("asym_re", "advantages.shifted:AsymRe", "reward minus a shifted group mean (AsymRE)"),
+    ("mc_grpo", "advantages.mc_grpo:McGrpo", "reward against the group's median and absolute deviation"),
+    ("bnpo", "advantages.bnpo:Bnpo", "centred reward over a beta density fitted to the batch"),
+    ("lpo", "advantages.lpo:Lpo", "a listwise target's weight minus the policy's, for each response"),
+    ("pacs", "advantages.lpo:Pacs", "the slope of a cross-entropy on right and wrong, over the group"),
+    ("ace", "advantages.modifiers:Ace", "modifier: confident errors weigh more"),
+    ("sngs", "advantages.modifiers:Sngs", "modifier: errors weigh less where a group rarely succeeds"),
+    ("outliers", "advantages.modifiers:Outliers", "modifier: standardise over the batch, drop what is beyond 3 sigma"),
     ("leave_one_out", "advantages.leave_one_out:LeaveOneOut", "reward minus the mean of the rest of the group"),
 ]:
     ADVANTAGES.add(name, f"student.rl.{path}", summary)

@@ -1,0 +1,73 @@
+"""Advantages whose divisor is the deviation of the whole batch, over all ranks.
+
+    lite_ppo         A = (r - mean of the group) / (std of the batch + epsilon)
+    reinforce_pp     A = (r - mean of the batch) / (std of the batch + epsilon)
+
+`of` says whose deviation: of the raw rewards (Lite PPO as ROLL documents it), or of the centred ones (DLER's code).
+A group of equal rewards gets exactly 0 where the group's mean is taken off. Sources: Lite PPO, arXiv 2508.08221; DLER,
+2510.15110; REINFORCE++, 2501.03262 (its group baseline is lite_ppo with `of: centred`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.outcome import Outcome
+
+
+class BatchScaleSettings(AdvantageSettings):
+    """Settings of the batch's deviation."""
+
+    of: Literal["raw", "centred"] = Field("raw", description="The deviation of the rewards, or after centring.")
+    ddof: Literal[0, 1] = Field(1, description="Degrees of freedom taken off in the deviation.")
+    epsilon: float = Field(1e-6, ge=0, description="Added to the deviation.")
+
+
+class LitePpo(Advantage):
+    """The estimator with the group's mean; see the module for the formula."""
+
+    settings_type = BatchScaleSettings
+    settings: BatchScaleSettings
+    evidence = "text"
+    least_group = 2
+    centred = True
+
+    def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
+        """See the module."""
+        rewards = [known(outcome) for outcome in outcomes]
+        found = [0.0] * len(rewards)
+        for places in self.groups(outcomes):
+            mean = math.fsum(rewards[place] for place in places) / len(places)
+            equal = len({rewards[place] for place in places}) == 1
+            for place in places:
+                found[place] = 0.0 if equal else rewards[place] - mean
+        divisor = deviation(rewards if self.settings.of == "raw" else found, self.settings.ddof)
+        return [value / (divisor + self.settings.epsilon) if value else 0.0 for value in found]
+
+
+class ReinforcePp(LitePpo):
+    """The estimator with the batch's mean; see the module for the formula."""
+
+    least_group = 1
+    equal_groups = "learns"
+    centred = False
+
+    def groups(self, outcomes: Sequence[Outcome]) -> list[list[int]]:
+        """The whole batch is one."""
+        return [list(range(len(outcomes)))] if outcomes else []
+
+
+def deviation(values: Sequence[float], ddof: int) -> float:
+    """The standard deviation; 0 where there are too few values."""
+    if len(values) <= ddof:
+        return 0.0
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - ddof))

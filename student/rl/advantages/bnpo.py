@@ -1,0 +1,66 @@
+"""BNPO's advantage: the centred reward over a beta density fitted to the success rates of the whole batch.
+
+    A = (r - p) min(1 / Beta(p; alpha, beta), 1e6),   p the group's mean reward, in [0, 1]
+    m, v mean and variance of p over the groups;   k = m (1 - m) / v - 1
+    alpha = max(1, 1 + k m / 3),   beta = max(1, 1 + k (1 - m) / 3)
+
+alpha = beta = 1 is a plain baseline, alpha = beta = 3/2 is proportional to GRPO's 1 / sqrt(p (1 - p)). Statistics are
+of all ranks. Source: the released code, changyi7231/BNPO.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from student.rl.advantages.base import Advantage, Credit, known
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.outcome import Outcome
+
+_LARGEST = 1e6
+
+
+class Bnpo(Advantage):
+    """The estimator; see the module for the formula."""
+
+    evidence = "text and code"
+    least_group = 2
+    centred = True
+
+    def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
+        """See the module."""
+        found: list[Credit] = [0.0] * len(outcomes)
+        groups = self.groups(outcomes)
+        rates = [math.fsum(known(outcomes[place]) for place in group) / len(group) for group in groups]
+        alpha, beta = beta_of(rates)
+        self.fired = {"alpha": (alpha, 1.0), "beta": (beta, 1.0)}
+        for group, rate in zip(groups, rates, strict=True):
+            weight = inverse_density(rate, alpha, beta)
+            equal = len({known(outcomes[place]) for place in group}) == 1
+            for place in group:
+                found[place] = 0.0 if equal else (known(outcomes[place]) - rate) * weight
+        return found
+
+
+def beta_of(rates: Sequence[float]) -> tuple[float, float]:
+    """Alpha and beta of the batch; one group counts as mean 0 and variance 1, as in the released code."""
+    if len(rates) < 2:
+        return 1.0, 1.0
+    mean = math.fsum(rates) / len(rates)
+    variance = math.fsum((rate - mean) ** 2 for rate in rates) / (len(rates) - 1)
+    if variance == 0.0:
+        return 1.0, 1.0
+    k = mean * (1.0 - mean) / variance - 1.0
+    return max(1.0, 1.0 + k * mean / 3.0), max(1.0, 1.0 + k * (1.0 - mean) / 3.0)
+
+
+def inverse_density(rate: float, alpha: float, beta: float) -> float:
+    """1 / Beta(rate; alpha, beta), at most 1e6; also where the density is 0."""
+    if not 0.0 < rate < 1.0:
+        return _LARGEST if max(alpha, beta) > 1.0 else 1.0
+    log_norm = math.lgamma(alpha) + math.lgamma(beta) - math.lgamma(alpha + beta)
+    log_density = (alpha - 1.0) * math.log(rate) + (beta - 1.0) * math.log1p(-rate) - log_norm
+    return min(math.exp(min(-log_density, 700.0)), _LARGEST)

@@ -1,0 +1,65 @@
+"""MC-GRPO's advantage: the reward against the group's median, over the median absolute deviation.
+
+    A_i = (r_i - median r) / (MAD + epsilon),   MAD = median |r - median r|
+
+With `rescale`, as the released code has it, the credit is multiplied by n over the number of rows that have any. Draw
+an odd number of samples; the row at the median gets 0, which has the gradient of dropping it, up to the denominators.
+With binary rewards the MAD of an odd group is 0, and a minority row gets +-1 / epsilon, about 1000: `clamp` bounds it,
+which is ours, and without it `graded` must say that rewards are graded. Source: arXiv 2601.22582 and its code.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from opd.errors import ConfigError
+from student.rl.advantages.base import AdvantageSettings, GroupEstimator
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.recipe import Recipe
+
+
+class McGrpoSettings(AdvantageSettings):
+    """Settings of MC-GRPO."""
+
+    epsilon: float = Field(1e-3, gt=0, description="Added to the median absolute deviation.")
+    rescale: bool = Field(True, description="Make up for the rows that have no credit.")
+    clamp: float | None = Field(3.0, gt=0, description="Bound of the credit; null: none, as in the released code.")
+    graded: bool = Field(False, description="Rewards take many values, so that no bound is needed.")
+
+
+class McGrpo(GroupEstimator):
+    """The estimator; see the module for the formula."""
+
+    settings_type = McGrpoSettings
+    settings: McGrpoSettings
+    evidence = "text and code"
+    least_group = 2
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a median without a bound where rewards may be binary.
+
+        Raises:
+            ConfigError: with the settings to choose from.
+        """
+        if self.settings.clamp is None and not self.settings.graded:
+            raise ConfigError(
+                "advantage 'mc_grpo' without clamp gives minority answers a credit of about 1000 where rewards are "
+                "binary; set clamp, or graded: true where rewards take many values."
+            )
+
+    def of_group(self, rewards: Sequence[float]) -> list[float]:
+        """See the module."""
+        middle = median(rewards)
+        width = median(abs(reward - middle) for reward in rewards) + self.settings.epsilon
+        found = [(reward - middle) / width for reward in rewards]
+        if self.settings.rescale:
+            factor = len(rewards) / max(1, sum(value != 0.0 for value in found))
+            found = [value * factor for value in found]
+        bound = self.settings.clamp
+        return found if bound is None else [max(-bound, min(bound, value)) for value in found]

@@ -1,0 +1,117 @@
+"""Modifiers of credit: ACE, SNGS and StableReinforce's filter.
+
+    ace          A < 0:  A (1 + alpha softplus(c)),   c = log pi(y) - log pi_ref(y) of the whole response
+    sngs         A < 0:  A min(lambda0 + kappa p, 1),  p the share of rewards of the group >= threshold
+    outliers     A -> (A - mean) / std over the batch;  0 where that is beyond `sigma`
+
+ACE punishes confident errors more; c is of the policy that sampled, and the mean per token with `per_token`. SNGS
+spares groups that rarely succeed. Sources: ACE, arXiv 2602.21420 (text; alpha is not stated there); SNGS of GUI-Libra,
+2602.22190 (text; lambda0 and kappa are not stated); the filter: the released code of R1-Reward.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from pydantic import Field
+
+from opd.wire.types import PayloadSpec
+from student.rl.advantages.base import AdvantageSettings, Credit, Modifier, known
+from student.rl.advantages.batch_scale import deviation
+from student.scoring.needs import REFERENCE, Needs, SignalNeed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.outcome import Outcome
+
+
+class AceSettings(AdvantageSettings):
+    """Settings of ACE."""
+
+    alpha: float = Field(1.0, ge=0, description="Strength; 0 changes nothing.")
+    shape: Literal["softplus", "relu"] = Field("softplus", description="How confidence counts.")
+    per_token: bool = Field(False, description="Confidence is the mean over the tokens instead of the sum.")
+
+
+class Ace(Modifier):
+    """ACE; see the module for the formula."""
+
+    settings_type = AceSettings
+    settings: AceSettings
+    evidence = "text"
+
+    def needs(self) -> Needs:
+        """The reference's log-probs of the response tokens."""
+        return Needs(signals=(SignalNeed(REFERENCE, PayloadSpec.sampled()),))
+
+    def modify(self, outcomes: Sequence[Outcome], credit: Sequence[Credit]) -> list[Credit]:
+        """See the module; metric factor, the mean over the rows that it punishes."""
+        found: list[Credit] = []
+        factors: list[float] = []
+        for outcome, value in zip(outcomes, credit, strict=True):
+            gap = outcome.sums["behaviour"] - outcome.sums[REFERENCE]
+            gap = gap / max(1, outcome.tokens) if self.settings.per_token else gap
+            shaped = max(gap, 0.0) if self.settings.shape == "relu" else float(np.logaddexp(0.0, gap))
+            factor = 1.0 + self.settings.alpha * shaped
+            punished = bool(np.mean(value) < 0)
+            factors += [factor] * punished
+            found.append(value * factor if punished else value)
+        self.fired = {"factor": (math.fsum(factors), float(len(factors)))}
+        return found
+
+
+class SngsSettings(AdvantageSettings):
+    """Settings of SNGS."""
+
+    lambda0: float = Field(0.5, ge=0, le=1, description="Factor of groups without any success.")
+    kappa: float = Field(0.5, ge=0, description="How the factor grows with the success rate.")
+    threshold: float = Field(0.5, description="Least reward of a success.")
+
+
+class Sngs(Modifier):
+    """SNGS; see the module for the formula."""
+
+    settings_type = SngsSettings
+    settings: SngsSettings
+    evidence = "text"
+
+    def modify(self, outcomes: Sequence[Outcome], credit: Sequence[Credit]) -> list[Credit]:
+        """See the module; metric factor, the mean over the rows that it spares."""
+        found, factors = list(credit), []
+        s = self.settings
+        for group in self.groups(outcomes):
+            rate = sum(known(outcomes[place]) >= s.threshold for place in group) / len(group)
+            factor = min(s.lambda0 + s.kappa * rate, 1.0)
+            for place in group:
+                if np.mean(found[place]) < 0:
+                    found[place] = found[place] * factor
+                    factors.append(factor)
+        self.fired = {"factor": (math.fsum(factors), float(len(factors)))}
+        return found
+
+
+class OutliersSettings(AdvantageSettings):
+    """Settings of the filter."""
+
+    sigma: float = Field(3.0, gt=0, description="Credit beyond so many deviations is left out.")
+    epsilon: float = Field(1e-6, ge=0, description="Added to the deviation.")
+
+
+class Outliers(Modifier):
+    """StableReinforce's filter; see the module for the formula."""
+
+    settings_type = OutliersSettings
+    settings: OutliersSettings
+    evidence = "text and code"
+
+    def modify(self, outcomes: Sequence[Outcome], credit: Sequence[Credit]) -> list[Credit]:
+        """See the module; rows count by their mean credit. Metric dropped, a share of the rows."""
+        means = [float(np.mean(value)) for value in credit]
+        width = deviation(means, 1) + self.settings.epsilon
+        centre = math.fsum(means) / max(1, len(means))
+        kept = [abs(mean - centre) <= self.settings.sigma * width for mean in means]
+        self.fired = {"dropped": (float(kept.count(False)), float(len(kept)))}
+        return [(value - centre) / width if keep else 0.0 for value, keep in zip(credit, kept, strict=True)]

@@ -1,0 +1,47 @@
+"""NGRPO's advantage: virtual rows with the best reward join every group, so that all-wrong groups are learnt from.
+
+    A_i = (r_i - mean') / (std' + epsilon),   mean' and std' over r_1 ... r_n and `count` times `best`
+
+Groups that are all right get 0; all wrong ones are pushed down, so the credit does not add up to 0. The authors clip
+asymmetrically: clip_low 0.16, clip_high 0.24. Source: the released code, nangongrui-ngr/NGRPO.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from student.rl.advantages.base import AdvantageSettings, GroupEstimator
+from student.rl.advantages.batch_scale import deviation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class NgrpoSettings(AdvantageSettings):
+    """Settings of NGRPO."""
+
+    best: float = Field(1.0, description="Reward of the virtual rows: the best there is.")
+    count: int = Field(1, ge=0, description="Virtual rows of a group; 0 is GRPO.")
+    epsilon: float = Field(1e-6, ge=0, description="Added to the deviation.")
+
+
+class Ngrpo(GroupEstimator):
+    """The estimator; see the module for the formula."""
+
+    settings_type = NgrpoSettings
+    settings: NgrpoSettings
+    evidence = "text and code"
+    least_group = 2
+    equal_groups = "learns"
+
+    def of_group(self, rewards: Sequence[float]) -> list[float]:
+        """See the module; groups of one get 0."""
+        every = [*rewards, *[self.settings.best] * self.settings.count]
+        spread = deviation(every, 1)
+        if len(rewards) < 2 or spread == 0.0:
+            return [0.0] * len(rewards)
+        mean = math.fsum(every) / len(every)
+        return [(reward - mean) / (spread + self.settings.epsilon) for reward in rewards]

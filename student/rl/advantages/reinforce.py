@@ -1,0 +1,37 @@
+"""REINFORCE's advantage: the reward against a constant.
+
+    A_i = r_i - baseline
+
+Unbiased for every baseline, with a large variance; groups whose rewards all agree are learnt from too.
+Source: Williams, 1992.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from student.rl.advantages.base import AdvantageSettings, GroupEstimator
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class ReinforceSettings(AdvantageSettings):
+    """Settings of the constant baseline."""
+
+    baseline: float = Field(0.0, description="Taken off every reward.")
+
+
+class Reinforce(GroupEstimator):
+    """The estimator; see the module for the formula."""
+
+    settings_type = ReinforceSettings
+    settings: ReinforceSettings
+    evidence = "text and code"
+    equal_groups = "learns"
+
+    def of_group(self, rewards: Sequence[float]) -> list[float]:
+        """See the module."""
+        return [reward - self.settings.baseline for reward in rewards]

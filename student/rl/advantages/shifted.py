@@ -1,0 +1,67 @@
+"""Group baselines other than the mean: OPMD's and AsymRE's.
+
+    opmd       A_i = (r_i - b) / (1 + tau),   b = mean r, or tau log mean exp(r / tau) with `soft`
+    asym_re    A_i = r_i - (mean r + delta),  delta < 0 leans towards right answers off policy
+
+Both go with ratio none and need no old log-probs. Groups of one have only the shift. Source: the released code of
+Trinity-RFT (REC family).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from student.rl.advantages.base import AdvantageSettings, GroupEstimator
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class OpmdSettings(AdvantageSettings):
+    """Settings of OPMD."""
+
+    tau: float = Field(1.0, gt=0, description="Temperature of the mirror descent.")
+    soft: bool = Field(False, description="The baseline is the soft maximum's instead of the mean.")
+
+
+class Opmd(GroupEstimator):
+    """OPMD's estimator; see the module for the formula."""
+
+    settings_type = OpmdSettings
+    settings: OpmdSettings
+    evidence = "text and code"
+    least_group = 2
+
+    def of_group(self, rewards: Sequence[float]) -> list[float]:
+        """See the module."""
+        tau, best = self.settings.tau, max(rewards)
+        if len(set(rewards)) == 1:
+            return [0.0] * len(rewards)
+        baseline = math.fsum(rewards) / len(rewards)
+        if self.settings.soft:
+            total = math.fsum(math.exp((reward - best) / tau) for reward in rewards)
+            baseline = best + tau * math.log(total / len(rewards))
+        return [(reward - baseline) / (1.0 + tau) for reward in rewards]
+
+
+class AsymReSettings(AdvantageSettings):
+    """Settings of AsymRE."""
+
+    delta: float = Field(-0.1, description="Added to the group's mean.")
+
+
+class AsymRe(GroupEstimator):
+    """AsymRE's estimator; see the module for the formula."""
+
+    settings_type = AsymReSettings
+    settings: AsymReSettings
+    evidence = "text and code"
+    equal_groups = "learns"
+
+    def of_group(self, rewards: Sequence[float]) -> list[float]:
+        """See the module."""
+        baseline = math.fsum(rewards) / len(rewards) + self.settings.delta
+        return [reward - baseline for reward in rewards]

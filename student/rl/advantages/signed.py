@@ -1,0 +1,40 @@
+"""Credit by right and wrong alone, without a baseline: PSR, NSR and W-REINFORCE.
+
+    A_i = positive  where r_i >= threshold,   -negative  elsewhere
+
+W-REINFORCE weighs right answers by 0.1 and wrong ones by 1 (the default); PSR is negative 0, NSR positive 0. Rows of
+weight 0 stay in the denominators. Source: the released code, TianHongZXY/RLVR-Decomposed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from student.rl.advantages.base import AdvantageSettings, GroupEstimator
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class SignedSettings(AdvantageSettings):
+    """Settings of the two weights."""
+
+    positive: float = Field(0.1, ge=0, description="Credit of right answers; 0 for NSR.")
+    negative: float = Field(1.0, ge=0, description="Minus the credit of wrong answers; 0 for PSR.")
+    threshold: float = Field(0.5, description="Least reward of a right answer.")
+
+
+class Signed(GroupEstimator):
+    """The estimator; see the module for the formula."""
+
+    settings_type = SignedSettings
+    settings: SignedSettings
+    evidence = "text and code"
+    equal_groups = "learns"
+
+    def of_group(self, rewards: Sequence[float]) -> list[float]:
+        """See the module."""
+        s = self.settings
+        return [s.positive if reward >= s.threshold else -s.negative for reward in rewards]

@@ -1,0 +1,124 @@
+"""What every registered advantage owes: tests that a new one inherits by being registered."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from opd.config import parse_settings
+from opd.wire.types import Scores
+from student.data.outcome import Outcome
+from student.plugins import build_terms
+from student.rl import ADVANTAGES
+from student.rl.advantages.base import Advantage
+from student.rl.advantages.chain import AdvantageChain
+from student.run.state_io import load_state, save_state
+from student.scoring.needs import REFERENCE, STUDENT
+
+NAMES = [entry.name for entry in ADVANTAGES]
+EVIDENCE = {"text and code", "text", "abstract", "inferred"}
+GROUPS = [[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1], [0.5, 0.25, 1, 0, 0.75], [1], [0, 0, 0, 1, 0, 0, 0, 0]]
+
+
+def outcomes(groups: list[list[float]]) -> list[Outcome]:
+    found = []
+    for g, rewards in enumerate(groups):
+        for i, reward in enumerate(rewards):
+            sums = {"behaviour": -2.0 - i, REFERENCE: -4.0, STUDENT: -2.0 - i}
+            found.append(
+                Outcome(3, f"p{g}", i, domain="d", reward=float(reward), length=3 + i, tokens=3 + i, sums=sums)
+            )
+    return found
+
+
+def parts_of(name: str) -> list[dict[str, Any]]:
+    return [{"name": "group_mean"}, {"name": name}] if ADVANTAGES.load(name).modifies else [{"name": name}]
+
+
+def chain(name: str) -> AdvantageChain:
+    return AdvantageChain(parts_of(name), "a test")
+
+
+@pytest.fixture(params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def credit(name: str, groups: list[list[float]]) -> list[float]:
+    return [float(np.mean(value)) for value in chain(name).estimate(outcomes(groups))]
+
+
+def test_credit_is_finite_for_every_kind_of_group_and_none(name: str) -> None:
+    assert all(math.isfinite(value) for value in credit(name, GROUPS))
+    assert any(credit(name, GROUPS))
+    assert chain(name).estimate([]) == []
+
+
+def test_groups_that_agree_and_groups_of_one_follow_the_declared_rule(name: str) -> None:
+    cls: type[Advantage] = ADVANTAGES.load(name)
+    for groups in ([[0, 0, 0, 0], [0, 0]], [[1, 1, 1], [1, 1]]):
+        if cls.equal_groups == "zero":
+            assert credit(name, groups) == pytest.approx([0.0] * sum(map(len, groups)))
+    if cls.equal_groups == "learns":
+        assert any(any(credit(name, groups)) for groups in ([[0, 0, 0, 0], [1, 0]], [[1, 1, 1]], [[0, 0, 0]]))
+    if cls.least_group > 1 and not cls.modifies:
+        assert credit(name, [[1.0], [0.0], [1.0, 0.0]])[:2] == [0.0, 0.0]
+
+
+def test_the_credit_of_a_group_adds_up_to_zero_where_it_is_declared(name: str) -> None:
+    if ADVANTAGES.load(name).centred:
+        found = iter(credit(name, GROUPS))
+        assert [sum(next(found) for _ in group) for group in GROUPS] == pytest.approx([0.0] * len(GROUPS), abs=1e-6)
+
+
+def test_the_order_of_the_outcomes_does_not_matter(name: str) -> None:
+    rows = outcomes(GROUPS)
+    order = np.random.default_rng(0).permutation(len(rows))
+    straight = chain(name).estimate(rows)
+    mixed = chain(name).estimate([rows[i] for i in order])
+    np.testing.assert_allclose([np.mean(straight[i]) for i in order], [np.mean(v) for v in mixed], rtol=1e-12)
+
+
+def test_taking_a_step_again_gives_the_same_and_leaves_the_state(name: str) -> None:
+    made = chain(name)
+    before = made.state_dict()
+    assert made.estimate(outcomes(GROUPS)) == made.estimate(outcomes(GROUPS))
+    assert made.state_dict() == before
+
+
+def test_settings_and_state_survive_a_round_trip(name: str, tmp_path: Path) -> None:
+    made, fresh = chain(name), chain(name)
+    settings = made.parts[-1].settings
+    assert parse_settings(type(settings), settings.model_dump(mode="json")) == settings
+    save_state(tmp_path, "advantage", made.state_dict())
+    fresh.load_state_dict(load_state(tmp_path, "advantage"))
+    assert fresh.estimate(outcomes(GROUPS)) == made.estimate(outcomes(GROUPS))
+
+
+def test_a_modifier_changes_something_and_says_how_often(name: str) -> None:
+    if ADVANTAGES.load(name).modifies:
+        made = chain(name)
+        assert made.estimate(outcomes(GROUPS)) != made.parts[0].estimate(outcomes(GROUPS), None)
+        assert made.metrics() and all(count > 0 for _, count in made.metrics().values())
+
+
+@pytest.mark.parametrize("parts", [[[0], [1], [2], [3]], [[3, 0], [2, 1]]])
+def test_a_gradient_does_not_depend_on_micro_batches(toy: Any, name: str, parts: list[list[int]]) -> None:
+    made = toy()
+    for row in made.rows:
+        for need in chain(name).needs().signals:
+            row.signals[need.role, need.spec.kind] = Scores(sampled=row.behaviour_logp - 0.5)
+    terms = build_terms([{"name": "policy_gradient", "advantage": parts_of(name)}])
+    torch.testing.assert_close(made.gradient(terms), made.gradient(terms, parts), rtol=1e-6, atol=1e-9)
+
+
+def test_its_documentation_has_a_formula_a_source_and_a_grade(name: str) -> None:
+    import sys
+
+    cls = ADVANTAGES.load(name)
+    text = sys.modules[cls.__module__].__doc__ or ""
+    assert "\n    " in text and ("Source" in text or "arXiv" in text)
+    assert cls.evidence in EVIDENCE
