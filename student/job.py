@@ -35,7 +35,7 @@ from student.rollout.spec import RolloutSpec
 from student.scoring.contexts import Contexts
 from student.scoring.handshake import Scoring, shake_hands
 from student.scoring.local import LocalModels
-from student.scoring.needs import Needs
+from student.scoring.needs import Needs, merge
 from student.scoring.prompt_check import check_contexts, check_prompts
 from student.scoring.score import Scorer
 from student.services import LoopServices
@@ -162,7 +162,8 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         head_of=scorer.head_of,
     )
     kl_term = kl_term_for(models.infos, plugins.needs, recipe.teachers)
-    kl_needs = kl_term.needs() if kl_term is not None else Needs()
+    measured = [] if kl_term is None else [kl_term.needs()]
+    kl_needs = merge(measured, temperature=recipe.rollout.temperature)
     kl_scorer = scorer_of(kl_needs) if kl_term is not None else None
     spec = RolloutSpec(
         seed=recipe.seed,

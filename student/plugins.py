@@ -1,6 +1,6 @@
 """The plug-ins a recipe names, with validated settings; imports no torch, so that a typo is refused at once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,8 @@ def build_plugins(recipe: Recipe) -> Plugins:
     """
     terms = build_terms(recipe.objective)
     controllers = [_build(CONTROLLERS, entry, f"methods.{i}") for i, entry in enumerate(recipe.methods)]
-    needs = merge([*(term.needs() for term in terms), *(controller.needs() for controller in controllers)])
+    wanted = [*(term.needs() for term in terms), *(controller.needs() for controller in controllers)]
+    needs = merge(wanted, temperature=recipe.rollout.temperature)
     if needs.served and recipe.teachers is None:
         raise ConfigError("the objective needs a teacher; set teachers.endpoints or use an objective of rewards.")
     _check_teachers(recipe, terms, controllers)
@@ -56,7 +57,20 @@ def build_plugins(recipe: Recipe) -> Plugins:
     engine: RolloutEngine = _build(ROLLOUT_ENGINES, recipe.rollout.engine, "rollout.engine")
     engine.check(recipe)
     remarks = [remark for term in terms for remark in term.remarks(recipe)]
+    remarks += [*_other_temperatures(terms, recipe.rollout.temperature)]
     return Plugins(terms, controllers, engine, needs, remarks)
+
+
+def _other_temperatures(terms: Sequence[Term], sampled_at: float) -> Iterator[str]:
+    """A remark for every model that is asked for another temperature than the rollouts have."""
+    for term in terms:
+        found = {(need.role, need.temperature) for need in term.needs().signals if need.temperature is not None}
+        for role, temperature in sorted(found):
+            if temperature != sampled_at:
+                yield (
+                    f"{term.settings.name} compares the student at temperature {sampled_at:g} (rollout.temperature) "
+                    f"with the {role} at temperature {temperature:g}, so it learns that difference too."
+                )
 
 
 def _check_teachers(recipe: Recipe, terms: Sequence[Term], controllers: Sequence[Controller]) -> None:

@@ -205,10 +205,10 @@ def _check_needs(info: pb.TeacherInfo, recipe: Recipe, needs: Needs, roles: set[
             raise IncompatibleTeacherError(
                 f"the objective needs k = {need.spec.k}, but teacher {info.name!r} allows at most {info.limits.max_k}."
             )
-        if need.temperature != 1.0 and not info.supports_temperature and kind is not PayloadKind.HIDDEN:
+        if need.level != 1.0 and not info.supports_temperature and kind is not PayloadKind.HIDDEN:
             raise IncompatibleTeacherError(
-                f"the objective needs temperature {need.temperature}, but teacher {info.name!r} ({info.engine}) scores "
-                "at temperature 1 only; use payload hidden or another engine."
+                f"the objective needs temperature {need.level:g}, but teacher {info.name!r} ({info.engine}) scores "
+                "at temperature 1 only; use payload hidden or another engine, or set teacher_temperature to 1."
             )
 
 

@@ -36,13 +36,17 @@ class SignalNeed:
         role: "teacher" (routed per prompt), "reference" (one model for all rows), or a model answered in process:
             "student" (weights when the rows are scored: the old policy), "initial" or "ema".
         spec: the payload; gather asks at the student's candidates.
-        temperature: divides the model's logits; those of role "student" are divided by the rollout temperature too, so
-            that its log-probs are those of the sampler.
+        temperature: divides the model's logits; None for that of the rollouts, which is the student's in the loss.
     """
 
     role: str
     spec: PayloadSpec
-    temperature: float = 1.0
+    temperature: float | None = None
+
+    @property
+    def level(self) -> float:
+        """The temperature to ask for; 1 where `merge` was not told that of the rollouts."""
+        return 1.0 if self.temperature is None else self.temperature
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +91,14 @@ class Needs:
         return (", ".join(wanted) or "no teacher") + ("; rewards" if self.reward else "")
 
 
-def merge(needs: Iterable[Needs]) -> Needs:
+def merge(needs: Iterable[Needs], *, temperature: float | None = None) -> Needs:
     """The least that satisfies all of `needs`.
 
     Per role the widest k of a kind wins, and `sampled` is dropped where top-k or gather already carry it.
+
+    Args:
+        needs: of terms and controllers.
+        temperature: of the rollouts, for signals that name none.
 
     Raises:
         ConfigError: for a role that does not exist, or when two terms want different temperatures from one role.
@@ -100,14 +108,13 @@ def merge(needs: Iterable[Needs]) -> Needs:
         if role not in ROLES:
             raise ConfigError(f"a term asks for signals from role {role!r}; roles are {', '.join(ROLES)}.")
     widest: dict[tuple[str, PayloadKind], PayloadSpec] = {}
-    temperatures: dict[str, float] = {}
+    temperatures: dict[str, float | None] = {}
     for signal in (signal for need in every for signal in need.signals):
         if signal.spec.kind is not PayloadKind.HIDDEN:
-            known = temperatures.setdefault(signal.role, signal.temperature)
-            if known != signal.temperature:
-                raise ConfigError(
-                    f"two terms ask the {signal.role} for temperatures {known} and {signal.temperature}; use one."
-                )
+            wanted = temperature if signal.temperature is None else signal.temperature
+            known = temperatures.setdefault(signal.role, wanted)
+            if known != wanted:
+                raise ConfigError(f"two terms ask the {signal.role} for temperatures {known} and {wanted}; use one.")
         key = (signal.role, signal.spec.kind)
         if key not in widest or signal.spec.k > widest[key].k:
             widest[key] = signal.spec

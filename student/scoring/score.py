@@ -109,9 +109,7 @@ class Scorer:
         if self._fleet is None:
             raise ConfigError(f"model {request.target.model!r} is not served; set teachers.endpoints.")
         need = request.need
-        return self._fleet.submit(
-            request.target.model, request.item, need.spec, temperature=need.temperature, group=group
-        )
+        return self._fleet.submit(request.target.model, request.item, need.spec, temperature=need.level, group=group)
 
     def positions(self, rows: Sequence[Row]) -> dict[str, int]:
         """Prompt and response positions in the requests for `rows`, by role; each teacher of a row gets its own.
@@ -171,8 +169,7 @@ class Scorer:
         for need in self.needs.signals:
             for model in self._local.models:
                 mine = [(r, f) for r, f in calls if r.need == need and r.target.local and r.target.model == model]
-                # The old policy is the sampler, temperature and all.
-                level = need.temperature * (self._local.temperature if need.role == STUDENT else 1.0)
+                level = self._local.temperature if need.temperature is None else need.temperature
                 found = self._local.score(model, [r.item for r, _ in mine], need.spec, temperature=level, poll=poll)
                 for (_, future), scores in zip(mine, found, strict=True):
                     future.set_result(scores)

@@ -22,7 +22,7 @@ from student.learning.terms import HeadWeights, SignalTokens, StudentTokens, Ter
 from student.plugins import build_terms
 from student.recipe import TrainSettings
 from student.rollout.transformers import RolloutSpec, rollout
-from student.scoring.needs import REFERENCE, STUDENT, TEACHER, Needs
+from student.scoring.needs import REFERENCE, STUDENT, TEACHER, Needs, merge
 
 PROMPTS = ["1+1=", "12+34=", "7+7=", "99+1=", "5+50="]
 
@@ -30,7 +30,9 @@ PROMPTS = ["1+1=", "12+34=", "7+7=", "99+1=", "5+50="]
 class Bench:
     """A student of the test world with an objective, and the means to roll out and score rows for it."""
 
-    def __init__(self, world: Path, objective: list[dict[str, Any]], teacher: str, **train: Any) -> None:
+    def __init__(
+        self, world: Path, objective: list[dict[str, Any]], teacher: str, temperature: float = 1.0, **train: Any
+    ) -> None:
         from accelerate import Accelerator
 
         from teacher_server.engines.base import EngineItem
@@ -44,7 +46,8 @@ class Bench:
             str(world / "student"), dtype="float32", attention=None, gradient_checkpointing=False
         )
         self.objective = Objective(build_terms(objective), length_limit=12)
-        self.needs: Needs = self.objective.needs()
+        self.temperature = temperature
+        self.needs: Needs = merge([self.objective.needs()], temperature=temperature)
         self.learner = Learner(
             student,
             self.objective,
@@ -52,7 +55,7 @@ class Bench:
             TrainSettings(**{"steps": 10, "learning_rate": 1e-3, **train}),
             Accelerator(cpu=True),
             valid_vocab=len(self.tokenizer),
-            temperature=1.0,
+            temperature=temperature,
             head_of=self.head_of,
         )
 
@@ -62,11 +65,12 @@ class Bench:
 
     def rows(self, step: int = 0, samples: int = 2) -> list[Row]:
         spec = RolloutSpec(7, 64, self.needs.candidates, len(self.tokenizer), 40)
-        plan = plan_step(step, [Prompt.make(p) for p in PROMPTS], samples=samples, max_new_tokens=12, temperature=1.0)
+        prompts = [Prompt.make(p) for p in PROMPTS]
+        plan = plan_step(step, prompts, samples=samples, max_new_tokens=12, temperature=self.temperature)
         rows = rollout(self.learner.student.lm, self.tokenizer, plan.rows, spec)
         for need in self.needs.signals:
             gather = need.spec.kind is PayloadKind.GATHER
-            items = [self.item(row.score_item(gather=gather), need.spec, need.temperature) for row in rows]
+            items = [self.item(row.score_item(gather=gather), need.spec, need.level) for row in rows]
             for row, scores in zip(rows, self.engine.score(items), strict=True):
                 assert scores is not None
                 row.signals[need.role, need.spec.kind] = scores

@@ -53,7 +53,7 @@ def test_a_learning_rate_stays_between_zero_and_its_peak(step: int, schedule: st
     assert 0.0 <= rate <= 2.0
 
 
-def need(role: str, spec: PayloadSpec, temperature: float = 1.0) -> Needs:
+def need(role: str, spec: PayloadSpec, temperature: float | None = None) -> Needs:
     return Needs(signals=(SignalNeed(role, spec, temperature),))
 
 
@@ -85,6 +85,15 @@ def test_gathers_of_all_roles_share_the_widest_candidates() -> None:
 def test_two_temperatures_of_one_role_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"0\.5"):
         merge([need(TEACHER, PayloadSpec.sampled(), 0.5), need(TEACHER, PayloadSpec.gather(4))])
+
+
+def test_a_signal_that_names_no_temperature_has_that_of_the_rollouts() -> None:
+    merged = merge([need(TEACHER, PayloadSpec.sampled()), need(REFERENCE, PayloadSpec.gather(4), 2.0)], temperature=0.7)
+    assert {s.role: s.level for s in merged.signals} == {TEACHER: 0.7, REFERENCE: 2.0}
+    same = merge([need(TEACHER, PayloadSpec.sampled(), 0.7), need(TEACHER, PayloadSpec.gather(4))], temperature=0.7)
+    assert [s.level for s in same.signals] == [0.7]
+    with pytest.raises(ConfigError, match=r"temperatures 1\.0 and 0\.7"):
+        merge([need(TEACHER, PayloadSpec.sampled(), 1.0), need(TEACHER, PayloadSpec.gather(4))], temperature=0.7)
 
 
 def test_a_repeated_prompt_gets_fresh_sample_indices() -> None:

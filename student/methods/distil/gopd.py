@@ -54,7 +54,9 @@ class GeneralisedOpdSettings(TermSettings):
         default_factory=dict, description="Lambda of the prompts of a domain, in place of the others."
     )
     guards: Guards = Field(default_factory=Guards, description="What holds lambda above 1 in bounds.")
-    teacher_temperature: float = Field(1.0, ge=0.01, le=100, description="Divides the logits of teacher and reference.")
+    teacher_temperature: float | None = Field(
+        None, ge=0.01, le=100, description="Divides the logits of teacher and reference; rollout.temperature if null."
+    )
     importance_cap: float | None = Field(
         None, gt=0, description="Weight sampled parts with min(p / behaviour, cap); the paper's code has 5."
     )
@@ -102,10 +104,9 @@ class GeneralisedOpd(Term):
             "gather": PayloadSpec.gather(s.k),
             "hidden": PayloadSpec.hidden(),
         }[s.payload]
-        temperature = 1.0 if s.payload == "hidden" else s.teacher_temperature
         roles = (TEACHER,) if s.plain else (TEACHER, REFERENCE)
         return Needs(
-            signals=tuple(SignalNeed(role, spec, temperature) for role in roles),
+            signals=tuple(SignalNeed(role, spec, s.teacher_temperature) for role in roles),
             student=frozenset({HIDDEN if s.payload == "hidden" else SCORES}),
         )
 
@@ -193,7 +194,8 @@ class GeneralisedOpd(Term):
 
     def _exact_at(self, batch: TokenBatch, scale: float, mask: Any) -> Divergence:
         student, teacher = have(batch.student.head, "head"), batch.signal(PayloadKind.HIDDEN)
-        head, factor = have(teacher.head, "teacher's head"), batch.temperature / self.settings.teacher_temperature
+        head = have(teacher.head, "teacher's head")
+        factor = batch.temperature / (self.settings.teacher_temperature or batch.temperature)
         reference = None
         if scale != 1.0:
             signal = batch.signal(PayloadKind.HIDDEN, REFERENCE)

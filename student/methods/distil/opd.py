@@ -59,7 +59,9 @@ class OpdSettings(TermSettings):
     mixture: float | None = Field(
         None, gt=0, lt=1, description="Weight beta of jsd or alpha of the skewed divergences; refused for the KLs."
     )
-    teacher_temperature: float = Field(1.0, ge=0.01, le=100, description="Divides the teacher's logits.")
+    teacher_temperature: float | None = Field(
+        None, ge=0.01, le=100, description="Divides the teacher's logits; that of the student's logits if null."
+    )
     student_temperature: float | None = Field(
         None,
         ge=0.01,
@@ -126,9 +128,7 @@ class OnPolicyDistillation(Term):
             "hidden": PayloadSpec.hidden(),
         }[s.payload]
         view = {"topk": SCORES_AT_TEACHER, "hidden": HIDDEN}.get(s.payload, SCORES)
-        # Hidden states know no temperature: it is applied to the logits on this side.
-        temperature = 1.0 if s.payload == "hidden" else s.teacher_temperature
-        signals, views = [SignalNeed(TEACHER, spec, temperature)], {view}
+        signals, views = [SignalNeed(TEACHER, spec, s.teacher_temperature)], {view}
         if s.discount:
             views.add(SCORES)
             if s.payload == "hidden":
@@ -227,7 +227,7 @@ class OnPolicyDistillation(Term):
             weight=self.settings.mixture,
             temperature=temperature,
             student_settings=head_settings(student),
-            teacher_settings=head_settings(teacher, temperature / self.settings.teacher_temperature),
+            teacher_settings=head_settings(teacher, temperature / (self.settings.teacher_temperature or temperature)),
             vocab_size=batch.valid_vocab,
             mask=batch.mask,
             token_weights=batch.weights,

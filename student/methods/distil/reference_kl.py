@@ -7,6 +7,8 @@ and truncation collapse in distillation (StableOPD, arXiv 2604.08527), and the K
               whose expected gradient is that of the forward KL(R || S)
     gather    exact on the student's top k, sampled on the tail
     hidden    exact
+
+Both sides have the temperature of the rollouts, so that a student that has not left its reference pays nothing.
 """
 
 from __future__ import annotations

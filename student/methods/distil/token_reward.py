@@ -30,7 +30,9 @@ class TokenRewardSettings(TermSettings):
     """Settings that these terms share."""
 
     rows: Literal["all", "sampled", "expert"] = "sampled"
-    teacher_temperature: float = Field(1.0, ge=0.01, le=100, description="Divides the teacher's logits.")
+    teacher_temperature: float | None = Field(
+        None, ge=0.01, le=100, description="Divides the teacher's logits; rollout.temperature if null."
+    )
 
 
 class TokenReward(Term):

@@ -34,7 +34,9 @@ class VopdSettings(TermSettings):
 
     rows: Literal["all", "sampled", "expert"] = "sampled"
     k: int = Field(64, ge=1, le=4096, description="Ids per position that the baseline is taken over.")
-    teacher_temperature: float = Field(1.0, ge=0.01, le=100, description="Divides the teacher's logits.")
+    teacher_temperature: float | None = Field(
+        None, ge=0.01, le=100, description="Divides the teacher's logits; rollout.temperature if null."
+    )
 
 
 class Vopd(Term):
