@@ -4,14 +4,14 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from opd.errors import OpdError
+from opd.errors import ConfigError, OpdError
 from opd.fleet.cli import Override, SettingsFile, fleet_settings
 
 if TYPE_CHECKING:
@@ -36,6 +36,16 @@ def doctor(
         list[str] | None,
         typer.Option("--fleet", help="Teacher servers host:port to examine: identity, agreement, speed. Repeatable."),
     ] = None,
+    student: Annotated[
+        str,
+        typer.Option(
+            help="With --fleet: folder or hub id of a student, to see whether it ends its answers as the teachers do."
+        ),
+    ] = "",
+    question: Annotated[
+        list[str] | None,
+        typer.Option(help="With --student: what to ask it instead of four simple questions. Repeatable."),
+    ] = None,
     settings: SettingsFile = None,
     override: Override = [],  # noqa: B006 - typer reads the default
 ) -> None:
@@ -49,7 +59,9 @@ def doctor(
 
     table = Table(box=None, pad_edge=False, show_header=False)
     failed = False
-    examined = examine_fleet(fleet, fleet_settings(settings, override)) if fleet else ()
+    if student and not fleet:
+        raise ConfigError("--student is compared with teachers; name their servers with --fleet.")
+    examined = examine_fleet(fleet, fleet_settings(settings, override), student, question or ()) if fleet else ()
     for finding in [*examine_machine(), *examine_installation(), *examined]:
         # Text is shown as it is; plain strings would be read as markup, and names of packages have [brackets].
         table.add_row(Text(finding.level, _COLOURS[finding.level]), Text(finding.subject), Text(finding.text))
@@ -120,13 +132,21 @@ def examine_installation() -> Iterator[Finding]:
             yield Finding("note", engine, "is not installed (optional)")
 
 
-def examine_fleet(endpoints: list[str], settings: "FleetSettings | None" = None) -> Iterator[Finding]:
-    """Reachability, identity, agreement of replicas and speed of every teacher."""
+def examine_fleet(
+    endpoints: list[str], settings: "FleetSettings | None" = None, student: str = "", questions: Sequence[str] = ()
+) -> Iterator[Finding]:
+    """Reachability, identity, agreement of replicas, speed of every teacher, and how a student's answers end there."""
     import numpy as np
 
     from opd.fleet.client import TeacherFleet
     from opd.wire.types import PayloadSpec, ScoreItem
 
+    examiner = None
+    if student:
+        from opd.doctor_stops import StopExaminer
+
+        examiner = StopExaminer(student, questions)
+        yield Finding("ok" if examiner.stops.ids else "note", "student", examiner.stops.describe())
     try:
         fleet = TeacherFleet.connect(endpoints, settings=settings, client="doctor")
     except OpdError as error:
@@ -149,3 +169,5 @@ def examine_fleet(endpoints: list[str], settings: "FleetSettings | None" = None)
                 continue
             level: Level = "ok" if report.agrees else "fail"
             yield Finding(level, name, f"{report.sentence()} Probe of {_PROBE_ROWS} rows: {speed:,.0f} tokens/s")
+            for well, text in examiner.examine(fleet, info) if examiner is not None else ():
+                yield Finding("ok" if well else "note", name, text)

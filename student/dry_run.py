@@ -53,6 +53,7 @@ def _try_out(recipe: Recipe, needs: Needs, source: PromptSource) -> Iterator[str
     from student.data.prompts import fit_prompts, preview
     from student.learning.model import load_tokenizer
     from student.scoring.contexts import Contexts
+    from student.scoring.stops import foreign_stops, map_of
 
     tokenizer = load_tokenizer(recipe.model.path, recipe.model.revision)
     fit_prompts(recipe, source, tokenizer)
@@ -63,6 +64,8 @@ def _try_out(recipe: Recipe, needs: Needs, source: PromptSource) -> Iterator[str
     yield stops.describe()
     models = _shake_hands(recipe, needs, source, tokenizer)
     first = source.prompts("train", 1)[0]
+    map_of(recipe, stops.ids, models.infos, needs)
+    yield from foreign_stops(recipe, stops.ids, models.infos, tokenizer)
     yield preview(first, tokenizer, models.infos)
     yield from [f"teacher {name}: {info.engine}, {info.model}, fits" for name, info in models.infos.items()]
     yield from [f"model {name}: {_IN_PROCESS[name]}, answered in process" for name in sorted(models.local)]

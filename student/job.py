@@ -38,6 +38,8 @@ from student.scoring.local import LocalModels
 from student.scoring.needs import Needs, merge
 from student.scoring.prompt_check import check_contexts, check_prompts
 from student.scoring.score import Scorer
+from student.scoring.stop_probe import StopProbe
+from student.scoring.stops import StopMap, map_of
 from student.services import LoopServices
 
 _MEASURED_IDS = 64
@@ -59,6 +61,7 @@ class Job:
     local: LocalModels
     controllers: list[Controller]
     services: LoopServices
+    stop_probe: StopProbe | None
 
 
 def connect(recipe: Recipe) -> ScoreSource | None:
@@ -85,7 +88,7 @@ def kl_term_for(
         return None
     kinds = [set(info.payloads) for info in infos.values()]
     payload = "sampled"
-    mixed = settings.combine == "probability" and settings.several
+    mixed = settings.map_stops or (settings.combine == "probability" and settings.several)
     if not mixed and all(pb.PAYLOAD_KIND_HIDDEN in served for served in kinds):
         payload = "hidden"
     elif all(pb.PAYLOAD_KIND_GATHER in served for served in kinds):
@@ -133,10 +136,12 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         valid_vocab=len(tokenizer),
         temperature=recipe.rollout.temperature,
     )
+    stop_ids = stop_set(tokenizer, generation_stops(path, revision), recipe.rollout.stop_tokens).ids
+    stop_map = map_of(recipe, stop_ids, models.infos, plugins.needs)
     contexts = Contexts(recipe.contexts, tokenizer, recipe.rollout.max_prompt_tokens)
     check_contexts(recipe, contexts, source, tokenizer)
 
-    def scorer_of(needs: Needs) -> Scorer:
+    def scorer_of(needs: Needs, stops: StopMap = stop_map) -> Scorer:
         return Scorer(
             fleet,
             recipe.teachers,
@@ -146,6 +151,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
             known=models.infos,
             local=local,
             contexts=contexts,
+            stops=stops,
         )
 
     objective = Objective(plugins.terms, recipe.rollout.max_new_tokens)
@@ -171,7 +177,8 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         candidates=min(max(plugins.needs.candidates, kl_needs.candidates), len(tokenizer)),
         valid_vocab=len(tokenizer),
         max_prompt_tokens=recipe.rollout.max_prompt_tokens,
-        stop_ids=frozenset(stop_set(tokenizer, generation_stops(path, revision), recipe.rollout.stop_tokens).ids),
+        stop_ids=frozenset(stop_ids),
+        keep_ids=stop_map.ids if max(plugins.needs.candidates, kl_needs.candidates) > len(stop_map.ids) else (),
     )
     engine = plugins.engine
     engine.open(EngineSetup(student.lm, tokenizer, spec, path, revision))
@@ -185,6 +192,8 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     services = LoopServices(
         recipe, learner, tokenizer, source, scorer, sampler, kl_scorer, kl_term, poll, prober, local
     )
+    live = fleet is not None and not fleet.recorded and plugins.needs.teacher
+    probe = StopProbe(recipe, sampler, source, models.infos, stop_ids, scorer_of) if live and models.infos else None
     return Job(
         recipe=recipe,
         accelerator=accelerator,
@@ -198,6 +207,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         local=local,
         controllers=plugins.controllers,
         services=services,
+        stop_probe=probe,
     )
 
 

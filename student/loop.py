@@ -37,6 +37,7 @@ from student.run.samples import entries, sample_of
 from student.run.saving import Saver, Unfinished
 from student.run.spans import Spans
 from student.run.telemetry import StageClock, Telemetry, check_port
+from student.scoring.stops import stop_log_ratios
 
 
 def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None = None) -> dict[str, Any]:
@@ -140,6 +141,7 @@ class _Run:
         if self.state.steps == 0:
             for remark in (r for term in self.job.learner.objective.terms for r in term.remarks(self.recipe)):
                 self.sinks.say(f"note: {remark}")
+            self._probe_stops()
             self.state.before = self.evaluations.run("before", 0)
         self.sinks.start(self.state.steps)
         if self.state.unfinished is not None:
@@ -150,6 +152,12 @@ class _Run:
             with self.spans.span("opd.step", **{"opd.step": self.state.steps + 1}):
                 self._step(self.state.steps)
         return self.evaluations.run("after", self.state.steps)
+
+    def _probe_stops(self) -> None:
+        probe = self.job.stop_probe
+        if probe is not None:
+            for line in self.ranks.agree(lambda: list(probe.lines(self.interrupts.poll))):
+                self.sinks.say(line)
 
     def _waiting(self, outage: Outage) -> None:
         self.sinks.say(outage.sentence())
@@ -183,7 +191,7 @@ class _Run:
         shown = self.recipe.samples
         if shown.every and self.state.steps % shown.every == 0:
             self._keep_samples(entries(map(sample_of, rows[: shown.count]), step=self.state.steps, label="train"))
-        counts = self.ranks.total(count_rows(rows, sampled) | costs.take())
+        counts = self.ranks.total(count_rows(rows, sampled, self._stop_ratios(rows)) | costs.take())
         self.state.tokens += int(counts["sampled"])
         spent = {name: value for name, value in counts.items() if name.startswith("cost/")}
         metrics = updated.metrics() | moved | row_metrics(counts) | outcome_metrics(outcomes) | spent
@@ -191,6 +199,10 @@ class _Run:
         self._follow_up(self.state.unfinished, clock)
         if updated.failure is not None:
             raise updated.failure
+
+    def _stop_ratios(self, rows: Sequence[Row]) -> list[float]:
+        job = self.job
+        return stop_log_ratios(rows, job.scorer.head_of, len(job.tokenizer), self.recipe.rollout.temperature)
 
     def _learn(self, rows: Sequence[Row], step: int, clock: StageClock) -> Updated:
         """All optimizer updates of a step."""

@@ -62,6 +62,12 @@ class TeacherSettings(Settings):
         None,
         description="Model that objectives use as their reference (G-OPD, KL to reference): a served one, or initial.",
     )
+    map_stops: bool = Field(
+        False,
+        description="Let a teacher's probability to stop count as the student's: what it gives those of its stop "
+        "tokens that do not end the student's responses goes to the student's own. For a base student of a chat "
+        "teacher; payloads sampled, gather and topk.",
+    )
     ema: EmaSettings = Field(default_factory=EmaSettings, description="How model ema follows the student.")
     fleet: FleetSettings = Field(default_factory=FleetSettings, description="How the fleet is used.")
 

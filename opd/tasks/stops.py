@@ -11,6 +11,15 @@ from typing import Any
 from opd.errors import ConfigError
 from opd.tasks.prompt import Prompt
 
+STOP_ADVICE = (
+    "if it ends with nothing else, the student is taught not to stop; name the token in rollout.stop_tokens, or set "
+    "teachers.map_stops"
+)
+_STRANGE = -3.0
+"""Nats per stop token below which two models may not mean the same token; between related models it is about -1."""
+_EXPLAINED = 3.0
+"""Nats that the other stop tokens must win back for them to be the reason."""
+
 
 @dataclass(frozen=True, slots=True)
 class StopToken:
@@ -115,6 +124,16 @@ def answer_end(prompt: Prompt, tokenizer: Any, stops: Collection[int]) -> int | 
     if own is not None and (own in stops or not stops):
         return int(own)
     return min(stops, default=None)
+
+
+def ends_differ(ratio: float, event: float | None) -> bool:
+    """Whether a teacher dislikes the student's stop tokens because it ends with others.
+
+    Args:
+        ratio: log T - log S of the token that ended an answer, mean, nats.
+        event: the same with the probability of all of the teacher's stop tokens for T; None where it is not known.
+    """
+    return event is not None and ratio < _STRANGE and event - ratio > _EXPLAINED
 
 
 def _id_of(token: int | str, tokenizer: Any) -> int:

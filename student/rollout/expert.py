@@ -15,6 +15,7 @@ from opd.tasks.stops import answer_end
 from student.data.batch import collate, split
 from student.data.plan import PlannedRow
 from student.data.row import Row
+from student.rollout.sampling import most_likely
 from student.rollout.spec import RolloutSpec
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _read(model: "PreTrainedModel", rows: Sequence[Row], spec: RolloutSpec, temp
         scores = logits_of(hidden[piece], head, projection).log_softmax(-1)
         logp.append(scores.gather(-1, micro.token_ids[piece].unsqueeze(-1)).squeeze(-1).cpu())
         if spec.candidates:
-            candidates.append(scores.topk(spec.candidates, dim=-1).indices.cpu())
+            candidates.append(most_likely(scores, spec.candidates, spec.keep_ids).cpu())
     ends = np.cumsum([row.length for row in rows])[:-1]
     for row, part in zip(rows, np.split(torch.cat(logp).numpy().astype(np.float32), ends), strict=True):
         row.behaviour_logp = part

@@ -1,4 +1,4 @@
-"""Draw one token per row from logits, by inverse CDF with the row's own uniform."""
+"""Draw one token per row from logits, by inverse CDF with the row's own uniform; pick the most likely ids."""
 
 import torch
 from jaxtyping import Float, Int
@@ -34,3 +34,21 @@ def draw(
         target = (uniform.to(cdf.device) * cdf[:, -1]).unsqueeze(-1)
         ids = torch.searchsorted(cdf, target, right=True).squeeze(-1).clamp_(max=valid_vocab - 1)
     return ids, logp.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+
+
+def most_likely(scores: Float[Tensor, "b v"], k: int, keep: tuple[int, ...] = ()) -> Int[Tensor, "b k"]:
+    """Ids of the k largest scores, descending; `keep` are among them, in place of the least likely ones.
+
+    Which ids these are depends on the prefix alone, not on what was sampled, so that estimators on them stay unbiased.
+
+    Args:
+        scores: [B, V] logits or log-probs.
+        k: how many ids, more than `keep` has.
+        keep: ids to keep, each once.
+    """
+    if not keep:
+        return scores.topk(k, dim=-1).indices
+    raised = scores.clone()
+    raised[:, list(keep)] = torch.inf
+    ids = raised.topk(k, dim=-1).indices
+    return ids.gather(-1, scores.gather(-1, ids).argsort(dim=-1, descending=True, stable=True))

@@ -15,6 +15,7 @@ class RolloutSpec:
         valid_vocab: ids the tokenizer can produce.
         max_prompt_tokens: longer prompts are an error.
         stop_ids: ids that end a response; empty for the tokenizer's end of sequence alone.
+        keep_ids: ids that are always among the candidates, fewer than `candidates`.
     """
 
     seed: int
@@ -23,6 +24,7 @@ class RolloutSpec:
     valid_vocab: int
     max_prompt_tokens: int
     stop_ids: frozenset[int] = frozenset()
+    keep_ids: tuple[int, ...] = ()
 
     def stops(self, tokenizer: Any) -> frozenset[int]:
         """Ids that end a response; without any, every response runs to its length limit."""

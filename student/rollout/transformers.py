@@ -15,7 +15,7 @@ from student.data.plan import PlannedRow
 from student.data.row import Row
 from student.rollout.expert import expert_rows
 from student.rollout.requests import Request
-from student.rollout.sampling import draw
+from student.rollout.sampling import draw, most_likely
 from student.rollout.spec import RolloutSpec
 
 __all__ = ["RolloutSpec", "rollout"]
@@ -115,7 +115,8 @@ class _Decoder:
         )
         top = None
         if self.spec.candidates:
-            top = logits[:, :vocab].topk(self.spec.candidates, dim=-1).indices.cpu().numpy().astype(np.uint32)
+            found = most_likely(logits[:, :vocab], self.spec.candidates, self.spec.keep_ids)
+            top = found.cpu().numpy().astype(np.uint32)
         for slot, (token, log_prob) in enumerate(zip(ids.tolist(), logp.tolist(), strict=True)):
             index = self.slots[slot]
             if index not in self.running:

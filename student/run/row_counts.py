@@ -7,12 +7,13 @@ from student.data.row import Row
 from student.figures import repetition
 
 
-def count_rows(rows: Sequence[Row], sampled: int) -> dict[str, float]:
+def count_rows(rows: Sequence[Row], sampled: int, stop_ratios: Sequence[float] = ()) -> dict[str, float]:
     """Counts of this rank's rows.
 
     Args:
         rows: the rows that are learnt from.
         sampled: response tokens sampled, those of rows since dropped included.
+        stop_ratios: log T - log S of the stop tokens, nats; see `student.scoring.stops`.
     """
     judged = [row.verdict.value for row in rows if row.verdict is not None and row.verdict.known]
     return {
@@ -20,6 +21,8 @@ def count_rows(rows: Sequence[Row], sampled: int) -> dict[str, float]:
         "sampled": sampled,
         "tokens": sum(row.length for row in rows),
         "repetition": sum(repetition(row.response_ids) for row in rows),
+        "stops": len(stop_ratios),
+        "stop_log_ratio": sum(stop_ratios),
         "truncated": sum(row.truncated for row in rows),
         "payload": sum(score.wire_bytes for row in rows for score in row.signals.values()),
         "scored": sum(row.length for row in rows if row.signals),
@@ -40,6 +43,8 @@ def row_metrics(counts: Mapping[str, float]) -> dict[str, float]:
     }
     if counts["scored"]:
         metrics["payload_bytes_per_token"] = counts["payload"] / counts["scored"]
+    if counts["stops"]:
+        metrics["stop_log_ratio"] = counts["stop_log_ratio"] / counts["stops"]
     if counts["judged"]:
         metrics["reward"] = counts["reward"] / counts["judged"]
     return metrics

@@ -46,8 +46,12 @@ def entries(samples: Iterable[Mapping[str, Any]], *, step: int, label: str) -> l
 
 
 def mean_log_ratio(row: Row) -> float | None:
-    """Mean of log S - log T over the tokens of a sampled row, nats: one draw of its reverse KL; None where unknown."""
+    """Mean of log S - log T over the trained tokens of a sampled row, nats: one draw of its reverse KL.
+
+    None where the teacher's log-probs of them are not known.
+    """
     for (role, _), scores in row.signals.items():
         if role.partition("/")[0] == TEACHER and scores.sampled is not None and row.on_policy:
-            return float(np.mean(row.behaviour_logp - scores.sampled))
+            known = row.loss_mask & np.isfinite(row.behaviour_logp)
+            return float(np.mean((row.behaviour_logp - scores.sampled)[known])) if known.any() else None
     return None

@@ -17,7 +17,7 @@ from opd.errors import ConfigError
 from opd.fleet.membership.outage import OutageHooks, OutageWatch
 from opd.fleet.source import ScoreSource
 from opd.tasks.source import PromptSource
-from opd.wire.types import Head, PayloadKind, ScoreItem, Scores
+from opd.wire.types import Head, PayloadKind, PayloadSpec, ScoreItem, Scores
 from student.data.row import Row, SignalKey
 from student.learning.terms import HeadWeights
 from student.recipe import TeacherSettings
@@ -25,6 +25,7 @@ from student.scoring.contexts import Contexts
 from student.scoring.local import LocalModels
 from student.scoring.needs import STUDENT, TEACHER, Needs, SignalNeed
 from student.scoring.routing import mix_scores
+from student.scoring.stops import StopMap
 from student.scoring.targets import Target, Targets
 
 _POLL_SECONDS = 0.5
@@ -37,6 +38,7 @@ class _Request:
     key: SignalKey
     target: Target
     need: SignalNeed
+    spec: PayloadSpec
     item: ScoreItem
 
 
@@ -52,6 +54,7 @@ class Scorer:
         known: served models that the handshake has checked; None for all.
         local: the models in process; None when no term needs any.
         contexts: what models read instead of a row's prompt; None where all read the prompt.
+        stops: maps the stop tokens of served models onto the student's; None where they stay as they are.
 
     Attributes:
         hooks: what to call, in the waiting thread, while a teacher is away.
@@ -68,6 +71,7 @@ class Scorer:
         known: Collection[str] | None = None,
         local: LocalModels | None = None,
         contexts: Contexts | None = None,
+        stops: StopMap | None = None,
     ) -> None:
         self._fleet = fleet
         self._settings = settings
@@ -75,6 +79,7 @@ class Scorer:
         self._source = source
         self._device = device
         self._local, self._contexts = local, contexts
+        self._stops = stops or StopMap((), {})
         self._targets = Targets(settings, needs, fleet.teachers() if fleet is not None else (), known)
         self._heads: dict[str, HeadWeights] = {}
         self._pending: dict[int, list[tuple[_Request, Future[Scores]]]] = {}
@@ -103,13 +108,14 @@ class Scorer:
                 # A teacher may have a context of its own, else it reads that of all teachers.
                 role = target.model if need.role == TEACHER and target.model in row.contexts else need.role
                 item = row.score_item(gather=need.spec.kind is PayloadKind.GATHER, role=role)
-                yield _Request((target.role, need.spec.kind), target, need, item)
+                spec, asked = self._stops.ask(target.model, need.spec, item)
+                yield _Request((target.role, need.spec.kind), target, need, spec, asked)
 
     def _send(self, request: _Request, group: str) -> Future[Scores]:
         if self._fleet is None:
             raise ConfigError(f"model {request.target.model!r} is not served; set teachers.endpoints.")
         need = request.need
-        return self._fleet.submit(request.target.model, request.item, need.spec, temperature=need.level, group=group)
+        return self._fleet.submit(request.target.model, request.item, request.spec, temperature=need.level, group=group)
 
     def positions(self, rows: Sequence[Row]) -> dict[str, int]:
         """Prompt and response positions in the requests for `rows`, by role; each teacher of a row gets its own.
@@ -147,7 +153,7 @@ class Scorer:
             for future in futures:
                 future.cancel()
         for row, mine in calls:
-            _keep(row, mine)
+            self._keep(row, mine)
         return time.monotonic() - begin
 
     def reread(self, rows: Sequence[Row], *, poll: Callable[[], None] = lambda: None) -> dict[str, int]:
@@ -158,7 +164,7 @@ class Scorer:
         everything = [call for _, mine in calls for call in mine]
         self._read(everything, poll)
         for row, mine in calls:
-            _keep(row, mine)
+            self._keep(row, mine)
         return {"local": sum(len(request.item.token_ids) for request, _ in everything)}
 
     def _read(self, calls: Sequence[tuple[_Request, Future[Scores]]], poll: Callable[[], None]) -> None:
@@ -189,6 +195,15 @@ class Scorer:
                 watch.see(self._fleet.outages())
         watch.see([])
 
+    def _keep(self, row: Row, calls: Sequence[tuple[_Request, Future[Scores]]]) -> None:
+        """Put the answers into `row.signals`, those of weighted teachers mixed."""
+        answers: dict[SignalKey, list[tuple[Scores, float]]] = {}
+        for request, future in calls:
+            scores = self._stops.apply(request.target.model, request.need.spec, request.item, future.result())
+            answers.setdefault(request.key, []).append((scores, request.target.weight))
+        for key, parts in answers.items():
+            row.signals[key] = parts[0][0] if len(parts) == 1 else mix_scores(parts)
+
     def head_of(self, role: str, row: Row) -> HeadWeights:
         """The head of the model that `role` means for `row`, float32 on the device, fetched once."""
         target = self._targets.model_of(role, row)
@@ -206,15 +221,6 @@ class Scorer:
             others = {k: v for k, v in self._heads.items() if not k.startswith(f"{name}/")}
             self._heads = {**others, key: found}
         return found
-
-
-def _keep(row: Row, calls: Sequence[tuple[_Request, Future[Scores]]]) -> None:
-    """Put the answers into `row.signals`, those of weighted teachers mixed."""
-    answers: dict[SignalKey, list[tuple[Scores, float]]] = {}
-    for request, future in calls:
-        answers.setdefault(request.key, []).append((future.result(), request.target.weight))
-    for key, parts in answers.items():
-        row.signals[key] = parts[0][0] if len(parts) == 1 else mix_scores(parts)
 
 
 def _to_device(head: Head, device: torch.device) -> HeadWeights:

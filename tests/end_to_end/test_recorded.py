@@ -50,15 +50,15 @@ def test_a_run_from_a_recorded_store_without_any_server_has_the_online_runs_weig
     assert model_of(offline, hashes) == model_of(online, hashes)
     lines = (tmp_path / "offline" / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 3 and all(json.loads(line)["reverse_kl"] > 0 for line in lines)
-    removed = next((store / "scores").rglob("*.safetensors"))
-    removed.unlink()
+    for scores in (store / "scores").rglob("*.safetensors"):
+        scores.unlink()
     recipe = make_recipe(run=str(tmp_path / "gap"), teachers={"endpoints": [f"store:{store}"]}, **common)
     with pytest.raises(DataError) as caught:
         train(recipe)
     message = str(caught.value)
     # The row by step and prompt, the store, and what to do.
     assert str(store) in message and entry["payload"] in message and "of group '" in message
-    assert "record" in message and "continue with --resume" in message and "\n" not in message
+    assert "record" in message and "start it again" in message and "\n" not in message
 
 
 def test_rows_scored_by_opd_score_train_like_the_live_teacher(

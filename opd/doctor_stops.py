@@ -1,0 +1,126 @@
+"""`opd doctor --student`: do a student and the teachers of a fleet end their answers with the same tokens?
+
+The student answers a few questions, sampled at temperature 1 as in training. Where an answer ends, the teachers say
+what they think of that token and of their own stop tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from opd.errors import ConfigError
+from opd.tasks.encode import encode_prompt
+from opd.tasks.prompt import Prompt
+from opd.tasks.stops import STOP_ADVICE, StopSet, ends_differ, generation_stops, stop_set
+from opd.wire.fingerprint import tokenizer_fingerprint
+from opd.wire.types import PayloadSpec, ScoreItem
+
+if TYPE_CHECKING:
+    from opd.fleet.source import ScoreSource
+    from opd.wire.v1 import teacher_pb2 as pb
+
+_QUESTIONS = ("Say hello.", "What is 2 + 3?", "Name a colour.", "Is the sea salty? Answer yes or no.")
+_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """An answer that ended by itself: prompt and answer, and log S of its last token, nats."""
+
+    ids: "np.ndarray[Any, np.dtype[np.uint32]]"
+    log_prob: float
+
+
+class StopExaminer:
+    """Holds a student's tokenizer and the ends of its answers.
+
+    Args:
+        path: folder or hub id of the student.
+        questions: what it is asked; a few of the module's own when there are none.
+
+    Raises:
+        ConfigError: when there is no such model.
+    """
+
+    def __init__(self, path: str, questions: Sequence[str] = ()) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(path)
+            model = AutoModelForCausalLM.from_pretrained(path, dtype="auto").eval()
+        except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(f"student {path!r} cannot be loaded: {reason}; check the path.") from error
+        self.stops: StopSet = stop_set(self.tokenizer, generation_stops(path))
+        self.questions = tuple(questions) or _QUESTIONS
+        self.endings = list(_answers(model, self.tokenizer, self.stops.ids, self.questions))
+
+    def examine(self, fleet: "ScoreSource", info: "pb.TeacherInfo") -> Iterator[tuple[bool, str]]:
+        """(is it well, what was found) for one teacher."""
+        if info.tokenizer.fingerprint != tokenizer_fingerprint(self.tokenizer):
+            yield False, "has another tokenizer than the student; token-level distillation needs the same one"
+            return
+        theirs = sorted(set(info.stop_token_ids) or {info.tokenizer.eos_id} - {-1})
+        foreign = [self.tokenizer.convert_ids_to_tokens(token) for token in theirs if token not in self.stops.ids]
+        if foreign:
+            yield False, f"also ends with {', '.join(map(repr, foreign))}, which the student goes on after"
+        if not self.endings:
+            yield (
+                False,
+                (
+                    f"none of {len(self.questions)} answers of the student ended within {_TOKENS} tokens; ask it "
+                    "something else with --question"
+                ),
+            )
+            return
+        ratio, event = self._measure(fleet, info.name, theirs)
+        text = f"where {len(self.endings)} answers of the student end, log T - log S is {ratio:.2f} nats"
+        if ends_differ(ratio, event):
+            yield False, f"{text}, but {event:.2f} if its own stop tokens count too: {STOP_ADVICE}"
+        else:
+            yield True, text
+
+    def _measure(self, fleet: "ScoreSource", name: str, theirs: list[int]) -> tuple[float, float | None]:
+        """Mean log-ratio of the last tokens, and with all of the teacher's stop tokens for T, nats."""
+        spec, gather = PayloadSpec.sampled(), None
+        if theirs:
+            spec, gather = PayloadSpec.gather(len(theirs), "f32"), np.array([theirs], dtype=np.uint32)
+        items = [ScoreItem(ending.ids, len(ending.ids) - 1, gather) for ending in self.endings]
+        ratios, events = [], []
+        for ending, scores in zip(self.endings, fleet.score(name, items, spec), strict=True):
+            if scores.sampled is not None:
+                ratios.append(float(scores.sampled[0]) - ending.log_prob)
+            if scores.values is not None:
+                events.append(float(np.logaddexp.reduce(scores.values[0].astype(np.float64))) - ending.log_prob)
+        return float(np.mean(ratios)), float(np.mean(events)) if events else None
+
+
+def _answers(model: Any, tokenizer: Any, stops: Sequence[int], questions: Sequence[str]) -> Iterator[Ending]:
+    """The student's answers that ended by themselves."""
+    import torch
+
+    for question in questions:
+        chat = bool(getattr(tokenizer, "chat_template", None))
+        prompt = Prompt.make([{"role": "user", "content": question}] if chat else question)
+        ids = torch.tensor([encode_prompt(prompt, tokenizer)])
+        with torch.no_grad(), torch.random.fork_rng():
+            torch.manual_seed(0)
+            found = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=_TOKENS,
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                eos_token_id=list(stops) or None,
+                pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+        whole, last = found.sequences[0], int(found.sequences[0, -1])
+        if last in stops:
+            logits = found.logits[-1][0, : len(tokenizer)].float()
+            yield Ending(whole.numpy().astype(np.uint32), float(logits.log_softmax(-1)[last]))
