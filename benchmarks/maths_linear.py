@@ -205,10 +205,9 @@ def call_trl(kind: str):
 def call_liger(kind: str):
     from liger_kernel.chunked_loss import LigerFusedLinearJSDLoss
 
-    if kind != "jsd":
-        raise ImportError("Liger's chunked distillation loss has interior beta only", name=f"liger {kind}")
+    beta = {"forward_kl": 0.0, "reverse_kl": 1.0, "jsd": 0.5}[kind]
     module = LigerFusedLinearJSDLoss(
-        weight_hard_loss=0.0, weight_soft_loss=1.0, beta=0.5, compiled=torch.cuda.is_available()
+        weight_hard_loss=0.0, weight_soft_loss=1.0, beta=beta, compiled=torch.cuda.is_available()
     )
 
     def loss(hs: Tensor, ws: Tensor, ht: Tensor, wt: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from opd.wire.types import PayloadKind
 from student.data.batch import HeadLookup, MicroBatch, collate, signal_tokens, split
 from student.data.row import Row
 from student.learning.model import ProjectionSpec, Student, project
-from student.learning.objective import Metrics, Objective, Sums, add, to_host
+from student.learning.objective import Metrics, Objective, Sums, add, of_the_step, to_host
 from student.learning.ranks import Ranks
 from student.learning.schedule import learning_rate
 from student.learning.terms import HeadWeights, SignalTokens, StudentTokens, TeacherShare, TokenBatch
@@ -166,7 +166,7 @@ class Learner:
         total: Metrics = {}
         for part_of_rank in self.ranks.gather(to_host(sums)):
             total = add(total, part_of_rank)
-        return total
+        return of_the_step(total, self.ranks.count)
 
     def _filler(self) -> Tensor:
         """A loss of 0 that reaches every parameter, from a pass over one token."""

@@ -119,6 +119,14 @@ def add(one: Mapping[str, tuple[N, N]], other: Mapping[str, tuple[N, N]]) -> dic
     return total
 
 
+def of_the_step(total: Metrics, ranks: int) -> Metrics:
+    """The losses of a step from their sums over ranks.
+
+    Weights are multiplied by the number of ranks, because gradients are averaged over them; so are the sums.
+    """
+    return {name: (top / ranks if name.startswith("loss/") else top, bottom) for name, (top, bottom) in total.items()}
+
+
 def to_host(sums: Sums) -> Metrics:
     """The numbers, in one copy from the device."""
     waiting = [value for pair in sums.values() for value in pair if isinstance(value, Tensor)]

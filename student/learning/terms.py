@@ -268,6 +268,10 @@ class Term:
     sums_teachers: ClassVar[bool] = False
     """Whether the weighted sum of the losses to several teachers means something: true of divergences."""
 
+    ranks_tokens: ClassVar[bool] = False
+    """Whether what a token weighs depends on the other tokens of its response, so that a shorter response is not a part
+    of a longer one."""
+
     def __init__(self, settings: Any) -> None:
         self.settings = settings
 

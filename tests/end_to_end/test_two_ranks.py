@@ -43,7 +43,7 @@ def test_two_ranks_train_like_one(
     two = make_recipe(run=str(tmp_path / "two"), **changes)
     two_ranks(two)
     for mine, theirs in zip(records(tmp_path / "one"), records(two.run), strict=True):
-        for name in ("reverse_kl", "student_entropy", "grad_norm", "response_tokens", "truncation_rate"):
+        for name in ("loss/opd", "reverse_kl", "student_entropy", "grad_norm", "response_tokens", "truncation_rate"):
             assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), name
     one, other = weights(tmp_path / "one", 3), weights(two.run, 3)
     assert set(one) == set(other)

@@ -32,8 +32,9 @@ def refuse_given_rows(term: Term, rows: Sequence[Row]) -> None:
 def untied_tokens(batch: TokenBatch, candidates: Int[Tensor, "n k"]) -> Int[Tensor, " n"]:
     """[N] response tokens, on given rows replaced by the first candidate.
 
-    `head_tail_reverse_kl` then sums its head and leaves the tail to one bucket there, instead of taking a token that
-    somebody else chose for a sample from the tail.
+    `head_tail_reverse_kl` then sums its head, and the tail contributes sg(p_tail c) log p_tail: c, its estimate of the
+    tail's mean log-ratio, stands for every token of it (0 without a teacher tail; see `opd.maths.head_tail`). Else a
+    token that another model chose would pass for a sample from the tail.
     """
     import torch
 

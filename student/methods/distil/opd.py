@@ -14,8 +14,9 @@ depend on the sampled tokens, biases sampled most, gather and topk less, hidden 
     hidden    exact over the vocabulary, from hidden states and the teacher's head
 
 On rows that the student did not sample (origin expert) no estimate may lean on the response token: gather and topk sum
-their head and leave the tail to one bucket, hidden is exact, sampled is refused. With method expert_rows this is GKD's
-mix of on-policy and given data: share 1 - lambda of the rows is given.
+their head and give every token of the tail the mean log-ratio that both models' masses suggest (`given_rows`), hidden
+is exact, sampled is refused. With method expert_rows this is GKD's mix of on-policy and given data: share 1 - lambda of
+the rows is given.
 
 Sources: MiniLLM (arXiv 2306.08543), GKD (2306.13649), Qwen3 report (2505.09388).
 """
@@ -108,6 +109,10 @@ class OpdSettings(TermSettings):
             )
         if self.discount and self.divergence != "reverse_kl":
             raise ValueError(f"discount needs divergence reverse_kl, not {self.divergence}; set it to 0")
+        if self.discount and self.importance_cap is not None:
+            raise ValueError(
+                f"importance_cap weights single tokens, not the returns of discount {self.discount:g}; use one of them"
+            )
         return self
 
 

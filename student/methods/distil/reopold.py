@@ -40,6 +40,7 @@ class Reopold(TokenReward):
 
     settings_type = ReopoldSettings
     settings: ReopoldSettings
+    ranks_tokens = True
 
     def reward(self, student: Tensor, teacher: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Any]]:
         """See the module; metrics floored_share and selected_share."""

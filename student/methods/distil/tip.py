@@ -54,6 +54,7 @@ class TokenSelection(OnPolicyDistillation):
     settings_type = TipSettings
     settings: TipSettings
     sums_teachers = False
+    ranks_tokens = True
 
     def needs(self) -> Needs:
         """What distillation needs, the student's entropy, and its candidates for the overlap."""

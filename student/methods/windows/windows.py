@@ -33,7 +33,7 @@ def check_partial_sums(name: str, terms: Sequence[Term]) -> None:
     """Refuse terms for which a shorter response is not a partial sum of the longer one.
 
     Raises:
-        ConfigError: for another aggregation, or a term that needs rewards or future tokens.
+        ConfigError: for another aggregation, or a term that needs rewards, future tokens or a rank among all tokens.
     """
     for term in terms:
         label, settings = term.settings.name, term.settings
@@ -45,6 +45,11 @@ def check_partial_sums(name: str, terms: Sequence[Term]) -> None:
         if term.needs().reward:
             raise ConfigError(
                 f"method {name} cuts responses, but term {label!r} needs the reward of whole ones; use one of them."
+            )
+        if term.ranks_tokens:
+            raise ConfigError(
+                f"method {name} cuts responses, but term {label!r} chooses tokens by their rank in the whole response; "
+                "use one of them."
             )
         if getattr(settings, "discount", 0.0):
             raise ConfigError(

@@ -124,6 +124,24 @@ def test_on_given_rows_nothing_depends_on_the_given_token(toy: Any, term: dict[s
     torch.testing.assert_close(found[0], found[2])
 
 
+def test_on_given_rows_the_tail_has_the_mean_log_ratio_that_the_masses_suggest(toy: Any) -> None:
+    made = toy(lengths=(1,), group=1, origins=["expert"], masked=False)
+    made.candidates = made.candidates[:, :3]
+    logits = (made.hidden @ made.head.T).detach().requires_grad_()
+    log_p = logits.log_softmax(-1)
+    log_q = made.logp(*made.models[TEACHER]).detach()
+    tail = torch.ones_like(log_p, dtype=torch.bool).scatter(1, made.candidates, False)
+    (head_p, tail_p), (head_q, tail_q) = (
+        (x.gather(1, made.candidates), x.masked_fill(~tail, -torch.inf).logsumexp(-1)) for x in (log_p, log_q)
+    )
+    ours, theirs = head_p.log_softmax(-1), head_q.log_softmax(-1)
+    mean = tail_p - tail_q + (ours.exp() * (ours - theirs)).sum(-1)
+    head = ((head_p.exp() * (head_p - head_q)).detach() * head_p).sum(-1)
+    (want,) = torch.autograd.grad((head + (tail_p.exp() * mean).detach() * tail_p).sum(), logits)
+    found = gradient(made, payload="gather", k=3)
+    torch.testing.assert_close(found, want @ made.head.detach(), rtol=1e-5, atol=1e-8)
+
+
 def test_on_given_rows_a_full_candidate_set_is_exact(toy: Any) -> None:
     made = toy(origins=["expert"] * 4)
     exact = gradient(made, payload="hidden")
@@ -161,6 +179,7 @@ def test_terms_average_over_the_rows_they_select(toy: Any) -> None:
         ({"payload": "gather", "student_temperature": 0.7}, "hidden"),
         ({"payload": "gather", "watch_topk": 3}, "hidden"),
         ({"payload": "topk", "divergence": "forward_kl", "discount": 0.5}, "reverse_kl"),
+        ({"payload": "gather", "discount": 0.5, "importance_cap": 2.0}, "importance_cap"),
     ],
 )
 def test_options_that_cannot_work_are_refused_with_a_reason(settings: dict[str, Any], word: str) -> None:

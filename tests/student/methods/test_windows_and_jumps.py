@@ -145,6 +145,13 @@ def test_windows_refuse_terms_that_look_ahead(make: Make) -> None:
         build_plugins(recipe)
 
 
+@pytest.mark.parametrize("name", ["tip", "reopold"])
+def test_windows_refuse_terms_that_rank_the_tokens_of_a_response(make: Make, name: str) -> None:
+    recipe = make("refused", ADWIN, objective=[{"name": name, "aggregation": "constant"}])
+    with pytest.raises(ConfigError, match="rank in the whole response"):
+        build_plugins(recipe)
+
+
 def test_adwin_refuses_candidates_that_are_all_too_long(make: Make) -> None:
     with pytest.raises(ConfigError, match=r"shorter than rollout\.max_new_tokens"):
         build_plugins(make("refused", {"name": "adwin"}))
