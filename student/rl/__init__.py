@@ -35,6 +35,17 @@ for name, path, summary in [
     ),
     ("grpo", "losses.grpo:Grpo", "group-relative policy optimisation on a verifier's reward"),
     ("entropy_bonus", "losses.entropy_bonus:EntropyBonus", "a bonus on the student's exact entropy"),
+    ("gspo", "losses.variants:Gspo", "GRPO with one ratio per response and a narrow clip"),
+    ("dapo", "losses.variants:Dapo", "GRPO with a higher upper clip, by token, without equal groups and cut answers"),
+    ("dr_grpo", "losses.variants:DrGrpo", "GRPO without the biases of deviation and length"),
+    ("cispo", "losses.weighted:Cispo", "REINFORCE with a capped importance weight"),
+    ("dispo", "losses.weighted:Dispo", "REINFORCE with importance weights bounded apart for right and wrong answers"),
+    ("topr", "losses.weighted:Topr", "REINFORCE whose wrong answers taper off as they become rare"),
+    ("minpro", "losses.weighted:Minpro", "REINFORCE weighted by the ratio and the least one before it"),
+    ("stable_reinforce", "losses.guarded:StableReinforce", "the clipped loss on log-ratios that cannot overflow"),
+    ("dhpo", "losses.guarded:Dhpo", "a mix of the clipped ratios by token and by response"),
+    ("rec", "losses.guarded:Rec", "REINFORCE without tokens whose ratio has gone too far"),
+    ("minirl", "losses.guarded:Minirl", "REINFORCE corrected for staleness and for the engine's numerics"),
     ("rloo", "losses.rloo:Rloo", "REINFORCE with a leave-one-out baseline on a verifier's reward"),
 ]:
     OBJECTIVES.add(name, f"student.rl.{path}", summary)

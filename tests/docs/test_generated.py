@@ -19,6 +19,10 @@ def test_the_metrics_page_lists_the_series_of_the_code() -> None:
     assert (ROOT / "docs" / "metrics.md").read_text() == script("metrics_doc").render()
 
 
+def test_the_page_of_policy_losses_and_advantages_lists_what_is_registered() -> None:
+    assert (ROOT / "docs" / "rl.md").read_text() == script("rl_doc").render()
+
+
 def test_series_follow_the_naming_rules() -> None:
     rows = [line.split("|") for line in script("metrics_doc").render().splitlines() if line.startswith("| `")]
     assert len(rows) > 50

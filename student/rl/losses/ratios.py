@@ -3,6 +3,7 @@
     token      rho_t
     turn       the geometric mean of rho over the tokens of the turn, on each of them
     sequence   the geometric mean of rho over the tokens of the row, on each of them
+    response   the product of rho over the tokens of the row, on each of them
     prefix     rho_1 ... rho_t, the probability ratio of the response up to t
 
 Masked tokens (the environment's, for example) count in no mean and no product.
@@ -18,13 +19,16 @@ if TYPE_CHECKING:
 
     from student.learning.terms import TokenBatch
 
-Ratio: TypeAlias = Literal["token", "turn", "sequence", "prefix", "none"]
+Ratio: TypeAlias = Literal["token", "turn", "sequence", "response", "prefix", "none"]
 
 
 def at_grain(log_ratio: Float[Tensor, " n"], batch: TokenBatch, grain: Ratio) -> Float[Tensor, " n"]:
     """Log-ratios of tokens, [N] with 0 where masked, at another grain; gradients flow."""
     if grain == "sequence":
         return _mean_over(log_ratio, batch, batch.row, len(batch.rows))
+    if grain == "response":
+        zeros = log_ratio.new_zeros(len(batch.rows))
+        return zeros.index_add(0, batch.row, log_ratio)[batch.row]
     if grain == "turn":
         index, count = turn_index(batch)
         return _mean_over(log_ratio, batch, index, count)

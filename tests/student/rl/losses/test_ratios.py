@@ -29,6 +29,7 @@ def test_each_grain_of_a_worked_example(batch: Any) -> None:
     third = 1.5 ** (1 / 3)
     assert grain("token") == pytest.approx([0.5, 2, 1.5, 3, 2, 4, 1, 9])
     assert grain("sequence") == pytest.approx([third] * 3 + [3] + [72**0.25] * 4)
+    assert grain("response") == pytest.approx([1.5] * 3 + [3] + [72] * 4)
     # The third token of the last row is the environment's: it belongs to the turn before it.
     assert grain("turn") == pytest.approx([third] * 3 + [3] + [2] * 3 + [9])
     assert grain("prefix") == pytest.approx([0.5, 1, 1.5, 3, 2, 8, 8, 72])

@@ -1,0 +1,135 @@
+"""Policy losses with a detached weight on log pi: the gradient never stops where the weight is bounded.
+
+    loss_t = -sg(w_t) A_t log pi(y_t),   w from the importance ratio rho (see the subclasses)
+
+    cispo      w = clip(rho, floor, cap)                                                            (CISPO)
+    dispo      w = clip(rho, bounds of right answers where A > 0, of wrong ones elsewhere)          (DISPO)
+    topr       w = 1 where A > 0, clip(rho, 0, 1) elsewhere                                         (TOPR)
+    minpro     w = clip(rho_t min_{i < t} rho_i, 1 - clip_low, 1 + clip_high)                       (MinPRO)
+
+Bounds are absolute values of the ratio but for minpro's, which are distances from 1. All are REINFORCE on policy.
+Metric tapered_share: tokens whose weight is not their ratio. Sources: CISPO, arXiv 2506.13585, cap as TRL and ScaleRL
+have it; DISPO, 2602.00983, bounds from notes on it; TOPR, 2503.14286 (the ratio of the whole response; ratio token is
+Trinity-RFT's); MinPRO, 2601.22718.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from student.learning.terms import TermOutput, TokenBatch
+from student.rl.losses.policy_gradient import PolicyGradient, PolicyGradientSettings
+from student.rl.losses.ratios import Ratio, least_before
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+
+class WeightedGradient(PolicyGradient):
+    """The base; subclasses give `weight`."""
+
+    def weight(
+        self, log_ratio: Float[Tensor, " n"], advantage: Float[Tensor, " n"], batch: TokenBatch
+    ) -> Float[Tensor, " n"]:
+        """[N] the weight, from the detached log-ratio."""
+        raise TypeError(f"{type(self).__name__} does not implement weight")
+
+    def surrogate(
+        self,
+        log_ratio: Float[Tensor, " n"],
+        advantage: Float[Tensor, " n"],
+        live: Float[Tensor, " n"],
+        batch: TokenBatch,
+    ) -> TermOutput:
+        """See the module."""
+        known = log_ratio.detach()
+        weight = self.weight(known, advantage, batch)
+        tapered = batch.mask & ((weight - known.exp()).abs() > 1e-6)
+        return TermOutput(-weight * advantage * live, metrics={"tapered_share": (tapered.sum(), batch.mask.sum())})
+
+
+class CispoSettings(PolicyGradientSettings):
+    """Settings of CISPO."""
+
+    floor: float = Field(0.0, ge=0, description="Least weight, an absolute value of the ratio.")
+    cap: float = Field(5.0, gt=0, description="Largest weight, an absolute value of the ratio.")
+
+
+class Cispo(WeightedGradient):
+    """CISPO; see the module for the formula."""
+
+    settings_type = CispoSettings
+    settings: CispoSettings
+    evidence: ClassVar[str] = "text and code"
+    bounds: ClassVar[tuple[str, ...]] = ("cap",)
+
+    def weight(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Tensor:
+        """See the module."""
+        return log_ratio.exp().clamp(self.settings.floor, self.settings.cap)
+
+
+class DispoSettings(PolicyGradientSettings):
+    """Settings of DISPO."""
+
+    right_floor: float = Field(0.8, ge=0, description="Least weight of tokens with A > 0.")
+    right_cap: float = Field(11.0, gt=0, description="Largest weight of tokens with A > 0.")
+    wrong_floor: float = Field(0.0, ge=0, description="Least weight of other tokens.")
+    wrong_cap: float = Field(101.0, gt=0, description="Largest weight of other tokens.")
+
+
+class Dispo(WeightedGradient):
+    """DISPO; see the module for the formula."""
+
+    settings_type = DispoSettings
+    settings: DispoSettings
+    evidence: ClassVar[str] = "abstract"
+    bounds: ClassVar[tuple[str, ...]] = ("right_floor", "right_cap")
+
+    def weight(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Tensor:
+        """See the module."""
+        s, ratio = self.settings, log_ratio.exp()
+        right = ratio.clamp(s.right_floor, s.right_cap)
+        return right.where(advantage > 0, ratio.clamp(s.wrong_floor, s.wrong_cap))
+
+
+class ToprSettings(PolicyGradientSettings):
+    """Settings of TOPR."""
+
+    ratio: Ratio = Field("response", description="The grain of the importance ratio.")
+
+
+class Topr(WeightedGradient):
+    """TOPR; see the module for the formula."""
+
+    settings_type = ToprSettings
+    evidence: ClassVar[str] = "text and code"
+    bounds: ClassVar[tuple[str, ...]] = ("ratio",)
+
+    def weight(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Tensor:
+        """See the module."""
+        taper = log_ratio.clamp(max=0.0).exp()
+        return taper.new_ones(()).expand_as(taper).where(advantage > 0, taper)
+
+
+class MinproSettings(PolicyGradientSettings):
+    """Settings of MinPRO."""
+
+    clip_low: float | None = Field(0.2, gt=0, le=1, description="The weight is at least 1 - clip_low; null: any.")
+    clip_high: float | None = Field(0.2, gt=0, description="The weight is at most 1 + clip_high; null: any.")
+
+
+class Minpro(WeightedGradient):
+    """MinPRO; see the module for the formula."""
+
+    settings_type = MinproSettings
+    settings: MinproSettings
+    evidence: ClassVar[str] = "text"
+
+    def weight(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Tensor:
+        """See the module."""
+        low, high = self.settings.clip_low, self.settings.clip_high
+        ratio = (log_ratio + least_before(log_ratio, batch)).exp()
+        return ratio.clamp(0.0 if low is None else 1.0 - low, None if high is None else 1.0 + high)
