@@ -9,11 +9,15 @@ from random import Random
 from typing import Any
 
 from opd.errors import DataError
+from opd.tasks.environments.base import ENVIRONMENT, PATH
 from opd.tasks.prompt import Prompt
 from opd.tasks.registry import VERIFIERS
 from opd.tasks.settings import DatasetSettings, FileSettings
 from opd.tasks.source import Labels, Split, too_long
 from opd.tasks.verdict import Verdict, Verifier, guarded
+
+_PLAYED = (ENVIRONMENT, PATH)
+"""Columns that say how a prompt is played."""
 
 
 class TableSource:
@@ -128,7 +132,9 @@ def _parse(
                 system=settings.system,
                 template_options=settings.template_options,
                 place=place,
-                extra={column: row[column] for column in settings.keep_columns if row.get(column) is not None},
+                extra={
+                    column: row[column] for column in (*settings.keep_columns, *_PLAYED) if row.get(column) is not None
+                },
             )
         except DataError as error:
             raise DataError(f"{place}: {error}") from error
