@@ -19,7 +19,7 @@ only some objectives have (`head_kl`, `student_head_mass`, ...) appear as `opd_s
 # A step's metrics with the objective `opd`; other terms add their own.
 STEP = (
     *("reverse_kl", "student_entropy", "teacher_entropy", "student_head_mass", "teacher_head_mass", "topk_overlap"),
-    *("tail_sampled", "importance_weight", "updates", "updates_skipped", "grad_norm"),
+    *("tail_sampled", "importance_weight", "updates", "updates_skipped", "rollout_rounds", "sampled_rows", "grad_norm"),
     *("grad_clipped", "learning_rate", "response_length", "truncation_rate", "repetition", "stop_log_ratio"),
     *("reward", "tokens_per_second", "payload_bytes_per_token"),
     *("eval/accuracy", "eval/reverse_kl", "eval/response_length"),

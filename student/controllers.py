@@ -146,6 +146,13 @@ class Services(Protocol):
         Equal `seed_names` draw equal random numbers: common random numbers for paired comparisons.
         """
 
+    def prompts(self, count: int) -> list[Prompt]:
+        """The next `count` prompts of the run, which then come up nowhere else; every rank must ask for as many.
+
+        Asked within `plan` or `updates` they are the step's, within `after_update` that call's: when it is interrupted
+        and made again, it gets the same ones.
+        """
+
     def training_prompts(self, count: int, *, seed_names: Sequence[object]) -> list[Prompt]:
         """`count` prompts of the training set, chosen by the stream `seed_names`."""
 

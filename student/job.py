@@ -20,6 +20,7 @@ from opd.tasks.source import PromptSource
 from opd.tasks.stops import generation_stops, stop_set
 from opd.wire.v1 import teacher_pb2 as pb
 from student.controllers import Controller
+from student.data.cursor import PromptCursor
 from student.data.prompts import fit_prompts
 from student.learning.learner import Learner
 from student.learning.model import load_student, load_tokenizer
@@ -32,6 +33,7 @@ from student.recipe import EmaSettings, Recipe, TeacherSettings
 from student.rollout.engine import EngineSetup, Sampler
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.spec import RolloutSpec
+from student.rollout.strategy import Strategy
 from student.scoring.contexts import Contexts
 from student.scoring.handshake import Scoring, shake_hands
 from student.scoring.local import LocalModels
@@ -56,6 +58,8 @@ class Job:
     source: PromptSource
     tokenizer: Any
     learner: Learner
+    cursor: PromptCursor
+    strategy: Strategy
     sampler: Sampler
     scorer: Scorer
     local: LocalModels
@@ -185,12 +189,12 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     stack.callback(engine.close)
     player = EpisodePlayer(recipe.rollout.episodes, tokenizer, spec)
     stack.callback(player.close)
-    sampler = Sampler(engine, learner, player)
+    sampler, cursor = Sampler(engine, learner, player), PromptCursor(source)
     # A scorer of its own, because it is used from the probe's thread.
     prober = Prober(learner, sampler, scorer_of(plugins.needs), poll)
     stack.callback(prober.close)
     services = LoopServices(
-        recipe, learner, tokenizer, source, scorer, sampler, kl_scorer, kl_term, poll, prober, local
+        recipe, learner, tokenizer, source, scorer, sampler, kl_scorer, kl_term, poll, prober, local, cursor
     )
     live = fleet is not None and not fleet.recorded and plugins.needs.teacher
     probe = StopProbe(recipe, sampler, source, models.infos, stop_ids, scorer_of) if live and models.infos else None
@@ -202,6 +206,8 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         source=source,
         tokenizer=tokenizer,
         learner=learner,
+        cursor=cursor,
+        strategy=plugins.strategy,
         sampler=sampler,
         scorer=scorer,
         local=local,

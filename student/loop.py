@@ -1,7 +1,7 @@
 """The one loop: plan, rollout, score, compose, learn, act on the weights, observe. RL and distillation alike.
 
 plan   = plan_step(step)         which prompts, how many samples, how long
-rows   = rollout(plan)           each row leaves as soon as it is finished ...
+rows   = strategy.run(plan)      in rounds of sampling; each row leaves as soon as it is finished ...
 signal = score(row)              ... and is scored at once
 batch  = compose(rows)           filter, replay, re-weight
 for update in updates(batch):    epochs and minibatches, or a method's own order
@@ -21,13 +21,15 @@ from rich.console import Console
 from opd.errors import CancelledError, OpdError, RunFolderError
 from opd.fleet.membership.outage import Outage, OutageHooks
 from opd.fleet.metrics import register_metrics
+from opd.tasks.prompt import Prompt
 from student.controllers import EvalReport, StepReport
 from student.data.outcome import gather_outcomes
-from student.data.plan import StepPlan, plan_step
+from student.data.plan import PlannedRow, StepPlan, plan_step
 from student.data.row import Row
 from student.job import Job, build_job, fleet_fingerprints
 from student.learning.updates import Update, Updated, make_updates, plan_updates
 from student.recipe import Recipe
+from student.rollout.rounds import Rollouts
 from student.run.checkpoint import latest_checkpoint
 from student.run.evaluation import Evaluations, metrics_of, to_json
 from student.run.folder import RESUMABLE, RunFolder
@@ -173,13 +175,14 @@ class _Run:
 
     def _step(self, step: int) -> None:
         job, clock = self.job, StageClock(self.spans)
-        plan = self._plan(step)
         # No update has begun: when a rank cannot go on, the state of all is that of the last step.
-        rows = self.ranks.agree(lambda: self._scored(plan, clock))
-        sampled = sum(row.length for row in rows)
+        job.cursor.begin()
+        rollouts = self._rollouts(step, clock)
+        plan = self._plan(step, job.cursor.take(self.recipe.rollout.prompts_per_step))
+        rows = rollouts.run(job.strategy, plan)
         costs = job.services.costs
-        costs.sampled("train", rows)
-        costs.scored("train", job.scorer.positions(rows))
+        costs.sampled("train", rollouts.rows)
+        costs.scored("train", job.scorer.positions(rollouts.rows))
         for controller in job.controllers:
             rows = controller.compose(rows)
         outcomes, places = gather_outcomes(rows, self.ranks)
@@ -191,10 +194,14 @@ class _Run:
         shown = self.recipe.samples
         if shown.every and self.state.steps % shown.every == 0:
             self._keep_samples(entries(map(sample_of, rows[: shown.count]), step=self.state.steps, label="train"))
-        counts = self.ranks.total(count_rows(rows, sampled, self._stop_ratios(rows)) | costs.take())
+        job.cursor.commit()
+        sampled = sum(row.length for row in rollouts.rows)
+        mine = count_rows(rows, sampled, self._stop_ratios(rows)) | rollouts.counts() | costs.take()
+        counts = self.ranks.total(mine)
         self.state.tokens += int(counts["sampled"])
         spent = {name: value for name, value in counts.items() if name.startswith("cost/")}
-        metrics = updated.metrics() | moved | row_metrics(counts) | outcome_metrics(outcomes) | spent
+        metrics = updated.metrics() | moved | row_metrics(counts) | outcome_metrics(outcomes)
+        metrics |= rollouts.metrics(counts) | spent
         self.state.unfinished = Unfinished(metrics, outcomes)
         self._follow_up(self.state.unfinished, clock)
         if updated.failure is not None:
@@ -227,11 +234,12 @@ class _Run:
             )
         return updated
 
-    def _plan(self, step: int) -> StepPlan:
+    def _plan(self, step: int, prompts: Sequence[Prompt]) -> StepPlan:
+        """The plan for `prompts` on all ranks, as the controllers rewrite it."""
         rollout = self.recipe.rollout
         plan = plan_step(
             step,
-            self.job.source.prompts("train", rollout.prompts_per_step, step * rollout.prompts_per_step),
+            prompts,
             samples=rollout.samples_per_prompt,
             max_new_tokens=rollout.max_new_tokens,
             temperature=rollout.temperature,
@@ -247,15 +255,18 @@ class _Run:
         with clock.stage("after_update"):
             for controller in job.controllers[left.acted :]:
                 job.services.costs.take()  # of a call that was interrupted
+                job.cursor.begin()
                 found = controller.after_update(step, job.services)
                 for name, value in self.ranks.total(job.services.costs.take()).items():
                     metrics[name] = metrics.get(name, 0.0) + value
                 metrics |= found
                 left.acted += 1
+                job.cursor.commit()
         job.sampler.moved(self.state.steps)
         if not left.observed:
             report = StepReport(step, metrics, left.outcomes)
             job.learner.objective.observe(report)
+            job.strategy.observe(report)
             for controller in job.controllers:
                 controller.observe(report)
             left.observed = True
@@ -275,19 +286,24 @@ class _Run:
         if self.job.accelerator.is_main_process:
             self.folder.append_samples(lines)
 
-    def _scored(self, plan: StepPlan, clock: StageClock) -> list[Row]:
-        """Sample this rank's rows of the plan, each scored from the moment it is finished."""
+    def _rollouts(self, step: int, clock: StageClock) -> Rollouts:
+        """What the strategy of this step may ask: each row is scored from the moment it is finished."""
         job = self.job
 
         def submit(row: Row) -> None:
             self.interrupts.poll()
             job.scorer.submit(row)
 
-        with clock.stage("rollout"):
-            rows = job.sampler.sample(plan.shard(self.ranks.index, self.ranks.count).rows, on_row=submit)
-        with clock.stage("wait_teacher"):
-            job.scorer.collect(rows, poll=self.interrupts.poll)
-        return rows
+        def sample(planned: Sequence[PlannedRow]) -> list[Row]:
+            with clock.stage("rollout"):
+                return job.sampler.sample(planned, on_row=submit)
+
+        def score(rows: Sequence[Row]) -> list[Row]:
+            with clock.stage("wait_teacher"):
+                job.scorer.collect(rows, poll=self.interrupts.poll)
+            return list(rows)
+
+        return Rollouts(sample, score, lambda prompts: self._plan(step, prompts), job.cursor, self.ranks)
 
     def _save_now_and_then(self, clock: StageClock) -> None:
         last = self.state.steps == self.recipe.train.steps

@@ -13,6 +13,7 @@ from student.controllers import CONTROLLERS, Controller
 from student.learning.terms import AGGREGATIONS, OBJECTIVES, Term
 from student.recipe import Recipe
 from student.rollout.engine import ROLLOUT_ENGINES, RolloutEngine
+from student.rollout.strategy import STRATEGIES, Strategy
 from student.scoring.needs import Needs, merge
 
 
@@ -23,13 +24,15 @@ class Plugins:
     Attributes:
         terms: of the objective.
         controllers: of the loop.
+        strategy: of rollouts.
         engine: of rollouts.
-        needs: of terms and controllers together.
+        needs: of terms, controllers and strategy together.
         remarks: what a person should know of them although they work.
     """
 
     terms: list[Term]
     controllers: list[Controller]
+    strategy: Strategy
     engine: RolloutEngine
     needs: Needs
     remarks: list[str]
@@ -43,8 +46,8 @@ def build_plugins(recipe: Recipe) -> Plugins:
     """
     terms = build_terms(recipe.objective)
     controllers = [_build(CONTROLLERS, entry, f"methods.{i}") for i, entry in enumerate(recipe.methods)]
-    wanted = [*(term.needs() for term in terms), *(controller.needs() for controller in controllers)]
-    needs = merge(wanted, temperature=recipe.rollout.temperature)
+    strategy: Strategy = _build(STRATEGIES, recipe.rollout.strategy, "rollout.strategy")
+    needs = merge([part.needs() for part in (*terms, *controllers, strategy)], temperature=recipe.rollout.temperature)
     if needs.served and recipe.teachers is None:
         raise ConfigError("the objective needs a teacher; set teachers.endpoints or use an objective of rewards.")
     _check_teachers(recipe, terms, controllers)
@@ -54,11 +57,12 @@ def build_plugins(recipe: Recipe) -> Plugins:
         term.check(recipe)
     for controller in controllers:
         controller.check(recipe, terms)
+    strategy.check(recipe, terms)
     engine: RolloutEngine = _build(ROLLOUT_ENGINES, recipe.rollout.engine, "rollout.engine")
     engine.check(recipe)
     remarks = [remark for term in terms for remark in term.remarks(recipe)]
     remarks += [*_other_temperatures(terms, recipe.rollout.temperature)]
-    return Plugins(terms, controllers, engine, needs, remarks)
+    return Plugins(terms, controllers, strategy, engine, needs, remarks)
 
 
 def _other_temperatures(terms: Sequence[Term], sampled_at: float) -> Iterator[str]:

@@ -101,6 +101,11 @@ class RolloutSettings(Settings):
     )
     temperature: float = Field(1.0, gt=0, le=10, description="Sampling temperature; the loss uses it too.")
     batch_rows: int = Field(64, ge=1, description="Responses decoded together.")
+    strategy: dict[str, Any] = Field(
+        default_factory=lambda: {"name": "single"},
+        description="How the plan of a step becomes rows: the name of a rollout strategy and its settings; see `opd "
+        "plugins list`.",
+    )
     engine: dict[str, Any] = Field(
         default_factory=lambda: {"name": "transformers"},
         description="What samples: the name of a rollout engine and its settings; see `opd plugins list`.",

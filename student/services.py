@@ -11,6 +11,7 @@ from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
 from student.controllers import EvalReport
+from student.data.cursor import PromptCursor
 from student.data.outcome import Outcome
 from student.data.plan import StepPlan
 from student.data.row import Row
@@ -43,6 +44,7 @@ class LoopServices:
         poll: called while waiting for the fleet.
         prober: runs gradient probes, with a scorer of its own.
         local: the models in process.
+        cursor: the run's place in its training prompts.
 
     Attributes:
         tokenizer: see `Services.tokenizer`.
@@ -64,7 +66,9 @@ class LoopServices:
         poll: Callable[[], None],
         prober: Prober,
         local: LocalModels,
+        cursor: PromptCursor,
     ) -> None:
+        self._cursor = cursor
         self.prober = prober
         self._local = local
         self._recipe = recipe
@@ -211,6 +215,10 @@ class LoopServices:
             names=seed_names,
             on_row=on_row,
         )
+
+    def prompts(self, count: int) -> list[Prompt]:
+        """See `Services.prompts`."""
+        return self._cursor.take(count)
 
     def training_prompts(self, count: int, *, seed_names: Sequence[object]) -> list[Prompt]:
         """See `Services.training_prompts`."""

@@ -136,7 +136,9 @@ class Saver:
                 "seed": job.recipe.seed,
                 "before": None if state.before is None else to_json(state.before),
                 "unfinished": None if state.unfinished is None else state.unfinished.to_json(),
+                "prompts": job.cursor.position,
                 "objective": job.learner.objective.state_dict(),
+                "strategy": job.strategy.state_dict(),
                 "controllers": {str(i): c.state_dict() for i, c in enumerate(job.controllers)},
             },
         )
@@ -154,6 +156,8 @@ class Saver:
             if (trainer / "local.json").exists():
                 job.local.load_state_dict(load_state(trainer, "local"))
             job.learner.objective.load_state_dict(state["objective"])
+            job.strategy.load_state_dict(state["strategy"])
+            job.cursor.position = int(state["prompts"])
             for i, controller in enumerate(job.controllers):
                 controller.load_state_dict(state["controllers"].get(str(i), {}))
             return LoopState(

@@ -24,6 +24,13 @@ class Digits(Addition):
         return Verdict.score(0.9 * sum(c in "01234" for c in completion) / max(1, len(completion)))
 
 
+class Halves(Digits):
+    """The same where the sum is even; with an odd sum every answer earns nothing, so that its group prefers nothing."""
+
+    def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        return super().verify(prompt, completion) if int(prompt.answer or 0) % 2 == 0 else Verdict.score(0.0)
+
+
 class DropStep(Controller):
     """Drops every row of the second step."""
 

@@ -1,0 +1,175 @@
+"""What a rollout strategy may ask, and how ranks keep in step while they run one.
+
+Ranks may need different numbers of rows, but never of rounds: whoever loops over rounds decides by what `any`,
+`gather` or `outcomes` gave, which is the same on every rank. A rank that cannot go on says so in its next exchange,
+and the others stop too; a strategy whose ranks part company is ended by an error instead of a wait without end.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from opd.errors import CancelledError, OpdError
+from opd.tasks.prompt import Prompt
+from student.data.cursor import PromptCursor
+from student.data.outcome import Outcome, gather_outcomes
+from student.data.plan import PlannedRow, StepPlan
+from student.data.row import Row
+from student.learning.ranks import Ranks
+from student.rollout.strategy import Strategy
+
+T = TypeVar("T")
+_ASKS, _DONE, _FAILED = "asks", "done", "failed"
+
+
+class _InStep(Ranks):
+    """Ranks that run a strategy together; every exchange also tells whether a rank has ended."""
+
+    def __init__(self, ranks: Ranks, cursor: PromptCursor) -> None:
+        self.count, self.index = ranks.count, ranks.index
+        self._ranks, self._cursor = ranks, cursor
+        self.over = False  # another rank has failed and hears nothing more
+
+    def gather(self, value: T) -> list[T]:
+        return self.tell(_ASKS, value)
+
+    def tell(self, kind: str, value: T) -> list[T]:
+        """Exchange `value` with the ranks that are at the same place.
+
+        Raises:
+            CancelledError: when another rank could not go on.
+            RuntimeError: when the ranks are at different places, which is a fault of the strategy.
+        """
+        told = self._ranks.gather((kind, self._cursor.taken, value))
+        if kind != _FAILED and any(other == _FAILED for other, _, _ in told):
+            self.over = True
+            raise CancelledError("another rank could not go on")
+        places = {(other, taken) for other, taken, _ in told}
+        if kind != _FAILED and len(places) > 1:
+            raise RuntimeError(
+                f"the ranks of a rollout strategy have parted: {sorted(places)} (what they do, prompts they took); "
+                "loop over rounds by what Rollouts.any, gather or outcomes gave, and ask for prompts on every rank."
+            )
+        return [value for _, _, value in told]
+
+
+class Rollouts:
+    """What a strategy may ask; rank-local unless it says otherwise.
+
+    Args:
+        sample: samples planned rows; each is submitted for scoring when it ends.
+        score: waits until rows have their signals, verdicts and rewards.
+        plan: the plan of the given prompts, as the methods of the run rewrite it.
+        cursor: the run's prompts.
+        ranks: all ranks.
+
+    Attributes:
+        rows: everything that was sampled, for costs and metrics.
+        rounds: calls of `sample`.
+        measured: what the strategy measured, by name, as (numerator, denominator) of this rank.
+    """
+
+    def __init__(
+        self,
+        sample: Callable[[Sequence[PlannedRow]], list[Row]],
+        score: Callable[[Sequence[Row]], list[Row]],
+        plan: Callable[[Sequence[Prompt]], StepPlan],
+        cursor: PromptCursor,
+        ranks: Ranks,
+    ) -> None:
+        self._sample, self._score, self._plan, self._cursor = sample, score, plan, cursor
+        self._ranks = _InStep(ranks, cursor)
+        self._owner: dict[str, int] = {}  # rank of each group; a prompt drawn twice stays where it is
+        self._samples: dict[str, int] = {}  # first free sample index of each group
+        self.rows: list[Row] = []
+        self.rounds = 0
+        self.measured: dict[str, tuple[float, float]] = {}
+
+    def run(self, strategy: Strategy, plan: StepPlan) -> list[Row]:
+        """The rows that `strategy` makes of the whole plan; where it fails on a rank, it fails on all.
+
+        Raises:
+            OpdError: of this rank.
+            CancelledError: when only another rank failed.
+        """
+        try:
+            rows = strategy.run(self._mine(plan), self)
+        except OpdError:
+            if not self._ranks.over:
+                self._ranks.tell(_FAILED, None)
+            raise
+        self._ranks.tell(_DONE, None)
+        return rows
+
+    def sample(self, planned: Sequence[PlannedRow]) -> list[Row]:
+        """Sample rows; each is on its way to be scored as soon as it ends.
+
+        Every rank calls it equally often, with no rows if need be.
+        """
+        self.rounds += 1
+        rows = self._sample(planned) if planned else []
+        self.rows += rows
+        return rows
+
+    def score(self, rows: Sequence[Row]) -> list[Row]:
+        """Wait for signals, verdicts and rewards of sampled rows. Every rank calls it as often as `sample`."""
+        return self._score(rows)
+
+    def more(self, prompts: int) -> StepPlan:
+        """This rank's share of a plan of `prompts` further prompts of the run; every rank asks for as many."""
+        return self._mine(self._plan(self._cursor.take(prompts)))
+
+    def again(self, planned: Sequence[PlannedRow]) -> list[PlannedRow]:
+        """Further samples of the same groups: `planned` with random streams of their own."""
+        return [self._fresh(row) for row in planned]
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, by rank; every rank must call it."""
+        return self._ranks.gather(value)
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says so; every rank must call it."""
+        return self._ranks.any(flag)
+
+    def outcomes(self, rows: Sequence[Row]) -> list[Outcome]:
+        """What became of `rows` of all ranks, in an order of their keys; every rank must call it."""
+        return gather_outcomes(rows, self._ranks)[0]
+
+    def measure(self, name: str, value: float, count: float = 1.0) -> None:
+        """Add to a metric of the step, the mean of all values over all counts of all ranks."""
+        top, bottom = self.measured.get(name, (0.0, 0.0))
+        self.measured[name] = (top + value, bottom + count)
+
+    def _mine(self, plan: StepPlan) -> StepPlan:
+        """This rank's groups, spread evenly; a prompt that was drawn before goes to the rank that has its group."""
+        fresh = [g for g in dict.fromkeys(row.key.group for row in plan.rows) if g not in self._owner]
+        self._owner |= {group: place % self._ranks.count for place, group in enumerate(fresh)}
+        mine = [row for row in plan.rows if self._owner[row.key.group] == self._ranks.index]
+        # As planned where the group is new: methods have seen these sample indices.
+        known = set(self._samples)
+        rows = tuple(self._fresh(row) if row.key.group in known else row for row in mine)
+        for row in rows:
+            group = row.key.group
+            self._samples[group] = max(self._samples.get(group, 0), row.key.sample + 1)
+        return replace(plan, rows=rows)
+
+    def _fresh(self, row: PlannedRow) -> PlannedRow:
+        sample = self._samples.get(row.key.group, 0)
+        self._samples[row.key.group] = sample + 1
+        return replace(row, key=replace(row.key, sample=sample))
+
+    def counts(self) -> dict[str, float]:
+        """Of this rank, to be added up over ranks: what `metrics` wants."""
+        found: dict[str, float] = {"sampled_rows": float(len(self.rows))}
+        for name, (top, bottom) in self.measured.items():
+            found |= {f"top/{name}": top, f"bottom/{name}": bottom}
+        return found
+
+    def metrics(self, counts: dict[str, float]) -> dict[str, float]:
+        """Metrics of the step from `counts` of all ranks."""
+        found = {"rollout_rounds": float(self.rounds), "sampled_rows": counts["sampled_rows"]}
+        for key, top in counts.items():
+            kind, _, name = key.partition("/")
+            if kind == "top" and counts[f"bottom/{name}"]:
+                found[name] = top / counts[f"bottom/{name}"]
+        return found

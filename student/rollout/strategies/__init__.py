@@ -1,0 +1,1 @@
+"""Rollout strategies: a paper a file."""

@@ -1,0 +1,99 @@
+"""Dynamic sampling: replace groups that prefer nothing by groups of further prompts (DAPO, arXiv 2503.14476).
+
+    kept  <- groups of the plan whose rewards differ
+    while kept < groups of the plan and rounds are left:
+        kept <- kept + groups of further prompts whose rewards differ
+    learn from the first `groups of the plan` of kept
+
+A group in which all rewards are equal has no advantage, so it only dilutes the batch. Groups are chosen among those of
+all ranks, in the order in which they were drawn, so the choice does not depend on how rows are spread over ranks.
+Selection makes the batch one of prompts of medium difficulty: the gradient is that of another mix of prompts. All that
+is sampled is counted among the costs. The paper draws without a bound; here `rounds` bounds it, and a step learns from
+fewer groups when it is reached (metric dynamic_sampling/filled).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from opd.errors import ConfigError
+from student.data.row import RowKey
+from student.rollout.strategy import Strategy, StrategySettings
+from student.scoring.needs import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from student.data.outcome import Outcome
+    from student.data.plan import StepPlan
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+    from student.rollout.rounds import Rollouts
+
+
+class DynamicSamplingSettings(StrategySettings):
+    """Settings of dynamic sampling."""
+
+    rounds: int = Field(4, ge=2, description="Most rounds of a step, the planned one included.")
+    draw: Literal["batch", "missing"] = Field(
+        "batch",
+        description="Prompts of a further round: as many as the plan has (public code), or as many as groups are "
+        "missing, which costs less and takes more rounds.",
+    )
+
+
+class DynamicSampling(Strategy):
+    """The strategy; it has no state."""
+
+    settings_type = DynamicSamplingSettings
+    settings: DynamicSamplingSettings
+
+    def needs(self) -> Needs:
+        """Rewards."""
+        return Needs(reward=True)
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse groups of one answer, whose rewards cannot differ.
+
+        Raises:
+            ConfigError: with the setting to raise.
+        """
+        if recipe.rollout.samples_per_prompt < 2:
+            raise ConfigError(
+                "rollout.strategy dynamic_sampling compares the answers to a prompt, but rollout.samples_per_prompt is "
+                f"{recipe.rollout.samples_per_prompt}; set it to 2 or more, for example 8."
+            )
+
+    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+        """See `Strategy.run`."""
+        want = sum(rollouts.gather(len({row.key.group for row in plan.rows})))
+        pool: list[Row] = []
+        kept: dict[str, None] = {}
+        drawn = 0
+        for left in reversed(range(self.settings.rounds)):
+            rows = rollouts.score(rollouts.sample(plan.rows))
+            pool += rows
+            groups = _rewards(rollouts.outcomes(rows))
+            drawn += len(groups)
+            kept |= {group: None for group, rewards in groups.items() if len(rewards) > 1}
+            missing = want - len(kept)
+            if missing <= 0 or not left:
+                break
+            plan = rollouts.more(missing if self.settings.draw == "missing" else want)
+        chosen = set(list(kept)[:want])
+        # Every rank has the same numbers, and each counts them once.
+        rollouts.measure("dynamic_sampling/kept_share", len(kept), drawn)
+        rollouts.measure("dynamic_sampling/filled", len(chosen), want)
+        return [row for row in pool if row.key.group in chosen]
+
+
+def _rewards(outcomes: Iterable[Outcome]) -> dict[str, set[float]]:
+    """The different known rewards of each group."""
+    groups: dict[str, set[float]] = {}
+    for outcome in outcomes:
+        key = RowKey(outcome.step, outcome.uid, outcome.sample, outcome.turn, outcome.agent).group
+        groups.setdefault(key, set()).update([] if outcome.reward is None else [outcome.reward])
+    return groups

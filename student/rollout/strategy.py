@@ -1,0 +1,98 @@
+"""Rollout strategies: how the plan of a step becomes rows, in rounds that all ranks take together.
+
+    single              every planned row, once
+    dynamic_sampling    further prompts until enough groups have rewards that differ
+
+A strategy samples, has rows scored, looks at what became of them on all ranks, and may sample more. It asks everything
+of `Rollouts`; what it decides by must come from there, so that every rank decides the same. A third party adds one
+through the entry-point group `opd.rollout_strategies`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from opd.config import Settings
+from opd.registry import Registry
+from student.scoring.needs import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.controllers import StepReport
+    from student.data.plan import StepPlan
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+    from student.rollout.rounds import Rollouts
+
+STRATEGIES = Registry("rollout_strategy", "opd.rollout_strategies", member="settings_type")
+
+for name, path, summary in [
+    ("single", "strategy:Single", "every planned row, once"),
+    (
+        "dynamic_sampling",
+        "strategies.dynamic_sampling:DynamicSampling",
+        "further prompts until enough groups have rewards that differ",
+    ),
+]:
+    STRATEGIES.add(name, f"student.rollout.{path}", summary)
+
+
+class StrategySettings(Settings):
+    """Settings that every strategy has."""
+
+    name: str
+    """Registered name, or a dotted path "package.module:Class"."""
+
+
+class Strategy:
+    """Base of strategies; subclasses implement `run`."""
+
+    settings_type: ClassVar[type[StrategySettings]] = StrategySettings
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+
+    def needs(self) -> Needs:
+        """What the strategy needs beyond the objective and the methods."""
+        return Needs()
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Look at the whole recipe before anything is loaded, also in a dry run.
+
+        Raises:
+            ConfigError: when the strategy cannot work in it.
+        """
+
+    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+        """The rows of the step, scored.
+
+        Must not change what `state_dict` saves: a step that was interrupted is taken again after a resume.
+
+        Args:
+            plan: this rank's share of the step's plan.
+            rollouts: samples, scores and tells what other ranks have.
+
+        Returns:
+            This rank's rows, whole groups; none are fine.
+        """
+        raise TypeError(f"{type(self).__name__} does not implement run")
+
+    def observe(self, report: StepReport) -> None:
+        """Learn from the step, once its updates have been made; the same on every rank."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State to checkpoint: JSON values, numpy arrays and tensors in nested dicts."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+
+
+class Single(Strategy):
+    """Every planned row, once."""
+
+    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+        """See `Strategy.run`."""
+        return rollouts.score(rollouts.sample(plan.rows))
