@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from opd.fleet.membership.agreement import distance, probe_item
+from opd.fleet.membership.agreement import CheckRows, distance
 from opd.fleet.settings import HealthSettings
 from opd.wire.types import PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
@@ -32,9 +32,9 @@ Vectors = list[NDArray[np.float32]]
 
 
 def probes(vocab: int, count: int) -> list[ScoreItem]:
-    limits = pb.Limits(max_sequence_tokens=4096)
-    infos = [pb.TeacherInfo(name=f"teacher-{i}", vocab_size=vocab, limits=limits) for i in range(count)]
-    return [probe_item(info, HealthSettings().agreement_tokens) for info in infos]
+    info = pb.TeacherInfo(name="t", vocab_size=vocab, limits=pb.Limits(max_sequence_tokens=4096))
+    rows = CheckRows(HealthSettings().agreement_tokens, seed=0)
+    return [rows.draw(info) for _ in range(count)]
 
 
 def score(model: str, items: Sequence[ScoreItem], *, together: int = 1, threads: int = 1, **options: Any) -> Vectors:

@@ -58,8 +58,8 @@ class WatchedLink(GrpcLink):
         self, request: ReplicaRequest, timeout: float | None, idle: float
     ) -> AsyncGenerator[tuple[int, Scores], None]:
         """See `GrpcLink.score`."""
-        # Self-tests of replicas are no rows.
-        rows = [] if request.request_id.startswith("probe") else [int(item.token_ids[0]) for item in request.items]
+        # Comparisons of replicas are not rows.
+        rows = [] if request.check else [int(item.token_ids[0]) for item in request.items]
         mine = self.ledger.on.setdefault(self.address, set())
         now = time.monotonic()
         for row in rows:

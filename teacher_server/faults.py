@@ -9,6 +9,8 @@ generator. Keys, each a probability per Score call unless a unit is given:
 | cut         | the stream ends with UNAVAILABLE after its first sequence                    |
 | corrupt     | one bit of one chunk is flipped after its checksum was taken                 |
 | lie         | one probability is made too large under a correct checksum                   |
+| mislead     | scores are those of another model, in a form that passes every check, except where  |
+|             | one row is asked for as sampled log-probs, as clients do to compare replicas  |
 | hang        | the call is never answered                                                   |
 | kill        | the process dies at once, as by SIGKILL                                      |
 | latency     | a duration such as 0.5s: every call waits so long before it is admitted      |
@@ -24,7 +26,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from opd.errors import ConfigError, UnavailableError
+from opd.wire.tensors import bf16_bits, bf16_to_f32
 from opd.wire.types import Scores
 
 POINTS = (
@@ -98,6 +103,7 @@ class FaultPlan:
     cut: float = 0.0
     corrupt: float = 0.0
     lie: float = 0.0
+    mislead: float = 0.0
     hang: float = 0.0
     kill: float = 0.0
     latency: float = 0.0
@@ -132,6 +138,7 @@ class FaultInjector:
     def __init__(self, plan: FaultPlan) -> None:
         self._plan = plan
         self._random = random.Random(plan.seed)
+        self._misleads = random.Random(f"mislead {plan.seed}")
         self._leaked: list[bytearray] = []
         self.active = plan != FaultPlan(seed=plan.seed)
 
@@ -145,6 +152,7 @@ class FaultInjector:
             cut=draw() < plan.cut,
             corrupt=draw() < plan.corrupt,
             lie=draw() < plan.lie,
+            mislead=self._misleads.random() < plan.mislead,
             hang=draw() < plan.hang,
             kill=draw() < plan.kill,
             latency=plan.latency,
@@ -159,6 +167,7 @@ class CallFaults:
     cut: bool = False
     corrupt: bool = False
     lie: bool = False
+    mislead: bool = False
     hang: bool = False
     kill: bool = False
     latency: float = 0.0
@@ -174,8 +183,10 @@ class CallFaults:
         if self.unavailable:
             raise UnavailableError("injected fault: unavailable.")
 
-    def on_scores(self, scores: Scores) -> Scores:
-        """Make one number impossible, once."""
+    def on_scores(self, scores: Scores, *, comparing: bool = False) -> Scores:
+        """Make one number impossible, once, or all of them another model's, unless replicas are being compared."""
+        if self.mislead and not comparing:
+            return _of_another_model(scores)
         if not self.lie:
             return scores
         self.lie = False
@@ -201,3 +212,23 @@ class CallFaults:
         if self.cut:
             self.cut = False
             raise UnavailableError("injected fault: cut.")
+
+
+def _of_another_model(scores: Scores) -> Scores:
+    """Scores of a model that gives every listed token a nat less and the mass to the others: possible, and wrong."""
+    if scores.hidden is not None:
+        hidden = scores.hidden
+        if hidden.dtype == np.uint16:
+            return replace(scores, hidden=bf16_bits(0.5 * bf16_to_f32(hidden.view(np.uint16))))
+        return replace(scores, hidden=np.float32(0.5) * hidden.astype(np.float32))
+    if scores.logits is not None:
+        return replace(scores, logits=0.5 * scores.logits)
+    changed = scores
+    if scores.sampled is not None:
+        changed = replace(changed, sampled=scores.sampled - np.float32(1))
+    if scores.values is not None:
+        values = scores.values.astype(np.float32) - np.float32(1)
+        with np.errstate(divide="ignore"):
+            rest = np.log(np.maximum(1 - np.exp(values.astype(np.float64)).sum(axis=1), 0)).astype(np.float32)
+        changed = replace(changed, values=values, log_tail=rest)
+    return changed

@@ -18,7 +18,7 @@ from opd.errors import DeadlineError, OpdError, TeacherNotFoundError, Unavailabl
 from opd.fleet.core import FleetCore
 from opd.fleet.membership.discovery import Source
 from opd.fleet.membership.link import Description, ReplicaRequest
-from opd.fleet.settings import FleetSettings
+from opd.fleet.settings import FleetSettings, HealthSettings
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 
@@ -151,8 +151,7 @@ class SimulatedLink:
         weights = self._server.teachers.get(request.info.name)
         if weights is None:
             raise TeacherNotFoundError(f"replica {self.address} serves no {request.info.name!r}.")
-        probe = request.request_id.startswith("probe")
-        futures = [self._server.work(0 if probe else len(item.token_ids)) for item in request.items]
+        futures = [self._server.work(0 if request.check else len(item.token_ids)) for item in request.items]
         try:
             for index, (item, future) in enumerate(zip(request.items, futures, strict=True)):
                 if not (await asyncio.wait([future], timeout=idle))[0]:
@@ -245,9 +244,10 @@ async def score_batch(
 
 
 async def connect_simulated(servers: Sequence[SimulatedServer], settings: FleetSettings | None = None) -> FleetCore:
-    """The real client core, connected to simulated servers."""
+    """The real client core, connected to simulated servers; by default a function of the servers and rows alone."""
     fleet = SimulatedFleet(servers)
-    core = FleetCore([Source(server.address) for server in servers], fleet.link, settings or FleetSettings(), "sim")
+    settings = settings or FleetSettings(health=HealthSettings(check_seed=0))
+    core = FleetCore([Source(server.address) for server in servers], fleet.link, settings, "sim")
     await core.connect()
     return core
 

@@ -5,7 +5,6 @@
 
 import asyncio
 import dataclasses
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -13,10 +12,10 @@ from numpy.typing import NDArray
 
 from opd.errors import OpdError, TeacherNotFoundError, UnavailableError
 from opd.fleet.dispatch import Dispatcher
-from opd.fleet.membership.agreement import AgreementReport, distance
+from opd.fleet.membership.agreement import AgreementReport, distance, medoid
 from opd.fleet.membership.discovery import Source
 from opd.fleet.membership.life_cycle import ReplicaState, Transition
-from opd.fleet.membership.link import LinkFactory
+from opd.fleet.membership.link import LinkFactory, RequestIds
 from opd.fleet.membership.members import Members
 from opd.fleet.membership.pool import Pool
 from opd.fleet.membership.replica_monitor import ReplicaMonitor
@@ -48,13 +47,13 @@ class FleetCore:
 
     def __init__(self, sources: Sequence[Source], link: LinkFactory, settings: FleetSettings, client: str) -> None:
         self.settings = settings
-        self.members = Members(sources, link, settings)
+        request_id = RequestIds(client)
+        self.members = Members(sources, link, settings, request_id)
         self.monitors, self.pools, self.now = self.members.monitors, self.members.pools, self.members.now
-        self.dispatcher = Dispatcher(settings, self.now, self.monitors, self.pools, client)
+        self.dispatcher = Dispatcher(settings, self.now, self.monitors, self.pools, request_id, self.head)
         self.members.on_change = self._changed
         self.members.on_join = self.dispatcher.scheduler.add_server
         self.members.on_leave = self.dispatcher.scheduler.remove_server
-        self._numbers = itertools.count()
 
     async def connect(self) -> None:
         """See `Members.connect`."""
@@ -64,8 +63,8 @@ class FleetCore:
         """A replica changed its state, so where the teacher may be asked for changes."""
         scheduler, pool = self.dispatcher.scheduler, self.pools[teacher]
         scheduler.serve(monitor.server, monitor.usable())
-        if change.after is ReplicaState.DEAD:
-            self.dispatcher.counters.replica_deaths += 1
+        self.dispatcher.counters.replica_deaths += change.after is ReplicaState.DEAD
+        if change.after in (ReplicaState.DEAD, ReplicaState.REJECTED):
             self.dispatcher.lost(monitor, teacher, change.reason)
         if scheduler.serving(teacher) and pool.bounds is not None:
             scheduler.limit(teacher, pool.bounds.max_sequences, pool.bounds.max_request_tokens)
@@ -111,7 +110,7 @@ class FleetCore:
         now = self.now()
         seconds = self.settings.calls.row_seconds if deadline is None else deadline
         return ScoreTask(
-            number=next(self._numbers),
+            number=next(self.dispatcher.numbers),
             teacher=teacher,
             item=item,
             spec=spec,
@@ -146,11 +145,15 @@ class FleetCore:
             raise last
 
     async def verify(self, teacher: str) -> AgreementReport:
-        """Score the probe on every replica of a teacher, usable or not, and compare with the pool's reference."""
-        pool = self.known(teacher)
+        """Score one row on every replica of a teacher, and compare each answer with those of the usable replicas."""
+        self.known(teacher)
         asked = [monitor for monitor in self.monitors.values() if teacher in monitor.lives]
+        if not asked:
+            return AgreementReport(teacher, self.settings.health.agreement_nats, {}, {})
+        row = self.members.check_rows.draw(asked[0].infos[teacher])
         results = await asyncio.gather(
-            *(monitor.admission.probe(monitor.infos[teacher], 30.0) for monitor in asked), return_exceptions=True
+            *(monitor.admission.score_row(monitor.infos[teacher], row, 30.0) for monitor in asked),
+            return_exceptions=True,
         )
         vectors: dict[str, NDArray[np.float32]] = {}
         errors: dict[str, str] = {}
@@ -161,7 +164,8 @@ class FleetCore:
                 vectors[monitor.address] = result
         gaps: dict[str, float] = {}
         if vectors:
-            reference = pool.reference if pool.reference is not None else next(iter(vectors.values()))
+            voters = [one.address for one in self.members.usable(teacher) if one.address in vectors] or list(vectors)
+            reference = vectors[voters[medoid([vectors[address] for address in voters])]]
             gaps = {address: distance(vector, reference) for address, vector in vectors.items()}
         return AgreementReport(teacher, self.settings.health.agreement_nats, gaps, errors)
 

@@ -6,9 +6,10 @@ queue, ahead of the others, and to another server if there is one. Who is to bla
 """
 
 import asyncio
+import itertools
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from opd.errors import (
     AuthError,
@@ -23,7 +24,9 @@ from opd.errors import (
     TeacherNotFoundError,
     UnavailableError,
 )
+from opd.fleet.cross_score import CrossScorer
 from opd.fleet.membership.availability import Availability
+from opd.fleet.membership.life_cycle import ReplicaState
 from opd.fleet.membership.outage import Outage
 from opd.fleet.membership.pool import Pool
 from opd.fleet.membership.replica_monitor import ReplicaMonitor
@@ -34,7 +37,7 @@ from opd.fleet.scheduling.in_flight import Rpc, ScoreTask
 from opd.fleet.scheduling.scheduler import Scheduler
 from opd.fleet.settings import FleetSettings
 from opd.fleet.status.records import FleetCounters
-from opd.wire.types import Scores
+from opd.wire.types import Head, Scores
 
 log = logging.getLogger("opd.fleet")
 
@@ -54,10 +57,12 @@ class Dispatcher:
         now: the fleet's clock in seconds.
         monitors: of the servers, by address; kept up to date by the owner.
         pools: by teacher; kept up to date by the owner.
-        client: name of this client, the prefix of request ids.
+        request_id: gives every RPC its id.
+        head_of: fetches a teacher's head, to compare hidden states.
 
     Attributes:
         scheduler, hedger, runner, counters: what it works with.
+        numbers: gives every task its number.
         observe: called with (task, scores, seconds since submission) for every answered row.
     """
 
@@ -67,7 +72,8 @@ class Dispatcher:
         now: Callable[[], float],
         monitors: Mapping[str, ReplicaMonitor],
         pools: Mapping[str, Pool],
-        client: str,
+        request_id: Callable[[], str],
+        head_of: Callable[[str], Awaitable[Head]],
     ) -> None:
         self.scheduler = Scheduler(settings.calls)
         self.hedger = Hedger(settings.hedge)
@@ -78,10 +84,12 @@ class Dispatcher:
         self._monitors = monitors
         self._pools = pools
         idle = settings.calls.attempt_seconds
-        self.runner = RpcRunner(monitors, pools, client, now, idle, on_answer=self._answer, on_end=self._ended)
+        self.runner = RpcRunner(monitors, pools, request_id, now, idle, on_answer=self._answer, on_end=self._ended)
+        self._cross_scorer = CrossScorer(settings.health, self.scheduler, self.counters, self, head_of)
         self._availability = Availability(monitors, pools, self.scheduler, settings.outage)
         self._retries = RetryBudget(settings.calls.retry_ratio, settings.calls.retry_rate)
         self._rng = random.Random(0)
+        self.numbers = itertools.count()
         self._live: dict[int, ScoreTask] = {}
         self._timed: dict[int, ScoreTask] = {}
         self._taken_back: set[int] = set()
@@ -98,15 +106,19 @@ class Dispatcher:
                 task.deliver(UnavailableError("the fleet was closed before the row was scored."))
             return
         for task in tasks:
-            self._live[task.number] = task
-            if task.deadline != float("inf"):
-                self._timed[task.number] = task
-            self._pools[task.teacher].rows += 1
+            self._enter(task)
             self.counters.rows_submitted += 1
-            self.scheduler.submit(task)
+            self._cross_scorer.begin(task)
         self.wake()
         if self._ticker is None or self._ticker.done():
             self._ticker = asyncio.get_running_loop().create_task(self._tick(), name="fleet ticker")
+
+    def _enter(self, task: ScoreTask, *, urgent: bool = False) -> None:
+        self._live[task.number] = task
+        if task.deadline != float("inf"):
+            self._timed[task.number] = task
+        self._pools[task.teacher].rows += 1
+        self.scheduler.submit(task, urgent=urgent)
 
     def cancel(self, task: ScoreTask) -> None:
         """The caller lost interest in a row: nothing is delivered, RPCs that only it needs are cancelled."""
@@ -148,7 +160,7 @@ class Dispatcher:
         for rpc in self.scheduler.plan(self._now()):
             first = sum(1 for task in rpc.tasks if task.failures == 0)
             self._retries.first_attempt(first)
-            self.hedger.budget.sent(len(rpc.tasks))
+            self.hedger.budget.sent(sum(1 for task in rpc.tasks if not task.is_check))
             self._launch(rpc)
 
     def _launch(self, rpc: Rpc) -> None:
@@ -158,25 +170,40 @@ class Dispatcher:
     def _answer(self, rpc: Rpc, task: ScoreTask, scores: Scores) -> None:
         if task.number not in rpc.waiting:
             return
-        now = self._now()
-        self.scheduler.answered(rpc, task, now)
-        self.counters.rows_answered += 1
-        self.counters.tokens_answered += task.tokens
-        self.counters.wire_bytes += scores.wire_bytes
+        self.scheduler.answered(rpc, task, self._now())
         self.counters.hedges_won += rpc.hedge
-        self._finish(task)
-        if self.observe is not None:
-            self.observe(task, scores, now - task.submitted)
-        _deliver(task, scores)
+        task.answered_by = rpc.server.address
+        if self._cross_scorer.hold(task, scores):
+            self._leave_rpcs(task)
+        else:
+            self.deliver_scores(task, scores)
         self.wake()
 
+    def deliver_scores(self, task: ScoreTask, scores: Scores) -> None:
+        """The row has its scores; those of a check go to the cross-scorer."""
+        self._finish(task)
+        self.counters.wire_bytes += scores.wire_bytes
+        if not task.is_check:
+            self.counters.rows_answered += 1
+            self.counters.tokens_answered += task.tokens
+            if self.observe is not None:
+                self.observe(task, scores, self._now() - task.submitted)
+        _deliver(task, scores)
+
     def _finish(self, task: ScoreTask) -> None:
-        """The row needs nothing any more: out of the queue, out of its RPCs; an RPC without rows is cancelled."""
+        """The row needs nothing any more: out of the queue, out of its RPCs, its checks ended."""
+        if task.done:
+            return
         task.done = True
         self._pools[task.teacher].rows -= 1
         self._live.pop(task.number, None)
         self._timed.pop(task.number, None)
         self.scheduler.withdraw(task)
+        self._leave_rpcs(task)
+        self._cross_scorer.forget(task)
+
+    def _leave_rpcs(self, task: ScoreTask) -> None:
+        """No RPC needs to answer the row any more; one without other rows is cancelled."""
         for other in list(task.rpcs):
             self.scheduler.dropped(other, task, self._now())
             if not other.waiting:
@@ -184,9 +211,41 @@ class Dispatcher:
 
     def _fail(self, task: ScoreTask, error: OpdError) -> None:
         if not task.done:
-            self.counters.rows_failed += 1
+            self.counters.rows_failed += not task.is_check
             self._finish(task)
             _deliver(task, error)
+
+    # Cross-scoring.
+
+    def submit_check(self, task: ScoreTask) -> None:
+        """See `RowDesk.submit_check`."""
+        task.number, task.submitted = next(self.numbers), self._now()
+        self._enter(task, urgent=bool(task.barred))
+        self.wake()
+
+    def withdraw_check(self, task: ScoreTask) -> None:
+        """See `RowDesk.withdraw_check`."""
+        self._finish(task)
+        task.deliver = _delivered
+
+    def ask_again(self, task: ScoreTask) -> None:
+        """See `RowDesk.ask_again`."""
+        task.answered_by, task.barred = "", frozenset()
+        self.scheduler.submit(task, urgent=True)
+        self._cross_scorer.begin(task)
+        self.wake()
+
+    def trusts(self, address: str, teacher: str) -> bool:
+        """See `RowDesk.trusts`."""
+        monitor = self._monitors.get(address)
+        life = monitor.lives.get(teacher) if monitor is not None else None
+        return life is None or life.state is not ReplicaState.REJECTED
+
+    def reject(self, address: str, teacher: str, reason: str) -> None:
+        """See `RowDesk.reject`."""
+        monitor = self._monitors.get(address)
+        if monitor is not None:
+            self.counters.disagreements += monitor.admission.reject(teacher, reason)
 
     def _ended(self, rpc: Rpc, error: OpdError | None) -> None:
         """Blame and settle: every RPC that was launched comes here once, however it ended."""
@@ -244,6 +303,7 @@ class Dispatcher:
         taken_back = rpc.number in self._taken_back
         self._taken_back.discard(rpc.number)
         for task in self.scheduler.ended(rpc, now):
+            self._cross_scorer.give_way(task)
             if taken_back:
                 task.moves += 1
                 task.avoid.add(rpc.server.address)
@@ -303,6 +363,7 @@ class Dispatcher:
             await asyncio.sleep(TICK_SECONDS)
             now = self._now()
             self._availability.see_refusals(now)
+            self._cross_scorer.sweep(self._long_overdue)
             hedges, stalled = self.hedger.choose(self.scheduler, now)
             for rpc in hedges:
                 self.counters.hedges += len(rpc.tasks)
@@ -316,6 +377,10 @@ class Dispatcher:
                 if outage.seconds > outage.budget_seconds:
                     self._give_up(outage)
             self.wake()
+
+    def _long_overdue(self, task: ScoreTask) -> bool:
+        now = self._now()
+        return any(self.hedger.long_overdue(rpc, now) for rpc in task.rpcs)
 
     def _give_up(self, outage: Outage) -> None:
         error = (

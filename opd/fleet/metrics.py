@@ -36,6 +36,9 @@ COUNTERS = {
     "pushbacks": "Score calls refused by a busy server.",
     "corrupt_payloads": "Answers that were corrupt or broke the contract.",
     "replica_deaths": "Times that a replica was given up as dead.",
+    "checked_rows": "Rows that a second replica scored too, to compare them.",
+    "checked_tokens": "Prompt and response tokens of rows that a second replica scored too.",
+    "disagreements": "Replicas rejected for scores of a row that differ from other replicas'.",
     "cache_hits": "Rows that were found in the score cache.",
     "cache_misses": "Rows that were not found in the score cache.",
 }

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 
@@ -22,7 +21,7 @@ class RpcRunner:
     Args:
         monitors: of the servers, by address; kept up to date by the owner.
         pools: by teacher; kept up to date by the owner.
-        client: name of this client, the prefix of request ids.
+        request_id: gives every RPC its id.
         now: the fleet's clock in seconds.
         idle_seconds: without any message after which an RPC is given up.
         on_answer: called with (rpc, task, scores) for every row, as it arrives.
@@ -34,7 +33,7 @@ class RpcRunner:
         self,
         monitors: Mapping[str, ReplicaMonitor],
         pools: Mapping[str, Pool],
-        client: str,
+        request_id: Callable[[], str],
         now: Callable[[], float],
         idle_seconds: float,
         *,
@@ -43,7 +42,7 @@ class RpcRunner:
     ) -> None:
         self._monitors = monitors
         self._pools = pools
-        self._prefix = f"{client}-{random.SystemRandom().getrandbits(32):08x}"
+        self._request_id = request_id
         self._now = now
         self._idle_seconds = idle_seconds
         self._on_answer = on_answer
@@ -82,7 +81,7 @@ class RpcRunner:
             raise UnavailableError(f"teacher {rpc.teacher!r} has no replica that was admitted.")
         weights = pool.identity.weights_hash
         request = ReplicaRequest(
-            request_id=f"{self._prefix}-{rpc.number}",
+            request_id=self._request_id(),
             info=pool.info,
             items=[task.item for task in rpc.tasks],
             spec=first.spec,

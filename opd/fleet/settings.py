@@ -113,7 +113,20 @@ class HealthSettings(Settings):
         "docs/fleet.md); on equal hardware 0.05 and less are fine.",
     )
     agreement_tokens: int = Field(
-        default=32, ge=4, description="Response tokens of the row that replicas are compared on."
+        default=32, ge=4, description="Response tokens of the row that replicas are compared on before they serve."
+    )
+    cross_score_share: float = Field(
+        default=0.005,
+        ge=0,
+        le=1,
+        description="Share of the rows that a second replica scores too; scores further apart than agreement_nats are "
+        "settled by a third, and the replica that stands alone is rejected. Without effect while a teacher has one "
+        "replica; 0 turns it off.",
+    )
+    check_seed: int | None = Field(
+        default=None,
+        description="Seed of the rows that replicas are compared on and of the choice of rows that are scored twice; "
+        "by default drawn for every connection, so that no server can foresee them. Scores do not depend on it.",
     )
 
 

@@ -16,7 +16,7 @@ from opd.errors import IncompatibleTeacherError, UnavailableError
 from opd.wire.bounds import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, RequestBounds, reply_bytes
 from opd.wire.encoder import EncodedSequence, chunk_responses, encode_scores, timings_message
 from opd.wire.request import ParsedRequest, parse_score_request
-from opd.wire.types import Scores, Timings
+from opd.wire.types import PayloadKind, Scores, Timings
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.batching.admission import Budget, Price, Reservation, check_deadline
 from teacher_server.batching.client import Client
@@ -231,7 +231,8 @@ class ScoreCall:
     async def _encode(
         self, scores: Scores, request: ParsedRequest, bounds: RequestBounds, index: int
     ) -> EncodedSequence:
-        scores = self._call_faults.on_scores(scores)
+        comparing = len(request.items) == 1 and request.spec.kind is PayloadKind.SAMPLED
+        scores = self._call_faults.on_scores(scores, comparing=comparing)
         rows = request.items[index].response_length
         transport = self._shared.settings.transport
         encode = functools.partial(

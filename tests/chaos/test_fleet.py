@@ -89,6 +89,36 @@ def test_injected_faults_change_nothing(pool: Pool, chaos: SimpleNamespace, faul
         assert fleet.status().counters.calls_failed > 0
 
 
+def test_a_replica_that_misleads_changes_nothing_where_all_rows_are_scored_twice(
+    pool: Pool, chaos: SimpleNamespace
+) -> None:
+    replicas = [*pool(2), *pool(1, "--fault", "mislead=1")]
+    with chaos.connect(replicas, health={"cross_score_share": 1.0}) as fleet:
+        chaos.work.run(fleet, range(4))
+        assert chaos.state(fleet, replicas[2]) == "rejected"
+        assert fleet.status().counters.disagreements == 1
+
+
+@pytest.mark.chaos
+def test_a_replica_that_misleads_is_found_by_a_small_share_and_harms_nothing_from_then_on(
+    pool: Pool, chaos: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replicas = [*pool(2), *pool(1, "--fault", "mislead=1")]
+    wrong = steps = 0
+    with chaos.connect(replicas, health={"cross_score_share": 0.02, "check_seed": 1}) as fleet:
+        chaos.wait_until(lambda: all(r.state == "healthy" for r in fleet.status().replicas), 40)
+        while chaos.state(fleet, replicas[2]) != "rejected":
+            assert steps < 100, "3,200 rows, 64 of them scored twice, and nothing was noticed"
+            found = fleet.score("t", chaos.work.rows(steps), chaos.spec)
+            right = chaos.work.calm(steps)
+            wrong += sum(chaos.numbers(scores) != truth for scores, truth in zip(found, right, strict=True))
+            steps += 1
+        before = fleet.status().counters
+        chaos.work.run(fleet, range(100, 110))
+        assert chaos.state(fleet, replicas[2]) == "rejected" and before.checked_rows > 0
+    report(capsys, f"misleading replica rejected after {32 * steps} rows, {wrong} of them wrong")
+
+
 @pytest.mark.chaos
 def test_a_hanging_call_is_survived(pool: Pool, chaos: SimpleNamespace) -> None:
     replicas = pool(1, "--fault", "hang=0.2,seed=3") + pool(1)

@@ -28,9 +28,9 @@ _CLOCKS = ("seconds", "tokens_per_second")
 Pool = Callable[..., list[Any]]
 
 
-def recipe_for(world: Path, run: Path, addresses: list[str]) -> Recipe:
+def recipe_for(world: Path, run: Path, addresses: list[str], health: dict[str, Any]) -> Recipe:
     fleet = {
-        "health": {"ping_seconds": 0.5, "ping_timeout_seconds": 1.0, "revive_seconds": 0.2},
+        "health": {"ping_seconds": 0.5, "ping_timeout_seconds": 1.0, "revive_seconds": 0.2, **health},
         "calls": {"rows": 2},
         "outage": {"emergency_after_seconds": 5.0},
     }
@@ -57,9 +57,9 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key not in _CLOCKS} for row in rows]
 
 
-def outcome(world: Path, run: Path, addresses: list[str]) -> tuple[str, list[dict[str, Any]]]:
+def outcome(world: Path, run: Path, addresses: list[str], **health: Any) -> tuple[str, list[dict[str, Any]]]:
     """SHA-256 of the weights after training, and the steps."""
-    summary = train(recipe_for(world, run, addresses))
+    summary = train(recipe_for(world, run, addresses, health))
     files = sorted((Path(summary["checkpoint"]) / "model").rglob("*.safetensors"))
     assert files
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest(), steps_of(run)
@@ -184,11 +184,11 @@ def weather(
 ) -> Callable[..., SimpleNamespace]:
     """weather(replicas, play) trains beside the storm, compares with the calm run; gives run, done and failed calls."""
 
-    def blow(replicas: list[Any], play: Callable[[Storm], None] = nothing) -> SimpleNamespace:
+    def blow(replicas: list[Any], play: Callable[[Storm], None] = nothing, **health: Any) -> SimpleNamespace:
         storm = Storm(tmp_path / "storm", play)
         caplog.set_level("INFO", "opd.fleet")
         with storm.blowing():
-            sha, steps = outcome(world, tmp_path / "storm", [replica.address for replica in replicas])
+            sha, steps = outcome(world, tmp_path / "storm", [replica.address for replica in replicas], **health)
         assert len(steps) == STEPS and steps == calm[1]
         assert sha == calm[0]
         failed = [record.getMessage() for record in caplog.records if "failed: " in record.getMessage()]
@@ -223,6 +223,14 @@ def test_injected_faults_change_no_weight(
     replicas = [pool(1, *teacher_flags(world, "--fault", f"{fault},seed={i}"))[0] for i in range(2)]
     failed = weather(replicas).failed
     assert any(word in message for message in failed), failed
+
+
+def test_a_misleading_replica_changes_no_weight_where_all_rows_are_scored_twice(
+    pool: Pool, world: Path, weather: Callable[..., SimpleNamespace], caplog: pytest.LogCaptureFixture
+) -> None:
+    replicas = pool(2, *teacher_flags(world)) + pool(1, *teacher_flags(world, "--fault", "mislead=1"))
+    weather(replicas, cross_score_share=1.0)
+    assert any("its scores of a row differ" in record.getMessage() for record in caplog.records)
 
 
 def test_a_replica_with_ten_times_the_latency_changes_no_weight(

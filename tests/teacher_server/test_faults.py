@@ -6,9 +6,36 @@ import grpc
 import pytest
 
 from opd.errors import ConfigError, CorruptPayloadError, UnavailableError
+from opd.fleet.membership.answers import answer_distance
 from opd.wire.status import error_from_rpc
-from opd.wire.types import PayloadSpec
+from opd.wire.types import Head, PayloadSpec
 from teacher_server.faults import FaultInjector, FaultPlan, FaultPoints
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        PayloadSpec.sampled(),
+        PayloadSpec.topk(5),
+        PayloadSpec.gather(5),
+        PayloadSpec.hidden("bf16"),
+        PayloadSpec.hidden("f32"),
+        PayloadSpec.full(),
+    ],
+    ids=str,
+)
+async def test_a_misleading_server_passes_every_check_and_tells_the_truth_where_replicas_are_compared(
+    spec: PayloadSpec, start: Any, items: Any, reference: Any
+) -> None:
+    client = await start(fault="mislead=1")
+    engine = client.engines["numpy"]
+    asked = items(2, k=5) if spec.kind == "gather" else items(2)
+    for item, found in zip(asked, await client.score(asked, spec), strict=True):
+        head = Head(engine._head, None, "f32", 1.0, 0.0, "")
+        assert answer_distance(item, spec, found, reference(engine, item, spec), head) > 0.25
+    (item,) = items(1)
+    (found,) = await client.score([item], PayloadSpec.sampled())
+    assert (found.sampled == reference(engine, item, PayloadSpec.sampled()).sampled).all()
 
 
 async def outcome(client: Any, items: Any, spec: PayloadSpec) -> Exception | None:

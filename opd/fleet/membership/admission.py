@@ -3,15 +3,18 @@
 import asyncio
 import logging
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from opd.errors import CorruptPayloadError, OpdError
-from opd.fleet.membership.agreement import Identity, distance, probe_item, probe_spec, probe_vector
-from opd.fleet.membership.life_cycle import OUTSIDE
+from opd.errors import CorruptPayloadError, IncompatibleTeacherError, OpdError
+from opd.fleet.membership.agreement import comparable_payload, distance, sampled_log_probs
+from opd.fleet.membership.identity import Identity
+from opd.fleet.membership.life_cycle import OUTSIDE, ReplicaState
 from opd.fleet.membership.link import ReplicaRequest
+from opd.fleet.membership.pool import Pool
+from opd.wire.types import ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
 
 if TYPE_CHECKING:
@@ -21,6 +24,14 @@ log = logging.getLogger("opd.fleet")
 
 _RECHECK_SECONDS = 10.0
 _READY = (pb.TEACHER_STATE_READY, pb.TEACHER_STATE_ASLEEP)
+
+
+class _Rejection(NamedTuple):
+    """What was rejected or could not be checked, until when (seconds of the fleet's clock), and why it was rejected."""
+
+    identity: Identity
+    until: float
+    reason: str
 
 
 class _Disagreement(Exception):
@@ -39,7 +50,7 @@ class Admission:
         self._monitor = monitor
         self._owner = owner
         self._open = False
-        self._again_at: dict[str, tuple[Identity, float]] = {}
+        self._rejections: dict[str, _Rejection] = {}
         self._task: asyncio.Task[None] | None = None
 
     def open(self) -> None:
@@ -49,11 +60,24 @@ class Admission:
 
     def forget(self) -> None:
         """Check again now what was rejected: another process answers."""
-        self._again_at.clear()
+        self._rejections.clear()
+
+    def reject(self, teacher: str, reason: str) -> bool:
+        """Take a replica out of service until it changes: its scores of the run's own rows cannot be trusted.
+
+        Returns:
+            Whether it was in service, so that this is news.
+        """
+        life, info = self._monitor.lives.get(teacher), self._monitor.infos.get(teacher)
+        if life is None or info is None or life.state in (*OUTSIDE, ReplicaState.RETIRED):
+            return False
+        self._rejections[teacher] = _Rejection(Identity.of(info), float("inf"), reason)
+        self._monitor.apply(teacher, life.rejected(self._owner.now(), reason))
+        return True
 
     def recheck(self, teacher: str) -> None:
         """Check a rejected replica again now: what it is compared with has changed."""
-        self._again_at.pop(teacher, None)
+        self._rejections.pop(teacher, None)
         self._monitor.ping_soon()
 
     def start(self) -> None:
@@ -77,10 +101,12 @@ class Admission:
     async def _check_all(self, names: list[str]) -> None:
         for name in names:
             info = self._monitor.infos[name]
-            known, not_before = self._again_at.get(name, (None, 0.0))
-            if known == Identity.of(info) and self._owner.now() < not_before:
-                continue
-            await self._check(name, info)
+            before = self._rejections.get(name)
+            if before is None or before.identity != Identity.of(info) or self._owner.now() >= before.until:
+                await self._check(name, info)
+            elif before.reason:
+                life = self._monitor.lives[name]
+                self._monitor.apply(name, life.rejected(self._owner.now(), before.reason))
 
     async def _check(self, name: str, info: pb.TeacherInfo) -> None:
         monitor, life, identity = self._monitor, self._monitor.lives[name], Identity.of(info)
@@ -102,7 +128,7 @@ class Admission:
             if rejected or postponed or Identity.of(monitor.infos[name]) != identity or life.state not in OUTSIDE:
                 return
         elif rejected or postponed:
-            self._again_at[name] = (identity, now + pause)
+            self._rejections[name] = _Rejection(identity, now + pause, rejected)
         if rejected:
             monitor.apply(name, life.rejected(now, rejected))
         elif postponed:
@@ -125,22 +151,44 @@ class Admission:
         difference = Identity.of(info).differences(identity)
         if difference:
             raise _Disagreement(f"it has {difference} in its pool")
-        vector = await self.probe(info, max(10.0, settings.health.ping_timeout_seconds))
-        if vector is None:
+        spec = comparable_payload(info)
+        if spec is None:
             return
-        gap = self._monitor.agreement[name] = distance(vector, pool.settle_reference([vector]))
+        gap = self._monitor.agreement[name] = await self._gap(info, pool)
         if gap > settings.health.agreement_nats:
             tolerance = f"more than the tolerance of {settings.health.agreement_nats:.3g}"
-            raise _Disagreement(f"it disagrees with its pool by up to {gap:.3g} nats on the probe, {tolerance}")
+            raise _Disagreement(f"it disagrees with its pool by up to {gap:.3g} nats on one row, {tolerance}")
 
-    async def probe(self, info: pb.TeacherInfo, timeout: float) -> NDArray[np.float32] | None:
-        """[T] log-probs of the probe in nats from this replica; None when it serves nothing comparable."""
-        spec = probe_spec(info)
+    async def _gap(self, info: pb.TeacherInfo, pool: Pool) -> float:
+        """Largest |dlogp| in nats to a replica in service on a row drawn now, or to the reference where there is none.
+
+        A row that was asked before could have been remembered; only a replica that is alone must answer it again.
+        """
+        timeout = max(10.0, self._owner.settings.health.ping_timeout_seconds)
+        peers = [one for one in self._owner.usable(info.name) if one is not self._monitor]
+        if peers:
+            row = self._owner.check_rows.draw(info)
+            asked = (self.score_row(info, row, timeout), peers[0].admission.score_row(info, row, timeout))
+            mine, theirs = await asyncio.gather(*asked, return_exceptions=True)
+            if isinstance(mine, BaseException):
+                raise mine
+            if not isinstance(theirs, BaseException):
+                return distance(mine, theirs)
+        row = self._owner.check_rows.draw(info) if pool.reference is None else pool.reference.row
+        vector = await self.score_row(info, row, timeout)
+        return distance(vector, pool.settle_reference(row, [vector]).log_probs)
+
+    async def score_row(self, info: pb.TeacherInfo, row: ScoreItem, timeout: float) -> NDArray[np.float32]:
+        """[T] log-probs of a check row's response tokens from this server, nats; `timeout` in seconds.
+
+        Raises:
+            OpdError: it did not answer, or its teacher serves nothing comparable.
+        """
+        spec = comparable_payload(info)
         if spec is None:
-            return None
-        item = probe_item(info, self._owner.settings.health.agreement_tokens)
-        request = ReplicaRequest(f"probe-{self._owner.now():.6f}", info, [item], spec, 1.0, info.weights_hash)
+            raise IncompatibleTeacherError(f"teacher {info.name!r} serves no payload with log-probs to compare.")
+        request = ReplicaRequest(self._owner.request_id(), info, [row], spec, 1.0, info.weights_hash, check=True)
         async with aclosing(self._monitor.link.score(request, timeout, timeout)) as answers:
             async for _, scores in answers:
-                return probe_vector(scores)
-        raise CorruptPayloadError(f"replica {self._monitor.address} sent no answer to the probe.")
+                return sampled_log_probs(scores)
+        raise CorruptPayloadError(f"replica {self._monitor.address} sent no answer to a check.")

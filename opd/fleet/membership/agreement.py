@@ -1,11 +1,11 @@
-"""Do the replicas of one teacher agree? By what they say they are, and by what they compute on one probe.
+"""Do the replicas of one teacher compute the same? Measured in nats on rows that are drawn anew for every check.
 
 Replicas that should be equal differ in practice by more than the signal of a distillation run: other kernels, other
-dtypes, a checkpoint that was rolled out to half of the pool. So identity is compared field by field, and every
-replica scores the same fixed pseudo-random ids; the measure is max |log p_replica - log p_pool| in nats.
+dtypes, a checkpoint that was rolled out to half of the pool. So replicas are compared on pseudo-random ids, which no
+server knows beforehand, and on a share of the run's own rows (`opd.fleet.cross_score`).
 """
 
-import hashlib
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,83 +15,31 @@ from numpy.typing import NDArray
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 
-_PROBE_PROMPT = 8
+_PROMPT = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What must be equal for two replicas to be one teacher."""
-
-    weights_hash: str
-    tokenizer: str
-    chat_template: str
-    vocab_size: int
-    compute_dtype: str
-    head: str
-    logit_scale: float
-    soft_cap: float
-
-    @classmethod
-    def of(cls, info: pb.TeacherInfo) -> "Identity":
-        """The identity in a description."""
-        return cls(
-            weights_hash=info.weights_hash,
-            tokenizer=info.tokenizer.fingerprint,
-            chat_template=info.tokenizer.chat_template_hash,
-            vocab_size=info.vocab_size,
-            compute_dtype=pb.Dtype.Name(info.compute_dtype).removeprefix("DTYPE_").lower(),
-            head=info.head.hash,
-            logit_scale=info.head.logit_scale,
-            soft_cap=info.head.soft_cap,
-        )
-
-    def differences(self, other: "Identity") -> str:
-        """The differing fields in words, "" when there are none; `self` is the replica, `other` the pool."""
-        found = [
-            f"{name} {_short(getattr(self, name))} instead of {_short(getattr(other, name))}"
-            for name in self.__slots__
-            if getattr(self, name) != getattr(other, name)
-        ]
-        return ", ".join(found)
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return (text[:12] + "..." if len(text) > 16 else text) or "none"
-
-
-def elect(identities: Mapping[str, Identity], pinned: str = "") -> Identity | None:
-    """The identity of a pool: the pinned weights if given, else that of more replicas than any other.
+class CheckRows:
+    """Draws the rows that replicas are compared on: another one for every check.
 
     Args:
-        identities: by address.
-        pinned: weights hash that the settings demand, or "".
-
-    Returns:
-        The identity, or None when no replica has the pinned weights or two identities have equally many replicas.
+        tokens: response tokens of a row.
+        seed: makes the sequence of rows reproducible; None draws a seed that no server can foresee.
     """
-    votes: dict[Identity, int] = {}
-    for identity in identities.values():
-        if not pinned or identity.weights_hash == pinned:
-            votes[identity] = votes.get(identity, 0) + 1
-    ranked = sorted(votes.items(), key=lambda entry: -entry[1])
-    if not ranked or (len(ranked) > 1 and ranked[0][1] == ranked[1][1]):
-        return None
-    return ranked[0][0]
+
+    def __init__(self, tokens: int, seed: int | None = None) -> None:
+        self._tokens = tokens
+        self._rng = np.random.default_rng(secrets.randbits(128) if seed is None else seed)
+
+    def draw(self, info: pb.TeacherInfo) -> ScoreItem:
+        """A row of uniformly random ids within the teacher's vocabulary and limits."""
+        most = info.limits.max_sequence_tokens or (_PROMPT + self._tokens)
+        length = max(2, min(_PROMPT + self._tokens, most))
+        bound = max(1, min(info.tokenizer.size or info.vocab_size, info.vocab_size))
+        return ScoreItem(self._rng.integers(0, bound, size=length, dtype=np.uint32), min(_PROMPT, length - 1))
 
 
-def probe_item(info: pb.TeacherInfo, tokens: int) -> ScoreItem:
-    """The probe of a teacher: fixed pseudo-random ids, the same in every process, of `tokens` response tokens."""
-    most = info.limits.max_sequence_tokens or (_PROBE_PROMPT + tokens)
-    length = max(2, min(_PROBE_PROMPT + tokens, most))
-    bound = max(1, min(info.tokenizer.size or info.vocab_size, info.vocab_size))
-    seed = int.from_bytes(hashlib.sha256(info.name.encode()).digest()[:8], "little")
-    ids = np.random.default_rng(seed).integers(0, bound, size=length, dtype=np.uint32)
-    return ScoreItem(ids, min(_PROBE_PROMPT, length - 1))
-
-
-def probe_spec(info: pb.TeacherInfo) -> PayloadSpec | None:
-    """The payload of the probe: sampled log-probs, else the top one, else None: nothing comparable in nats."""
+def comparable_payload(info: pb.TeacherInfo) -> PayloadSpec | None:
+    """The payload of a check row: sampled log-probs, else the top one, else None: nothing comparable in nats."""
     if pb.PAYLOAD_KIND_SAMPLED in info.payloads:
         return PayloadSpec.sampled()
     if pb.PAYLOAD_KIND_TOPK in info.payloads:
@@ -99,10 +47,10 @@ def probe_spec(info: pb.TeacherInfo) -> PayloadSpec | None:
     return None
 
 
-def probe_vector(scores: Scores) -> NDArray[np.float32]:
-    """[T] float32: log-probs of the probe's response tokens, nats."""
+def sampled_log_probs(scores: Scores) -> NDArray[np.float32]:
+    """[T] float32: log-probs of a check row's response tokens, nats."""
     if scores.sampled is None:
-        raise ValueError("scores: a probe answer must carry sampled log-probs, but it has none")
+        raise ValueError("scores: the answer to a check row must carry sampled log-probs, but it has none")
     return np.asarray(scores.sampled, dtype=np.float32)
 
 
@@ -129,7 +77,7 @@ def medoid(vectors: Sequence[NDArray[np.float32]]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AgreementReport:
-    """How far the replicas of a teacher are apart on the probe.
+    """How far the replicas of a teacher are apart on one row.
 
     Attributes:
         teacher: its name.

@@ -107,6 +107,8 @@ class ReplicaLife:
 
     def request_failed(self, now: float, reason: str) -> Transition | None:
         """A request failed for a reason that lies with the replica or the way to it."""
+        if self.state in OUTSIDE:
+            return None  # sent before it was taken out of service, or to the process before
         self.request_failures += 1
         if self.request_failures >= self._settings.request_failures:
             return self._died(now, f"{self.request_failures} requests in a row failed: {reason}", cool_off=True)

@@ -1,5 +1,7 @@
 """What the fleet needs of a connection to one server; gRPC implements it, and so does the simulator."""
 
+import itertools
+import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,6 +30,7 @@ class ReplicaRequest:
         spec: the payload.
         temperature: divides the logits.
         weights_hash: weights that must produce the numbers.
+        check: whether it only compares replicas; the server is not told.
         trace: metadata that makes the server's spans children of the first row's caller; see `opd.telemetry.context`.
     """
 
@@ -38,6 +41,23 @@ class ReplicaRequest:
     temperature: float
     weights_hash: str
     trace: tuple[tuple[str, str], ...] = ()
+    check: bool = False
+
+
+class RequestIds:
+    """Ids of requests, all of one form, so that a server cannot tell checks from rows by them.
+
+    Args:
+        client: name of this client.
+    """
+
+    def __init__(self, client: str) -> None:
+        self._prefix = f"{client}-{secrets.token_hex(4)}"
+        self._numbers = itertools.count()
+
+    def __call__(self) -> str:
+        """The next id."""
+        return f"{self._prefix}-{next(self._numbers)}"
 
 
 class ReplicaLink(Protocol):

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opd.errors import AuthError, OpdError, TeacherNotFoundError, UnavailableError
-from opd.fleet.membership.agreement import Identity
+from opd.fleet.membership.agreement import CheckRows
 from opd.fleet.membership.discovery import Places, Source, merge, resolve_all
+from opd.fleet.membership.identity import Identity
 from opd.fleet.membership.life_cycle import Transition
 from opd.fleet.membership.link import LinkFactory
 from opd.fleet.membership.pool import Pool
@@ -32,20 +33,30 @@ class Members:
         sources: where the servers are.
         link: makes the connection to an address.
         settings: of the fleet.
+        request_id: gives every request for scores its id.
 
     Attributes:
-        settings: of the fleet.
+        settings, request_id: as given.
         monitors: by address.
         pools: by teacher.
+        check_rows: draws the rows that replicas are compared on.
         on_change: called with (monitor, teacher, change) when a replica changed its state.
         on_join: makes the load of a new server at an address.
         on_leave: called with the address of a server that has left.
     """
 
-    def __init__(self, sources: Sequence[Source], link: LinkFactory, settings: FleetSettings) -> None:
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        link: LinkFactory,
+        settings: FleetSettings,
+        request_id: Callable[[], str],
+    ) -> None:
         self.settings = settings
+        self.request_id = request_id
         self.monitors: dict[str, ReplicaMonitor] = {}
         self.pools: dict[str, Pool] = {}
+        self.check_rows = CheckRows(settings.health.agreement_tokens, settings.health.check_seed)
         self.on_change: Callable[[ReplicaMonitor, str, Transition], None]
         self.on_join: Callable[[str], ServerLoad]
         self.on_leave: Callable[[str], None]
@@ -143,9 +154,12 @@ class Members:
             monitor.admission.open()
 
     async def _settle_references(self, members: list[tuple[Pool, ReplicaMonitor]]) -> None:
-        """Let the replicas of a teacher vote on the probe; of two that disagree, the one listed first is right."""
+        """Let the replicas of a teacher vote on one row; of two that disagree, the one listed first is right."""
+        rows = {pool.name: self.check_rows.draw(monitor.infos[pool.name]) for pool, monitor in members}
         asked = {
-            asyncio.create_task(monitor.admission.probe(monitor.infos[pool.name], _SETTLE_SECONDS)): pool
+            asyncio.create_task(
+                monitor.admission.score_row(monitor.infos[pool.name], rows[pool.name], _SETTLE_SECONDS)
+            ): pool
             for pool, monitor in members
         }
         if not asked:
@@ -160,7 +174,7 @@ class Members:
             if vector is not None:
                 vectors.setdefault(asked[task].name, []).append(vector)
         for name, found in vectors.items():
-            self.pools[name].settle_reference(found)
+            self.pools[name].settle_reference(rows[name], found)
 
     def _missing(self) -> list[str]:
         """Teachers that must have a replica before connect returns and have none."""

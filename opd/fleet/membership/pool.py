@@ -7,10 +7,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opd.errors import IncompatibleTeacherError
-from opd.fleet.membership.agreement import Identity, elect, medoid
+from opd.fleet.membership.agreement import medoid
+from opd.fleet.membership.identity import Identity, elect
 from opd.wire.bounds import RequestBounds
-from opd.wire.types import Head
+from opd.wire.types import Head, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Reference:
+    """A check row and the [T] log-probs of its response tokens, nats."""
+
+    row: ScoreItem
+    log_probs: NDArray[np.float32]
 
 
 @dataclass(eq=False)
@@ -22,7 +31,7 @@ class Pool:
         info: its description with the strictest limits of all replicas seen, None before the first.
         bounds: the same for the checks of a row.
         identity: what every replica must be; None before the election.
-        reference: [T] log-probs of the probe, nats; None before the first replica was admitted.
+        reference: a check row and what its replicas say about it; None before the first was asked.
         heads: the fetched head by content hash.
         head_lock: held while it is fetched.
         down_since: time since when no replica is usable, None while one is.
@@ -34,7 +43,7 @@ class Pool:
     info: pb.TeacherInfo | None = None
     bounds: RequestBounds | None = None
     identity: Identity | None = None
-    reference: NDArray[np.float32] | None = None
+    reference: Reference | None = None
     heads: dict[str, Head] = field(default_factory=dict)
     head_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     down_since: float | None = None
@@ -86,10 +95,10 @@ class Pool:
         self.info = merged
         self.bounds = RequestBounds.from_info(merged)
 
-    def settle_reference(self, vectors: list[NDArray[np.float32]]) -> NDArray[np.float32]:
-        """The reference of the probe; when there is none yet, the answer closest to the others', the first of two."""
+    def settle_reference(self, row: ScoreItem, vectors: list[NDArray[np.float32]]) -> Reference:
+        """Take the answer that is closest to the others', the first of two, as the reference, unless there is one."""
         if self.reference is None:
-            self.reference = vectors[medoid(vectors)]
+            self.reference = Reference(row, vectors[medoid(vectors)])
         return self.reference
 
     def adopt(self) -> None:

@@ -6,10 +6,12 @@ goes into the replicas' life cycles. It decides nothing about rows: the core doe
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from opd.errors import CorruptPayloadError, OpdError
 from opd.fleet.membership.admission import Admission
+from opd.fleet.membership.agreement import CheckRows
 from opd.fleet.membership.life_cycle import OUTSIDE, ReplicaLife, ReplicaState, Transition
 from opd.fleet.membership.link import Description, ReplicaLink
 from opd.fleet.membership.pool import Pool
@@ -26,6 +28,8 @@ class Owner(Protocol):
     """What a monitor needs of the fleet it belongs to."""
 
     settings: FleetSettings
+    check_rows: CheckRows
+    request_id: Callable[[], str]
 
     def now(self) -> float:
         """Seconds of the fleet's clock."""
@@ -37,6 +41,10 @@ class Owner(Protocol):
 
     def wants(self, teacher: str, address: str) -> bool:
         """Whether this replica of a teacher may be used at all."""
+        ...
+
+    def usable(self, teacher: str) -> "list[ReplicaMonitor]":
+        """The servers whose replica of a teacher may get rows."""
         ...
 
     def changed(self, monitor: "ReplicaMonitor", teacher: str, change: Transition) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Set
 
-from opd.fleet.scheduling.in_flight import ServerLoad
+from opd.fleet.scheduling.in_flight import ScoreTask, ServerLoad
 from opd.fleet.scheduling.queue import TeacherQueue
 from opd.fleet.scheduling.throughput import FIRST_SPEED
 
@@ -120,7 +120,8 @@ class CompletionEstimate:
         """Seconds until the server would be done with a row of `tokens`, were it sent now."""
         return (self.ahead(server) + tokens) / self.speed(server)
 
-    def quickest(self, server: ServerLoad, tokens: int) -> bool:
-        """Whether no other server would finish a row of `tokens` sooner, were it sent now."""
-        mine = self.finish(server, tokens)
-        return all(mine <= self.finish(other, tokens) for other in self.servers.values())
+    def quickest(self, server: ServerLoad, task: ScoreTask) -> bool:
+        """Whether no other server where a row may go would finish it sooner, were it sent now."""
+        mine, barred = self.finish(server, task.tokens), task.barred_now()
+        others = (other for address, other in self.servers.items() if address not in barred)
+        return all(mine <= self.finish(other, task.tokens) for other in others)

@@ -64,6 +64,10 @@ class Hedger:
         if not rpc.hedge and rpc.expected > 0:
             self.overdue.add((now - rpc.started) / rpc.expected)
 
+    def long_overdue(self, rpc: Rpc, now: float) -> bool:
+        """Whether an RPC is older than twice what makes it overdue, and than a second."""
+        return now - rpc.started > max(1.0, 2 * self.overdue.value() * rpc.expected)
+
     def choose(self, scheduler: Scheduler, now: float) -> tuple[list[Rpc], list[Rpc]]:
         """Start the hedges that are worth it now, the largest expected gain first.
 
@@ -155,7 +159,8 @@ def _best(
     """The server, other than the RPC's, that would finish the row first, and in how many seconds."""
     best: tuple[float, ServerLoad | None] = (float("inf"), None)
     for server in ready:
-        if server is rpc.server or server.address in task.avoid or not server.open(now):
+        away = server is rpc.server or server.address in task.avoid or server.address in task.barred_now()
+        if away or not server.open(now):
             continue
         finish = estimate.finish(server, task.tokens)
         if finish < best[0]:

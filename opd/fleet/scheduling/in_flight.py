@@ -5,7 +5,7 @@ its RPCs.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Set
 from dataclasses import dataclass, field
 
 from opd.errors import OpdError
@@ -34,6 +34,11 @@ class ScoreTask:
         batch_key: rows with equal keys (payload, temperature) may travel in one RPC.
         failures: attempts that failed.
         avoid: servers where an attempt failed; others are preferred.
+        barred: servers where it must not go.
+        cross_score: whether it is one of the rows that two replicas score.
+        is_check: whether it only checks the scores of its twin.
+        twin: the task for the same row that must not share a server with it, None for none.
+        answered_by: the server whose scores it got, "" before.
         rpcs: RPCs that carry the row now: one, or two when it is hedged.
         hedged: whether a second RPC was started.
         moves: how often it was taken back from a server that stalled.
@@ -55,6 +60,11 @@ class ScoreTask:
     batch_key: Hashable = field(init=False)
     failures: int = 0
     avoid: set[str] = field(default_factory=set)
+    barred: frozenset[str] = frozenset()
+    cross_score: bool = False
+    is_check: bool = False
+    twin: "ScoreTask | None" = None
+    answered_by: str = ""
     rpcs: list["Rpc"] = field(default_factory=list)
     hedged: bool = False
     moves: int = 0
@@ -64,6 +74,19 @@ class ScoreTask:
     def __post_init__(self) -> None:
         self.tokens = len(self.item.token_ids)
         self.batch_key = (self.spec, self.temperature)
+
+    def accepts(self, address: str, serving: Set[str]) -> bool:
+        """Whether it may go to a server; to one where it failed only if all others that serve its teacher failed."""
+        barred = self.barred_now()
+        if address in barred:
+            return False
+        return address not in self.avoid or serving - barred <= self.avoid
+
+    def barred_now(self) -> Set[str]:
+        """Servers where it must not go: those that are barred, and those that have or answered its twin."""
+        if self.twin is None:
+            return self.barred
+        return self.barred | {rpc.server.address for rpc in self.twin.rpcs} | {self.twin.answered_by}
 
 
 @dataclass(eq=False, slots=True)

@@ -2,7 +2,7 @@
 
 A server takes the next rows when it has room, so a slow one takes fewer. Among the waiting rows it takes
 
-1. one that was re-issued, or that a row ten seconds younger would overtake;
+1. one that was re-issued or may go to few servers, or that a row ten seconds younger would overtake;
 2. else the longest one that it can finish before the whole queue is expected to be done (the horizon, from the
    measured speeds): a slow server near the end takes a short row or none, unless it is the quickest way for the row;
 3. preferring rows of a prompt it has just seen, and with a row its whole group as far as it fits into the RPC.
@@ -179,15 +179,15 @@ class Scheduler:
 
     def _head(self, server: ServerLoad, estimate: CompletionEstimate, now: float) -> ScoreTask | None:
         """The row that the server should take next, or None when it should wait."""
-        queue = self.queues[estimate.teacher]
+        queue, serving = self.queues[estimate.teacher], estimate.keys()
 
         def accept(task: ScoreTask) -> bool:
-            return server.address not in task.avoid or estimate.keys() <= task.avoid
+            return task.accepts(server.address, serving)
 
         oldest = queue.oldest()
         if oldest is not None and not accept(oldest):
             oldest = None
-        if oldest is not None and oldest.failures:
+        if oldest is not None and (oldest.failures or oldest.barred):
             return oldest
         if server.in_flight_rows >= 2 and estimate.ahead(server) > _DEPTH * estimate.share(server):
             return None
@@ -208,7 +208,7 @@ class Scheduler:
         if shortest is not None and not accept(shortest):
             shortest = None
         for candidate in (queue.longest(float("inf"), accept), shortest):
-            if candidate is not None and estimate.quickest(server, candidate.tokens):
+            if candidate is not None and estimate.quickest(server, candidate):
                 return candidate
         # A server that looks slow must get a row now and then, or it would never be seen to have recovered.
         rested = server.in_flight_rows == 0 and now - server.last_sent > _PROBATION_SECONDS
@@ -224,7 +224,8 @@ class Scheduler:
         queue.remove(head)
 
         def accept(task: ScoreTask) -> bool:
-            return task.batch_key == head.batch_key and server.address not in task.avoid
+            alike = task.batch_key == head.batch_key and task.twin not in rows
+            return alike and server.address not in task.avoid and server.address not in task.barred_now()
 
         for task in queue.group(head.group):
             if len(rows) < most_rows and task.tokens <= room and accept(task):

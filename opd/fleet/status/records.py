@@ -19,6 +19,8 @@ class FleetCounters:
         pushbacks: calls that a busy server refused.
         corrupt_payloads: answers that failed validation.
         replica_deaths: how often a replica was given up as dead.
+        checked_rows, checked_tokens: rows that a second replica scored too, on top of the answered ones.
+        disagreements: replicas rejected because their scores of such a row stood alone.
         cache_hits, cache_misses: rows that were found in the score cache, and rows that were not.
     """
 
@@ -37,6 +39,9 @@ class FleetCounters:
     pushbacks: int = 0
     corrupt_payloads: int = 0
     replica_deaths: int = 0
+    checked_rows: int = 0
+    checked_tokens: int = 0
+    disagreements: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
 

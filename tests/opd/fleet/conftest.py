@@ -25,6 +25,7 @@ from opd.wire.types import Head, PayloadKind, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 
 VOCAB, HIDDEN = 64, 8
+LONGEST_ITEM = 32
 
 
 class TinyModel:
@@ -88,9 +89,16 @@ def _handlers(server: "FakeServer") -> grpc.GenericRpcHandler:
     )
 
 
+def is_check(request: pb.ScoreRequest) -> bool:
+    """Whether a request looks like one that compares replicas: those of `make_items` have shorter rows."""
+    sequences = request.sequences
+    return request.HasField("sampled") and len(sequences) == 1 and len(sequences[0].token_ids) > 4 * LONGEST_ITEM
+
+
 class FakeServer:
     """Serves models by name. Knobs: `delay` seconds per row, `wedged` (never answers Score), `trouble(request)` may
-    raise an OpdError, `mangle(messages)` may change the answer, `draining`, `state`, `deaf` (answers nothing)."""
+    raise an OpdError, `mangle(messages)` may change the answer, `draining`, `state`, `deaf` (answers nothing),
+    `live_model` (scores rows, but not those that compare replicas)."""
 
     def __init__(
         self, models: dict[str, TinyModel], port: int = 0, credentials: grpc.ServerCredentials | None = None
@@ -104,6 +112,7 @@ class FakeServer:
         self.state = pb.TEACHER_STATE_READY
         self.trouble: Callable[[pb.ScoreRequest], None] = lambda request: None
         self.mangle: Callable[[list[Any]], list[Any]] = lambda messages: messages
+        self.live_model: TinyModel | None = None
         self.requests: list[pb.ScoreRequest] = []
         self.heads = 0
         self.cancelled = 0
@@ -187,8 +196,8 @@ class FakeServer:
         self._maybe_deaf(context)
         model = self.models[request.teacher]
         parsed = parse_score_request(request, RequestBounds.from_info(self.info(request.teacher)))
-        is_probe = request.request_id.startswith("probe")
-        if not is_probe:
+        comparing = is_check(request)
+        if not comparing:
             self.requests.append(request)
             self.trouble(request)
             while self.wedged and context.is_active() and not self._stopping.wait(0.02):
@@ -202,18 +211,19 @@ class FakeServer:
         ]
         for index, item in enumerate(parsed.items):
             deadline = time.monotonic() + self.delay
-            while not is_probe and time.monotonic() < deadline:
+            while not comparing and time.monotonic() < deadline:
                 if not context.is_active():
                     self.cancelled += 1
                     return
                 time.sleep(min(0.005, self.delay))
-            scores = model.score(item, parsed.spec, parsed.temperature)
+            speaker = model if comparing or self.live_model is None else self.live_model
+            scores = speaker.score(item, parsed.spec, parsed.temperature)
             rows = item.response_length
             encoded = encode_scores(scores, parsed.spec, rows, vocab_size=model.vocab, hidden_size=HIDDEN)
             messages.append(encoded.header(index, parsed.ids_crc32c[index]))
             messages += [pb.ScoreResponse(chunk=chunk) for chunk in chunk_messages(encoded.buffers, 65_536)]
         messages.append(pb.ScoreResponse(trailer=pb.ScoreTrailer(timings=pb.Timings(total_seconds=0.5))))
-        yield from self.mangle(messages) if not is_probe else messages
+        yield from self.mangle(messages) if not comparing else messages
 
 
 def make_items(count: int, *, seed: int = 0, vocab: int = VOCAB, gather: int = 0) -> list[ScoreItem]:
@@ -231,9 +241,7 @@ def make_items(count: int, *, seed: int = 0, vocab: int = VOCAB, gather: int = 0
 
 
 FAST = FleetSettings(
-    health=HealthSettings(
-        ping_seconds=0.2, ping_timeout_seconds=5.0, revive_seconds=0.05, cool_off_seconds=0.1, agreement_tokens=8
-    ),
+    health=HealthSettings(ping_seconds=0.2, ping_timeout_seconds=5.0, revive_seconds=0.05, cool_off_seconds=0.1),
     outage=OutageSettings(budget_seconds=20.0, emergency_after_seconds=0.4, notice_seconds=0.2),
     calls=CallSettings(backoff_seconds=0.01),
     connect_seconds=10.0,

@@ -3,7 +3,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from opd.fleet.membership.agreement import AgreementReport, Identity, distance, elect, medoid, probe_item, probe_spec
+from opd.fleet.membership.agreement import AgreementReport, CheckRows, comparable_payload, distance, medoid
+from opd.fleet.membership.identity import Identity, elect
 from opd.wire.v1 import teacher_pb2 as pb
 
 A = Identity("a" * 64, "tok", "chat", 100, "bf16", "head", 1.0, 0.0)
@@ -37,22 +38,24 @@ def test_every_field_of_the_identity_counts_and_is_named(field: str) -> None:
     assert A.differences(A) == ""
 
 
-def test_the_probe_is_the_same_everywhere_and_within_bounds() -> None:
-    one, two = probe_item(info(), 32), probe_item(info(), 32)
-    assert np.array_equal(one.token_ids, two.token_ids)
-    assert one.token_ids.max() < 100 and one.response_length == 32
-    assert not np.array_equal(one.token_ids, probe_item(info(name="other"), 32).token_ids)
+def test_check_rows_are_drawn_anew_within_bounds_and_reproducible_by_their_seed() -> None:
+    rows, same, secret = CheckRows(32, seed=1), CheckRows(32, seed=1), CheckRows(32)
+    first, second = rows.draw(info()), rows.draw(info())
+    assert first.token_ids.max() < 100 and first.response_length == 32
+    assert not np.array_equal(first.token_ids, second.token_ids)
+    assert np.array_equal(first.token_ids, same.draw(info()).token_ids)
+    assert not np.array_equal(secret.draw(info()).token_ids, CheckRows(32).draw(info()).token_ids)
 
 
 @pytest.mark.parametrize("most", [2, 3, 9, 40])
-def test_the_probe_fits_a_short_context(most: int) -> None:
-    item = probe_item(info(limits=pb.Limits(max_sequence_tokens=most)), 32)
+def test_a_check_row_fits_a_short_context(most: int) -> None:
+    item = CheckRows(32).draw(info(limits=pb.Limits(max_sequence_tokens=most)))
     assert len(item.token_ids) <= most and item.prompt_length >= 1 and item.response_length >= 1
 
 
-def test_the_probe_asks_for_something_comparable_in_nats() -> None:
+def test_a_check_asks_for_something_comparable_in_nats() -> None:
     kinds = pb.PAYLOAD_KIND_SAMPLED, pb.PAYLOAD_KIND_TOPK, pb.PAYLOAD_KIND_HIDDEN
-    specs = [probe_spec(info(payloads=[kind])) for kind in kinds]
+    specs = [comparable_payload(info(payloads=[kind])) for kind in kinds]
     assert specs[0] is not None and specs[0].kind.value == "sampled"
     assert specs[1] is not None and specs[1].kind.value == "topk"
     assert specs[2] is None

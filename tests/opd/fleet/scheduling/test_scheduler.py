@@ -291,6 +291,27 @@ def test_withdrawn_rows_are_not_sent() -> None:
     assert [tokens(rpc) for rpc in world.plan()] == [[20], [10]]
 
 
+@pytest.mark.parametrize("servers", [2, 3])
+def test_a_row_and_its_check_never_meet_on_one_server(servers: int) -> None:
+    world = World(servers=servers)
+    rows = [world.row(50 + i, group="g") for i in range(20)]
+    checks = [world.row(50 + i, group="g") for i in range(20)]
+    for row, check in zip(rows, checks, strict=True):
+        row.twin, check.twin, check.is_check = check, row, True
+    for _ in range(400):
+        if all(task.answered_by for task in (*rows, *checks)):
+            break
+        world.now += 0.05
+        world.plan()
+        running = [rpc for server in world.scheduler.servers.values() for rpc in server.rpcs.values()]
+        for rpc in running[:2]:
+            for task in rpc.tasks:
+                task.answered_by = rpc.server.address
+            world.answer(rpc, 0.01)
+    assert all(row.answered_by and check.answered_by for row, check in zip(rows, checks, strict=True))
+    assert all(row.answered_by != check.answered_by for row, check in zip(rows, checks, strict=True))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.integers(1, 500), st.sampled_from("ab"), st.sampled_from(["", "g", "h"])), max_size=40),

@@ -1,0 +1,119 @@
+"""How far two replicas' answers to the same row are apart, in nats, for every payload."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opd.fleet.membership.agreement import distance
+from opd.wire.tensors import bf16_to_f32
+from opd.wire.types import Head, PayloadKind, PayloadSpec, ScoreItem, Scores
+
+Array = NDArray[np.float64]
+
+_MOST_NATS = 1000.0
+_POSITIONS = 64
+_IDS = 256
+
+
+def answer_distance(item: ScoreItem, spec: PayloadSpec, one: Scores, other: Scores, head: Head | None = None) -> float:
+    """The largest difference over the response positions, in nats; inf where the answers do not have one form.
+
+    * sampled: max |d log p| of the response tokens.
+    * topk, gather: the same, and per position the sum over the head and the tail of p |d log p|, where p is the larger
+      of the two probabilities: ids that neither answer takes for likely count as little as they matter.
+    * hidden: max |d logit| at up to 64 positions and 256 ids and the response tokens, each position's mean removed,
+      because a softmax does not see it; needs the head.
+    * full: per position the sum over the vocabulary of p |d log p|.
+
+    Args:
+        item: the row.
+        spec: its payload.
+        one: an answer.
+        other: another replica's.
+        head: the teacher's head, for hidden states.
+    """
+    if spec.kind is PayloadKind.HIDDEN:
+        return _hidden_distance(item, one, other, head)
+    if spec.kind is PayloadKind.FULL:
+        if one.logits is None or other.logits is None or one.logits.shape != other.logits.shape:
+            return float("inf")
+        mine, theirs = _log_softmax(one.logits), _log_softmax(other.logits)
+        return float(_weighted(mine, theirs).sum(1).max(initial=0.0))
+    if one.sampled is None or other.sampled is None:
+        return float("inf")
+    gap = distance(one.sampled, other.sampled)
+    if spec.kind is PayloadKind.SAMPLED:
+        return gap
+    return max(gap, _head_distance(spec, one, other))
+
+
+def _head_distance(spec: PayloadSpec, one: Scores, other: Scores) -> float:
+    parts = [getattr(scores, name) for scores in (one, other) for name in ("values", "ids", "log_tail")]
+    if any(part is None for part in parts) or parts[0].shape != parts[3].shape:
+        return float("inf")
+    mine, my_ids, my_tail, theirs, their_ids, their_tail = parts
+    mine, theirs = mine.astype(np.float64), theirs.astype(np.float64)
+    tail = _weighted(my_tail.astype(np.float64), their_tail.astype(np.float64))
+    if spec.kind is PayloadKind.GATHER:
+        return float((_weighted(mine, theirs).sum(1) + tail).max(initial=0.0))
+    found, back = _look_up(theirs, their_ids, my_ids), _look_up(mine, my_ids, their_ids)
+    # An id that only one side lists has at most the other side's smallest value there.
+    ours = np.where(np.isnan(found), _excess(mine, theirs), _weighted(mine, found)).sum(1)
+    only_theirs = np.where(np.isnan(back), _excess(theirs, mine), 0.0).sum(1)
+    return float((ours + only_theirs + tail).max(initial=0.0))
+
+
+def _look_up(values: Array, ids: NDArray[np.integer], wanted: NDArray[np.integer]) -> Array:
+    """[T, K] the value of each wanted id of a position, NaN where it is not among the position's ids."""
+    rows = np.arange(len(ids), dtype=np.int64)[:, None] << 32
+    keys, asked = (rows + ids).ravel(), (rows + wanted).ravel()
+    order = np.argsort(keys)
+    at = np.minimum(np.searchsorted(keys, asked, sorter=order), len(keys) - 1)
+    place = order[at]
+    return np.where(keys[place] == asked, values.ravel()[place], np.nan).reshape(wanted.shape)
+
+
+def _excess(values: Array, others: Array) -> Array:
+    """P |d log p| at least, for ids that are missing from `others`."""
+    least = others.min(1, keepdims=True)
+    return _weighted(values, np.minimum(values, least))
+
+
+def _weighted(one: Array, other: Array) -> Array:
+    """P |d log p| with the larger p; equal infinities differ by 0, and a difference counts as 1,000 nats at most."""
+    with np.errstate(invalid="ignore"):
+        gap = np.where(one == other, 0.0, np.minimum(np.abs(one - other), _MOST_NATS))
+        return np.asarray(np.exp(np.minimum(np.fmax(one, other), 0.0)) * gap)
+
+
+def _hidden_distance(item: ScoreItem, one: Scores, other: Scores, head: Head | None) -> float:
+    if head is None:
+        raise ValueError("head: hidden states are compared through the teacher's head, but it was not given")
+    if one.hidden is None or other.hidden is None or one.hidden.shape != other.hidden.shape:
+        return float("inf")
+    length, vocab = len(one.hidden), len(head.weight)
+    at = np.unique(np.linspace(0, length - 1, min(length, _POSITIONS)).astype(np.int64))
+    ids = np.unique(np.linspace(0, vocab - 1, min(vocab, _IDS)).astype(np.int64))
+    ids = np.union1d(ids, np.asarray(item.response_ids)[at].astype(np.int64))
+    gap = _logits(one.hidden[at], head, ids) - _logits(other.hidden[at], head, ids)
+    return float(np.nan_to_num(np.abs(gap - gap.mean(1, keepdims=True)), nan=np.inf).max(initial=0.0))
+
+
+def _logits(hidden: NDArray[np.generic], head: Head, ids: NDArray[np.int64]) -> Array:
+    """[N, len(ids)] logits of some ids: cap * tanh(scale * (W h + b) / cap), without the cap where there is none."""
+    logits = head.logit_scale * (_plain(hidden) @ _plain(head.weight[ids]).T)
+    if head.bias is not None:
+        logits = logits + head.logit_scale * _plain(head.bias[ids])
+    if head.soft_cap:
+        logits = head.soft_cap * np.tanh(logits / head.soft_cap)
+    return logits
+
+
+def _plain(array: NDArray[np.generic]) -> Array:
+    """float64, also of bfloat16, which numpy holds as its bits."""
+    return np.asarray(bf16_to_f32(array.view(np.uint16)) if array.dtype == np.uint16 else array, np.float64)
+
+
+def _log_softmax(logits: NDArray[np.floating]) -> Array:
+    wide = logits.astype(np.float64)
+    wide = wide - wide.max(1, keepdims=True)
+    return np.asarray(wide - np.log(np.exp(wide).sum(1, keepdims=True)))
