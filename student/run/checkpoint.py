@@ -7,6 +7,7 @@
 A checkpoint whose manifest does not hold is passed over in favour of the one before.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -21,6 +22,7 @@ from opd.errors import CheckpointError, RunFolderError
 
 log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
+_ASIDE = ".writing-old-"
 
 
 def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], *, keep: int) -> Path:
@@ -42,6 +44,7 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], *, kee
     scratch = root / f".writing-step-{step:06d}-{os.getpid()}"
     try:
         root.mkdir(parents=True, exist_ok=True)
+        _put_back(root)
         for leftover in root.glob(".writing-*"):
             shutil.rmtree(leftover)
         scratch.mkdir()
@@ -52,7 +55,7 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], *, kee
         raise RunFolderError(
             f"checkpoint {final} cannot be written: {error}; make room for it and continue with --resume."
         ) from error
-    aside = root / f".writing-old-{final.name}"
+    aside = root / f"{_ASIDE}{final.name}"
     if final.exists():
         # The same step saved twice (a run that stopped within it, and went on): the newer one replaces it.
         final.rename(aside)
@@ -64,6 +67,14 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], *, kee
     for old in past[: past.index(final) + 1][:-keep]:
         shutil.rmtree(old)
     return final
+
+
+def _put_back(root: Path) -> None:
+    """Name a checkpoint again that was set aside for a newer one of its step, where a kill came between the two."""
+    for aside in root.glob(f"{_ASIDE}step-*"):
+        final = root / aside.name.removeprefix(_ASIDE)
+        if not final.exists():
+            aside.rename(final)
 
 
 def _seal(folder: Path, step: int) -> None:
@@ -88,6 +99,8 @@ def latest_checkpoint(root: Path) -> Path | None:
     Raises:
         CheckpointError: when there are checkpoints, but every one is damaged.
     """
+    with contextlib.suppress(OSError):  # read-only: what is there is looked at
+        _put_back(root)
     problems = []
     for folder in reversed(list_checkpoints(root)):
         problem = find_damage(folder)

@@ -1,5 +1,6 @@
 """The run folder: resolved recipe, provenance, metrics, checkpoints, summary."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -45,6 +46,8 @@ class RunFolder:
         cls.refuse_existing(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
+            for draft in path.iterdir():
+                draft.unlink()
         except OSError as error:
             raise RunFolderError(f"run folder {path} cannot be made: {error.strerror}; choose another.") from error
         folder = cls(path)
@@ -58,7 +61,8 @@ class RunFolder:
         Raises:
             RunFolderError: when it exists and is not an empty folder.
         """
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        # A run that was killed before its recipe had its name left a draft of it: nothing to keep, nothing to resume.
+        if path.exists() and (not path.is_dir() or not all(map(_is_draft, path.iterdir()))):
             raise RunFolderError(
                 f"run folder {path} exists already; resume it with --resume or give the run another folder (run=...)."
             )
@@ -192,8 +196,15 @@ def _write_atomically(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         scratch.replace(path)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
+        # On a read-only file system this fails too, even when there is nothing to remove.
+        with contextlib.suppress(OSError):
+            scratch.unlink(missing_ok=True)
         raise _unwritable(path, error) from error
+
+
+def _is_draft(path: Path) -> bool:
+    """Whether `path` is a recipe.yaml that was never renamed."""
+    return path.name.startswith(".recipe.yaml.") and path.is_file()
 
 
 def _unwritable(path: Path, error: OSError) -> RunFolderError:

@@ -127,3 +127,27 @@ def test_a_damaged_state_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text(json.dumps({"x": {"__tensor__": "/gone"}})[:-3])
     with pytest.raises(CheckpointError):
         load_state(tmp_path, "s")
+
+
+@pytest.mark.parametrize("then", ["resume", "save"])
+def test_a_kill_between_the_renames_of_a_step_saved_twice_loses_neither(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    save_checkpoint(tmp_path, 1, write_files, keep=1)
+    rename = Path.rename
+
+    def killed(self: Path, target: Path) -> Path:
+        if self.name.startswith(".writing-step"):
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "rename", killed)
+        save_checkpoint(tmp_path, 1, write_files, keep=1)
+    assert list_checkpoints(tmp_path) == []
+    if then == "resume":
+        assert latest_checkpoint(tmp_path) == tmp_path / "step-000001"
+    else:
+        save_checkpoint(tmp_path, 2, write_files, keep=2)
+        assert [p.name for p in list_checkpoints(tmp_path)] == ["step-000001", "step-000002"]
+    assert find_damage(tmp_path / "step-000001") is None
