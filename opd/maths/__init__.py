@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from opd.maths.exact import forward_kl, jsd, reverse_kl, skew_forward_kl, skew_reverse_kl, total_variation
     from opd.maths.head_tail import head_tail_reverse_kl
     from opd.maths.linear.divergence import linear_divergence
+    from opd.maths.linear.embedding import expected_embedding
     from opd.maths.linear.inputs import HeadSettings, Reference
     from opd.maths.linear.scores import linear_token_scores, linear_topk
-    from opd.maths.normalise import Term, token_weights
+    from opd.maths.normalise import LossWeights, token_weights
     from opd.maths.reference import AdjustedPayload, adjusted_log_probs, adjusted_logits, adjusted_payload
     from opd.maths.result import Divergence
     from opd.maths.sampled import sampled_reverse_kl
@@ -29,11 +30,12 @@ _HOMES = {
     "HeadSettings": "linear.inputs",
     "PositionProfile": "diagnostics",
     "Reference": "linear.inputs",
-    "Term": "normalise",
+    "LossWeights": "normalise",
     "TokenScores": "scores",
     "adjusted_log_probs": "reference",
     "adjusted_logits": "reference",
     "adjusted_payload": "reference",
+    "expected_embedding": "linear.embedding",
     "forward_kl": "exact",
     "head_tail_reverse_kl": "head_tail",
     "jsd": "exact",
@@ -57,13 +59,14 @@ __all__ = [
     "AdjustedPayload",
     "Divergence",
     "HeadSettings",
+    "LossWeights",
     "PositionProfile",
     "Reference",
-    "Term",
     "TokenScores",
     "adjusted_log_probs",
     "adjusted_logits",
     "adjusted_payload",
+    "expected_embedding",
     "forward_kl",
     "head_tail_reverse_kl",
     "jsd",

@@ -1,6 +1,6 @@
 """The denominators of a training step: the one place that decides what a token's loss is divided by.
 
-    weights = token_weights({"opd": Term(mask)}, group=data_parallel_group)["opd"]    # once per step
+    weights = token_weights({"opd": LossWeights(mask)}, group=data_parallel_group)["opd"]    # once per step
     loss = (weights[micro_batch] * per_token).sum()                                   # per micro-batch, then backward
 
 A term's weights are computed from all its tokens of the step, over all ranks and all accumulation steps, before the
@@ -25,7 +25,7 @@ MODES = ("token_mean", "sequence_mean", "sequence_sum", "balanced")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Term:
+class LossWeights:
     """The tokens of one loss term on this rank in this step.
 
     Attributes:
@@ -51,7 +51,7 @@ class Term:
 
 
 def token_weights(
-    terms: Mapping[str, Term], *, group: dist.ProcessGroup | None = None, gradient_reduction: str = "mean"
+    terms: Mapping[str, LossWeights], *, group: dist.ProcessGroup | None = None, gradient_reduction: str = "mean"
 ) -> dict[str, Float[Tensor, " N"]]:
     """The weight of every token in its term: the loss is the sum of weight times per-token loss, nothing else.
 
@@ -89,13 +89,13 @@ def token_weights(
     }
 
 
-def _sequence_lengths(term: Term) -> Tensor:
+def _sequence_lengths(term: LossWeights) -> Tensor:
     """[num_sequences] tokens of the term in each sequence."""
     lengths = torch.zeros(term.num_sequences, dtype=torch.float64, device=term.mask.device)
     return lengths if term.sequence is None else lengths.scatter_add_(0, term.sequence.long(), term.mask.double())
 
 
-def _local_counts(term: Term, lengths: Tensor) -> Tensor:
+def _local_counts(term: LossWeights, lengths: Tensor) -> Tensor:
     """[2 * num_strata] tokens per stratum, then sequences with any token per stratum."""
     counts = torch.zeros(2, term.num_strata, dtype=torch.float64, device=term.mask.device)
     stratum = _strata(term)
@@ -107,7 +107,7 @@ def _local_counts(term: Term, lengths: Tensor) -> Tensor:
     return counts.flatten()
 
 
-def _weights(term: Term, lengths: Tensor, found: Tensor) -> Tensor:
+def _weights(term: LossWeights, lengths: Tensor, found: Tensor) -> Tensor:
     tokens, sequences = found.view(2, term.num_strata)
     if term.mode == "token_mean":
         weights = 1.0 / tokens.sum().clamp(min=1).expand(len(term.mask))
@@ -121,12 +121,12 @@ def _weights(term: Term, lengths: Tensor, found: Tensor) -> Tensor:
     return torch.where(term.mask, weights, torch.zeros_like(weights)).float()
 
 
-def _strata(term: Term) -> Tensor:
+def _strata(term: LossWeights) -> Tensor:
     zeros = torch.zeros(len(term.mask), dtype=torch.int64, device=term.mask.device)
     return zeros if term.stratum is None else term.stratum.long()
 
 
-def _check(name: str, term: Term) -> None:
+def _check(name: str, term: LossWeights) -> None:
     if term.mode not in MODES:
         raise ValueError(f"mode of term {name!r} must be one of {', '.join(MODES)}, but is {term.mode!r}.")
     check_mask(f"mask of term {name!r}", term.mask, tuple(term.mask.shape), "itself")

@@ -39,6 +39,8 @@ class TokenScores:
         log_tail: [...] log mass outside the candidates, with gradient; -inf when they cover the vocabulary.
         log_z: [...] logsumexp of the tempered logits, with gradient.
         entropy: [...] over the full vocabulary, detached.
+        mean_log_prob: [...] mean of the log-probs of all V ids, each counting the same, with gradient; -inf where an id
+            is excluded.
     """
 
     candidates: Float[Tensor, "*N K"]
@@ -46,6 +48,7 @@ class TokenScores:
     log_tail: Float[Tensor, "*N"]
     log_z: Float[Tensor, "*N"]
     entropy: Float[Tensor, "*N"]
+    mean_log_prob: Float[Tensor, "*N"]
 
 
 def score_tokens(
@@ -106,7 +109,7 @@ def _flat_ids(ids: Tensor, mask: Tensor | None, leading: tuple[int, ...]) -> Ten
 
 
 class _TokenScores(torch.autograd.Function):
-    """Outputs: candidates [N, K], sampled, log tail, log_z, entropy [N]; the gradient is recomputed from the logits."""
+    """Outputs: candidates [N, K]; sampled, log tail, log_z, entropy, mean [N]. The backward pass reads logits again."""
 
     @staticmethod
     def forward(
@@ -120,7 +123,7 @@ class _TokenScores(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         dtype = accumulator_dtype(logits)
         picked = torch.empty(ids.shape, dtype=dtype, device=logits.device)
-        rows = torch.empty(4, len(logits), dtype=dtype, device=logits.device)
+        rows = torch.empty(5, len(logits), dtype=dtype, device=logits.device)
         for block in row_blocks(logits):
             y = None if sampled_ids is None else sampled_ids[block]
             picked[block], rows[:, block] = score_rows(logits[block], ids[block], y, temperature, dtype)
@@ -129,20 +132,26 @@ class _TokenScores(torch.autograd.Function):
         if mask is not None:
             rows = torch.where(mask, rows, torch.zeros_like(rows))
             picked = torch.where(mask.unsqueeze(-1), picked, torch.zeros_like(picked))
-        sampled, log_tail, log_z, entropies = rows.unbind(0)
+        sampled, log_tail, log_z, entropies, mean = rows.unbind(0)
         ctx.save_for_backward(logits, ids, sampled_ids, mask, log_z, log_tail)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(entropies)
-        return picked, sampled, log_tail, log_z, entropies
+        return picked, sampled, log_tail, log_z, entropies, mean
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(
-        ctx: Any, d_picked: Tensor | None, d_sampled: Tensor | None, d_tail: Tensor | None, d_z: Tensor | None, _: None
+        ctx: Any,
+        d_picked: Tensor | None,
+        d_sampled: Tensor | None,
+        d_tail: Tensor | None,
+        d_z: Tensor | None,
+        _: None,
+        d_mean: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         logits, ids, sampled_ids, mask, log_z, log_tail = ctx.saved_tensors
-        arriving = arriving_gradients(log_z, log_tail, d_picked, d_sampled, d_tail, d_z)
+        arriving = arriving_gradients(log_z, log_tail, d_picked, d_sampled, d_tail, d_z, d_mean)
         out = torch.empty_like(logits)
         for block in row_blocks(logits):
             log_p = log_probs(logits[block], log_z[block], ctx.temperature)
@@ -160,15 +169,15 @@ def score_rows(
     sampled_ids: Int[Tensor, "n 1"] | None,
     temperature: float,
     dtype: torch.dtype,
-) -> tuple[Float[Tensor, "n K"], Float[Tensor, "4 n"]]:
-    """Scores of a few rows: log-probs at `ids`; log-prob of the sampled id (0 if None), log tail, log_z, entropy."""
+) -> tuple[Float[Tensor, "n K"], Float[Tensor, "5 n"]]:
+    """Scores of a few rows: log-probs at `ids`; that of the sampled id (0 if None), log tail, log_z, entropy, mean."""
     log_z = torch.logsumexp(logits.to(dtype) / temperature, dim=-1)
     log_p = log_probs(logits, log_z, temperature)
     picked = log_p.gather(1, ids)
     sampled = torch.zeros_like(log_z) if sampled_ids is None else log_p.gather(1, sampled_ids).squeeze(1)
-    entropies = entropy(log_p)
+    entropies, mean = entropy(log_p), log_p.mean(-1)
     log_tail = log_p.scatter_(1, ids, -torch.inf).logsumexp(-1)
-    return picked, torch.stack([sampled, log_tail, log_z, entropies])
+    return picked, torch.stack([sampled, log_tail, log_z, entropies, mean])
 
 
 def arriving_gradients(
@@ -178,16 +187,18 @@ def arriving_gradients(
     d_sampled: Tensor | None,
     d_tail: Tensor | None,
     d_z: Tensor | None,
+    d_mean: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """What `score_rows_gradient` takes: gradients of picked [N, K], sampled [N], tail [N], and the factor of p [N]."""
+    """What `score_rows_gradient` takes: gradients of picked [N, K], sampled, tail and mean [N], and the factor of p."""
     zeros = torch.zeros_like(log_z)
     d_picked = zeros.new_zeros(len(zeros), 0) if d_picked is None else d_picked
     d_sampled = zeros if d_sampled is None else d_sampled
     # An empty tail is the constant -inf.
     d_tail = zeros if d_tail is None else torch.where(log_tail.isneginf(), zeros, d_tail)
+    d_mean = zeros if d_mean is None else d_mean
     # Each log-prob gives one-hot minus p, so p is multiplied by minus the sum of all that arrives.
-    p_factor = (zeros if d_z is None else d_z) - d_picked.sum(-1) - d_sampled - d_tail
-    return d_picked, d_sampled, d_tail, p_factor
+    p_factor = (zeros if d_z is None else d_z) - d_picked.sum(-1) - d_sampled - d_tail - d_mean
+    return d_picked, d_sampled, d_tail, d_mean, p_factor
 
 
 def score_rows_gradient(
@@ -198,10 +209,13 @@ def score_rows_gradient(
     d_picked: Float[Tensor, "n M"],
     d_sampled: Float[Tensor, " n"],
     d_tail: Float[Tensor, " n"],
+    d_mean: Float[Tensor, " n"],
     p_factor: Float[Tensor, " n"],
 ) -> Float[Tensor, "n V"]:
     """Gradient with respect to logits / temperature of a few rows; overwrites `log_p`."""
-    gradient = log_p.exp() * p_factor.unsqueeze(-1)
+    # The mean gives every id the same share, on top of its part in the factor of p.
+    share = (d_mean / log_p.shape[-1]).unsqueeze(-1)
+    gradient = torch.addcmul(share, log_p.exp(), p_factor.unsqueeze(-1))
     finite_tail = torch.where(log_tail.isneginf(), torch.zeros_like(log_tail), log_tail)
     outside = log_p.scatter_(1, ids, -torch.inf).sub_(finite_tail.unsqueeze(-1)).exp_()
     gradient.addcmul_(outside, d_tail.unsqueeze(-1))

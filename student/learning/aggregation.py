@@ -57,7 +57,7 @@ def position_weights(
         sequences = _numbered(_sequences(term, rows, whole_prompts=mode == "prompt_mean"))
         labels = [term.stratum(row) for row in rows] if mode == "balanced" else []
         every = sorted({*known, *labels})
-        parts[str(index)] = maths.Term(
+        parts[str(index)] = maths.LossWeights(
             mask=trained & spread([term.selects(row) for row in rows]).bool(),
             mode=_MODES[mode],
             sequence=spread(sequences),

@@ -87,7 +87,7 @@ def linear_token_scores(
     if mask is not None:
         rows = torch.where(mask, rows, torch.zeros_like(rows))
         picked = torch.where(mask.unsqueeze(-1), picked, torch.zeros_like(picked))
-    return TokenScores(picked, rows[0], rows[1], rows[2], rows[3].detach())
+    return TokenScores(picked, rows[0], rows[1], rows[2], rows[3].detach(), rows[4])
 
 
 @torch.no_grad()
@@ -144,10 +144,10 @@ def linear_scores_op(
     temperature: float,
     scratch_bytes: int,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs at the ids [N, K], and rows [4, N]: sampled, log tail, log_z, entropy."""
+    """Log-probs at the ids [N, K], and rows [5, N]: sampled, log tail, log_z, entropy, mean."""
     side = Side(hidden, head, bias, scale, soft_cap)
     picked = torch.empty(ids.shape, dtype=side.dtype, device=hidden.device)
-    rows = torch.empty(4, len(hidden), dtype=side.dtype, device=hidden.device)
+    rows = torch.empty(5, len(hidden), dtype=side.dtype, device=hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
         for tile, (logits,) in tiles_of(side, 1, scratch_of(side, scratch_bytes)):
             project(side, tile, logits)
@@ -176,7 +176,7 @@ def linear_scores_backward_op(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of hidden states, head and bias, empty where not wanted."""
     side = Side(hidden, head, bias, scale, soft_cap)
-    arriving = arriving_gradients(rows[2], rows[1], d_picked, d_rows[0], d_rows[1], d_rows[2])
+    arriving = arriving_gradients(rows[2], rows[1], d_picked, d_rows[0], d_rows[1], d_rows[2], d_rows[4])
     gradients, scratch = gradients_within(side, (wanted[0], wanted[1], wanted[2]), scratch_bytes)
     with torch.autocast(hidden.device.type, enabled=False):
         for tile, (logits,) in tiles_of(side, 1, scratch):
@@ -195,7 +195,7 @@ def linear_scores_backward_op(
 @linear_scores_op.register_fake
 def _(hidden: Tensor, head: Tensor, bias: Tensor | None, ids: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-    return hidden.new_empty(ids.shape, dtype=dtype), hidden.new_empty(4, len(hidden), dtype=dtype)
+    return hidden.new_empty(ids.shape, dtype=dtype), hidden.new_empty(5, len(hidden), dtype=dtype)
 
 
 @linear_scores_backward_op.register_fake

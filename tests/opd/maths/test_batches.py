@@ -11,7 +11,7 @@ from itertools import product
 import pytest
 import torch
 
-from opd.maths import Term, head_tail_reverse_kl, reverse_kl, sampled_reverse_kl, token_weights
+from opd.maths import LossWeights, head_tail_reverse_kl, reverse_kl, sampled_reverse_kl, token_weights
 from support.estimator_forms import ESTIMATORS
 from support.sequences import Language, batch_bias
 
@@ -54,7 +54,7 @@ def expected_weights(aggregation, size):
         tokens = [(PREFIXES.index(y[:t]), y[t], i) for i, (y, _) in enumerate(batch) for t in range(len(y))]
         rows, y, sequence = torch.tensor(tokens).unbind(1)
         mask = torch.ones(len(rows), dtype=torch.bool)
-        weighed = Term(mask, MODES[aggregation], sequence, size, length=LONGEST)
+        weighed = LossWeights(mask, MODES[aggregation], sequence, size, length=LONGEST)
         weights = token_weights({"opd": weighed})["opd"].double()
         share = math.prod(share for _, share in batch)
         total.index_put_((rows, y), share * weights, accumulate=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from opd import maths
-from opd.maths import HeadSettings, Reference, Term
+from opd.maths import HeadSettings, LossWeights, Reference
 
 N, V, K = 3, 5, 2
 NAN = torch.tensor([0.0, torch.nan, 0.0])
@@ -34,6 +34,7 @@ def good(function):
         "linear_divergence": linear,
         "linear_token_scores": {"hidden": hidden, "head": head, "candidate_ids": ids, "sampled_ids": y},
         "linear_topk": {"hidden": hidden, "head": head, "k": 2},
+        "expected_embedding": {"hidden": hidden, "head": head},
         "adjusted_log_probs": {"teacher": log_q, "reference": log_q, "power": 1.2},
         "adjusted_logits": {"teacher_logits": teacher, "reference_logits": student, "power": 1.2},
         "adjusted_payload": {**payload, "teacher_sampled": at_y, **reference, "reference_sampled": at_y, "power": 1.2},
@@ -105,6 +106,7 @@ CASES = {
         ({"k": V + 1}, r"k .* 6"),
         ({"k": 2.0}, r"k .* 2\.0"),
     ],
+    "expected_embedding": [*HEADS, ({"temperature": 0}, "temperature must be a finite number above 0, but is 0")],
     "score_tokens": [
         ({"candidate_ids": torch.tensor(1)}, r"candidate_ids \(int64 \[\]\) must have shape \[3, K\]"),
         ({"candidate_ids": shaped(N, K)}, r"candidate_ids \(float32 \[3, 2\]\) must be int64"),
@@ -202,7 +204,7 @@ def test_every_public_function_has_such_cases():
 )
 def test_terms_with_indices_out_of_range_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
-        maths.token_weights({"x": Term(**({"mask": torch.ones(3, dtype=torch.bool)} | arguments))})
+        maths.token_weights({"x": LossWeights(**({"mask": torch.ones(3, dtype=torch.bool)} | arguments))})
 
 
 def test_the_row_that_is_named_is_the_callers_row_also_behind_a_mask():

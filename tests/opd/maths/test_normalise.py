@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from opd.maths.normalise import MODES, Term, token_weights
+from opd.maths.normalise import MODES, LossWeights, token_weights
 
 
 def term(lengths, mode, strata=None, padding=0):
@@ -18,7 +18,7 @@ def term(lengths, mode, strata=None, padding=0):
     sequence = torch.cat([torch.full((n + padding,), i) for i, n in enumerate(lengths)])
     mask = torch.cat([torch.arange(n + padding) < n for n in lengths])
     stratum = None if strata is None else torch.tensor(strata)[sequence]
-    return Term(mask, mode, sequence, len(lengths), stratum, 2 if strata is not None else 1)
+    return LossWeights(mask, mode, sequence, len(lengths), stratum, 2 if strata is not None else 1)
 
 
 def test_the_modes_weigh_tokens_as_their_names_say():
@@ -77,13 +77,13 @@ def test_cutting_a_step_into_micro_batches_leaves_loss_and_gradient(lengths, cut
 WORKER = """
 import json, os, sys, torch
 from torch import distributed as dist
-from opd.maths import Term, token_weights
+from opd.maths import LossWeights, token_weights
 
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=int(sys.argv[2]), world_size=2)
 length = (3, 7)[int(sys.argv[2])]
 sequence = torch.zeros(length, dtype=torch.int64)
 mask = torch.ones(length, dtype=torch.bool)
-terms = {mode: Term(mask, mode, sequence, 1) for mode in ("token_mean", "sequence_mean", "sequence_sum")}
+terms = {mode: LossWeights(mask, mode, sequence, 1) for mode in ("token_mean", "sequence_mean", "sequence_sum")}
 found = {
     f"{mode}/{reduction}": weights[0].item()
     for reduction in ("mean", "sum")
@@ -121,7 +121,7 @@ def test_two_ranks_share_their_denominators(tmp_path):
     ],
 )
 def test_terms_that_cannot_work_are_refused(arguments, words):
-    bad = Term(**({"mask": torch.ones(3, dtype=torch.bool)} | arguments))
+    bad = LossWeights(**({"mask": torch.ones(3, dtype=torch.bool)} | arguments))
     with pytest.raises(ValueError, match=words):
         token_weights({"x": bad})
 

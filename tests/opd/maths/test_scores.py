@@ -30,6 +30,14 @@ def test_values_equal_log_softmax(make_logits):
     assert_close(scores.log_tail, truth.scatter(1, ids, -torch.inf).logsumexp(-1))
     assert_close(scores.log_z, (logits / 1.3).logsumexp(-1))
     assert_close(scores.entropy, torch.distributions.Categorical(logits=truth).entropy())
+    assert_close(scores.mean_log_prob, truth.mean(-1))
+
+
+def test_the_mean_log_prob_has_its_gradient(make_logits):
+    logits = make_logits(4, 9, seed=5).requires_grad_()
+    upstream = make_logits(4, seed=6)
+    found = torch.autograd.grad(score_tokens(logits, temperature=1.3).mean_log_prob, logits, upstream)
+    assert_close(found, torch.autograd.grad((logits / 1.3).log_softmax(-1).mean(-1), logits, upstream))
 
 
 def test_a_tail_of_1e_12_keeps_its_relative_accuracy_in_float32(make_logits):

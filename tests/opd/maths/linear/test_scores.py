@@ -35,13 +35,14 @@ def test_scores_and_gradients_equal_those_of_the_materialised_logits(scratch, mo
         scratch_bytes=scratch,
     )
     want = score_tokens(logits_of(*model), candidate_ids=ids, sampled_ids=y, temperature=0.7, mask=mask)
-    upstream = make_logits(K + 3, N, seed=6)
+    upstream = make_logits(K + 4, N, seed=6)
     gradients = []
     for scores in (got, want):
-        total = (upstream[3:].T * scores.candidates).sum() + (upstream[0] * scores.sampled).sum()
+        total = (upstream[4:].T * scores.candidates).sum() + (upstream[0] * scores.sampled).sum()
         total = total + (upstream[1] * scores.log_tail + upstream[2] * scores.log_z).sum()
+        total = total + (upstream[3] * scores.mean_log_prob).sum()
         gradients.append(torch.autograd.grad(total, model))
-    for name in ("candidates", "sampled", "log_tail", "log_z", "entropy"):
+    for name in ("candidates", "sampled", "log_tail", "log_z", "entropy", "mean_log_prob"):
         assert_close(getattr(got, name), getattr(want, name))
     for one, other in zip(*gradients, strict=True):
         assert_close(one, other)
