@@ -1,13 +1,14 @@
-"""How far apart honest replicas of one teacher are on the fleet's probe, and how far a replica that is not one.
+"""How far apart honest replicas of one teacher are on the rows that compare them, and how far another model is.
 
     python benchmarks/fleet_agreement.py                     # builds the smallest tiny world, some minutes
     python benchmarks/fleet_agreement.py --model FOLDER      # any causal LM, from float32 weights
 
-Every variant scores the probes of many teacher names (32 response tokens of random ids, as replicas are compared) and
-is compared with the float32 engine that scores each probe alone on one thread. Printed per variant: median, 95th
-percentile and largest of max |dlogp| per probe, in nats, and the share of probes beyond the default of
-health.agreement_nats. Variants: other rows in the batch, more threads, another attention kernel, bfloat16 (also with
-other rows, against bfloat16 alone), and the same teacher after a few more steps of supervised training.
+Every variant scores check rows (32 response tokens of random ids, as replicas are compared before they serve) and live
+rows (the model's own samples, as cross-scoring compares them) and is compared with the float32 engine that scores each
+row alone on one thread. Printed per variant: median, 95th percentile and largest of max |dlogp| per row, in nats, and
+the share of rows beyond the default of health.agreement_nats. Variants: other rows in the batch, more threads, another
+attention kernel, bfloat16 (also with other rows, against bfloat16 alone), and the same teacher after a few more steps
+of supervised training.
 """
 
 import argparse
@@ -31,14 +32,27 @@ from teacher_server.engines.transformers import TransformersEngine
 Vectors = list[NDArray[np.float32]]
 
 
-def probes(vocab: int, count: int) -> list[ScoreItem]:
+def sampled_rows(model: str, count: int) -> list[ScoreItem]:
+    """Rows of 8 random prompt tokens and up to 64 that the model samples after them."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    lm: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    start = torch.randint(0, lm.config.vocab_size, (count, 8), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        ids = lm.generate(start, do_sample=True, max_new_tokens=64, min_new_tokens=64, pad_token_id=0)
+    return [ScoreItem(row.numpy().astype(np.uint32), 8) for row in ids]
+
+
+def check_rows(vocab: int, count: int) -> list[ScoreItem]:
     info = pb.TeacherInfo(name="t", vocab_size=vocab, limits=pb.Limits(max_sequence_tokens=4096))
     rows = CheckRows(HealthSettings().agreement_tokens, seed=0)
     return [rows.draw(info) for _ in range(count)]
 
 
 def score(model: str, items: Sequence[ScoreItem], *, together: int = 1, threads: int = 1, **options: Any) -> Vectors:
-    """[T] log-probs of every probe, `together` probes to a batch."""
+    """[T] log-probs of every row, `together` rows to a batch."""
     torch.set_num_threads(threads)
     engine = TransformersEngine(model, device="cpu", **options)
     try:
@@ -78,14 +92,17 @@ def row(name: str, one: Vectors, other: Vectors) -> dict[str, Any]:
     gaps = np.array([distance(a, b) for a, b in zip(one, other, strict=True)])
     beyond = float((gaps > HealthSettings().agreement_nats).mean())
     figures = [float(f"{value:.3g}") for value in (np.median(gaps), np.percentile(gaps, 95), gaps.max())]
-    return {"variant": name} | dict(zip(("median", "p95", "max"), figures, strict=True)) | {"refused": round(beyond, 3)}
+    return {"variant": name} | dict(zip(("median", "p95", "max"), figures, strict=True)) | {"beyond": round(beyond, 3)}
 
 
-def measure(model: str, count: int, scratch: Path) -> list[dict[str, Any]]:
+def measure(model: str, count: int, scratch: Path, *, live: bool) -> list[dict[str, Any]]:
     """One row of figures per variant."""
     from transformers import AutoConfig
 
-    items = probes(int(AutoConfig.from_pretrained(model).get_text_config().vocab_size), count)
+    if live:
+        items = sampled_rows(model, count)
+    else:
+        items = check_rows(int(AutoConfig.from_pretrained(model).get_text_config().vocab_size), count)
     alone = score(model, items, dtype="f32", deterministic=True)
     half = score(model, items, dtype="bf16", deterministic=True)
     rows = [
@@ -107,7 +124,7 @@ def measure(model: str, count: int, scratch: Path) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="", help="folder of a causal LM; the teacher of a tiny world if left out")
-    parser.add_argument("--probes", type=int, default=64)
+    parser.add_argument("--rows", type=int, default=64)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = arguments.model
@@ -116,8 +133,9 @@ def main() -> None:
 
             build_world(Path(folder) / "world", "test", seed=0)
             model = str(Path(folder) / "world" / "teacher")
-        for found in measure(model, arguments.probes, Path(folder)):
-            print(json.dumps(found), flush=True)
+        for live in (False, True):
+            for found in measure(model, arguments.rows, Path(folder), live=live):
+                print(json.dumps({"rows": "live" if live else "check"} | found), flush=True)
 
 
 if __name__ == "__main__":
