@@ -100,7 +100,7 @@ class Registry:
         except (ImportError, AttributeError) as error:
             raise ConfigError(f"{self.kind} {name!r} at {path} cannot be imported: {error}.") from error
         if self.member is not None and not hasattr(found, self.member):
-            raise ConfigError(f"{self.kind} {name!r} at {path} is no {self.kind}: it has no {self.member!r}.")
+            raise ConfigError(f"{self.kind} {name!r} at {path} is not of kind {self.kind}: it has no {self.member!r}.")
         return found
 
 

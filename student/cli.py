@@ -47,7 +47,8 @@ def train(
     """Train a student: sample, let teachers score, learn.
 
     RECIPE.yaml names the student, the teachers' endpoints, the prompts, the objective and the methods. Ctrl-C saves a
-    checkpoint and stops; --resume goes on from there with bit-identical results.
+    checkpoint and stops; --resume goes on from there, on CPU with bit-identical results
+    if the teachers are served with --deterministic.
     """
     from opd.config import load_settings
     from opd.errors import ConfigError

@@ -22,7 +22,7 @@ def engine_factory(settings: ServerSettings) -> EngineFactory:
     allowed = _allow_list(settings.security.trust_remote_code)
     loaded = ENGINES.load(settings.engine.engine)
     if not inspect.isclass(loaded):
-        raise ConfigError(f"engine {settings.engine.engine!r} is no class of engines; see `opd plugins list`.")
+        raise ConfigError(f"engine {settings.engine.engine!r} is not a class of engines; see `opd plugins list`.")
     cls: Any = loaded
     accepted = inspect.signature(cls).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
@@ -44,7 +44,7 @@ def engine_factory(settings: ServerSettings) -> EngineFactory:
             known = ", ".join(n for n in accepted if n not in ("self", "model"))
             raise ConfigError(f"engine {settings.engine.engine!r} takes no option {name!r}; it takes {known}.")
         if name == "trust_remote_code":
-            raise ConfigError("trust_remote_code is no engine option; allow one model with --trust-remote-code.")
+            raise ConfigError("trust_remote_code is not an engine option; allow one model with --trust-remote-code.")
         arguments[name] = value
 
     for name, parameter in accepted.items():

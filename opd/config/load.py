@@ -96,7 +96,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
     parsed = _yaml(value, f"override {override!r}")
     if isinstance(node, list):
         if not (last.isdigit() and int(last) < len(node)):
-            raise ConfigError(f"override {override!r}: {last!r} is no index of a list of {len(node)}.")
+            raise ConfigError(f"override {override!r}: {last!r} is not an index of a list of {len(node)}.")
         node[int(last)] = parsed
     else:
         node[last] = parsed

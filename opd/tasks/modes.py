@@ -32,7 +32,9 @@ class ModeSettings(Settings):
     budget: int = Field(ge=1, description="Longest response in this mode, tokens.")
     prefix: str = Field("", description="Text put before the prompt, in a chat before the last user message.")
     suffix: str = Field("", description="Text put after the prompt, in a chat after the last user message.")
-    system: str = Field("", description="System text of chat prompts; it follows one that is there already.")
+    system: str = Field(
+        "", description="System text of chat prompts; it follows a system message that is there already."
+    )
     teacher: str | None = Field(None, description="Teacher of rows in this mode; by default the mode's name.")
     weight: int = Field(1, ge=1, le=1000, description="Share of the rows: weights 3 and 1 give 3 rows to 1.")
 

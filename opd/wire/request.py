@@ -190,7 +190,7 @@ def payload_of(message: pb.ScoreRequest) -> PayloadSpec:
 def _parse_sequence(index: int, sequence: pb.Sequence, spec: PayloadSpec, bounds: RequestBounds) -> ScoreItem:
     tokens, gather = sequence.token_ids, sequence.gather_ids
     if len(tokens) % 4:
-        raise InvalidRequestError(f"sequence {index}: token_ids has {len(tokens)} bytes, which is no multiple of 4.")
+        raise InvalidRequestError(f"sequence {index}: token_ids has {len(tokens)} bytes, which is not a multiple of 4.")
     check_lengths(index, len(tokens) // 4, sequence.prompt_length, bounds)
     if sequence.crc32c and crc32c(gather, crc32c(tokens)) != sequence.crc32c:
         raise CorruptPayloadError(f"sequence {index}: checksum of the ids does not match; send the request again.")

@@ -66,7 +66,7 @@ def _cannot_load(path: str, error: Exception) -> ConfigError:
         return ConfigError(f"student {path!r} is neither a folder nor a model that the hub gives; check model.path.")
     if not (Path(path) / "config.json").is_file():
         hint = f"; did you mean {path}/model?" if (Path(path) / "model").is_dir() else "."
-        return ConfigError(f"student folder {path!r} is no model: it has no config.json{hint}")
+        return ConfigError(f"student folder {path!r} is not a model: it has no config.json{hint}")
     reason = " ".join(str(error).split())
     return ConfigError(f"student folder {path!r} cannot be loaded: {reason[:300].rstrip('.')}.")
 

@@ -31,7 +31,9 @@ class ContextSettings(Settings):
     the further columns of the prompt (`keep_columns` of a table).
     """
 
-    system: str | None = Field(None, description="System message, for chat prompts; replaces one that is there.")
+    system: str | None = Field(
+        None, description="System message, for chat prompts; replaces a system message that is there."
+    )
     prompt: str | None = Field(None, description="Text of the prompt, or of the last user message of a chat.")
     max_tokens: int | None = Field(
         None, ge=1, description="A longer context is an error; null: rollout.max_prompt_tokens."
@@ -173,4 +175,4 @@ def _template(text: str | None, where: str) -> "Template | None":
     try:
         return ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(text)
     except TemplateError as error:
-        raise ConfigError(f"{where} is no valid Jinja template: {error}.") from error
+        raise ConfigError(f"{where} is not a valid Jinja template: {error}.") from error

@@ -58,7 +58,9 @@ class SglangClient:
         try:
             found = json.loads(raw) if raw.strip() else {}
         except ValueError as error:
-            raise CorruptPayloadError(f"SGLang at {self.url}{path} answered with something that is no JSON.") from error
+            raise CorruptPayloadError(
+                f"SGLang at {self.url}{path} answered with something that is not JSON."
+            ) from error
         return found if isinstance(found, dict) else {}
 
 

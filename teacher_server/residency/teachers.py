@@ -308,7 +308,7 @@ class Teachers:
         """Give a loaded teacher the room that it really takes, or let it sleep until there is some."""
         if self._memory.budget and not teacher.weight_bytes:
             raise ConfigError(
-                f"nobody knows how many bytes teacher {teacher.name!r} takes, so it cannot count against "
+                f"the bytes that teacher {teacher.name!r} takes are not known, so it cannot count against "
                 "memory_budget_bytes; give a model folder with safetensors, or set no budget."
             )
         try:

@@ -23,6 +23,22 @@ def test_the_page_of_policy_losses_and_advantages_lists_what_is_registered() -> 
     assert (ROOT / "docs" / "rl.md").read_text() == script("rl_doc").render()
 
 
+def test_the_recipe_page_lists_every_key_of_the_settings() -> None:
+    page = script("recipe_doc").render()
+    assert (ROOT / "docs" / "recipe.md").read_text() == page
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    assert len(rows) > 100 and all(row[-1].strip(" |") for row in rows), "every key says what it means"
+
+
+def test_what_users_read_is_free_of_banned_forms() -> None:
+    words = script("words")
+    assert list(words.places()) == []
+    for text in ("x is no model", "Nobody knows", "runs for ever", "one that is refused"):
+        assert words.BANNED.search(text), text
+    for text in ("there is no model", "it is no longer there", "the one that sampled"):
+        assert not words.BANNED.search(text), text
+
+
 def test_series_follow_the_naming_rules() -> None:
     rows = [line.split("|") for line in script("metrics_doc").render().splitlines() if line.startswith("| `")]
     assert len(rows) > 50

@@ -49,7 +49,7 @@ def test_a_path_without_a_module_is_refused(name: str) -> None:
 def test_what_is_no_plugin_of_the_kind_is_refused() -> None:
     registry = Registry("number", "opd.test_numbers", member="is_integer")
     assert registry.load("math:pi") == pytest.approx(3.14159, abs=1e-5)
-    with pytest.raises(ConfigError, match="'math:sin' at math:sin is no number: it has no 'is_integer'"):
+    with pytest.raises(ConfigError, match="'math:sin' at math:sin is not of kind number: it has no 'is_integer'"):
         registry.load("math:sin")
 
 

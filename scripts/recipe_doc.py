@@ -1,0 +1,53 @@
+"""Write docs/recipe.md from the settings: python scripts/recipe_doc.py [OUT]."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+INTRO = """# Every key of a recipe
+
+Written by `python scripts/recipe_doc.py` from the settings themselves; a test fails when it is out of date. `opd train
+--keys` prints the same. Keys are nested groups in YAML, `train.steps` is `train: {steps: ...}`; any of them can be
+replaced on the command line, `opd train recipe.yaml train.steps=200`. `prompts(file)` stands for the keys of `prompts`
+where it names a file. The settings of an objective, a method or another plug-in are shown by `opd plugins show NAME`.
+"""
+
+
+def rows() -> Iterator[tuple[str, str, str]]:
+    """(key, default, meaning); sources in a mix have the keys of sources on their own and are left out."""
+    from opd.config.reference import describe_keys
+    from student.recipe import Recipe
+
+    for key, default, text in describe_keys(Recipe):
+        if not key.startswith("prompts(mix).mix("):
+            yield key, default, text
+
+
+def render() -> str:
+    """The whole document."""
+    lines, group = [INTRO], ""
+    for key, default, text in rows():
+        head = key.split(".")[0]
+        section = head if "." in key else "the run"
+        if section != group:
+            group = section
+            lines += ["", f"## {section}", "", "| key | default | meaning |", "| --- | --- | --- |"]
+        shown = default if default == "required" else f"`{_as_yaml(default)}`"
+        lines.append(f"| `{key}` | {shown} | {text.replace('|', chr(92) + '|')} |")
+    return "\n".join(lines) + "\n"
+
+
+def _as_yaml(text: str) -> str:
+    """A default as it would stand in a recipe."""
+    try:
+        return yaml.safe_dump(eval(text, {}), default_flow_style=True, width=1000).removesuffix("\n...\n").strip()
+    except (NameError, SyntaxError, yaml.YAMLError):
+        return text
+
+
+if __name__ == "__main__":
+    out = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "recipe.md"
+    out.write_text(render(), encoding="utf-8")

@@ -1,0 +1,53 @@
+"""`opd recipes list` and `opd recipes show NAME`: the recipes that ship with the package."""
+
+import re
+import sysconfig
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opd.errors import ConfigError
+
+app = typer.Typer(no_args_is_help=True, help="The recipes that ship: list them, show one to start from.")
+
+
+def recipe_files() -> dict[str, Path]:
+    """The recipes by name, of the checkout that the code runs from, else of the installed wheel."""
+    checkout = Path(__file__).resolve().parents[1] / "examples" / "recipes"
+    installed = Path(sysconfig.get_path("data")) / "share" / "opd" / "recipes"
+    folder = checkout if checkout.is_dir() else installed
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def title(text: str) -> str:
+    """The first sentence of a recipe's comment."""
+    lines = [line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#")]
+    return re.split(r"(?<=\.)\s", " ".join(lines), maxsplit=1)[0].rstrip(".")
+
+
+@app.command("list")
+def list_recipes() -> None:
+    """List the recipes, each with the first sentence of its comment."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "what it is"):
+        table.add_column(column)
+    for name, path in recipe_files().items():
+        table.add_row(name, title(path.read_text(encoding="utf-8")))
+    Console().print(table)
+
+
+@app.command()
+def show(name: Annotated[str, typer.Argument(help="Name of a recipe; `opd recipes list` has them.")]) -> None:
+    """Print a recipe: `opd recipes show demo > recipe.yaml` starts one of your own.
+
+    Raises:
+        ConfigError: for an unknown name.
+    """
+    files = recipe_files()
+    if name not in files:
+        raise ConfigError(f"there is no recipe {name!r}; there are {', '.join(files) or 'none in this installation'}.")
+    typer.echo(files[name].read_text(encoding="utf-8"), nl=False)
