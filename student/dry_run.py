@@ -35,7 +35,7 @@ def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
         RunFolder.reopen(recipe)
     else:
         RunFolder.check_new(recipe.run)
-    check_port(recipe.metrics_port)
+    check_port(recipe.metrics_port, recipe.metrics_host)
     plugins = build_plugins(recipe)
     lines = [yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), f"needs: {plugins.needs.describe()}"]
     lines += [f"note: {remark}" for remark in plugins.remarks]

@@ -80,7 +80,7 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
 
 def _sinks(folder: RunFolder, recipe: Recipe, main: bool) -> Telemetry:
     if main:
-        return Telemetry(folder, recipe.train.steps, recipe.metrics_port)
+        return Telemetry(folder, recipe.train.steps, recipe.metrics_port, host=recipe.metrics_host)
     return Telemetry(None, recipe.train.steps, 0, Console(quiet=True))
 
 
@@ -88,7 +88,7 @@ def _open(recipe: Recipe, resume: bool) -> tuple[RunFolder | None, Path | None]:
     if not resume:
         # Refused before any model loads; made only once everything else has been checked.
         RunFolder.check_new(recipe.run)
-        check_port(recipe.metrics_port)
+        check_port(recipe.metrics_port, recipe.metrics_host)
         return None, None
     folder = RunFolder.reopen(recipe)
     return folder, latest_checkpoint(folder.checkpoints)

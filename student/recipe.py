@@ -206,6 +206,9 @@ class Recipe(Settings):
     eval: EvalSettings = Field(default_factory=EvalSettings, description="Evaluation on held-out prompts.")
     samples: SampleSettings = Field(default_factory=SampleSettings, description="The answers in samples.jsonl.")
     metrics_port: int = Field(0, ge=0, le=65535, description="Port of the student's Prometheus metrics; 0: off.")
+    metrics_host: str = Field(
+        "127.0.0.1", description="Address of those metrics, which are in the clear and ask for no token."
+    )
     tracing: bool = Field(False, description="Export OpenTelemetry spans of every step (extra otel, OTEL_* variables).")
 
     @model_validator(mode="after")

@@ -37,7 +37,7 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the service [0: a free one].")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="Port of /metrics [0: a free one]; -1 is off.")] = None,
-    metrics_host: Annotated[str | None, typer.Option(help="Address of /metrics [that of the service].")] = None,
+    metrics_host: Annotated[str | None, typer.Option(help="Address of /metrics [127.0.0.1].")] = None,
     port_file: Annotated[
         Path | None, typer.Option(help="File to write 'host:port metrics_port pid' into when teachers are ready.")
     ] = None,

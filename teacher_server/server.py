@@ -190,7 +190,7 @@ class TeacherServer:
         log("info", "listening", host=settings.host, port=self.port, metrics_port=self.metrics_port)
 
     def _start_metrics(self) -> None:
-        host, port = (self.settings.metrics_host or self.settings.host).strip("[]"), self.settings.metrics_port
+        host, port = self.settings.metrics_host.strip("[]"), self.settings.metrics_port
         try:
             self._metrics_server, _ = serve_metrics(
                 self.shared.metrics.registry, port, host, healthy=lambda: self.health.serving

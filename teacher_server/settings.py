@@ -125,6 +125,9 @@ class EngineSettings(Settings):
     """Restarts of one teacher before the process exits after all."""
     stall_seconds: float = Field(default=600.0, gt=0)
     """A batch that runs longer than this means that the engine hangs."""
+    load_seconds: float = Field(default=1800.0, gt=0)
+    """How long reading a model may take, and waiting for another one to be read. One that takes longer is given up, and
+    since nothing can interrupt it, no other is read until it ends."""
     self_test: bool = True
     """Score a short sequence twice before a teacher is called ready."""
 
@@ -151,8 +154,8 @@ class ServerSettings(Settings):
     """Port of the service; 0 picks a free one."""
     metrics_port: int = Field(default=0, ge=-1, le=65_535)
     """Port of /metrics; 0 picks a free one, -1 turns it off."""
-    metrics_host: str = ""
-    """Address of /metrics, which is never encrypted; empty is the address of the service."""
+    metrics_host: str = "127.0.0.1"
+    """Address of /metrics, which is never encrypted and asks for no token."""
     grace_seconds: float = Field(default=120.0, ge=0)
     """How long calls in flight may take after SIGTERM."""
     settle_seconds: float = Field(default=0.5, ge=0)

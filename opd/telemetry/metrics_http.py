@@ -12,7 +12,7 @@ PATIENCE_SECONDS = 10.0
 
 
 def serve_metrics(
-    registry: CollectorRegistry, port: int, host: str = "0.0.0.0", *, healthy: Callable[[], bool] = lambda: True
+    registry: CollectorRegistry, port: int, host: str = "127.0.0.1", *, healthy: Callable[[], bool] = lambda: True
 ) -> tuple[Any, Thread]:
     """Serve the registry over HTTP on a daemon thread.
 

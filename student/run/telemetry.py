@@ -48,25 +48,25 @@ _WIDE = 110
 """Columns of a terminal that has room for a bar and the time elapsed beside the figures."""
 
 
-def check_port(port: int) -> None:
+def check_port(port: int, host: str = "127.0.0.1") -> None:
     """See that the metrics port is free, before a model is loaded; 0 means that none is wanted.
 
     Raises:
         PortInUseError: when it cannot be opened.
     """
     if port:
-        server, thread = _open_port(CollectorRegistry(), port)
+        server, thread = _open_port(CollectorRegistry(), port, host)
         server.shutdown()
         server.server_close()
         thread.join(timeout=5)
 
 
-def _open_port(registry: CollectorRegistry, port: int) -> tuple[Any, Any]:
+def _open_port(registry: CollectorRegistry, port: int, host: str) -> tuple[Any, Any]:
     try:
-        return serve_metrics(registry, port)
+        return serve_metrics(registry, port, host)
     except OSError as error:
         raise PortInUseError(
-            f"metrics port {port} cannot be opened ({error.strerror}); set metrics_port to a free one or 0."
+            f"metrics port {port} cannot be opened on {host} ({error.strerror}); set metrics_port to a free one or 0."
         ) from error
 
 
@@ -114,9 +114,18 @@ class Telemetry:
         total_steps: for the progress bar.
         port: of the Prometheus endpoint, 0 for none.
         console: where lines and the bar go.
+        host: address of the Prometheus endpoint.
     """
 
-    def __init__(self, folder: RunFolder | None, total_steps: int, port: int, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        folder: RunFolder | None,
+        total_steps: int,
+        port: int,
+        console: Console | None = None,
+        *,
+        host: str = "127.0.0.1",
+    ) -> None:
         self._folder = folder
         self._total = total_steps
         self.console = console or Console(stderr=True)
@@ -124,7 +133,7 @@ class Telemetry:
         self._series = Series(self.registry)
         self._server: Any = None
         if port:
-            self._server = _open_port(self.registry, port)
+            self._server = _open_port(self.registry, port, host)
         self._still = 0
         self._progress: Progress | None = None
         self._task: TaskID | None = None

@@ -25,9 +25,11 @@ from teacher_server.batching.worker import DeviceTurn, EngineWorker
 from teacher_server.engines.base import Engine, Exchange
 from teacher_server.faults import FaultPoints
 from teacher_server.observe.logs import describe_error, log
+from teacher_server.residency.loader import Loader
 from teacher_server.residency.memory_budget import MemoryBudget, finish
+from teacher_server.residency.model_folder import check_plausible, local_folder, weight_bytes
 from teacher_server.residency.teacher import Teacher, self_test
-from teacher_server.residency.weights import LostWeightsError, prepare, put_back, swap, weight_bytes
+from teacher_server.residency.weights import LostWeightsError, prepare, put_back, swap
 from teacher_server.settings import EngineSettings, LimitSettings
 
 EngineFactory = Callable[[str], Engine]
@@ -70,8 +72,7 @@ class Teachers:
         self._on_batch = on_batch
         self._teachers: dict[str, Teacher] = {}
         self._memory = MemoryBudget(engine.memory_budget_bytes, lambda: self, self._set_state)
-        # Libraries that load models set process-wide defaults while they do: one at a time.
-        self._loading = asyncio.Lock()
+        self._loader = Loader(engine.load_seconds, closing=lambda: self.closing)
         self._turn = DeviceTurn()
         self._restarts: set[asyncio.Task[None]] = set()
         self.closing = False
@@ -82,7 +83,7 @@ class Teachers:
     @property
     def loading(self) -> bool:
         """Whether a model is being read on a thread, which nothing can interrupt."""
-        return self._loading.locked()
+        return self._loader.busy
 
     def __len__(self) -> int:
         return len(self._teachers)
@@ -106,7 +107,8 @@ class Teachers:
             InvalidRequestError: when the name is taken.
             ConfigError: when the model cannot be loaded, or is larger than the memory budget.
             OverloadedError: when busy teachers hold the memory.
-            UnavailableError: when it fails its self-test.
+            DeadlineError: when it takes longer than `load_seconds`.
+            UnavailableError: when it fails its self-test, or another model is being read for too long.
         """
         if name in self._teachers:
             raise InvalidRequestError(f"teacher {name!r} is served already; unload it first or take another name.")
@@ -196,13 +198,13 @@ class Teachers:
             NonFiniteError, IncompatibleTeacherError: when its numbers fail the self-test; the old weights are back.
             UnavailableError: when the old weights cannot be brought back; the teacher is then failed.
         """
-        async with self.use(name) as teacher, self._loading:
+        async with self.use(name) as teacher, self._loader.turn() as turn:
             if expected not in ("", teacher.info.weights_hash):
                 raise IncompatibleTeacherError(
                     f"teacher {teacher.name!r} has weights {teacher.info.weights_hash}, not the expected ones."
                 )
             engine = teacher.running().engine
-            exchange = await finish(asyncio.to_thread(prepare, engine, folder), wanted=lambda: not self.closing)
+            exchange = await turn.read(f"the folder {folder}", lambda: prepare(engine, folder))
             await finish(self._swap(teacher, exchange, folder))
             return teacher.info.weights_hash
 
@@ -249,10 +251,14 @@ class Teachers:
 
     async def _start(self, teacher: Teacher) -> None:
         loop = asyncio.get_running_loop()
-        async with self._loading:
-            needed = await asyncio.to_thread(weight_bytes, teacher.model)
+        async with self._loader.turn() as turn:
+            needed = await asyncio.to_thread(_examine, teacher.model)
             await self._memory.reserve(teacher, needed)
-            engine = await self._load_engine(teacher)
+            try:
+                engine = await turn.read(f"model {teacher.model}", lambda: self._build(teacher), lambda e: e.close())
+            except BaseException:
+                teacher.held_bytes = 0
+                raise
         teacher.worker = EngineWorker(
             teacher.name,
             engine,
@@ -272,16 +278,6 @@ class Teachers:
             await asyncio.to_thread(worker.close)
             raise
         log("info", "teacher ready", teacher=teacher.name, weights_hash=engine.info.weights_hash)
-
-    async def _load_engine(self, teacher: Teacher) -> Engine:
-        building = asyncio.ensure_future(asyncio.to_thread(self._build, teacher))
-        try:
-            return await finish(building, wanted=lambda: not self.closing)
-        except BaseException:
-            teacher.held_bytes = 0
-            if building.done() and not building.cancelled() and building.exception() is None:
-                building.result().close()  # nobody wants it any more
-            raise
 
     def _build(self, teacher: Teacher) -> Engine:
         try:
@@ -351,6 +347,19 @@ class Teachers:
     async def _set_state(self, teacher: Teacher, state: int) -> None:
         teacher.state = state
         await self._on_state(teacher)
+
+
+def _examine(model: str) -> int:
+    """Bytes of a model's weights before it is loaded, 0 while unknown.
+
+    Raises:
+        ConfigError: when the model cannot be what its config says.
+    """
+    folder = local_folder(model)
+    if folder is None:
+        return 0
+    check_plausible(folder)
+    return weight_bytes(folder)
 
 
 def _call_if_open(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:

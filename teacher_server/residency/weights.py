@@ -1,4 +1,4 @@
-"""Weights of a teacher: how many bytes they take, and how new ones take the place of old ones safely."""
+"""How new weights of a teacher take the place of old ones safely."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,26 +6,11 @@ from pathlib import Path
 from opd.errors import ConfigError, IncompatibleTeacherError, NonFiniteError, OpdError
 from teacher_server.engines.base import Engine, Exchange
 from teacher_server.observe.logs import describe_error
+from teacher_server.residency.model_folder import check_plausible
 
 
 class LostWeightsError(Exception):
     """The weights in use cannot be brought back, after new ones were refused or the engine died: it must not answer."""
-
-
-def weight_bytes(model: str) -> int:
-    """Bytes of a model's safetensors files: of its folder, or of a hub id's snapshot in the cache.
-
-    0 when there is neither; nothing is fetched. What the engine then allocates may differ with its dtype.
-    """
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
-        from huggingface_hub import snapshot_download
-
-        try:
-            folder = Path(snapshot_download(model, local_files_only=True))
-        except Exception:  # not a hub id, or not in the cache: many classes say so
-            return 0
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def prepare(engine: Engine, folder: Path) -> Exchange:
@@ -35,6 +20,7 @@ def prepare(engine: Engine, folder: Path) -> Exchange:
         OpdError: naming the folder and the cause.
     """
     try:
+        check_plausible(folder)
         return engine.prepare_weights(folder)
     except OpdError:
         raise

@@ -16,6 +16,7 @@ import grpc
 import yaml
 
 from opd.errors import AuthError, ConfigError, ScopeError
+from opd.wire.bounds import MAX_NAME_CHARS
 from opd.wire.channel import is_loopback
 from teacher_server.observe.logs import log
 from teacher_server.settings import SecuritySettings
@@ -23,6 +24,7 @@ from teacher_server.settings import SecuritySettings
 SCOPES = ("score", "admin")
 RELOAD_SECONDS = 1.0
 MAX_TOKEN_CHARS = 4096
+MAX_TOKEN_FILE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,19 +139,25 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 def _read_tokens(path: Path) -> list[tuple[bytes, Principal]]:
     try:
+        if path.stat().st_size > MAX_TOKEN_FILE_BYTES:
+            raise ConfigError(f"token file {path} has more than {MAX_TOKEN_FILE_BYTES} bytes; give another.")
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        # The text of a YAML error quotes the file, and with it a secret.
+        if not isinstance(data, list) or not data:
+            raise ConfigError(f"token file {path} must be a YAML list of name, token or sha256, and scopes.")
+        return [_read_entry(path, index, entry) for index, entry in enumerate(data)]
+    except ConfigError:
+        raise
+    except Exception as error:
+        # YAML raises a dozen classes for damaged files (dates that do not exist, nesting, lone surrogates). Its texts
+        # quote the file, and with it a secret.
         raise ConfigError(f"token file {path} cannot be read: {type(error).__name__}.") from None
-    if not isinstance(data, list) or not data:
-        raise ConfigError(f"token file {path} must be a YAML list of name, token or sha256, and scopes.")
-    return [_read_entry(path, index, entry) for index, entry in enumerate(data)]
 
 
 def _read_entry(path: Path, index: int, entry: Any) -> tuple[bytes, Principal]:
     where = f"token file {path}, entry {index}"
-    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        raise ConfigError(f"{where} must be a mapping with a name.")
+    name = entry.get("name") if isinstance(entry, dict) else None
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS or not name.isprintable():
+        raise ConfigError(f"{where} must be a mapping with a name of 1 to {MAX_NAME_CHARS} printable characters.")
     unknown = set(entry) - {"name", "token", "sha256", "scopes"}
     if unknown:
         raise ConfigError(f"{where} has unknown keys {sorted(map(str, unknown))}.")
@@ -164,12 +172,12 @@ def _read_entry(path: Path, index: int, entry: Any) -> tuple[bytes, Principal]:
         digest = hashlib.sha256(entry["token"].encode()).digest()
     else:
         try:
-            digest = bytes.fromhex(str(entry["sha256"]))
+            digest = bytes.fromhex(entry["sha256"] if isinstance(entry["sha256"], str) else "")
         except ValueError:
             digest = b""
         if len(digest) != 32:
-            raise ConfigError(f"{where}: sha256 must be 64 hex digits.")
-    return digest, Principal(entry["name"], frozenset(scopes))
+            raise ConfigError(f"{where}: sha256 must be a string of 64 hex digits.")
+    return digest, Principal(name, frozenset(scopes))
 
 
 class Certificates:

@@ -169,6 +169,23 @@ def test_metrics_are_served_and_count(launch: Callable[..., Any], items: Any) ->
     assert 'opd_teacher_state{state="ready",teacher="t"} 1.0' in text
 
 
+def listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), 10).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_metrics_stay_on_loopback_until_an_address_is_given(launch: Callable[..., Any]) -> None:
+    process = launch("--host", "0.0.0.0", "--allow-insecure")
+    assert listens("127.0.0.1", process.metrics_port)
+    assert not listens("127.0.0.2", process.metrics_port)  # a listener on all addresses would answer here
+    assert listens("127.0.0.2", int(process.address.rpartition(":")[2]))
+    process = launch("--metrics-host", "0.0.0.0")
+    assert listens("127.0.0.2", process.metrics_port)
+
+
 def test_a_kill_fault_dies_like_sigkill(launch: Callable[..., Any], items: Any) -> None:
     process = launch("--fault", "kill=1")
 

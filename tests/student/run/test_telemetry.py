@@ -2,10 +2,12 @@
 
 import io
 import re
+import socket
 
 import pytest
 from rich.console import Console
 
+from student.recipe import Recipe
 from student.run.telemetry import Telemetry
 
 METRICS = {
@@ -46,3 +48,25 @@ def test_a_run_that_learns_nothing_is_told_so_and_why() -> None:
         telemetry.step(step, {**METRICS, "grad_norm": 0.0 if step > 1 else 1.0}, {})
     lines = [line for line in out.getvalue().splitlines() if "gradient has been exactly 0" in line]
     assert len(lines) == 1 and "for 5 steps" in lines[0] and "rewards within each group are all equal" in lines[0]
+
+
+def test_metrics_stay_on_loopback_until_an_address_is_given() -> None:
+    def answers(host: str, port: int) -> bool:
+        try:
+            socket.create_connection((host, port), 10).close()
+        except ConnectionRefusedError:
+            return False
+        return True
+
+    def free_port() -> int:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            return int(taken.getsockname()[1])
+
+    for host, elsewhere in (("127.0.0.1", False), ("0.0.0.0", True)):
+        port = free_port()
+        telemetry = Telemetry(None, 1, port, Console(file=io.StringIO()), host=host)
+        assert answers("127.0.0.1", port)
+        assert answers("127.0.0.2", port) is elsewhere  # a listener on all addresses answers there too
+        telemetry.close()
+    assert Recipe.model_fields["metrics_host"].default == "127.0.0.1"

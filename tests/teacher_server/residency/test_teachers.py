@@ -208,7 +208,7 @@ async def test_a_load_that_nobody_waits_for_any_more_leaves_nothing(
 ) -> None:
     slow_engine = slow_to_load(numpy_engine)
     client = await start(make=slow_engine)
-    load = asyncio.create_task(client.server.shared.teachers.load("slow", "slow"))
+    load = asyncio.create_task(client.server.shared.teachers.load("late", "very-slow"))
     await cancel_midway(load, slow_engine.loading, slow_engine.go_on)
     assert slow_engine.made[0].closed and [t.name for t in client.server.shared.teachers] == ["t"]
 

@@ -1,4 +1,4 @@
-"""How many bytes a model takes, and new weights that take the place of old ones or do not."""
+"""New weights that take the place of old ones or do not."""
 
 from pathlib import Path
 from typing import Any
@@ -6,36 +6,7 @@ from typing import Any
 import pytest
 
 from opd.errors import ConfigError, IncompatibleTeacherError
-from teacher_server.residency.weights import LostWeightsError, prepare, swap, weight_bytes
-
-
-def write(folder: Path, size: int) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "model-1.safetensors").write_bytes(bytes(size))
-    (folder / "model-2.safetensors").write_bytes(bytes(5))
-    (folder / "config.json").write_bytes(bytes(50))
-    return folder
-
-
-def test_a_folder_counts_its_safetensors(tmp_path: Path) -> None:
-    assert weight_bytes(str(write(tmp_path / "m", 100))) == 105
-
-
-def test_a_hub_id_counts_its_cached_snapshot_and_nothing_is_fetched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    repo, commit = tmp_path / "models--org--model", "a" * 40
-    blob = write(tmp_path / "blobs", 1000) / "model-1.safetensors"
-    snapshot = repo / "snapshots" / commit
-    snapshot.mkdir(parents=True)
-    (snapshot / "model.safetensors").symlink_to(blob)  # as the hub's cache does
-    (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text(commit)
-    assert weight_bytes("org/model") == 1000
-    assert weight_bytes("org/other") == weight_bytes("no id: \\0 at all") == 0
+from teacher_server.residency.weights import LostWeightsError, prepare, swap
 
 
 def test_new_weights_that_pass_stay_and_refused_ones_go(numpy_engine: Any, tmp_path: Path) -> None:

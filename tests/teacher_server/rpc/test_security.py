@@ -283,6 +283,37 @@ def test_tokens_reload_when_the_file_changes_and_stay_when_it_breaks(
     assert tokens.authenticate([new], "score").name == "b"
 
 
+DAMAGED = {
+    "a date that does not exist": "- {name: a, token: 2024-13-45}",
+    "a lone surrogate": '- {name: a, token: "\\ud800-long-enough-secret"}',
+    "a surrogate as a name": '- {name: "\\ud800", token: long-enough-secret}',
+    "nesting without end": "[" * 800,
+    "a number of 5,000 digits": "- {name: a, sha256: " + "9" * 5000 + "}",
+    "a hash that is a list": "- {name: a, sha256: [[long-enough-secret]]}",
+    "a name that is a list": "- {name: [a], token: long-enough-secret}",
+    "bytes that are not text": b"\xff\xfe- {name: a, token: long-enough-secret}",
+    "a zero byte": "- {name: a, token: long-enough\0secret}",
+    "an unknown tag": "- !!python/object:os.system {name: a, token: long-enough-secret}",
+    "two documents": "- {name: a, token: long-enough-secret}\n---\n- 5",
+    "an alias of itself": "- &a [*a]",
+    "another file altogether": "x" * (2 << 20),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_token_file_leaves_the_tokens_as_they_were(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("teacher_server.rpc.security.RELOAD_SECONDS", 0.0)
+    path = write_tokens(tmp_path / "t.yaml", "- {name: a, token: first-secret-123}\n")
+    tokens, text = Tokens(path), DAMAGED[kind]
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError) as caught:
+        Tokens(path)
+    assert "long-enough" not in str(caught.value)
+    assert tokens.authenticate([("authorization", "Bearer first-secret-123")], "score").name == "a"
+
+
 @pytest.mark.parametrize(
     "text",
     [

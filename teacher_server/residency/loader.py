@@ -1,0 +1,116 @@
+"""Reading models: one at a time, on a thread, within a time limit.
+
+Libraries that read models set process-wide defaults while they do, so two must not at once. A thread cannot be
+interrupted: one that takes too long is given up, and holds the turn until it ends after all.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+from opd.errors import DeadlineError, UnavailableError
+from teacher_server.observe.logs import log
+
+R = TypeVar("R")
+
+
+class Loader:
+    """Gives turns at reading models.
+
+    Args:
+        seconds: that one turn, and the wait for it, may take.
+
+        closing: whether the process is about to end, so that nothing is waited for any more.
+    """
+
+    def __init__(self, seconds: float, closing: Callable[[], bool] = lambda: False) -> None:
+        self._seconds = seconds
+        self._closing = closing
+        self._lock = asyncio.Lock()
+        self._given_up = ""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a model is being read."""
+        return self._lock.locked()
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator["Turn"]:
+        """Hold the turn.
+
+        Raises:
+            UnavailableError: when a thread that was given up holds it, or another model takes too long.
+        """
+        if self._given_up:
+            raise UnavailableError(
+                f"{self._given_up} is still being read after {self._seconds:g} s, and nothing can interrupt that; "
+                "start the server again to load another."
+            )
+        try:
+            await asyncio.wait_for(self._lock.acquire(), self._seconds)
+        except TimeoutError:
+            raise UnavailableError(f"another model has been read for {self._seconds:g} s; retry later.") from None
+        turn = Turn(self)
+        try:
+            yield turn
+        finally:
+            if turn.running is None:
+                self._lock.release()
+
+
+class Turn:
+    """One turn of a `Loader`."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self.running: asyncio.Future[Any] | None = None
+
+    async def read(self, what: str, work: Callable[[], R], discard: Callable[[R], object] = lambda result: None) -> R:
+        """The result of `work()` on a thread. A caller that is cancelled waits for its end, unless the process ends.
+
+        Args:
+            what: for messages, for example "model models/math".
+            work: reads a model.
+            discard: called with a result that came too late, or for a caller that was cancelled.
+
+        Raises:
+            DeadlineError: when it takes longer than the loader's limit.
+        """
+        loader = self._loader
+        task = asyncio.ensure_future(asyncio.to_thread(work))
+        try:
+            done, _ = await asyncio.wait((task,), timeout=loader._seconds)
+        except asyncio.CancelledError:
+            try:
+                if not loader._closing():
+                    await asyncio.wait((task,), timeout=loader._seconds)
+            finally:
+                self._leave(what, task, discard)
+            raise
+        if not done:
+            self._leave(what, task, discard)
+            raise DeadlineError(
+                f"{what} was not read within {loader._seconds:g} s; look at the model, or raise engine.load_seconds."
+            )
+        return task.result()
+
+    def _leave(self, what: str, task: "asyncio.Future[R]", discard: Callable[[R], object]) -> None:
+        """Drop the task's result whenever it comes, and keep the turn until then."""
+        if task.done():
+            _discard(task, discard)
+            return
+        log("error", "given up reading", what=what, seconds=self._loader._seconds)
+        self._loader._given_up, self.running = what, task
+
+        def end(done: "asyncio.Future[R]") -> None:
+            self._loader._given_up = ""
+            self._loader._lock.release()
+            _discard(done, discard)
+
+        task.add_done_callback(end)
+
+
+def _discard(task: "asyncio.Future[R]", discard: Callable[[R], object]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        discard(task.result())

@@ -1,0 +1,126 @@
+"""What a model's folder says before anything of it is built: where it is, how large, and whether it can be true.
+
+Building a model with a billion layers takes a thread that nothing can interrupt, so a config is compared with the
+tensors beside it first: only their headers are read.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from opd.errors import ConfigError
+from teacher_server.observe.logs import describe_error
+
+MAX_CONFIG_BYTES = 16 * 1024 * 1024
+MAX_HEADER_BYTES = 100_000_000
+"""Of one safetensors file; the format's own limit."""
+
+LEAST_BYTES_PER_NUMBER = 0.25
+"""The densest quantisation in use has 2 bits per weight."""
+
+_LAYERS = re.compile(r"n_layers?|num_layers|num_(\w+_)?layers|\w+_num_layers")
+_TENSORS = (
+    ("vocab_size", ("hidden_size", "n_embd", "d_model")),
+    ("n_positions", ("n_embd",)),
+    ("intermediate_size", ("hidden_size",)),
+    ("num_attention_heads", ("head_dim",), ("hidden_size",)),
+    ("num_experts", ("hidden_size",), ("moe_intermediate_size", "intermediate_size")),
+    ("num_local_experts", ("hidden_size",), ("moe_intermediate_size", "intermediate_size")),
+    ("n_routed_experts", ("hidden_size",), ("moe_intermediate_size", "intermediate_size")),
+)
+"""Sizes whose product is the size of a tensor that the model has, by their keys; of several keys the first there is."""
+
+
+def local_folder(model: str) -> Path | None:
+    """The folder of a model: itself, or the cached snapshot of a hub id; None when there is neither. Fetches nothing.
+
+    Raises:
+        ConfigError: when it is a path that cannot exist on this machine.
+    """
+    try:
+        folder = Path(model).expanduser()
+        if folder.is_dir():
+            return folder
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
+        raise ConfigError(f"model {model[:200]!r} cannot be read: {reason}; give a folder or a hub id.") from error
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, local_files_only=True))
+    except Exception:  # not a hub id, or not in the cache: many classes say so
+        return None
+
+
+def weight_bytes(folder: Path) -> int:
+    """Bytes of a folder's safetensors files. What an engine allocates may differ with its dtype."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def check_plausible(folder: Path) -> None:
+    """Refuse a config that the tensors beside it cannot belong to. A folder without either is left to the engine.
+
+    Raises:
+        ConfigError: naming the key and the value.
+    """
+    config, tensors = _config(folder / "config.json"), _tensor_count(folder)
+    if config is None or not tensors:
+        return
+    size = weight_bytes(folder)
+    for part in _parts(config):
+        for key, value in part.items():
+            if _LAYERS.fullmatch(key) and isinstance(value, int) and value > tensors:
+                raise ConfigError(
+                    f"model {folder} cannot be true: its config has {key} {value}, but its files hold {tensors} "
+                    "tensors; save the model again."
+                )
+        for first, *others in _TENSORS:
+            keys = [first, *(next((key for key in names if key in part), names[0]) for names in others)]
+            sizes = [part.get(key) for key in keys]
+            numbers = 1
+            for value in sizes:
+                numbers *= value if isinstance(value, int) else 0
+            if numbers * LEAST_BYTES_PER_NUMBER > size:
+                names = " x ".join(f"{key} {value}" for key, value in zip(keys, sizes, strict=True))
+                raise ConfigError(
+                    f"model {folder} cannot be true: its config has {names}, but its files have {size} bytes; save "
+                    "the model again."
+                )
+
+
+def _config(file: Path) -> dict[str, Any] | None:
+    try:
+        if file.stat().st_size > MAX_CONFIG_BYTES:
+            raise ConfigError(f"{file} has more than {MAX_CONFIG_BYTES} bytes, too many for a config.")
+        found = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} cannot be read: {describe_error(error)}; save the model again.") from error
+    return found if isinstance(found, dict) else None
+
+
+def _parts(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The config and the configs within it, of a text model for example."""
+    yield config
+    for value in config.values():
+        if isinstance(value, dict):
+            yield from _parts(value)
+
+
+def _tensor_count(folder: Path) -> int:
+    """Tensors in a folder's safetensors files; 0 when one cannot be read, which the engine will say."""
+    count = 0
+    for file in folder.glob("*.safetensors"):
+        try:
+            with file.open("rb") as stream:
+                length = int.from_bytes(stream.read(8), "little")
+                if not 2 <= length <= min(MAX_HEADER_BYTES, file.stat().st_size):
+                    return 0
+                header = json.loads(stream.read(length))
+        except (OSError, ValueError, RecursionError):
+            return 0
+        count += len(header.keys() - {"__metadata__"}) if isinstance(header, dict) else 0
+    return count
