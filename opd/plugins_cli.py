@@ -10,7 +10,7 @@ from opd.errors import ConfigError, OpdError
 from opd.registry import Entry, Registry
 
 app = typer.Typer(
-    no_args_is_help=True, help="Objectives, methods, tasks, verifiers and engines that can be chosen by name."
+    no_args_is_help=True, help="Objectives, rewards, methods, tasks, verifiers and engines that can be chosen by name."
 )
 
 
@@ -22,7 +22,8 @@ def registries() -> list[Registry]:
 @app.command("list")
 def list_plugins(
     kind: Annotated[
-        str | None, typer.Argument(help="advantage, engine, method, objective, task or verifier; all if left out.")
+        str | None,
+        typer.Argument(help="For example objective, reward, method or verifier; all if left out."),
     ] = None,
 ) -> None:
     """List what can be chosen by name, with where it comes from."""

@@ -123,6 +123,9 @@ class Services(Protocol):
             temperature: divides the logits; None for that of the rollouts.
         """
 
+    def extract(self, rows: Sequence[Row]) -> list[str | None]:
+        """The final answer of each row, in a form that equal answers share; None where there is none."""
+
     def refresh(self, model: str, decay: float) -> None:
         """Move the kept copy "initial" or "ema" towards the student: e <- decay e + (1 - decay) w; 0 copies."""
 

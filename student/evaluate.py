@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 import torch
 
 from opd.tasks.prompt import Prompt
-from opd.tasks.source import PromptSource
 from opd.tasks.verdict import VerdictStatus
 from student.controllers import EvalReport
 from student.data.batch import collate, split
@@ -32,13 +31,6 @@ def sample_answers(
     """Sample `samples` answers per prompt from the current weights, in the random streams named by `names`."""
     plan = plan_step(0, prompts, samples=samples, max_new_tokens=max_new_tokens, temperature=temperature)
     return sampler.sample(plan.rows, purpose=("eval", *names), on_row=on_row)
-
-
-def verify(rows: Sequence[Row], source: PromptSource) -> None:
-    """Give each row its verdict."""
-    for row in rows:
-        if row.verdict is None:  # an episode's verdict is its environment's
-            row.verdict = source.verify(row.prompt, row.text)
 
 
 def report(rows: Sequence[Row], samples: int, reverse_kl: float | None, estimator: str = "") -> EvalReport:

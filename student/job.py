@@ -1,6 +1,6 @@
 """A job: everything a run needs, built and checked from a recipe before the first step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -22,14 +22,16 @@ from opd.wire.v1 import teacher_pb2 as pb
 from student.controllers import Controller
 from student.data.cursor import PromptCursor
 from student.data.prompts import fit_prompts
+from student.data.row import Row
 from student.learning.learner import Learner
-from student.learning.model import load_student, load_tokenizer
+from student.learning.model import Student, load_student, load_tokenizer
 from student.learning.objective import Objective
 from student.learning.ranks import Ranks, make_accelerator
 from student.methods.distil.opd import OnPolicyDistillation, OpdSettings
 from student.methods.windows.probe import Prober
 from student.plugins import build_plugins
 from student.recipe import EmaSettings, Recipe, TeacherSettings
+from student.rl.rewards.chain import RewardChain
 from student.rollout.engine import EngineSetup, Sampler
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.spec import RolloutSpec
@@ -42,6 +44,7 @@ from student.scoring.prompt_check import check_contexts, check_prompts
 from student.scoring.score import Scorer
 from student.scoring.stop_probe import StopProbe
 from student.scoring.stops import StopMap, map_of
+from student.scoring.verify import Verification
 from student.services import LoopServices
 
 _MEASURED_IDS = 64
@@ -64,6 +67,7 @@ class Job:
     scorer: Scorer
     local: LocalModels
     controllers: list[Controller]
+    rewards: RewardChain
     services: LoopServices
     stop_probe: StopProbe | None
 
@@ -131,31 +135,30 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         revision=revision,
     )
 
-    local = LocalModels(
-        student,
-        Ranks(accelerator),
-        recipe.train,
-        recipe.teachers.ema if recipe.teachers is not None else EmaSettings(),
-        accelerator.device,
-        valid_vocab=len(tokenizer),
-        temperature=recipe.rollout.temperature,
-    )
+    local = _local_models(recipe, student, accelerator, len(tokenizer))
+    verification = Verification(source, recipe.rollout.verify_workers)
+    stack.callback(verification.close)
+    stack.callback(plugins.rewards.close)
     stop_ids = stop_set(tokenizer, generation_stops(path, revision), recipe.rollout.stop_tokens).ids
     stop_map = map_of(recipe, stop_ids, models.infos, plugins.needs)
     contexts = Contexts(recipe.contexts, tokenizer, recipe.rollout.max_prompt_tokens)
     check_contexts(recipe, contexts, source, tokenizer)
+
+    def reward(rows: Sequence[Row]) -> None:
+        plugins.rewards.apply(rows, services)
 
     def scorer_of(needs: Needs, stops: StopMap = stop_map) -> Scorer:
         return Scorer(
             fleet,
             recipe.teachers,
             needs,
-            source,
+            verification,
             accelerator.device,
             known=models.infos,
             local=local,
             contexts=contexts,
             stops=stops,
+            reward=reward,
         )
 
     objective = Objective(plugins.terms, recipe.rollout.max_new_tokens)
@@ -194,7 +197,19 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     prober = Prober(learner, sampler, scorer_of(plugins.needs), poll)
     stack.callback(prober.close)
     services = LoopServices(
-        recipe, learner, tokenizer, source, scorer, sampler, kl_scorer, kl_term, poll, prober, local, cursor
+        recipe,
+        learner,
+        tokenizer,
+        source,
+        scorer,
+        sampler,
+        kl_scorer,
+        kl_term,
+        poll,
+        prober,
+        local,
+        cursor,
+        verification,
     )
     live = fleet is not None and not fleet.recorded and plugins.needs.teacher
     probe = StopProbe(recipe, sampler, source, models.infos, stop_ids, scorer_of) if live and models.infos else None
@@ -212,8 +227,21 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         scorer=scorer,
         local=local,
         controllers=plugins.controllers,
+        rewards=plugins.rewards,
         services=services,
         stop_probe=probe,
+    )
+
+
+def _local_models(recipe: Recipe, student: Student, accelerator: Accelerator, valid_vocab: int) -> LocalModels:
+    return LocalModels(
+        student,
+        Ranks(accelerator),
+        recipe.train,
+        recipe.teachers.ema if recipe.teachers is not None else EmaSettings(),
+        accelerator.device,
+        valid_vocab=valid_vocab,
+        temperature=recipe.rollout.temperature,
     )
 
 

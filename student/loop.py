@@ -196,8 +196,8 @@ class _Run:
             self._keep_samples(entries(map(sample_of, rows[: shown.count]), step=self.state.steps, label="train"))
         job.cursor.commit()
         sampled = sum(row.length for row in rollouts.rows)
-        mine = count_rows(rows, sampled, self._stop_ratios(rows)) | rollouts.counts() | costs.take()
-        counts = self.ranks.total(mine)
+        mine = count_rows(rows, sampled, self._stop_ratios(rows)) | rollouts.counts()
+        counts = self.ranks.total(mine | job.rewards.take() | costs.take())
         self.state.tokens += int(counts["sampled"])
         spent = {name: value for name, value in counts.items() if name.startswith("cost/")}
         metrics = updated.metrics() | moved | row_metrics(counts) | outcome_metrics(outcomes)
@@ -267,6 +267,7 @@ class _Run:
             report = StepReport(step, metrics, left.outcomes)
             job.learner.objective.observe(report)
             job.strategy.observe(report)
+            job.rewards.observe(report)
             for controller in job.controllers:
                 controller.observe(report)
             left.observed = True

@@ -1,7 +1,7 @@
 """The plug-ins a recipe names, with validated settings; imports no torch, so that a typo is refused at once."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import student.methods
@@ -12,6 +12,8 @@ from opd.registry import Registry
 from student.controllers import CONTROLLERS, Controller
 from student.learning.terms import AGGREGATIONS, OBJECTIVES, Term
 from student.recipe import Recipe
+from student.rl import REWARDS
+from student.rl.rewards.chain import RewardChain
 from student.rollout.engine import ROLLOUT_ENGINES, RolloutEngine
 from student.rollout.strategy import STRATEGIES, Strategy
 from student.scoring.needs import Needs, merge
@@ -25,14 +27,16 @@ class Plugins:
         terms: of the objective.
         controllers: of the loop.
         strategy: of rollouts.
+        rewards: of rows.
         engine: of rollouts.
-        needs: of terms, controllers and strategy together.
+        needs: of terms, controllers, strategy and rewards together.
         remarks: what a person should know of them although they work.
     """
 
     terms: list[Term]
     controllers: list[Controller]
     strategy: Strategy
+    rewards: RewardChain
     engine: RolloutEngine
     needs: Needs
     remarks: list[str]
@@ -47,7 +51,15 @@ def build_plugins(recipe: Recipe) -> Plugins:
     terms = build_terms(recipe.objective)
     controllers = [_build(CONTROLLERS, entry, f"methods.{i}") for i, entry in enumerate(recipe.methods)]
     strategy: Strategy = _build(STRATEGIES, recipe.rollout.strategy, "rollout.strategy")
-    needs = merge([part.needs() for part in (*terms, *controllers, strategy)], temperature=recipe.rollout.temperature)
+    rewards = RewardChain([_build(REWARDS, entry, f"rewards.{i}") for i, entry in enumerate(recipe.rewards)])
+    needs = merge(
+        [part.needs() for part in (*terms, *controllers, strategy, *rewards.parts)],
+        temperature=recipe.rollout.temperature,
+    )
+    if rewards.parts and not any(part.needs().reward for part in (*terms, *controllers)):
+        raise ConfigError("rewards are given, but no term learns from any; add one to the objective, for example grpo.")
+    if needs.reward == "any" and rewards.whole is None:
+        needs = replace(needs, reward="verdict")
     if needs.served and recipe.teachers is None:
         raise ConfigError("the objective needs a teacher; set teachers.endpoints or use an objective of rewards.")
     _check_teachers(recipe, terms, controllers)
@@ -58,11 +70,12 @@ def build_plugins(recipe: Recipe) -> Plugins:
     for controller in controllers:
         controller.check(recipe, terms)
     strategy.check(recipe, terms)
+    rewards.check(recipe, terms)
     engine: RolloutEngine = _build(ROLLOUT_ENGINES, recipe.rollout.engine, "rollout.engine")
     engine.check(recipe)
     remarks = [remark for term in terms for remark in term.remarks(recipe)]
     remarks += [*_other_temperatures(terms, recipe.rollout.temperature)]
-    return Plugins(terms, controllers, strategy, engine, needs, remarks)
+    return Plugins(terms, controllers, strategy, rewards, engine, needs, remarks)
 
 
 def _other_temperatures(terms: Sequence[Term], sampled_at: float) -> Iterator[str]:

@@ -101,6 +101,9 @@ class RolloutSettings(Settings):
     )
     temperature: float = Field(1.0, gt=0, le=10, description="Sampling temperature; the loss uses it too.")
     batch_rows: int = Field(64, ge=1, description="Responses decoded together.")
+    verify_workers: int = Field(
+        4, ge=1, le=256, description="Answers verified at the same time, in processes where the verifier has its own."
+    )
     strategy: dict[str, Any] = Field(
         default_factory=lambda: {"name": "single"},
         description="How the plan of a step becomes rows: the name of a rollout strategy and its settings; see `opd "
@@ -196,6 +199,11 @@ class Recipe(Settings):
         min_length=1,
         examples=["[{name: opd}]"],
         description="Terms of the objective, each with its name and settings; see `opd plugins list`.",
+    )
+    rewards: list[dict[str, Any]] = Field(
+        default_factory=list,
+        description="Rewards beside the verifier's verdict, each with its name and settings: one may stand in for it, "
+        "the others add to it; see `opd plugins list reward`.",
     )
     methods: list[dict[str, Any]] = Field(
         default_factory=list,

@@ -16,7 +16,7 @@ from student.data.outcome import Outcome
 from student.data.plan import StepPlan
 from student.data.row import Row
 from student.data.streams import stream
-from student.evaluate import estimator_of, mean_divergence, report, sample_answers, verify
+from student.evaluate import estimator_of, mean_divergence, report, sample_answers
 from student.learning.learner import Learner
 from student.methods.distil.opd import OnPolicyDistillation
 from student.methods.windows.probe import Probe, Prober, ProbeSpec
@@ -27,6 +27,7 @@ from student.run.samples import sample_of
 from student.scoring.local import LocalModels
 from student.scoring.needs import STUDENT
 from student.scoring.score import Scorer
+from student.scoring.verify import Verification
 
 
 class LoopServices:
@@ -45,6 +46,7 @@ class LoopServices:
         prober: runs gradient probes, with a scorer of its own.
         local: the models in process.
         cursor: the run's place in its training prompts.
+        verification: judges answers.
 
     Attributes:
         tokenizer: see `Services.tokenizer`.
@@ -67,10 +69,12 @@ class LoopServices:
         prober: Prober,
         local: LocalModels,
         cursor: PromptCursor,
+        verification: Verification,
     ) -> None:
         self._cursor = cursor
         self.prober = prober
         self._local = local
+        self._verification = verification
         self._recipe = recipe
         self._learner = learner
         self.tokenizer = tokenizer
@@ -121,6 +125,10 @@ class LoopServices:
         requests = [item.score_item(gather=False, role=model) if isinstance(item, Row) else item for item in items]
         self.costs.add("train", "local_positions", sum(len(request.token_ids) for request in requests))
         return self._local.score(model, items, spec, temperature=temperature, poll=self._poll)
+
+    def extract(self, rows: Sequence[Row]) -> list[str | None]:
+        """See `Services.extract`."""
+        return self._verification.extract(rows)
 
     def refresh(self, model: str, decay: float) -> None:
         """See `Services.refresh`."""
@@ -179,7 +187,7 @@ class LoopServices:
                 if not on_policy:
                     self.costs.sampled(purpose, scored)
             value = mean_divergence(self._learner, scored, self._kl_term, self._kl_term.needs())
-        verify(rows, self._source)
+        self._verification.collect(rows, poll=self._poll)
         found = report(rows, samples, value, "" if self._kl_term is None else estimator_of(self._kl_term))
         return replace(found, samples=self._samples(rows[:keep], 0 if value is None else shown))
 

@@ -15,10 +15,11 @@ from pydantic import Field
 
 from opd.config import Settings
 from opd.errors import ConfigError
+from opd.tasks.pool import WorkerPool
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import Labels
 from opd.tasks.verdict import Verdict
-from opd.tasks.worker import CheckFailed, Worker
+from opd.tasks.worker import CheckFailed
 
 _SIZE = 2**30
 """Problems are numbered below this; the number decides the problem."""
@@ -47,7 +48,7 @@ class ReasoningGym:
     def __init__(self, options: ReasoningGymOptions) -> None:
         self.options = options
         self._data = open_dataset(options.dataset, options.config)
-        self._worker = Worker("opd.tasks.gym:check", options.timeout)
+        self._workers = WorkerPool("opd.tasks.gym:check", options.timeout)
 
     def draw(self, random: Random) -> Prompt:
         """One problem."""
@@ -73,7 +74,7 @@ class ReasoningGym:
             "completion": completion,
         }
         try:
-            return Verdict.score(self._worker.ask(request)["score"])
+            return Verdict.score(self._workers.ask(request)["score"])
         except CheckFailed as error:
             return Verdict.unknown(str(error))
 
@@ -82,8 +83,8 @@ class ReasoningGym:
         return frozenset({(None, self.options.dataset)})
 
     def close(self) -> None:
-        """Stop the worker process."""
-        self._worker.close()
+        """Stop the worker processes."""
+        self._workers.close()
 
 
 def open_dataset(name: str, config: Mapping[str, Any]) -> Any:

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from opd.tasks.pool import WorkerPool
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
-from opd.tasks.worker import CheckFailed, Worker
+from opd.tasks.worker import CheckFailed
 
 
 class MathVerifier:
@@ -22,33 +23,52 @@ class MathVerifier:
     """
 
     def __init__(self, timeout: float = 10.0) -> None:
-        self._worker = Worker("opd.tasks.maths:check", timeout)
+        self._workers = WorkerPool("opd.tasks.maths:check", timeout)
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `Verifier.verify`."""
         if prompt.answer is None:
             return Verdict.unknown("the prompt has no answer")
         try:
-            answer = self._worker.ask({"reference": prompt.answer, "completion": completion})
+            answer = self._workers.ask({"reference": prompt.answer, "completion": completion})
         except CheckFailed as error:
             return Verdict.unknown(str(error))
         return Verdict.of(bool(answer["right"]), str(answer["reason"]))
 
+    def extract(self, prompt: Prompt, completion: str) -> str | None:
+        """The final answer, numbers as exact fractions: 1/2 and 0.5 are the same; None where there is none."""
+        try:
+            return self._workers.ask({"extract": completion})["answer"]
+        except CheckFailed:
+            return None
+
     def close(self) -> None:
-        """Stop the worker process."""
-        self._worker.close()
+        """Stop the worker processes."""
+        self._workers.close()
 
 
 def check(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The worker's side: compare request["completion"] with request["reference"]."""
+    """The worker's side: compare request["completion"] with request["reference"], or read what is in "extract"."""
     from math_verify import parse, verify
 
+    if "extract" in request:
+        return {"answer": _canonical(parse(request["extract"], parsing_timeout=None, raise_on_error=True))}
     found = parse(request["completion"], parsing_timeout=None, raise_on_error=True)
     reference = _reference(request["reference"])
     if not found:
         return {"right": False, "reason": "the completion holds no mathematical answer"}
     right = verify(reference, found, timeout_seconds=None, raise_on_error=True)
     return {"right": bool(right), "reason": "" if right else f"expected {request['reference'][:80]}"}
+
+
+def _canonical(found: Any) -> str | None:
+    """One text for equal numbers; expressions are compared as they are written."""
+    from sympy import Basic, nsimplify
+
+    if not found:
+        return None
+    answer = found[0]
+    return str(nsimplify(answer, rational=True) if isinstance(answer, Basic) and answer.is_number else answer)
 
 
 @lru_cache(maxsize=4096)

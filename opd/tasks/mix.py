@@ -43,10 +43,19 @@ class MixedSource:
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `PromptSource.verify`."""
-        part = prompt.extra.get(_PART)
-        if not isinstance(part, int) or not 0 <= part < len(self._sources):
+        source = self._source_of(prompt)
+        if source is None:
             return Verdict.unknown("the prompt does not come from this mix")
-        return self._sources[part].verify(prompt, completion)
+        return source.verify(prompt, completion)
+
+    def extract(self, prompt: Prompt, completion: str) -> str | None:
+        """See `PromptSource.extract`."""
+        source = self._source_of(prompt)
+        return None if source is None else source.extract(prompt, completion)
+
+    def _source_of(self, prompt: Prompt) -> PromptSource | None:
+        part = prompt.extra.get(_PART)
+        return self._sources[part] if isinstance(part, int) and 0 <= part < len(self._sources) else None
 
     def labels(self) -> Labels | None:
         """See `PromptSource.labels`; unknown when one source's are."""

@@ -140,6 +140,10 @@ class ModesSource:
         """See `PromptSource.verify`."""
         return self._source.verify(unmark(prompt), completion)
 
+    def extract(self, prompt: Prompt, completion: str) -> str | None:
+        """See `PromptSource.extract`."""
+        return self._source.extract(unmark(prompt), completion)
+
     def labels(self) -> Labels | None:
         """See `PromptSource.labels`: the modes' teachers."""
         return frozenset((mode.teacher or name, name) for name, mode in self.modes.items())

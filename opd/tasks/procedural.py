@@ -10,7 +10,7 @@ from opd.tasks.prompt import Prompt
 from opd.tasks.registry import TASKS
 from opd.tasks.settings import TaskSettings
 from opd.tasks.source import Labels, Split, too_long
-from opd.tasks.verdict import Verdict, guarded
+from opd.tasks.verdict import Verdict, extracted, guarded
 
 HELDOUT_SHARE = 8
 """One problem in this many is held out."""
@@ -86,6 +86,10 @@ class ProceduralSource:
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `PromptSource.verify`."""
         return guarded(self.task.verify, prompt, completion)
+
+    def extract(self, prompt: Prompt, completion: str) -> str | None:
+        """See `PromptSource.extract`."""
+        return extracted(self.task, prompt, completion)
 
     def labels(self) -> Labels | None:
         """See `PromptSource.labels`; what the settings fix, else what the task declares."""

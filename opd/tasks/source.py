@@ -53,6 +53,10 @@ class PromptSource(Protocol):
         """Judge a completion of one of this source's prompts; unknown where that is not possible, never raises."""
         ...
 
+    def extract(self, prompt: Prompt, completion: str) -> str | None:
+        """The final answer in a completion, in a form that equal answers share; None where there is none."""
+        ...
+
     def labels(self) -> Labels | None:
         """Every pair (teacher, domain) that a prompt of either split can carry; None where that is not known.
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from opd.errors import DataError
 from opd.tasks.environments.base import ENVIRONMENT, PATH
+from opd.tasks.function import load_verifier
 from opd.tasks.prompt import Prompt
-from opd.tasks.registry import VERIFIERS
 from opd.tasks.settings import DatasetSettings, FileSettings
 from opd.tasks.source import Labels, Split, too_long
-from opd.tasks.verdict import Verdict, Verifier, guarded
+from opd.tasks.verdict import Verdict, Verifier, extracted, guarded
 
 _PLAYED = (ENVIRONMENT, PATH)
 """Columns that say how a prompt is played."""
@@ -58,6 +58,10 @@ class TableSource:
         """See `PromptSource.verify`."""
         return guarded(self._verifier.verify, prompt, completion)
 
+    def extract(self, prompt: Prompt, completion: str) -> str | None:
+        """See `PromptSource.extract`."""
+        return extracted(self._verifier, prompt, completion)
+
     def labels(self) -> Labels:
         """See `PromptSource.labels`; looks at every row."""
         return frozenset((prompt.teacher, prompt.domain) for prompt in (*self._train, *self._heldout))
@@ -81,7 +85,7 @@ def build_table(settings: DatasetSettings | FileSettings, seed: int) -> TableSou
         ConfigError: for an unknown verifier.
         DataError: for data that cannot be read, lacks the prompt column, or leaves nothing to train on.
     """
-    verifier = VERIFIERS.load(settings.verifier)(timeout=settings.verifier_timeout)
+    verifier = load_verifier(settings.verifier, settings.verifier_timeout)
     if isinstance(settings, DatasetSettings):
         name, rows = f"dataset {settings.dataset!r}", _dataset_rows(settings)
     else:

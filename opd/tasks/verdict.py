@@ -57,7 +57,10 @@ class Verdict:
 
 
 class Verifier(Protocol):
-    """Checks completions; safe to call from several threads."""
+    """Checks completions; safe to call from several threads.
+
+    It may also have `extract`, see `extracted`.
+    """
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """Judge `completion`, the decoded answer without special tokens; must not raise."""
@@ -66,6 +69,21 @@ class Verifier(Protocol):
     def close(self) -> None:
         """Release worker processes; the verifier can be used again afterwards."""
         ...
+
+
+def extracted(judge: object, prompt: Prompt, completion: str) -> str | None:
+    """The final answer in a completion, in a form that equal answers share; None where there is none.
+
+    A verifier tells by a method `extract(prompt, completion) -> str | None`. Without one, the whole completion with its
+    white space normalised is the answer. A method that fails has found none.
+    """
+    method: Callable[[Prompt, str], str | None] | None = getattr(judge, "extract", None)
+    if method is None:
+        return " ".join(completion.split()) or None
+    try:
+        return method(prompt, completion)
+    except Exception:
+        return None
 
 
 def guarded(check: Callable[[Prompt, str], Verdict], prompt: Prompt, completion: str) -> Verdict:

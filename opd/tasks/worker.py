@@ -53,7 +53,7 @@ class Worker:
         with self._lock:
             child = self._running()
             try:
-                answer = self._exchange(child, json.dumps(request), self._timeout)
+                answer = self._exchange(child, json.dumps(request, default=str), self._timeout)
             except BaseException:
                 # Also on Ctrl-C: a child that is still busy would answer the next request with this one's result.
                 self._stop()
@@ -63,7 +63,10 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        """Stop the child; the next request starts another."""
+        """Stop the child, also in the middle of a check, which fails; the next request starts another."""
+        child = self._child
+        if child is not None:
+            child.kill()  # before the lock, which whoever waits for an answer holds
         with self._lock:
             self._stop()
 
@@ -72,6 +75,7 @@ class Worker:
             self._stop()
             self._child = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "opd.tasks.worker", self._check, str(self._timeout)],
+                env={**os.environ, "PYTHONPATH": _python_path()},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -120,6 +124,11 @@ class Worker:
 
     def __del__(self) -> None:
         self._stop()
+
+
+def _python_path() -> str:
+    """Where the child looks for modules: where this process does, so that it finds the same functions."""
+    return os.pathsep.join(path for path in (os.environ.get("PYTHONPATH", ""), *sys.path) if path)
 
 
 def serve(path: str, timeout: float) -> None:

@@ -103,16 +103,17 @@ class Outcome:
 
 
 def reward_of(row: Row) -> float | None:
-    """The reward that a plug-in set, else the verdict's value plus all named parts; None while it is unknown.
+    """The reward that a plug-in gave, else the verdict's value, plus all named parts; None while it is unknown.
 
     Raises:
         DataError: when it is not finite.
     """
     reward = row.reward
     if reward is None:
-        if row.verdict is None or not row.verdict.known:
+        if row.rewarded or row.verdict is None or not row.verdict.known:
             return None
-        reward = row.verdict.value + sum(row.reward_parts.values())
+        reward = row.verdict.value
+    reward += sum(row.reward_parts.values())
     if not math.isfinite(reward):
         raise DataError(
             f"the reward of sample {row.key.sample} of prompt {row.key.uid} is {reward}; a reward must be finite, and "

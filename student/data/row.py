@@ -75,7 +75,9 @@ class Row:
         signals: scores by (role, payload kind); with `teachers`, each has a role of its own, `teacher_role(name)`.
         verdict: the verifier's; None when it was not asked.
         reward_parts: named parts of the reward; a part that is unknown is absent, never 0.
-        reward: the whole reward where a reward plug-in set it, in any range; None: the verdict's value plus the parts.
+        reward: the reward that a plug-in gave in place of the verdict, in any range; None where it is unknown.
+        rewarded: whether a plug-in's reward stands in for the verdict, so that None in `reward` means unknown.
+        token_rewards: [T] float32, rewards by token; None when only the whole is rewarded.
         turn_rewards: rewards by turn of `turns`, in the order of the turns; empty when only the whole is rewarded.
         weight: multiplies the row's loss.
         trained: False for rows that count in the statistics of their group and are not learnt from.
@@ -104,6 +106,8 @@ class Row:
     verdict: Verdict | None = None
     reward_parts: dict[str, float] = field(default_factory=dict)
     reward: float | None = None
+    rewarded: bool = False
+    token_rewards: NDArray[np.float32] | None = None
     turn_rewards: tuple[float, ...] = ()
     weight: float = 1.0
     trained: bool = True

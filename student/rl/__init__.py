@@ -1,11 +1,12 @@
-"""Reinforcement learning on the same loop: advantage estimators and the terms that use them, by name."""
+"""Reinforcement learning on the same loop: rewards, advantage estimators and the terms that use them, by name."""
 
 from opd.registry import Registry
 from student.learning.terms import OBJECTIVES
 
-__all__ = ["ADVANTAGES", "OBJECTIVES"]
+__all__ = ["ADVANTAGES", "OBJECTIVES", "REWARDS"]
 
 ADVANTAGES = Registry("advantage", "opd.advantages", member="settings_type")
+REWARDS = Registry("reward", "opd.rewards", member="settings_type")
 
 for name, path, summary in [
     ("group_mean", "advantages.group_mean:GroupMean", "reward minus the group's mean, by default over its deviation"),
@@ -49,3 +50,15 @@ for name, path, summary in [
     ("rloo", "losses.rloo:Rloo", "REINFORCE with a leave-one-out baseline on a verifier's reward"),
 ]:
     OBJECTIVES.add(name, f"student.rl.{path}", summary)
+
+for name, path, summary in [
+    ("overlong", "overlong:Overlong", "a penalty that grows over the last tokens before the length limit (DAPO)"),
+    ("hapo", "hapo:Hapo", "a bonus for correct answers shorter than the prompt's shortest so far"),
+    ("dler", "dler:Dler", "correctness, and nothing for an answer that the length limit cut"),
+    ("rl_struct", "rl_struct:RlStruct", "tiers of structure, format, validity and correctness of a JSON answer"),
+    ("noisy_verifier", "noisy_verifier:NoisyVerifier", "the verdict corrected for a verifier's known error rates"),
+    ("ttrv", "ttrv:Ttrv", "how many samples agree with an answer, without labels"),
+    ("rlpr", "rlpr:Rlpr", "the student's own probability of the reference answer after its reasoning"),
+    ("function", "function:FunctionReward", "a plain function of prompt and answer, by dotted path"),
+]:
+    REWARDS.add(name, f"student.rl.rewards.{path}", summary)

@@ -1,10 +1,12 @@
 """Metrics of the trained rows that need no model: counted on each rank, then summed."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from student.data.outcome import Outcome
+from student.data.outcome import Outcome, reward_of
 from student.data.row import Row
 from student.figures import repetition
+from student.rl.rewards.chain import fired_metrics
 
 
 def count_rows(rows: Sequence[Row], sampled: int, stop_ratios: Sequence[float] = ()) -> dict[str, float]:
@@ -15,7 +17,13 @@ def count_rows(rows: Sequence[Row], sampled: int, stop_ratios: Sequence[float] =
         sampled: response tokens sampled, those of rows since dropped included.
         stop_ratios: log T - log S of the stop tokens, nats; see `student.scoring.stops`.
     """
-    judged = [row.verdict.value for row in rows if row.verdict is not None and row.verdict.known]
+    asked = [row.verdict for row in rows if row.verdict is not None]
+    judged = [verdict.value for verdict in asked if verdict.known]
+    rewards = [reward for reward in map(reward_of, rows) if reward is not None]
+    parts: defaultdict[str, float] = defaultdict(float)
+    for name, value in (part for row in rows for part in row.reward_parts.items()):
+        parts[f"part/{name}/sum"] += value
+        parts[f"part/{name}/count"] += 1
     return {
         "rows": len(rows),
         "sampled": sampled,
@@ -26,8 +34,12 @@ def count_rows(rows: Sequence[Row], sampled: int, stop_ratios: Sequence[float] =
         "truncated": sum(row.truncated for row in rows),
         "payload": sum(score.wire_bytes for row in rows for score in row.signals.values()),
         "scored": sum(row.length for row in rows if row.signals),
+        "asked": len(asked),
         "judged": len(judged),
-        "reward": sum(judged),
+        "verdict": sum(judged),
+        "rewarded": len(rewards),
+        "reward": sum(rewards),
+        **parts,
     }
 
 
@@ -45,9 +57,16 @@ def row_metrics(counts: Mapping[str, float]) -> dict[str, float]:
         metrics["payload_bytes_per_token"] = counts["payload"] / counts["scored"]
     if counts["stops"]:
         metrics["stop_log_ratio"] = counts["stop_log_ratio"] / counts["stops"]
+    if counts["rewarded"]:
+        metrics["reward"] = counts["reward"] / counts["rewarded"]
+    if counts["asked"]:
+        metrics["unknown_share"] = 1.0 - counts["judged"] / counts["asked"]
     if counts["judged"]:
-        metrics["reward"] = counts["reward"] / counts["judged"]
-    return metrics
+        metrics["verdict"] = counts["verdict"] / counts["judged"]
+    for name in [name for name in counts if name.startswith("part/") and name.endswith("/count")]:
+        stem = name.removesuffix("/count")
+        metrics[f"reward_{stem}"] = counts[f"{stem}/sum"] / counts[name]
+    return metrics | fired_metrics(counts)
 
 
 def outcome_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from student.data.outcome import reward_of
 from student.data.row import Row
 from student.scoring.needs import TEACHER
 
@@ -25,7 +26,7 @@ def sample_of(row: Row, kl: float | None = None) -> dict[str, Any]:
         "reference": prompt.answer,
         "verdict": None if verdict is None else str(verdict.status),
         "reason": "" if verdict is None else verdict.reason,
-        "reward": None if verdict is None or not verdict.known else verdict.value,
+        "reward": reward_of(row),
         "kl": mean_log_ratio(row) if kl is None else kl,
         "tokens": row.length,
         "truncated": row.truncated,

@@ -139,6 +139,7 @@ class Saver:
                 "prompts": job.cursor.position,
                 "objective": job.learner.objective.state_dict(),
                 "strategy": job.strategy.state_dict(),
+                "rewards": job.rewards.state_dict(),
                 "controllers": {str(i): c.state_dict() for i, c in enumerate(job.controllers)},
             },
         )
@@ -158,6 +159,7 @@ class Saver:
             job.learner.objective.load_state_dict(state["objective"])
             job.strategy.load_state_dict(state["strategy"])
             job.cursor.position = int(state["prompts"])
+            job.rewards.load_state_dict(state["rewards"])
             for i, controller in enumerate(job.controllers):
                 controller.load_state_dict(state["controllers"].get(str(i), {}))
             return LoopState(

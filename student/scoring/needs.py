@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind, PayloadSpec
@@ -14,6 +15,8 @@ EMA = "ema"
 LOCAL_MODELS = (STUDENT, INITIAL, EMA)
 """Models answered in process: the student's weights now, those of step 0, and their moving average."""
 ROLES = (TEACHER, REFERENCE, *LOCAL_MODELS)
+
+_STRENGTHS = ("", "any", "verdict")
 
 
 def teacher_role(name: str) -> str:
@@ -56,14 +59,14 @@ class Needs:
     Attributes:
         signals: payloads from served models.
         candidates: K, the student's K most likely ids per position, kept at rollout; 0 for none.
-        reward: whether each row must be verified.
+        reward: "verdict" when each row must be verified, "any" when it needs a reward, whoever gives it, else "".
         student: what of the student's distribution, of {"scores", "scores_at_teacher", "hidden"}.
         models: of {"student", "initial", "ema"}, kept for whoever reads them through the services.
     """
 
     signals: tuple[SignalNeed, ...] = ()
     candidates: int = 0
-    reward: bool = False
+    reward: Literal["", "any", "verdict"] = ""
     student: frozenset[str] = field(default_factory=frozenset)
     models: frozenset[str] = field(default_factory=frozenset)
 
@@ -135,7 +138,7 @@ def merge(needs: Iterable[Needs], *, temperature: float | None = None) -> Needs:
     return Needs(
         signals=signals,
         candidates=candidates,
-        reward=any(need.reward for need in every),
+        reward=max((need.reward for need in every), key=_STRENGTHS.index, default=""),
         student=frozenset().union(*(need.student for need in every)),
         models=frozenset().union(*(need.models for need in every)),
     )

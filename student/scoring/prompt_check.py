@@ -24,7 +24,7 @@ def check_prompts(recipe: Recipe, needs: Needs, source: PromptSource) -> None:
     """
     prompts = source.prompts("train", min(recipe.rollout.prompts_per_step, _JUDGED_PROMPTS))
     source.prompts("heldout", recipe.eval.prompts)
-    if needs.reward and not can_judge(prompts, source):
+    if needs.reward == "verdict" and not can_judge(prompts, source):
         raise DataError(
             f"the objective needs rewards, but none of the first {len(prompts)} prompts has an answer to judge by; "
             "give prompts answers (prompts.answer_column), or use an objective that needs none."

@@ -16,7 +16,6 @@ import torch
 from opd.errors import ConfigError
 from opd.fleet.membership.outage import OutageHooks, OutageWatch
 from opd.fleet.source import ScoreSource
-from opd.tasks.source import PromptSource
 from opd.wire.types import Head, PayloadKind, PayloadSpec, ScoreItem, Scores
 from student.data.row import Row, SignalKey
 from student.learning.terms import HeadWeights
@@ -27,6 +26,7 @@ from student.scoring.needs import STUDENT, TEACHER, Needs, SignalNeed
 from student.scoring.routing import mix_scores
 from student.scoring.stops import StopMap
 from student.scoring.targets import Target, Targets
+from student.scoring.verify import Verification
 
 _POLL_SECONDS = 0.5
 
@@ -49,12 +49,13 @@ class Scorer:
         fleet: the served models; None when no term needs any.
         settings: the recipe's `teachers` group.
         needs: what the terms need.
-        source: verifies answers when a term needs rewards.
+        verification: judges answers where verdicts are needed.
         device: where heads of hidden payloads go.
         known: served models that the handshake has checked; None for all.
         local: the models in process; None when no term needs any.
         contexts: what models read instead of a row's prompt; None where all read the prompt.
         stops: maps the stop tokens of served models onto the student's; None where they stay as they are.
+        reward: rewards rows that have their signals and verdicts.
 
     Attributes:
         hooks: what to call, in the waiting thread, while a teacher is away.
@@ -65,18 +66,19 @@ class Scorer:
         fleet: ScoreSource | None,
         settings: TeacherSettings | None,
         needs: Needs,
-        source: PromptSource,
+        verification: Verification,
         device: torch.device,
         *,
         known: Collection[str] | None = None,
         local: LocalModels | None = None,
         contexts: Contexts | None = None,
         stops: StopMap | None = None,
+        reward: Callable[[Sequence[Row]], None] = lambda rows: None,
     ) -> None:
         self._fleet = fleet
         self._settings = settings
         self.needs = needs
-        self._source = source
+        self._verification, self._reward = verification, reward
         self._device = device
         self._local, self._contexts = local, contexts
         self._stops = stops or StopMap((), {})
@@ -92,6 +94,8 @@ class Scorer:
 
     def submit(self, row: Row) -> None:
         """Start scoring a row; returns at once."""
+        if self.needs.reward == "verdict":
+            self._verification.submit(row)
         if self._contexts is not None:
             self._contexts.fill(row)
         self._pending[id(row)] = [
@@ -129,7 +133,7 @@ class Scorer:
         return found
 
     def collect(self, rows: Sequence[Row], *, poll: Callable[[], None] = lambda: None) -> float:
-        """Wait until every row has its signals and, when a term needs rewards, its verdict.
+        """Wait until every row has its signals and, where they are needed, its verdict; then reward the rows.
 
         Args:
             rows: rows that were submitted.
@@ -139,10 +143,6 @@ class Scorer:
         Returns:
             Seconds spent waiting for the fleet.
         """
-        if self.needs.reward:
-            for row in rows:
-                if row.verdict is None:  # an episode's verdict is its environment's
-                    row.verdict = self._source.verify(row.prompt, row.text)
         calls = [(row, self._pending.pop(id(row), [])) for row in rows]
         futures = [future for _, mine in calls for _, future in mine]
         try:
@@ -154,7 +154,12 @@ class Scorer:
                 future.cancel()
         for row, mine in calls:
             self._keep(row, mine)
-        return time.monotonic() - begin
+        waited = time.monotonic() - begin
+        if self.needs.reward == "verdict":
+            self._verification.collect(rows, poll=poll)
+        if self.needs.reward:
+            self._reward(rows)
+        return waited
 
     def reread(self, rows: Sequence[Row], *, poll: Callable[[], None] = lambda: None) -> dict[str, int]:
         """Read what the terms want of role "student" again, with the weights of now; returns positions read."""

@@ -25,6 +25,7 @@ from student.loop import train
 from student.recipe import Recipe
 from student.scoring.needs import TEACHER, Needs, SignalNeed
 from student.scoring.score import Scorer
+from student.scoring.verify import Verification
 
 MIX = {
     "mix": [
@@ -59,7 +60,7 @@ def test_each_domain_is_scored_by_its_own_teacher(teacher: Any, make_recipe: Cal
     needs = Needs(signals=(SignalNeed(TEACHER, PayloadSpec.sampled()),))
     assert recipe.teachers is not None
     with TeacherFleet.connect(teacher.address) as fleet:
-        scorer = Scorer(fleet, recipe.teachers, needs, source, torch.device("cpu"))
+        scorer = Scorer(fleet, recipe.teachers, needs, Verification(source, 2), torch.device("cpu"))
         rows = [row_of(prompt) for prompt in source.prompts("train", 6)]
         for row in rows:
             scorer.submit(row)
@@ -76,7 +77,9 @@ def test_weighted_teachers_are_mixed_in_probability_space(teacher: Any, make_rec
     spec = PayloadSpec.gather(4, "f32")
     assert recipe.teachers is not None
     with TeacherFleet.connect(teacher.address) as fleet:
-        scorer = Scorer(fleet, recipe.teachers, Needs((SignalNeed(TEACHER, spec),), 4), source, torch.device("cpu"))
+        scorer = Scorer(
+            fleet, recipe.teachers, Needs((SignalNeed(TEACHER, spec),), 4), Verification(source, 2), torch.device("cpu")
+        )
         row = row_of(source.prompts("train", 1)[0])
         scorer.submit(row)
         scorer.collect([row])

@@ -103,7 +103,7 @@ class PolicyGradient(Term):
     def needs(self) -> Needs:
         """Rewards, the student's log-probs of the response tokens, and what the advantages need."""
         old = (SignalNeed(STUDENT, PayloadSpec.sampled()),) if self.settings.ratio_to == "old" else ()
-        return merge([Needs(signals=old, reward=True, student=frozenset({SCORES})), self.chain.needs()])
+        return merge([Needs(signals=old, reward="any", student=frozenset({SCORES})), self.chain.needs()])
 
     def check(self, recipe: Recipe) -> None:
         """Refuse groups in which every advantage is 0.

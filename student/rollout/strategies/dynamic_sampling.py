@@ -53,7 +53,7 @@ class DynamicSampling(Strategy):
 
     def needs(self) -> Needs:
         """Rewards."""
-        return Needs(reward=True)
+        return Needs(reward="any")
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse groups of one answer, whose rewards cannot differ.

@@ -41,7 +41,7 @@ def test_it_works_in_threads_other_than_the_main_one(verifier):
 def test_a_check_that_takes_too_long_is_unknown():
     verifier = MathVerifier(timeout=60.0)
     assert verifier.verify(Prompt.make("q", answer="2"), "2").known
-    verifier._worker._timeout = 0.5
+    verifier._workers._idle[0]._timeout = 0.5
     verdict = verifier.verify(Prompt.make("q", answer="2"), "9^9^9^9")
     verifier.close()
     assert verdict.status is VerdictStatus.UNKNOWN and "no answer within" in verdict.reason

@@ -21,6 +21,7 @@ from student.recipe import Recipe
 from student.rollout.transformers import RolloutSpec, rollout
 from student.scoring.needs import REFERENCE, TEACHER
 from student.scoring.score import Scorer
+from student.scoring.verify import Verification
 
 MIX = {
     "mix": [
@@ -81,7 +82,7 @@ def test_two_domains_learn_from_two_teachers(world: Path, teacher: Any) -> None:
     tokenizer = AutoTokenizer.from_pretrained(world / "student")
     plan = plan_step(0, source.prompts("train", 8), samples=1, max_new_tokens=6, temperature=1.0)
     with TeacherFleet.connect([teacher.address]) as fleet:
-        scorer = Scorer(fleet, recipe.teachers, needs, source, torch.device("cpu"))
+        scorer = Scorer(fleet, recipe.teachers, needs, Verification(source, 2), torch.device("cpu"))
         rows = rollout(model, tokenizer, plan.rows, RolloutSpec(0, 8, 0, len(tokenizer), 32), on_row=scorer.submit)
         scorer.collect(rows)
         served = {"addition": "teacher", "subtraction": "student"}

@@ -1,0 +1,131 @@
+"""A plain function `(prompt, answer) -> float | bool | None` as a verifier, run in processes of its own."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from opd.errors import ConfigError
+from opd.tasks.pool import WorkerPool
+from opd.tasks.prompt import Prompt
+from opd.tasks.registry import VERIFIERS
+from opd.tasks.verdict import Verdict, Verifier
+from opd.tasks.worker import CheckFailed
+
+Judge = Callable[[Prompt, str], float | bool | None]
+
+
+class FunctionCheck:
+    """Calls a function in worker processes.
+
+    Args:
+        path: dotted path "package.module:function".
+        timeout: seconds per call.
+        workers: processes at the same time; None for one per core.
+    """
+
+    def __init__(self, path: str, timeout: float, workers: int | None = None) -> None:
+        self.path = path
+        self._workers = WorkerPool("opd.tasks.function:check", timeout, workers)
+
+    def load(self) -> Judge:
+        """Import the function here, to see that it can be.
+
+        Raises:
+            ConfigError: when it cannot, or takes other arguments.
+        """
+        return load_function(self.path)
+
+    def __call__(self, prompt: Prompt, answer: str) -> float | None:
+        """What the function says: True and False as 1 and 0, None where it cannot tell.
+
+        Raises:
+            CheckFailed: when it raises, hangs, crashes, or returns something else.
+        """
+        return self._workers.ask({"path": self.path, "prompt": _plain(prompt), "answer": answer})["value"]
+
+    def close(self) -> None:
+        """Stop the processes."""
+        self._workers.close()
+
+
+class FunctionVerifier:
+    """A function as a verifier: True or 1 and more is correct, less is wrong with partial credit, None unknown."""
+
+    def __init__(self, path: str, timeout: float = 10.0) -> None:
+        self._check = FunctionCheck(path, timeout)
+        self._check.load()
+
+    def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        """See `Verifier.verify`."""
+        try:
+            value = self._check(prompt, completion)
+        except CheckFailed as error:
+            return Verdict.unknown(str(error))
+        return Verdict.unknown("the function cannot tell") if value is None else Verdict.score(value)
+
+    def close(self) -> None:
+        """Stop the worker processes."""
+        self._check.close()
+
+
+def load_function(path: str) -> Judge:
+    """The function at a dotted path.
+
+    Raises:
+        ConfigError: when it cannot be imported, or cannot be called with a prompt and an answer.
+    """
+    module, _, name = path.partition(":")
+    if not module or not name:
+        raise ConfigError(f"function {path!r} is not of the form package.module:function.")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"function {path!r} cannot be imported: {error}.") from error
+    try:
+        inspect.signature(found).bind(None, "")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"function {path!r} cannot be called with a prompt and an answer: {error}.") from error
+    judge: Judge = found
+    return judge
+
+
+def load_verifier(name: str, timeout: float) -> Verifier:
+    """The verifier of a name or a dotted path; a path may also name a plain function.
+
+    Raises:
+        ConfigError: when there is none.
+    """
+    if ":" in name and name not in VERIFIERS and inspect.isfunction(_at(name)):
+        return FunctionVerifier(name, timeout)
+    verifier: Verifier = VERIFIERS.load(name)(timeout=timeout)
+    return verifier
+
+
+def _at(path: str) -> Any:
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except (ImportError, ValueError):
+        return None
+
+
+def check(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The worker's side: call the function at request["path"]."""
+    prompt = Prompt(**{**request["prompt"], "messages": _messages(request["prompt"]["messages"])})
+    value = load_function(request["path"])(prompt, request["answer"])
+    if value is not None and not isinstance(value, bool | int | float):
+        raise TypeError(f"{request['path']} returned {type(value).__name__}; a number, True, False or None is wanted")
+    number = None if value is None else float(value)
+    if number is not None and number - number != 0:
+        raise ValueError(f"{request['path']} returned {number}; a finite number is wanted")
+    return {"value": number}
+
+
+def _messages(messages: Any) -> Any:
+    return None if messages is None else tuple(messages)
+
+
+def _plain(prompt: Prompt) -> dict[str, Any]:
+    return asdict(prompt)

@@ -1,0 +1,99 @@
+"""JSON in answers: found alone, in a fence or within text, and held against a schema."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from opd.errors import ConfigError
+
+_FENCE = re.compile(r"```[a-zA-Z]*\s*\n(.*?)```", re.DOTALL)
+_MOST = 200_000
+"""Characters of an answer that are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundJson:
+    """A JSON value in an answer.
+
+    Attributes:
+        value: the object or array.
+        alone: whether the answer holds nothing else, white space aside.
+    """
+
+    value: Any
+    alone: bool
+
+
+def find_json(text: str) -> FoundJson | None:
+    """The last JSON object or array of an answer, one in a fence before one in running text; None where there is none.
+
+    What is nested in another one does not count; numbers, strings and NaN on their own are no JSON answer.
+    """
+    text = text[:_MOST]
+    whole = _parse(text.strip())
+    if whole is not None:
+        return FoundJson(whole, alone=True)
+    for fenced in reversed(_FENCE.findall(text)):
+        value = _parse(fenced.strip())
+        if value is not None:
+            return FoundJson(value, alone=False)
+    last: FoundJson | None = None
+    decoder, at = json.JSONDecoder(parse_constant=_refuse), 0
+    while (start := _opening(text, at)) >= 0:
+        try:
+            value, at = decoder.raw_decode(text, start)
+            last = FoundJson(value, alone=False)
+        except (ValueError, RecursionError):
+            at = start + 1
+    return last
+
+
+def _opening(text: str, at: int) -> int:
+    found = [place for place in (text.find("{", at), text.find("[", at)) if place >= 0]
+    return min(found, default=-1)
+
+
+def _parse(text: str) -> Any | None:
+    if not text.startswith(("{", "[")):
+        return None
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
+
+
+def schema_errors(value: Any, schema: Mapping[str, Any] | str) -> list[str]:
+    """What of `value` does not fit a JSON schema (an object, or its text), as clauses with the place; at most three.
+
+    Raises:
+        ConfigError: when the schema itself is not one.
+    """
+    validator = _validator(schema if isinstance(schema, str) else json.dumps(schema, sort_keys=True))
+    found = []
+    for error in validator.iter_errors(value):
+        place = "/".join(map(str, error.absolute_path)) or "the top"
+        found.append(f"{place}: {error.message[:120]}")
+        if len(found) == 3:
+            break
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _validator(schema: str) -> Any:
+    from jsonschema import SchemaError, validators
+
+    try:
+        parsed = json.loads(schema)
+        cls = validators.validator_for(parsed)
+        cls.check_schema(parsed)
+    except (ValueError, SchemaError, TypeError, AttributeError) as error:
+        reason = getattr(error, "message", str(error))
+        raise ConfigError(f"the JSON schema {schema[:80]!r} is not valid: {reason[:200]}.") from error
+    return cls(parsed)

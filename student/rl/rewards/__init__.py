@@ -1,0 +1,1 @@
+"""Rewards: from answers and verdicts to numbers that a policy learns from."""

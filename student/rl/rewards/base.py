@@ -1,0 +1,134 @@
+"""What a reward is: it looks at rows that have their signals and verdicts, whole groups of them, and rewards them.
+
+    reward of a row = the whole (a plug-in's, or else the verdict's value) + the sum of its parts
+
+A reward of kind "whole" sets `row.reward` and stands in for the verdict; there is at most one. One of kind "part" adds
+to `row.reward_parts` under its name. Rewards may leave [0, 1], be given by turn (`row.turn_rewards`) or by token
+(`row.token_rewards`), and take rows out of the statistics (`row.reward = None`) or out of the loss alone
+(`row.trained = False`). What is not known is None or left out, never 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from opd.config import Settings
+from student.scoring.needs import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from opd.wire.types import PayloadSpec, ScoreItem, Scores
+    from student.controllers import StepReport
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+
+
+class RewardSettings(Settings):
+    """Settings that every reward has."""
+
+    name: str
+    """Registered name, or a dotted path "package.module:Class"."""
+
+
+class RewardServices(Protocol):
+    """What a reward may ask of the loop."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The student's tokenizer."""
+
+    def read(
+        self,
+        items: Sequence[Row | ScoreItem],
+        spec: PayloadSpec | None = None,
+        *,
+        model: str = "student",
+        temperature: float | None = None,
+    ) -> list[Scores]:
+        """What the student now, or a copy of it, says about any responses; see `student.controllers.Services.read`.
+
+        With sharded weights every rank must ask equally often, also when it has nothing to ask.
+        """
+
+    def extract(self, rows: Sequence[Row]) -> list[str | None]:
+        """The final answer of each row, in a form that equal answers share; None where there is none."""
+
+
+class Reward:
+    """A reward.
+
+    Attributes:
+        kind: "whole" when it gives the whole reward, "part" when it adds to it.
+        evidence: how its formula is known: "text and code", "text", "abstract", "inferred" or "own".
+        fired: what it did since this was last cleared, as metrics (sum, count).
+    """
+
+    settings_type: ClassVar[type[RewardSettings]] = RewardSettings
+    kind: ClassVar[Literal["whole", "part"]] = "part"
+    evidence: ClassVar[str] = ""
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+        self.fired: dict[str, tuple[float, float]] = {}
+
+    @property
+    def label(self) -> str:
+        """Its name in `row.reward_parts` and in metrics."""
+        return str(self.settings.name).rpartition(":")[2]
+
+    def needs(self) -> Needs:
+        """What it needs; verdicts, unless it says otherwise."""
+        return Needs(reward="verdict")
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Look at the whole recipe before anything is loaded, also in a dry run.
+
+        Raises:
+            ConfigError: when it could do nothing in it.
+        """
+
+    def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
+        """Reward `rows`: whole groups, all of this rank's or those of a round.
+
+        Must not change what `state_dict` saves: a step that was interrupted is taken again after a resume.
+        """
+        raise TypeError(f"{type(self).__name__} does not implement reward")
+
+    def observe(self, report: StepReport) -> None:
+        """Learn from the finished step, of which every rank gets the same outcomes."""
+
+    def close(self) -> None:
+        """Release worker processes."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State to checkpoint: JSON values, numpy arrays and tensors in nested dicts."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+
+    def fire(self, metric: str, total: float, count: float = 1.0) -> None:
+        """Add to a metric of what it did."""
+        old = self.fired.get(metric, (0.0, 0.0))
+        self.fired[metric] = (old[0] + total, old[1] + count)
+
+
+def in_groups(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows that answer the same prompt, group by group."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.key.group, []).append(row)
+    return list(found.values())
+
+
+def known_value(row: Row) -> float | None:
+    """The verdict's value, None where there is no verdict or it is unknown."""
+    return row.verdict.value if row.verdict is not None and row.verdict.known else None
+
+
+def is_correct(row: Row) -> bool | None:
+    """Whether the verifier found the answer correct, None where it could not tell."""
+    value = known_value(row)
+    return None if value is None else value >= 1.0

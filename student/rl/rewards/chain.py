@@ -1,0 +1,114 @@
+"""The rewards of a recipe, in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from opd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from student.controllers import StepReport
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+    from student.rl.rewards.base import Reward, RewardServices
+
+_FIRED = "fired/"
+
+
+class RewardChain:
+    """Applies rewards one after the other to scored rows.
+
+    Args:
+        rewards: at most one of kind "whole".
+
+    Raises:
+        ConfigError: for two rewards that both give the whole, or two parts of one name.
+    """
+
+    def __init__(self, rewards: Sequence[Reward]) -> None:
+        self.parts = list(rewards)
+        wholes = [reward.label for reward in self.parts if reward.kind == "whole"]
+        if len(wholes) > 1:
+            raise ConfigError(f"rewards {' and '.join(wholes)} both give the whole reward of a row; keep one of them.")
+        self.whole = wholes[0] if wholes else None
+        names = [reward.label for reward in self.parts]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"reward {name!r} is given twice; keep one of them.")
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Let each reward look at the recipe.
+
+        Raises:
+            ConfigError: when one could do nothing in it.
+        """
+        for reward in self.parts:
+            reward.check(recipe, terms)
+
+    def apply(self, rows: Sequence[Row], services: RewardServices) -> None:
+        """Reward scored rows.
+
+        Raises:
+            ValueError: when a reward gives turns or tokens a number of rewards that is not theirs.
+        """
+        for row in rows:
+            row.rewarded = self.whole is not None
+        for reward in self.parts:
+            reward.reward(rows, services)
+            for row in rows:
+                _check(reward, row)
+
+    def take(self) -> dict[str, float]:
+        """What the rewards did since the last call, as sums that can be added over ranks."""
+        found = {}
+        for reward in self.parts:
+            for metric, (total, count) in reward.fired.items():
+                found[f"{_FIRED}{reward.label}/{metric}/sum"] = total
+                found[f"{_FIRED}{reward.label}/{metric}/count"] = count
+            reward.fired = {}
+        return found
+
+    def observe(self, report: StepReport) -> None:
+        """Let each reward learn from the finished step."""
+        for reward in self.parts:
+            reward.observe(report)
+
+    def close(self) -> None:
+        """Release what the rewards hold."""
+        for reward in self.parts:
+            reward.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of every reward, by position."""
+        return {str(i): reward.state_dict() for i, reward in enumerate(self.parts)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        for i, reward in enumerate(self.parts):
+            reward.load_state_dict(state.get(str(i), {}))
+
+
+def fired_metrics(counts: Mapping[str, float]) -> dict[str, float]:
+    """Metrics REWARD/METRIC from the sums of `RewardChain.take`, of one rank or added over all."""
+    found = {}
+    for name, count in counts.items():
+        if name.startswith(_FIRED) and name.endswith("/count") and count:
+            stem = name.removesuffix("/count")
+            found[stem.removeprefix(_FIRED)] = counts[f"{stem}/sum"] / count
+    return found
+
+
+def _check(reward: Reward, row: Row) -> None:
+    if row.turn_rewards and len(row.turn_rewards) != len(row.turns):
+        raise ValueError(
+            f"reward {reward.settings.name!r} gave {len(row.turn_rewards)} rewards to {len(row.turns)} turns; give one "
+            "for each."
+        )
+    if row.token_rewards is not None and row.token_rewards.shape != (row.length,):
+        raise ValueError(
+            f"reward {reward.settings.name!r} gave rewards of shape {row.token_rewards.shape} to a response of "
+            f"{row.length} tokens; give one for each."
+        )

@@ -1,0 +1,61 @@
+"""DLER: correctness, and nothing for an answer that the length limit cut, however right it reads.
+
+    whole = 0                 for a response over the limit
+            verdict           else
+
+With `easy_limit` the limit of a group depends on how often it is right (DA-DLER): `easy_limit` where at least
+`easy_share` of its answers are, `limit` else. An answer over a shorter limit than the rollout's counts as cut. The rest
+of DLER are settings elsewhere: a group's mean over the deviation of the batch, clip_low 0.2, clip_high 0.28, and groups
+that are all right or all wrong drawn again. Sources: arXiv 2510.15110 and the authors' code (github NVlabs/DLER).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from student.rl.rewards.base import Reward, RewardSettings, in_groups, known_value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.row import Row
+    from student.rl.rewards.base import RewardServices
+
+
+class DlerSettings(RewardSettings):
+    """Settings of DLER."""
+
+    limit: int | None = Field(None, ge=1, description="Length limit, tokens; null: that of the rollout alone.")
+    easy_limit: int | None = Field(None, ge=1, description="Limit of easy groups, tokens; null: the same for all.")
+    easy_share: float = Field(0.5, gt=0, le=1, description="Share of right answers from which a group is easy.")
+
+    @model_validator(mode="after")
+    def _check(self) -> DlerSettings:
+        if self.easy_limit is not None and (self.limit is None or self.easy_limit >= self.limit):
+            raise ValueError(f"easy_limit is {self.easy_limit}, but it must be below limit, which is {self.limit}")
+        return self
+
+
+class Dler(Reward):
+    """The reward; see the module for the formula."""
+
+    settings_type = DlerSettings
+    settings: DlerSettings
+    kind: ClassVar[Literal["whole", "part"]] = "whole"
+    evidence = "text and code"
+
+    def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
+        """See the module."""
+        for group in in_groups(rows):
+            limit = self._limit(group)
+            for row in group:
+                cut = row.truncated or (limit is not None and row.length > limit)
+                row.reward = 0.0 if cut else known_value(row)
+                self.fire("cut_share", float(cut))
+
+    def _limit(self, group: Sequence[Row]) -> int | None:
+        values = [value for value in map(known_value, group) if value is not None]
+        easy = bool(values) and sum(value >= 1.0 for value in values) / len(values) >= self.settings.easy_share
+        return self.settings.easy_limit if easy and self.settings.easy_limit is not None else self.settings.limit

@@ -1,0 +1,95 @@
+"""The backward correction of a noisy verifier: a reward whose mean is the true one, from known error rates.
+
+    whole = (v - fp) / (1 - fp - fn),      E[whole | truth] = truth
+
+v is the verdict, 0 or 1; fp is the rate at which wrong answers are accepted and fn that at which right ones are
+refused. Both are affine in v, so that a group's mean takes the correction away and a deviation also its scale: it acts
+with rates that differ within a group (never here), or without a group's mean, or on the weight of a prompt, where the
+advantage keeps the scale of rewards and rates differ by domain. What cannot act is refused.
+Source: arXiv 2510.00915.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from opd.config import Settings
+from opd.errors import ConfigError
+from student.rl.rewards.base import Reward, RewardSettings, known_value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+    from student.rl.rewards.base import RewardServices
+
+
+class Rates(Settings):
+    """Error rates of a verifier."""
+
+    false_positive: float = Field(0.0, ge=0, lt=1, description="Share of wrong answers that it accepts.")
+    false_negative: float = Field(0.0, ge=0, lt=1, description="Share of right answers that it refuses.")
+
+
+class NoisyVerifierSettings(RewardSettings, Rates):
+    """Settings of the correction."""
+
+    domains: dict[str, Rates] = Field(
+        default_factory=dict, description="Rates by domain, in place of the general ones."
+    )
+
+    @field_validator("domains")
+    @classmethod
+    def _sums(cls, domains: dict[str, Rates]) -> dict[str, Rates]:
+        for name, rates in domains.items():
+            if rates.false_positive + rates.false_negative >= 1:
+                raise ValueError(f"the rates of domain {name!r} add up to 1 or more: such a verdict says the opposite")
+        return domains
+
+
+class NoisyVerifier(Reward):
+    """The reward; see the module for the formula."""
+
+    settings_type = NoisyVerifierSettings
+    settings: NoisyVerifierSettings
+    kind: ClassVar[Literal["whole", "part"]] = "whole"
+    evidence = "text"
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse a correction that the advantage takes away again.
+
+        Raises:
+            ConfigError: naming the term.
+        """
+        s = self.settings
+        if s.false_positive + s.false_negative >= 1:
+            raise ConfigError("the rates of reward noisy_verifier add up to 1 or more; lower them.")
+        if not any((r.false_positive or r.false_negative) for r in (s, *s.domains.values())):
+            raise ConfigError("reward noisy_verifier has no error rates, so that it changes nothing; set them.")
+        constant = not s.domains
+        for term in terms:
+            chain = getattr(term, "chain", None)
+            if chain is None or not chain.first.centred:
+                continue
+            rescales = chain.first.scale_free or getattr(chain.first.settings, "scale", "none") != "none"
+            if rescales or constant:
+                kept = "nothing" if rescales else "a factor that is the same for all prompts"
+                raise ConfigError(
+                    f"reward noisy_verifier is affine in the verdict, and the advantage {chain.first.settings.name!r} "
+                    f"of term {term.settings.name!r} takes a group's mean off, which leaves {kept} of it; use an "
+                    "advantage without a group's mean, or rates by domain and an advantage that keeps the scale."
+                )
+
+    def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
+        """See the module; verdicts with partial credit are corrected by the same line."""
+        for row in rows:
+            value = known_value(row)
+            rates = self.settings.domains.get(row.prompt.domain or "", self.settings)
+            fp, fn = rates.false_positive, rates.false_negative
+            row.reward = None if value is None else (value - fp) / (1 - fp - fn)
+            if row.reward is not None and value is not None:
+                self.fire("shift", abs(row.reward - value))

@@ -1,0 +1,77 @@
+"""DAPO's soft overlong punishment: a penalty that grows over the last tokens before the length limit.
+
+    part = 0                               |y| <= L - B
+           -(|y| - (L - B)) / B * penalty  L - B < |y| <= L
+           -penalty                        |y| > L
+
+L is the length limit and B the buffer, tokens. Source: arXiv 2503.14476, its section on overlong rewards.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from opd.errors import ConfigError
+from student.rl.rewards.base import Reward, RewardSettings
+from student.scoring.needs import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+    from student.rl.rewards.base import RewardServices
+
+
+class OverlongSettings(RewardSettings):
+    """Settings of the overlong penalty."""
+
+    buffer: int = Field(ge=1, description="Tokens before the limit over which the penalty grows.")
+    limit: int | None = Field(None, ge=1, description="Length limit, tokens; null: rollout.max_new_tokens.")
+    penalty: float = Field(1.0, gt=0, description="Taken off the reward at the limit.")
+
+
+class Overlong(Reward):
+    """The reward; see the module for the formula."""
+
+    settings_type = OverlongSettings
+    settings: OverlongSettings
+    evidence = "text"
+
+    def __init__(self, settings: OverlongSettings) -> None:
+        super().__init__(settings)
+        self.limit = settings.limit or 0
+
+    def needs(self) -> Needs:
+        """Nothing: a length is known at once."""
+        return Needs()
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Take the limit from the recipe.
+
+        Raises:
+            ConfigError: when no response can be long enough, or the buffer is longer than the limit.
+        """
+        longest = recipe.rollout.max_new_tokens
+        self.limit = self.settings.limit or longest
+        if self.settings.buffer > self.limit:
+            raise ConfigError(
+                f"reward overlong has a buffer of {self.settings.buffer} tokens, more than the limit of {self.limit}; "
+                "lower it."
+            )
+        if self.limit - self.settings.buffer >= longest:
+            raise ConfigError(
+                f"reward overlong begins after {self.limit - self.settings.buffer} tokens, but responses have at most "
+                f"{longest}; lower its limit, or leave it out."
+            )
+
+    def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
+        """See the module."""
+        buffer = self.settings.buffer
+        for row in rows:
+            over = min(max(row.length - (self.limit - buffer), 0), buffer)
+            row.reward_parts[self.label] = -self.settings.penalty * over / buffer
+            self.fire("bites", float(over > 0))

@@ -1,0 +1,85 @@
+"""RL-Struct: a reward in tiers for answers that must be JSON, the form weighing more than the content.
+
+    whole = w_s structure + w_f format + w_v validity + w_c correctness,   a tier counts only when those before it hold
+
+structure     the answer holds a JSON object or array, alone, in a fence of ``` or within other text
+format        it holds nothing else
+validity      the JSON fits the schema (setting `schema`, or column `schema_column` of the prompt), else structure alone
+correctness   the verifier's verdict
+
+Correctness needs structure and validity, not format. A valid answer whose verdict is unknown has no reward. The
+abstract names tiers, a hierarchy and weights that structure dominates; definitions and weights here are inferred.
+Source: RL-Struct, as far as its abstract goes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from opd.tasks.json_answer import find_json, schema_errors
+from student.rl.rewards.base import Reward, RewardSettings, known_value
+from student.scoring.needs import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.row import Row
+    from student.rl.rewards.base import RewardServices
+
+
+class RlStructSettings(RewardSettings):
+    """Settings of the tiers."""
+
+    structure: float = Field(0.4, ge=0, description="Weight of holding JSON at all.")
+    format: float = Field(0.2, ge=0, description="Weight of holding nothing else.")
+    validity: float = Field(0.2, ge=0, description="Weight of fitting the schema.")
+    correctness: float = Field(0.2, ge=0, description="Weight of the verdict.")
+    schema_column: str = Field("schema", description="Column of the prompt with its JSON schema; see keep_columns.")
+    json_schema: dict[str, Any] | None = Field(None, description="Schema of prompts that bring none.")
+
+    @model_validator(mode="after")
+    def _check(self) -> RlStructSettings:
+        if not self.structure + self.format + self.validity + self.correctness:
+            raise ValueError("all weights are 0; give one of the tiers a weight")
+        return self
+
+
+class RlStruct(Reward):
+    """The reward; see the module for the formula."""
+
+    settings_type = RlStructSettings
+    settings: RlStructSettings
+    kind: ClassVar[Literal["whole", "part"]] = "whole"
+    evidence = "abstract"
+
+    def needs(self) -> Needs:
+        """Verdicts, where they have a weight."""
+        return Needs(reward="verdict" if self.settings.correctness else "any")
+
+    def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
+        """See the module."""
+        for row in rows:
+            tiers = self.tiers(row)
+            known = {name: value for name, value in tiers.items() if value is not None}
+            row.reward = None
+            if len(known) == len(tiers):
+                row.reward = sum(getattr(self.settings, name) * value for name, value in known.items())
+            for name, value in known.items():
+                self.fire(name, value)
+
+    def tiers(self, row: Row) -> dict[str, float | None]:
+        """Each tier's value, 0 to 1; None for a correctness that is wanted and unknown."""
+        found = find_json(row.text)
+        if found is None:
+            return {"structure": 0.0, "format": 0.0, "validity": 0.0, "correctness": 0.0}
+        schema = row.prompt.extra.get(self.settings.schema_column, self.settings.json_schema)
+        valid = schema is None or not schema_errors(found.value, schema)
+        correct = known_value(row) if valid and self.settings.correctness else 0.0
+        return {
+            "structure": 1.0,
+            "format": float(found.alone),
+            "validity": float(valid),
+            "correctness": correct,
+        }

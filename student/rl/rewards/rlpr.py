@@ -1,0 +1,148 @@
+"""RLPR: the student's own probability of the reference answer after its reasoning, where no verifier can judge.
+
+    p      mean over the tokens of the reference answer of pi(token | prompt, reasoning, tokens before)
+    p0     the same without the reasoning
+    whole  (1 - format_weight) max(0, p - p0) + format_weight * format
+
+The response is cut at the last `answer_start`; what comes before is the reasoning, and the reference takes the place of
+what follows up to `answer_end`. format is 1 for a response with both marks in order, else 0. Probabilities are averaged
+and not multiplied, so that one unlikely token costs at most 1 / length. The reward carries no gradient.
+
+Groups whose rewards differ too little to learn from are left out of the step: those with a standard deviation below
+`filter` times its moving average over steps (decay `filter_decay`, begun in step 6, used from step 11 on).
+Sources: the authors' code (github OpenBMB/RLPR).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from opd.errors import ConfigError, DataError
+from opd.wire.types import ScoreItem
+from student.rl.rewards.base import Reward, RewardSettings, in_groups
+from student.scoring.needs import STUDENT, Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from student.controllers import StepReport
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+    from student.rl.rewards.base import RewardServices
+
+_SPREAD, _REWARD = "rlpr/spread", "rlpr/reward"
+_FIRST_AVERAGED, _FIRST_FILTERED = 5, 10
+"""Steps from 0."""
+
+
+class RlprSettings(RewardSettings):
+    """Settings of RLPR."""
+
+    answer_start: str = Field("<answer>", min_length=1, description="Mark before the answer in a response.")
+    answer_end: str = Field("</answer>", description="Mark after the answer; empty for the end of the response.")
+    format_weight: float = Field(0.1, ge=0, le=1, description="Weight of having the marks.")
+    filter: float = Field(0.5, ge=0, description="Least spread of a group, over its moving average; 0 keeps all.")
+    filter_decay: float = Field(0.99, ge=0, lt=1, description="Decay of the moving average of the spread.")
+
+
+class Rlpr(Reward):
+    """The reward; see the module for the formula."""
+
+    settings_type = RlprSettings
+    settings: RlprSettings
+    kind: ClassVar[Literal["whole", "part"]] = "whole"
+    evidence = "text and code"
+
+    def __init__(self, settings: RlprSettings) -> None:
+        super().__init__(settings)
+        self.average: float | None = None
+
+    def needs(self) -> Needs:
+        """The student, which reads the reference answers; no verdicts."""
+        return Needs(reward="any", models=frozenset({STUDENT}))
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse groups of one, whose spread is 0.
+
+        Raises:
+            ConfigError: with the setting to change.
+        """
+        if self.settings.filter and recipe.rollout.samples_per_prompt < 2:
+            raise ConfigError("reward rlpr filters by the spread of a group; raise rollout.samples_per_prompt.")
+
+    def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
+        """See the module.
+
+        Raises:
+            DataError: for a prompt without a reference answer.
+        """
+        starts = [row.text.rfind(self.settings.answer_start) for row in rows]
+        able = [i for i, start in enumerate(starts) if start >= 0]
+        items = [self._item(rows[i], rows[i].text[: starts[i]], services.tokenizer) for i in able]
+        items += [self._item(rows[i], "", services.tokenizer) for i in able]
+        means = [_mean_probability(scores.sampled) for scores in services.read(items)]
+        gains = {i: max(0.0, means[k] - means[k + len(able)]) for k, i in enumerate(able)}
+        weight = self.settings.format_weight
+        for i, row in enumerate(rows):
+            row.reward = (1 - weight) * gains.get(i, 0.0) + weight * self._format(row.text)
+            row.notes[_REWARD] = row.reward
+            self.fire("gain", gains.get(i, 0.0))
+        self._filter(rows)
+
+    def _item(self, row: Row, reasoning: str, tokenizer: Any) -> ScoreItem:
+        """The reference answer as a response to the prompt, the reasoning and the mark."""
+        if row.prompt.answer is None:
+            raise DataError(f"{row.prompt.name} has no reference answer, which reward rlpr reads; give it one.")
+        before = tokenizer(reasoning + self.settings.answer_start, add_special_tokens=False)["input_ids"]
+        answer = tokenizer(row.prompt.answer, add_special_tokens=False)["input_ids"]
+        if not answer:
+            raise DataError(f"{row.prompt.name} has an empty reference answer, which reward rlpr cannot read.")
+        ids = np.concatenate([row.prompt_ids, np.array([*before, *answer], dtype=np.uint32)])
+        return ScoreItem(ids, len(ids) - len(answer))
+
+    def _format(self, text: str) -> float:
+        start = text.find(self.settings.answer_start)
+        return float(start >= 0 and text.find(self.settings.answer_end, start) >= 0)
+
+    def _filter(self, rows: Sequence[Row]) -> None:
+        for group in in_groups(rows):
+            spread = _deviation([row.reward or 0.0 for row in group])
+            group[0].notes[_SPREAD] = spread
+            left_out = (
+                self.average is not None
+                and group[0].key.step >= _FIRST_FILTERED
+                and spread < self.settings.filter * self.average
+            )
+            self.fire("left_out", float(left_out))
+            for row in group if left_out else ():
+                row.reward = None
+
+    def observe(self, report: StepReport) -> None:
+        """Move the average of the spreads of all ranks' groups."""
+        spreads = [outcome.notes[_SPREAD] for outcome in report.outcomes if _SPREAD in outcome.notes]
+        if report.step < _FIRST_AVERAGED or not spreads:
+            return
+        mean, decay = math.fsum(spreads) / len(spreads), self.settings.filter_decay
+        self.average = mean if self.average is None else decay * self.average + (1 - decay) * mean
+
+    def state_dict(self) -> dict[str, Any]:
+        """The average."""
+        return {"average": self.average}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self.average = state.get("average")
+
+
+def _mean_probability(log_probs: Any) -> float:
+    return float(np.exp(np.asarray(log_probs, dtype=np.float64)).mean())
+
+
+def _deviation(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))

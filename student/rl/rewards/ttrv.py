@@ -1,0 +1,84 @@
+"""TTRV: reinforcement learning at test time, without labels: the more samples agree with an answer, the better.
+
+    whole_i = share(answer_i) - diversity * H / log m
+
+share is the part of the group's votes for the answer of row i, H the entropy of all its answers in nats and m the
+number of different ones; the second term is 0 for m = 1. Rows without an answer vote for nothing and have no reward.
+
+H is one number for a whole group, so any advantage that takes the group's mean off cancels it: then only the majority
+counts. Sources: the authors' code (github Akshit21112002/TTRV).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from opd.errors import ConfigError
+from student.rl.rewards.base import Reward, RewardSettings, in_groups
+from student.scoring.needs import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+    from student.rl.rewards.base import RewardServices
+
+log = logging.getLogger(__name__)
+
+
+class TtrvSettings(RewardSettings):
+    """Settings of TTRV."""
+
+    diversity: float = Field(0.75, ge=0, description="Weight of the entropy of a group's answers.")
+
+
+class Ttrv(Reward):
+    """The reward; see the module for the formula."""
+
+    settings_type = TtrvSettings
+    settings: TtrvSettings
+    kind: ClassVar[Literal["whole", "part"]] = "whole"
+    evidence = "text and code"
+
+    def needs(self) -> Needs:
+        """A reward of its own: no labels."""
+        return Needs(reward="any")
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse groups of one, and say when the entropy cannot act.
+
+        Raises:
+            ConfigError: for rollout.samples_per_prompt of 1.
+        """
+        if recipe.rollout.samples_per_prompt < 2:
+            raise ConfigError("reward ttrv lets the answers to a prompt vote; raise rollout.samples_per_prompt.")
+        for term in terms:
+            chain = getattr(term, "chain", None)
+            if self.settings.diversity and chain is not None and chain.first.centred:
+                log.warning(
+                    "the entropy in reward ttrv is the same for a whole group, so that advantage %r of term %r cancels "
+                    "it; set diversity to 0, or use an advantage without a group's mean",
+                    chain.first.settings.name,
+                    term.settings.name,
+                )
+
+    def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
+        """See the module."""
+        answers = dict(zip(map(id, rows), services.extract(rows), strict=True))
+        for group in in_groups(rows):
+            votes = Counter(answer for row in group if (answer := answers[id(row)]) is not None)
+            total = votes.total()
+            entropy = -math.fsum(n / total * math.log(n / total) for n in votes.values())
+            spread = entropy / math.log(len(votes)) if len(votes) > 1 else 0.0
+            for row in group:
+                answer = answers[id(row)]
+                row.reward = None if answer is None else votes[answer] / total - self.settings.diversity * spread
+            if votes:
+                self.fire("majority_share", votes.most_common(1)[0][1] / total)

@@ -1,0 +1,136 @@
+"""What every registered reward owes: conformance tests that a new one inherits by being registered."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opd.config import parse_settings
+from opd.tasks.prompt import Prompt
+from student.controllers import StepReport
+from student.data.outcome import outcome_of, reward_of
+from student.data.row import Row
+from student.rl import REWARDS
+from student.rl.rewards.base import Reward
+from student.run.state_io import load_state, save_state
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "overlong": {"buffer": 3},
+    "noisy_verifier": {"false_positive": 0.1},
+    "function": {"function": "operator:countOf", "timeout": 60.0},
+}
+"""Settings of rewards that have no defaults for all of them."""
+
+TEXTS = ("<answer>42</answer>", '{"a": 1}', "why <answer>7</answer>", "", "42", "42")
+VALUES = (1.0, 0.0, 1.0, None, 0.5, 1.0)
+
+
+@pytest.fixture(params=[entry.name for entry in REWARDS])
+def build(request: pytest.FixtureRequest) -> Any:
+    made: list[Reward] = []
+
+    def make() -> Reward:
+        cls = REWARDS.load(request.param)
+        data = {"name": request.param} | SETTINGS.get(request.param, {})
+        made.append(cls(parse_settings(cls.settings_type, data)))
+        if request.param == "overlong":
+            made[-1].limit = 5  # type: ignore[attr-defined]
+        if request.param == "function":
+            made[-1]._check = lambda prompt, answer: len(answer) - 3.0  # type: ignore[attr-defined]
+        return made[-1]
+
+    return make
+
+
+@pytest.fixture
+def rows(make_row: Callable[..., Row]) -> Callable[..., list[Row]]:
+    def make(step: int = 0) -> list[Row]:
+        prompts = [Prompt.make(name, answer="42") for name in ("one", "two")]
+        return [
+            make_row(TEXTS[i], VALUES[i], sample=i, step=step, length=i + 1, prompt=prompts[i % 2], truncated=i == 4)
+            for i in range(6)
+        ]
+
+    return make
+
+
+def given(reward: Reward, rows: list[Row], services: Any) -> dict[Any, Any]:
+    for row in rows:
+        row.rewarded = reward.kind == "whole"
+    reward.reward(rows, services)
+    return {row.key: (reward_of(row), dict(row.reward_parts), dict(row.notes)) for row in rows}
+
+
+@pytest.fixture
+def listening(services: Any) -> Any:
+    services.log_probs = lambda before, ids: [-0.1 - 0.01 * (len(before) % 7)] * len(ids)
+    return services
+
+
+def test_a_reward_is_finite_or_unknown(build: Any, rows: Any, listening: Any) -> None:
+    found = given(build(), rows(), listening)
+    rewards = [value for value, _, _ in found.values() if value is not None]
+    assert rewards and all(map(math.isfinite, rewards))
+
+
+def test_it_does_not_depend_on_the_order_of_rows_nor_on_other_groups(build: Any, rows: Any, listening: Any) -> None:
+    def numbers(made: list[Row]) -> dict[Any, float | None]:
+        return {key: value for key, (value, _, _) in given(build(), made, listening).items()}
+
+    whole, by_group = numbers(rows()), rows()
+    assert numbers(rows()[::-1]) == pytest.approx(whole)
+    assert numbers(by_group[::2]) | numbers(by_group[1::2]) == pytest.approx(whole)
+
+
+def test_a_step_that_is_taken_again_is_rewarded_alike(build: Any, rows: Any, listening: Any) -> None:
+    reward = build()
+    before = reward.state_dict()
+    first = given(reward, rows(), listening)
+    assert reward.state_dict() == before
+    assert given(reward, rows(), listening) == first
+
+
+def test_its_state_survives_a_checkpoint(build: Any, rows: Any, listening: Any, tmp_path: Path) -> None:
+    one, other = build(), build()
+    for step in range(12):
+        made = rows(step)
+        given(one, made, listening)
+        one.observe(StepReport(step, {}, [outcome_of(row) for row in made]))
+    save_state(tmp_path, "reward", one.state_dict())
+    other.load_state_dict(load_state(tmp_path, "reward"))
+    assert given(one, rows(12), listening) == given(other, rows(12), listening)
+
+
+def test_two_ranks_learn_what_one_learns(build: Any, rows: Any, listening: Any) -> None:
+    alone, left, right = build(), build(), build()
+    for step in range(7):
+        made, halves = rows(step), rows(step)
+        given(alone, made, listening)
+        given(left, halves[::2], listening)
+        given(right, halves[1::2], listening)
+        alone.observe(StepReport(step, {}, [outcome_of(row) for row in made]))
+        together = StepReport(step, {}, [outcome_of(row) for row in halves])
+        left.observe(together)
+        right.observe(together)
+    assert left.state_dict() == right.state_dict() == alone.state_dict()
+
+
+def test_an_unknown_verdict_never_lowers_a_reward_that_needs_one(build: Any, rows: Any, listening: Any) -> None:
+    reward = build()
+    if reward.needs().reward != "verdict" or reward.settings.name == "rl_struct":
+        pytest.skip("it reads no verdicts, or has tiers that are known without one")
+    found = {key.sample: value for key, (value, _, _) in given(reward, rows(), listening).items()}
+    assert found[3] is None
+
+
+def test_it_shows_that_it_acted(build: Any, rows: Any, listening: Any) -> None:
+    reward = build()
+    given(reward, rows(), listening)
+    assert reward.fired and all(count > 0 for _, count in reward.fired.values())
+    assert any(total for total, _ in reward.fired.values()) or reward.settings.name in ("function", "hapo", "rlpr")
+
+
+def test_it_says_how_its_formula_is_known(build: Any) -> None:
+    assert build().evidence in ("text and code", "text", "abstract", "inferred", "own")
