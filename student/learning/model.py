@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from opd import maths
 from opd.errors import ConfigError
-from opd.heads import caps_attention, scale_and_cap
+from opd.heads import OutputHead, caps_attention, scale_and_cap
 from opd.maths import TokenScores
 from opd.maths.linear.divergence import gathered
 from student.data.batch import MicroBatch
@@ -118,15 +118,9 @@ class ProjectionSpec:
 
 
 def logits_of(hidden: Float[Tensor, "n h"], head: HeadWeights, spec: ProjectionSpec) -> Float[Tensor, "n v"]:
-    """Float32 logits over the valid vocabulary, with scale and soft-cap, divided by the temperature."""
-    weight = head.weight[: spec.valid_vocab]
-    logits = (hidden.to(weight.dtype) @ weight.T).float()
-    if head.bias is not None:
-        logits = logits + head.bias[: spec.valid_vocab].float()
-    if head.logit_scale != 1.0:
-        logits = logits * head.logit_scale
-    if head.soft_cap:
-        logits = head.soft_cap * torch.tanh(logits / head.soft_cap)
+    """Float32 logits over the valid vocabulary, with scale and soft-cap, divided by the temperature; no gradient."""
+    padding = len(head.weight) - spec.valid_vocab
+    logits = OutputHead(head.weight, head.bias, head.logit_scale, head.soft_cap, padding).logits(hidden)
     return logits if spec.temperature == 1.0 else logits / spec.temperature
 
 

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from opd.maths.linear.project import Side, aligned_rows, has_matrix_units, rows_within, scratch_of, vocabulary_steps
+from opd.heads import has_matrix_units, vocabulary_steps
+from opd.maths.linear.project import Side, aligned_rows, rows_within, scratch_of
 
 
 class LogitGradients:

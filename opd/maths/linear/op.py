@@ -5,7 +5,7 @@ multiplication by the incoming scalar. With `recompute` no gradients are kept; t
 with whatever weights arrive at the single tokens.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,43 @@ from opd.maths.linear.project import Side
 from opd.maths.linear.tiles import run_tiles
 from opd.maths.pointwise import Kind, Spec
 from opd.maths.rows import Row
+
+
+class _Tensors(NamedTuple):
+    """The operator's first arguments, in its order."""
+
+    student_hidden: Tensor
+    student_head: Tensor
+    student_bias: Tensor | None
+    teacher_hidden: Tensor
+    teacher_head: Tensor
+    teacher_bias: Tensor | None
+    reference_hidden: Tensor | None
+    reference_head: Tensor | None
+    reference_bias: Tensor | None
+    token_weights: Tensor
+
+
+class _Settings(NamedTuple):
+    """Its other arguments, in its order."""
+
+    kind: str
+    weight: float
+    spec_scale: float
+    temperature: float
+    teacher_power: float
+    scales: list[float]
+    soft_caps: list[float]
+    wanted: list[bool]
+    recompute: bool
+    scratch_bytes: int
+    backend: str
+    topk: int
+
+
+def _named(arguments: tuple[Any, ...]) -> tuple[_Tensors, _Settings]:
+    count = len(_Tensors._fields)
+    return _Tensors(*arguments[:count]), _Settings(*arguments[count:])
 
 
 @torch.library.custom_op("opd::linear_divergence", mutates_args=())
@@ -70,44 +107,43 @@ def linear_divergence_op(
 
 
 @linear_divergence_op.register_fake
-def _(student_hidden: Tensor, student_head: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    token_weights, wanted, recompute, topk = rest[7], rest[15], rest[16], rest[19]
-    shapes = student_hidden.shape, student_head.shape, student_head.shape[:1]
-    dtypes = student_hidden.dtype, token_weights.dtype, token_weights.dtype
+def _(*arguments: Any) -> tuple[Tensor, ...]:
+    tensors, settings = _named(arguments)
+    hidden, head, weights = tensors.student_hidden, tensors.student_head, tensors.token_weights
+    shapes, dtypes = (hidden.shape, head.shape, head.shape[:1]), (hidden.dtype, weights.dtype, weights.dtype)
     gradients = (
-        token_weights.new_empty(shape if want and not recompute else (0,), dtype=dtype)
-        for shape, want, dtype in zip(shapes, wanted, dtypes, strict=True)
+        weights.new_empty(shape if want and not settings.recompute else (0,), dtype=dtype)
+        for shape, want, dtype in zip(shapes, settings.wanted, dtypes, strict=True)
     )
-    tokens = len(student_hidden)
-    figures = token_weights.new_empty(len(TOPK_FIGURES) if topk else 0, tokens)
-    return token_weights.new_empty(()), token_weights.new_empty(len(Row), tokens), *gradients, figures
+    figures = weights.new_empty(len(TOPK_FIGURES) if settings.topk else 0, len(hidden))
+    return weights.new_empty(()), weights.new_empty(len(Row), len(hidden)), *gradients, figures
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.settings = inputs[10:]
-    ctx.recompute = inputs[18]
-    ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in inputs[:3]]
-    ctx.save_for_backward(*(inputs[:10] if ctx.recompute else output[2:5]))
+    tensors, ctx.settings = _named(inputs)
+    trained = tensors.student_hidden, tensors.student_head, tensors.student_bias
+    ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in trained]
+    _, _, *gradients, _ = output
+    ctx.save_for_backward(*(tensors if ctx.settings.recompute else gradients))
     ctx.mark_non_differentiable(*output[2:])
 
 
 def _backward(ctx: Any, d_total: Tensor, d_statistics: Tensor, *_: Tensor) -> tuple[Any, ...]:
-    if ctx.recompute:
-        *tensors, token_weights = ctx.saved_tensors
-        arriving = d_total * token_weights + d_statistics[Row.VALUE]
-        settings = list(ctx.settings)
-        settings[8], settings[11] = False, 0  # recompute, topk
-        gradients = list(linear_divergence_op(*tensors, arriving, *settings)[2:5])
+    settings: _Settings = ctx.settings
+    if settings.recompute:
+        tensors = _Tensors(*ctx.saved_tensors)
+        arriving = d_total * tensors.token_weights + d_statistics[Row.VALUE]
+        again = tensors._replace(token_weights=arriving), settings._replace(recompute=False, topk=0)
+        _, _, *gradients, _ = linear_divergence_op(*again[0], *again[1])
     else:
         # In place, because a second copy of the head's gradient would be the largest tensor of the step. A second
         # backward pass is refused by autograd's version check; recompute=True allows it.
         gradients = [saved.mul_(d_total) for saved in ctx.saved_tensors]
-    wanted = ctx.settings[7]
     found = [
         gradient.to(dtype) if want and dtype is not None else None
-        for gradient, want, dtype in zip(gradients, wanted, ctx.dtypes, strict=True)
+        for gradient, want, dtype in zip(gradients, settings.wanted, ctx.dtypes, strict=True)
     ]
-    return (*found, *(None,) * 19)
+    return (*found, *(None,) * (len(_Tensors._fields) + len(_Settings._fields) - len(found)))
 
 
 linear_divergence_op.register_autograd(_backward, setup_context=_setup_context)

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from opd.heads import OutputHead, has_matrix_units
+
 #: Default scratch of the tiles, bytes.
 CPU_SCRATCH, GPU_SCRATCH = 128 << 20, 1 << 30
-#: Vocabulary entries per step where a half-precision head must be widened through a temporary.
-_VOCABULARY_STEP = 8192
 #: An accelerator's matrix units work on this many rows at once; a tile of fewer wastes the rest.
 _ROWS = 128
 #: Entries to which an accelerator's rows of logits are padded: its matrix units read rows aligned to 16 bytes only.
@@ -40,10 +40,10 @@ class Side:
         """Of logits and gradients: float32, or float64 for float64 hidden states."""
         return torch.float64 if self.hidden.dtype == torch.float64 else torch.float32
 
-    def through_cap_(self, gradient: Tensor, logits: Tensor) -> None:
-        """Takes a gradient on the capped logits back through the soft-cap, in place."""
-        if self.soft_cap:
-            gradient *= 1.0 - (logits / self.soft_cap).square()
+    @property
+    def output_head(self) -> OutputHead:
+        """Head, bias, scale and soft-cap, which turn hidden states into logits."""
+        return OutputHead(self.head, self.bias, self.scale, self.soft_cap)
 
 
 def scratch_of(side: Side, scratch_bytes: int | None) -> int:
@@ -85,31 +85,6 @@ def _width(side: Side) -> int:
     return -(-vocabulary // _COLUMNS) * _COLUMNS if has_matrix_units(side.hidden) else vocabulary
 
 
-def has_matrix_units(tensor: Tensor) -> bool:
-    """Whether the device multiplies half-precision factors into float32; meta counts, so that a plan can be seen."""
-    return tensor.device.type in ("cuda", "meta")
-
-
 def project(side: Side, tile: slice, out: Float[Tensor, "n V"]) -> None:
     """Writes a tile's logits, float32 accumulation also for half-precision inputs."""
-    hidden, transposed = side.hidden[tile], side.head.t()
-    if hidden.dtype == out.dtype:
-        torch.mm(hidden, transposed, out=out)
-    elif has_matrix_units(out):
-        torch.mm(hidden, transposed, out_dtype=out.dtype, out=out)
-    else:
-        wide = hidden.to(out.dtype)
-        for step in vocabulary_steps(out.shape[-1]):
-            out[:, step] = wide @ transposed[:, step].to(out.dtype)
-    if side.bias is not None:
-        out += side.bias
-    if side.scale != 1.0:
-        out *= side.scale
-    if side.soft_cap:
-        out.div_(side.soft_cap).tanh_().mul_(side.soft_cap)
-
-
-def vocabulary_steps(vocabulary: int) -> Iterator[slice]:
-    """Slices that cover the vocabulary in steps whose widened copies stay small."""
-    for start in range(0, vocabulary, _VOCABULARY_STEP):
-        yield slice(start, min(start + _VOCABULARY_STEP, vocabulary))
+    side.output_head.logits(side.hidden[tile], out)

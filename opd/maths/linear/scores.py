@@ -186,7 +186,7 @@ def linear_scores_backward_op(
                 log_p = log_probs(logits[block], rows[2, at], temperature)
                 y = None if sampled_ids is None else sampled_ids[at]
                 gradient = score_rows_gradient(log_p, ids[at], y, rows[1, at], *(g[at] for g in arriving))
-                side.through_cap_(gradient, logits[block])
+                side.output_head.through_cap_(gradient, logits[block])
                 torch.mul(gradient, scale / temperature, out=logits[block])
             gradients.add(tile, logits)
     return gradients.tensors()
