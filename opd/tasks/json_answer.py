@@ -8,6 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from opd.errors import ConfigError
+from opd.tasks.prompt import Prompt
+from opd.tasks.verdict import Verdict
 
 _FENCE = re.compile(r"```[a-zA-Z]*\s*\n(.*?)```", re.DOTALL)
 _MOST = 200_000
@@ -46,8 +48,10 @@ def find_json(text: str) -> FoundJson | None:
         try:
             value, at = decoder.raw_decode(text, start)
             last = FoundJson(value, alone=False)
-        except (ValueError, RecursionError):
+        except ValueError:
             at = start + 1
+        except RecursionError:
+            break  # every bracket after this one would be as deep
     return last
 
 
@@ -97,3 +101,32 @@ def _validator(schema: str) -> Any:
         reason = getattr(error, "message", str(error))
         raise ConfigError(f"the JSON schema {schema[:80]!r} is not valid: {reason[:200]}.") from error
     return cls(parsed)
+
+
+class JsonVerifier:
+    """Correct when the completion holds JSON that fits the schema in column `schema` of the prompt (see keep_columns).
+
+    Unknown without a schema, or with one that is not valid.
+    """
+
+    def __init__(self, timeout: float = 10.0) -> None:
+        self.timeout = timeout
+
+    def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        """See `Verifier.verify`."""
+        schema = prompt.extra.get("schema")
+        if schema is None:
+            return Verdict.unknown("the prompt has no column 'schema'")
+        found = find_json(completion)
+        if found is None:
+            return Verdict.of(False, "the completion holds no JSON object or array")
+        errors = schema_errors(found.value, schema)
+        return Verdict.of(not errors, "; ".join(errors))
+
+    def extract(self, prompt: Prompt, completion: str) -> str | None:
+        """The JSON in one form for equal values."""
+        found = find_json(completion)
+        return None if found is None else json.dumps(found.value, sort_keys=True)
+
+    def close(self) -> None:
+        """Nothing to release."""

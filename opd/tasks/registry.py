@@ -15,4 +15,6 @@ TASKS.add("rooms", "opd.tasks.environments.rooms:Rooms", "episodes in rooms with
 
 VERIFIERS = Registry("verifier", "opd.verifiers", member="verify")
 VERIFIERS.add("exact", "opd.tasks.exact:ExactVerifier", "the completion equals the answer, white space aside")
+VERIFIERS.add("numeric", "opd.tasks.numeric:NumericVerifier", "the last number of the completion is the answer's")
+VERIFIERS.add("json_schema", "opd.tasks.json_answer:JsonVerifier", "JSON in the completion fits the prompt's schema")
 VERIFIERS.add("math", "opd.tasks.maths:MathVerifier", "mathematical equality of the final answer (math-verify)")
