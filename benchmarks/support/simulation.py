@@ -167,6 +167,12 @@ class SimulatedLink:
         """Simulated teachers have no head."""
         raise TeacherNotFoundError(f"simulated teacher {teacher!r} hands out no head.")
 
+    async def update_weights(self, teacher: str, folder: str, timeout: float) -> str:
+        """See `ReplicaLink.update_weights`; a simulated folder is the hash of its weights."""
+        await self._travel(timeout)
+        self._server.teachers = {**self._server.teachers, teacher: folder}
+        return folder
+
     async def reconnect(self) -> None:
         """Nothing to forget."""
 

@@ -1,4 +1,4 @@
-"""`opd fleet status` and `opd fleet verify`; everything heavy is imported inside the commands."""
+"""`opd fleet status`, `verify` and `update-weights`; everything heavy is imported inside the commands."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def verify(
     settings: SettingsFile = None,
     override: Override = [],  # noqa: B006 - typer reads the default
 ) -> None:
-    """Score one probe on every replica of every teacher and report the largest differences in nats."""
+    """Score one random row on every replica of every teacher and report the largest differences in nats."""
     from opd.fleet.client import TeacherFleet
 
     with TeacherFleet.connect(endpoints, settings=fleet_settings(settings, override), client="verify") as fleet:
@@ -78,3 +78,22 @@ def verify(
     bad = [report for report in reports if not report.agrees]
     if bad:
         raise IncompatibleTeacherError(f"replicas disagree or do not answer: {bad[0].sentence()}")
+
+
+@app.command()
+def update_weights(
+    endpoints: Endpoints,
+    teacher: Annotated[str, typer.Argument(help="Teacher whose weights are replaced.")],
+    folder: Annotated[str, typer.Argument(help="Folder of safetensors, at a path that every server can read.")],
+    timeout: Annotated[float, typer.Option(help="Seconds for one replica's swap.")] = 600.0,
+    settings: SettingsFile = None,
+    override: Override = [],  # noqa: B006 - typer reads the default
+) -> None:
+    """Replace a teacher's weights on every replica while it serves; needs a token with the scope admin."""
+    from opd.fleet.client import TeacherFleet
+
+    with TeacherFleet.connect(endpoints, settings=fleet_settings(settings, override), client="update") as fleet:
+        update = fleet.update_weights(teacher, folder, timeout=timeout)
+    if update.failures:
+        raise IncompatibleTeacherError(update.sentence())
+    typer.echo(update.sentence())

@@ -8,6 +8,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from opd.errors import OpdError, UnavailableError
@@ -24,6 +25,7 @@ from opd.fleet.scheduling.in_flight import ScoreTask
 from opd.fleet.settings import FleetSettings
 from opd.fleet.source import ScoreFuture, ScoreSource, cancel_all
 from opd.fleet.status.records import FleetStatus
+from opd.fleet.weights import WeightsUpdate
 from opd.telemetry.context import trace_metadata
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
@@ -183,6 +185,10 @@ class TeacherFleet(ScoreSource):
     def adopt(self, teacher: str) -> None:
         """See `ScoreSource.adopt`."""
         self._on_loop(lambda: self._core.adopt(teacher))
+
+    def update_weights(self, teacher: str, folder: str | Path, *, timeout: float = 600.0) -> WeightsUpdate:
+        """See `ScoreSource.update_weights`."""
+        return self._run(self._core.update_weights(teacher, str(folder), timeout))
 
     def outages(self) -> list[Outage]:
         """See `ScoreSource.outages`."""

@@ -23,6 +23,7 @@ from opd.fleet.scheduling.in_flight import ScoreTask
 from opd.fleet.settings import FleetSettings
 from opd.fleet.status.records import FleetStatus
 from opd.fleet.status.snapshot import take_status
+from opd.fleet.weights import WeightsUpdate, adopt, update_weights
 from opd.wire.bounds import check_items
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
@@ -170,15 +171,14 @@ class FleetCore:
         return AgreementReport(teacher, self.settings.health.agreement_nats, gaps, errors)
 
     def adopt(self, teacher: str) -> None:
-        """Accept other weights: the next replica to be checked decides what the pool is; all are checked again."""
-        pool = self.known(teacher)
-        pool.adopt()
-        now = self.now()
-        for monitor in self.monitors.values():
-            life = monitor.lives.get(teacher)
-            if life is not None:
-                monitor.apply(teacher, life.identity_changed(now, "the pool takes other weights"))
-                monitor.admission.recheck(teacher)
+        """See `ScoreSource.adopt`."""
+        self.known(teacher)
+        adopt(self.members, teacher)
+
+    async def update_weights(self, teacher: str, folder: str, timeout: float) -> WeightsUpdate:
+        """See `ScoreSource.update_weights`."""
+        self.known(teacher)
+        return await update_weights(self.members, teacher, folder, timeout)
 
     def infos(self) -> Mapping[str, pb.TeacherInfo]:
         """Descriptions of the teachers that have had a usable replica."""

@@ -4,12 +4,14 @@ import asyncio
 import concurrent.futures
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
 from opd.fleet.membership.agreement import AgreementReport
 from opd.fleet.membership.outage import Outage, OutageHooks
 from opd.fleet.status.records import FleetStatus
+from opd.fleet.weights import WeightsUpdate
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 
@@ -103,6 +105,28 @@ class ScoreSource(Protocol):
         """Take the teacher's present weights, whatever they are: after a deliberate swap on its servers.
 
         Until a replica has passed the check against nothing but itself, rows wait as in an outage.
+        """
+
+    @abstractmethod
+    def update_weights(self, teacher: str, folder: str | Path, *, timeout: float = 600.0) -> WeightsUpdate:
+        """Replace a teacher's weights on every replica while it serves, and wait until the replicas agree.
+
+        Rows under way are answered by the old weights or asked for again; rows that wait while the replicas are checked
+        get the new ones. Call it between two steps for a clean cut.
+
+        Args:
+            teacher: its name.
+            folder: safetensors of the same architecture, at a path that every server can read.
+            timeout: seconds for one replica's swap.
+
+        Returns:
+            Which replicas serve the new weights, and why each other one does not.
+
+        Raises:
+            TeacherNotFoundError: there is no such teacher.
+            IncompatibleTeacherError: the replicas found different weights there, equally many each.
+            OpdError: no replica took them: no scope `admin`, an unreadable folder, another architecture; the old
+                weights go on serving.
         """
 
     @abstractmethod

@@ -198,7 +198,9 @@ def chaos() -> SimpleNamespace:
         return next((r.state for r in fleet.status().replicas if r.address == replica.address), "absent")
 
     work = Work(engine.VOCAB, engine)
-    return SimpleNamespace(work=work, connect=connect, wait_until=wait_until, state=state, spec=SPEC, numbers=numbers)
+    return SimpleNamespace(
+        work=work, engine=engine, connect=connect, wait_until=wait_until, state=state, spec=SPEC, numbers=numbers
+    )
 
 
 def ip(*arguments: str) -> bool:

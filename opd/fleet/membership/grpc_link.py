@@ -19,11 +19,13 @@ from opd.wire.head import HeadStreamDecoder
 from opd.wire.request import build_score_request
 from opd.wire.status import error_from_rpc
 from opd.wire.types import Head, Scores
+from opd.wire.v1 import admin_pb2
 from opd.wire.v1 import teacher_pb2 as pb
 
 M = TypeVar("M", bound=Message)
 
-_SERVICE = "/opd.wire.v1.TeacherService/"
+_TEACHER = "/opd.wire.v1.TeacherService/"
+_ADMIN = "/opd.wire.v1.AdminService/"
 _TLS_SIGNS = ("handshake", "ssl", "certificate", "tls", "hostname verification")
 _NOISE = re.compile(r"failed to connect to all addresses; last error: \w+: (ipv[46]:\S+: )?|: OK$|SSL_ERROR_SSL: \S+ ")
 
@@ -47,7 +49,7 @@ class GrpcLink:
         self._methods: dict[str, Any] = {}
 
     def _method(self, name: str, *, stream: bool) -> Any:
-        """A method of the service that gives its answers as bytes.
+        """A method, by its full name, that gives its answers as bytes.
 
         The generated stub would parse them itself; gRPC logs a traceback for bytes that are not a message, and hands
         over None.
@@ -56,17 +58,17 @@ class GrpcLink:
             self._channel = open_channel(self.address, self._security)
         if name not in self._methods:
             make = self._channel.unary_stream if stream else self._channel.unary_unary
-            self._methods[name] = make(_SERVICE + name, request_serializer=_serialise)
+            self._methods[name] = make(name, request_serializer=_serialise)
         return self._methods[name]
 
     async def describe(self, timeout: float) -> Description:
         """See `ReplicaLink.describe`."""
-        answer = await self._unary("Describe", pb.DescribeRequest(), pb.DescribeResponse, timeout)
+        answer = await self._unary(_TEACHER + "Describe", pb.DescribeRequest(), pb.DescribeResponse, timeout)
         return Description({info.name: info for info in answer.teachers}, answer.instance_id, answer.server_version)
 
     async def load(self, timeout: float) -> pb.GetLoadResponse:
         """See `ReplicaLink.load`."""
-        return await self._unary("GetLoad", pb.GetLoadRequest(), pb.GetLoadResponse, timeout)
+        return await self._unary(_TEACHER + "GetLoad", pb.GetLoadRequest(), pb.GetLoadResponse, timeout)
 
     async def score(
         self, request: ReplicaRequest, timeout: float | None, idle: float
@@ -92,7 +94,7 @@ class GrpcLink:
         )
         last = len(request.items) - 1
         metadata = self._security.metadata() + request.trace
-        stream = self._method("Score", stream=True)(message, timeout=timeout, metadata=metadata)
+        stream = self._method(_TEACHER + "Score", stream=True)(message, timeout=timeout, metadata=metadata)
         async for part in self._messages(stream, pb.ScoreResponse, idle):
             for index, scores in decoder.feed(part):
                 # The last row waits for the trailer: a stream without one is incomplete.
@@ -104,10 +106,18 @@ class GrpcLink:
         """See `ReplicaLink.head`."""
         request = pb.GetHeadRequest(teacher=teacher, expected_hash=expected_hash, chunk_bytes=self._calls.chunk_bytes)
         decoder = HeadStreamDecoder(expected_hash)
-        stream = self._method("GetHead", stream=True)(request, timeout=timeout, metadata=self._security.metadata())
+        stream = self._method(_TEACHER + "GetHead", stream=True)(
+            request, timeout=timeout, metadata=self._security.metadata()
+        )
         async for message in self._messages(stream, pb.GetHeadResponse, timeout):
             decoder.feed(message)
         return decoder.finish()
+
+    async def update_weights(self, teacher: str, folder: str, timeout: float) -> str:
+        """See `ReplicaLink.update_weights`; needs a token with the scope `admin`."""
+        request = admin_pb2.UpdateWeightsRequest(teacher=teacher, folder=folder)
+        answer = await self._unary(_ADMIN + "UpdateWeights", request, admin_pb2.UpdateWeightsResponse, timeout)
+        return answer.weights_hash
 
     async def reconnect(self) -> None:
         """See `ReplicaLink.reconnect`."""

@@ -89,6 +89,10 @@ class ReplicaLink(Protocol):
         """The teacher's output head, checked against its hash."""
         ...
 
+    async def update_weights(self, teacher: str, folder: str, timeout: float) -> str:
+        """Replace a teacher's weights by those in a folder of the server's host; returns their hash."""
+        ...
+
     async def reconnect(self) -> None:
         """Forget the connection and its backoff, so that the next call tries at once."""
         ...

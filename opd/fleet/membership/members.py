@@ -136,7 +136,7 @@ class Members:
             refused = everybody and all(isinstance(monitor.error, AuthError) for monitor in self.monitors.values())
             if refused or now - start >= self.settings.connect_seconds:
                 raise self._why_not_connected()
-            await self._wait_for_news(0.5)
+            await self.wait_for_news(0.5)
 
     async def _elect(self) -> None:
         """Decide what each pool is and computes, from all servers that have answered, and let replicas be admitted."""
@@ -213,7 +213,8 @@ class Members:
         ]
         return UnavailableError(f"teacher {missing[0]!r} has no usable replica: {'; '.join(reasons)}.")
 
-    async def _wait_for_news(self, seconds: float) -> None:
+    async def wait_for_news(self, seconds: float) -> None:
+        """Wait until a replica changes its state or a server is asked for the first time, `seconds` at most."""
         try:
             async with asyncio.timeout(seconds):
                 await self._news.wait()

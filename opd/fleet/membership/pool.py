@@ -31,6 +31,7 @@ class Pool:
         info: its description with the strictest limits of all replicas seen, None before the first.
         bounds: the same for the checks of a row.
         identity: what every replica must be; None before the election.
+        weights_hash: of the weights that a hot swap has given it, "" without one.
         reference: a check row and what its replicas say about it; None before the first was asked.
         heads: the fetched head by content hash.
         head_lock: held while it is fetched.
@@ -43,6 +44,7 @@ class Pool:
     info: pb.TeacherInfo | None = None
     bounds: RequestBounds | None = None
     identity: Identity | None = None
+    weights_hash: str = ""
     reference: Reference | None = None
     heads: dict[str, Head] = field(default_factory=dict)
     head_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -63,6 +65,7 @@ class Pool:
         """
         if self.identity is not None:
             return self.identity
+        pinned = self.weights_hash or pinned
         identities = {address: Identity.of(info) for address, info in seen.items()}
         self.identity = elect(identities, pinned)
         if self.identity is None and (pinned or not seen):
@@ -101,9 +104,10 @@ class Pool:
             self.reference = Reference(row, vectors[medoid(vectors)])
         return self.reference
 
-    def adopt(self) -> None:
-        """Forget what the replicas must be: the next election decides anew."""
+    def adopt(self, weights_hash: str = "") -> None:
+        """Forget what the replicas must be; the next one to be checked decides, if it has the given weights."""
         self.identity = self.reference = None
+        self.weights_hash = weights_hash
 
 
 def _opponents(identities: dict[str, Identity]) -> list[tuple[str, Identity]]:

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from opd.errors import DataError, TeacherNotFoundError
+from opd.errors import ConfigError, DataError, TeacherNotFoundError
 from opd.fleet.membership.agreement import AgreementReport
 from opd.fleet.membership.outage import Outage, OutageHooks
 from opd.fleet.record.store import ScoreStore, score_key
 from opd.fleet.source import ScoreFuture, ScoreSource
 from opd.fleet.status.records import FleetCounters, FleetStatus, TeacherStatus
+from opd.fleet.weights import WeightsUpdate
 from opd.wire.bounds import RequestBounds, check_items
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
@@ -119,6 +120,13 @@ class RecordedFleet(ScoreSource):
     def adopt(self, teacher: str) -> None:
         """A record has one set of weights."""
         self.describe(teacher)
+
+    def update_weights(self, teacher: str, folder: str | Path, *, timeout: float = 600.0) -> WeightsUpdate:
+        """A record has one set of weights."""
+        self.describe(teacher)
+        raise ConfigError(
+            f"teacher {teacher!r} is recorded in {self.store.folder}; connect to live servers to update it."
+        )
 
     def outages(self) -> list[Outage]:
         """Always empty."""

@@ -1,0 +1,112 @@
+"""Replaces a teacher's weights on all its replicas while they serve, and waits until they agree on the new ones."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from opd.errors import IncompatibleTeacherError, OpdError, UnavailableError
+from opd.fleet.membership.life_cycle import ReplicaState
+from opd.fleet.membership.members import Members
+from opd.fleet.membership.replica_monitor import ReplicaMonitor
+
+log = logging.getLogger("opd.fleet")
+
+SETTLE_SECONDS = 60.0
+"""How long replicas that took the new weights may need until they have passed the check."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsUpdate:
+    """What became of a teacher's replicas.
+
+    Attributes:
+        teacher: its name.
+        weights_hash: of the weights that the pool has now.
+        updated: addresses of the replicas that serve them.
+        failures: address to the sentence of a replica that does not; it stays out of the pool until it does.
+    """
+
+    teacher: str
+    weights_hash: str
+    updated: tuple[str, ...]
+    failures: Mapping[str, str]
+
+    def sentence(self) -> str:
+        """The update in one sentence."""
+        failed = "".join(f"; {address} does not: {why}" for address, why in self.failures.items())
+        count = "1 replica serves" if len(self.updated) == 1 else f"{len(self.updated)} replicas serve"
+        return f"teacher {self.teacher!r}: {count} weights {self.weights_hash[:12]}{failed}."
+
+
+async def update_weights(members: Members, teacher: str, folder: str, timeout: float) -> WeightsUpdate:
+    """Hot-swap the weights of every listed replica; see `ScoreSource.update_weights`."""
+    pool = members.pools[teacher]
+    monitors = [one for one in members.monitors.values() if teacher in one.lives and not one.leaving]
+    if not monitors:
+        raise UnavailableError(f"teacher {teacher!r} has no replica whose weights could be replaced.")
+    results = await asyncio.gather(
+        *(one.link.update_weights(teacher, folder, timeout) for one in monitors), return_exceptions=True
+    )
+    hashes: dict[str, str] = {}
+    errors: dict[str, OpdError] = {}
+    for monitor, result in zip(monitors, results, strict=True):
+        if isinstance(result, str):
+            hashes[monitor.address] = result
+        elif isinstance(result, OpdError):
+            errors[monitor.address] = result
+        else:
+            raise result
+    if not hashes:
+        first = next(iter(errors.values()))
+        each = "; ".join(f"{address}: {str(error).rstrip('.')}" for address, error in errors.items())
+        raise type(first)(f"no replica of teacher {teacher!r} took the weights in {folder}; {each}.")
+    chosen = _majority(teacher, folder, hashes)
+    pool.adopt(chosen)
+    _check_again(members, teacher, monitors)
+    updated = [one for one in monitors if hashes.get(one.address) == chosen]
+    await _until_admitted(members, teacher, updated)
+    failures = {address: str(error) for address, error in errors.items()}
+    for monitor in (one for one in monitors if one.address in hashes):
+        life = monitor.lives[teacher]
+        if hashes[monitor.address] != chosen:
+            failures[monitor.address] = f"its folder holds weights {hashes[monitor.address][:12]}"
+        elif not life.usable:
+            failures[monitor.address] = f"it is {life.state}, {life.reason}"
+    for address, why in failures.items():
+        log.warning("replica %s of %r was not updated: %s", address, teacher, why)
+    served = tuple(one.address for one in monitors if one.address not in failures)
+    return WeightsUpdate(teacher, chosen, served, failures)
+
+
+def adopt(members: Members, teacher: str) -> None:
+    """Accept other weights: the next replica to be checked decides what the pool is; all are checked again."""
+    members.pools[teacher].adopt()
+    _check_again(members, teacher, [one for one in members.monitors.values() if teacher in one.lives])
+
+
+def _majority(teacher: str, folder: str, hashes: Mapping[str, str]) -> str:
+    ranked = Counter(hashes.values()).most_common()
+    if len(ranked) > 1 and ranked[0][1] == ranked[1][1]:
+        each = ", ".join(f"{address} has {found[:12]}" for address, found in hashes.items())
+        raise IncompatibleTeacherError(
+            f"the replicas of teacher {teacher!r} found different weights in {folder}: {each}; give all of them the "
+            "same files and update again."
+        )
+    return ranked[0][0]
+
+
+def _check_again(members: Members, teacher: str, monitors: list[ReplicaMonitor]) -> None:
+    now = members.now()
+    for monitor in monitors:
+        monitor.apply(teacher, monitor.lives[teacher].identity_changed(now, "the pool takes other weights"))
+        monitor.admission.recheck(teacher)
+
+
+async def _until_admitted(members: Members, teacher: str, monitors: list[ReplicaMonitor]) -> None:
+    """Wait until the replicas have passed the check, or are dead or gone, for a minute at most."""
+    final = (ReplicaState.HEALTHY, ReplicaState.DEAD, ReplicaState.RETIRED)
+    end = members.now() + SETTLE_SECONDS
+    while members.now() < end and any(one.lives[teacher].state not in final for one in monitors):
+        await members.wait_for_news(0.5)
