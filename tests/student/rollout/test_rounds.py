@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from opd.config import parse_settings
 from opd.errors import CancelledError, OutageError
 from opd.tasks.build import build_prompts
 from opd.tasks.prompt import Prompt
@@ -19,7 +20,7 @@ from student.data.row import Row
 from student.learning.ranks import Ranks
 from student.rollout.rounds import Rollouts
 from student.rollout.strategies.dynamic_sampling import DynamicSampling, DynamicSamplingSettings
-from student.rollout.strategy import Single, Strategy, StrategySettings
+from student.rollout.strategy import STRATEGIES, Single, Strategy, StrategySettings
 
 SOURCE = build_prompts(TaskSettings(task="addition", options={"digits": 2}), seed=0)
 
@@ -197,3 +198,20 @@ def test_a_prompt_that_comes_again_stays_on_its_rank_and_gets_samples_of_its_own
     found = [keys(rows) for rows, _, _ in parts]
     assert len(found[0]) == len(found[1]) == 8 and not found[0] & found[1]
     assert not {uid for uid, _ in found[0]} & {uid for uid, _ in found[1]}
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in STRATEGIES])
+def test_every_strategy_takes_a_step_again_and_spreads_it_over_ranks_alike(name: str) -> None:
+    def make() -> Strategy:
+        cls = STRATEGIES.load(name)
+        made: Strategy = cls(parse_settings(cls.settings_type, {"name": name}))
+        made.load_state_dict(made.state_dict())
+        return made
+
+    ((once, rollouts, cursor),) = together(1, make)
+    ((again, _, _),) = together(1, make)
+    assert [row.key for row in again] == [row.key for row in once]
+    assert {id(row) for row in once} <= {id(row) for row in rollouts.rows}
+    parts = together(2, make)
+    assert keys([row for rows, _, _ in parts for row in rows]) == keys(once)
+    assert {part.taken for _, _, part in parts} == {cursor.taken}
