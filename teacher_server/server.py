@@ -7,6 +7,7 @@ await server.wait()                             # until a signal or a fatal erro
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import socket
 import time
@@ -24,7 +25,6 @@ from opd.wire.v1 import admin_pb2_grpc, teacher_pb2_grpc
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.batching.admission import Budget
 from teacher_server.faults import FaultInjector, FaultPlan, FaultPoints
-from teacher_server.observe.logs import log
 from teacher_server.observe.metrics import ServerMetrics
 from teacher_server.observe.tracing import tracing_from_environment
 from teacher_server.residency.memory_budget import finish
@@ -38,6 +38,8 @@ from teacher_server.rpc.score_call import Shared
 from teacher_server.rpc.security import Certificates, Tokens, check_listen
 from teacher_server.rpc.service import TeacherService
 from teacher_server.settings import ServerSettings
+
+_log = logging.getLogger(__name__)
 
 EXIT_FATAL = 20
 """Exit code of a server that ended because an engine died or hung."""
@@ -119,7 +121,7 @@ class TeacherServer:
 
     def fail(self, reason: str) -> None:
         """End the process with a non-zero exit code."""
-        log("error", "fatal", reason=reason)
+        _log.error("fatal", extra={"reason": reason})
         self._exit_code = EXIT_FATAL
         self._stop.set()
 
@@ -138,12 +140,15 @@ class TeacherServer:
         for teacher in self.shared.teachers:
             if teacher.state in SERVING_STATES:
                 self._show_state(teacher, pb.TEACHER_STATE_DRAINING)
-        log("info", "draining", settle_seconds=self.settings.settle_seconds, grace_seconds=self.settings.grace_seconds)
+        _log.info(
+            "draining",
+            extra={"settle_seconds": self.settings.settle_seconds, "grace_seconds": self.settings.grace_seconds},
+        )
         if self._exit_code == 0:
             await asyncio.sleep(self.settings.settle_seconds)
             await self._server.stop(self.settings.grace_seconds)
         await self.close()
-        log("info", "stopped", exit_code=self._exit_code, seconds=round(time.monotonic() - started, 3))
+        _log.info("stopped", extra={"exit_code": self._exit_code, "seconds": round(time.monotonic() - started, 3)})
         return self._exit_code
 
     async def close(self) -> None:
@@ -187,7 +192,7 @@ class TeacherServer:
         if settings.metrics_port >= 0:
             self._start_metrics()
         await finish(self._server.start())  # one that is cut in its start cannot be stopped
-        log("info", "listening", host=settings.host, port=self.port, metrics_port=self.metrics_port)
+        _log.info("listening", extra={"host": settings.host, "port": self.port, "metrics_port": self.metrics_port})
 
     def _start_metrics(self) -> None:
         host, port = self.settings.metrics_host.strip("[]"), self.settings.metrics_port

@@ -7,6 +7,7 @@ device's memory is no such failure: clients could end the server with it.
 """
 
 import contextlib
+import logging
 import threading
 import time
 from collections import deque
@@ -21,7 +22,9 @@ from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from teacher_server.batching.queue import FairQueue, SequenceJob
 from teacher_server.engines.base import Engine, EngineItem
 from teacher_server.faults import FaultPoints
-from teacher_server.observe.logs import describe_error, log
+from teacher_server.observe.logs import describe_error
+
+_log = logging.getLogger(__name__)
 
 MAX_CONSECUTIVE_FAILURES = 3
 
@@ -255,13 +258,15 @@ class EngineWorker:
         if len(batch) == 1:
             return [self._blame(outcome, batch[0])]
         short = out_of_memory(outcome)
-        log(
-            "warning",
-            "batch failed and is repeated " + ("in halves" if short else "row by row"),
-            teacher=self.name,
-            sequences=len(batch),
-            tokens=sum(job.tokens for job in batch),
-            error=describe_error(outcome),
+        _log.warning(
+            "batch failed and is repeated in parts",
+            extra={
+                "parts": "halves" if short else "rows",
+                "teacher": self.name,
+                "sequences": len(batch),
+                "tokens": sum(job.tokens for job in batch),
+                "error": describe_error(outcome),
+            },
         )
         step = -(-len(batch) // 2) if short else 1
         parts = (batch[at : at + step] for at in range(0, len(batch), step))
@@ -289,14 +294,18 @@ class EngineWorker:
         if isinstance(error, OpdError):
             return error
         if out_of_memory(error) and self._scores_something():
-            log("warning", "no memory for a sequence", teacher=self.name, tokens=job.tokens, text=str(error)[:500])
+            _log.warning(
+                "no memory for a sequence", extra={"teacher": self.name, "tokens": job.tokens, "text": str(error)[:500]}
+            )
             return DeviceMemoryError(
                 f"teacher {self.name!r} has no memory for a sequence of {job.tokens} tokens with payload "
                 f"{job.item.spec.kind}, even alone; send shorter rows, lower their maximum length, or take a "
                 "device with more memory."
             )
         self._failures += 1
-        log("error", "engine error", teacher=self.name, error=type(error).__name__, text=str(error)[:500])
+        _log.error(
+            "engine error", extra={"teacher": self.name, "error": type(error).__name__, "text": str(error)[:500]}
+        )
         fatal = "CUDA error" in str(error) or self._failures >= MAX_CONSECUTIVE_FAILURES
         if fatal and not self.dead:
             self._die(f"the engine failed with {type(error).__name__}: {error}")
@@ -316,7 +325,7 @@ class EngineWorker:
         try:
             return self.engine.score([EngineItem(ScoreItem(np.zeros(2, np.uint32), 1), spec)])[0] is not None
         except Exception as error:
-            log("error", "the engine scores nothing any more", teacher=self.name, error=describe_error(error))
+            _log.error("engine no longer scores", extra={"teacher": self.name, "error": describe_error(error)})
             return False
 
     def _die(self, reason: str) -> None:

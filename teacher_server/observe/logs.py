@@ -1,49 +1,53 @@
-"""Structured logs: one JSON object a line on standard error, request ids in it, never a prompt.
+"""Logs of a server: the standard `logging`, one JSON object a line on standard error; docs/server.md lists the fields.
 
-Field names are those of the call; a value that is no number, boolean or string is written as its string. Token ids
+Modules log a short fixed message and put what varies into `extra`, whose keys become fields of the object. Token ids
 and texts are not logged unless `log.prompts` is on, and then only for requests that failed.
 """
 
-import contextlib
-import json
+import logging
 import sys
-import threading
 import time
 from typing import Any, TextIO
 
+from pythonjsonlogger.json import JsonFormatter
+
 from opd.errors import OpdError
 
-LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
-_lock = threading.Lock()
+LOGGER = "teacher_server"
+"""Above the loggers of all modules of the server."""
 
 
-class _State:
-    least = LEVELS["info"]
-    stream: TextIO | None = None
+class JsonLines(JsonFormatter):
+    """A record as one line of JSON; a value that is not a JSON type is written as its string."""
+
+    converter = staticmethod(time.gmtime)
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03dZ"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "%(asctime)s %(levelname)s %(message)s",
+            rename_fields={"asctime": "time", "levelname": "level", "exc_info": "trace"},
+            json_ensure_ascii=False,
+            json_default=str,
+        )
+
+    def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
+        """The record with its level in small letters."""
+        return {**log_data, "level": log_data["level"].lower()}
 
 
 def configure(level: str, stream: TextIO | None = None) -> None:
-    """Write messages of `level` and above to `stream`, standard error when None."""
-    _State.least = LEVELS[level]
-    _State.stream = stream
-
-
-def log(level: str, message: str, **fields: Any) -> None:
-    """Write one line: time (UTC, seconds), level, message, fields.
+    """Write the server's messages of `level` and above, and warnings of libraries, to `stream` or standard error.
 
     A full disk or a closed pipe costs the line, never the request that is logged.
     """
-    if LEVELS[level] < _State.least:
-        return
-    now = time.time()
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now * 1000) % 1000:03d}Z"
-    entry: dict[str, Any] = {"time": stamp, "level": level, "message": message}
-    entry.update((k, v if isinstance(v, int | float | bool | str) else str(v)) for k, v in fields.items())
-    line = json.dumps(entry, ensure_ascii=False)
-    with _lock, contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
-        stream = _State.stream or sys.stderr
-        stream.write(line + "\n")
-        stream.flush()
+    logging.raiseExceptions = False
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines())
+    least = getattr(logging, level.upper())
+    logging.basicConfig(level=max(least, logging.WARNING), handlers=[handler], force=True)
+    logging.getLogger(LOGGER).setLevel(least)
 
 
 def describe_error(error: Exception) -> str:

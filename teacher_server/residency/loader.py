@@ -6,11 +6,13 @@ interrupted: one that takes too long is given up, and holds the turn until it en
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 from opd.errors import DeadlineError, UnavailableError
-from teacher_server.observe.logs import log
+
+_log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -100,7 +102,7 @@ class Turn:
         if task.done():
             _discard(task, discard)
             return
-        log("error", "given up reading", what=what, seconds=self._loader._seconds)
+        _log.error("gave up reading a model", extra={"model": what, "seconds": self._loader._seconds})
         self._loader._given_up, self.running = what, task
 
         def end(done: "asyncio.Future[R]") -> None:

@@ -7,6 +7,7 @@ loader's, because models are read one at a time; then the memory budget's (`teac
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -24,13 +25,15 @@ from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.batching.worker import DeviceTurn, EngineWorker
 from teacher_server.engines.base import Engine, Exchange
 from teacher_server.faults import FaultPoints
-from teacher_server.observe.logs import describe_error, log
+from teacher_server.observe.logs import describe_error
 from teacher_server.residency.loader import Loader
 from teacher_server.residency.memory_budget import MemoryBudget, finish
 from teacher_server.residency.model_folder import check_plausible, local_folder, weight_bytes
 from teacher_server.residency.teacher import Teacher, self_test
 from teacher_server.residency.weights import LostWeightsError, prepare, put_back, swap
 from teacher_server.settings import EngineSettings, LimitSettings
+
+_log = logging.getLogger(__name__)
 
 EngineFactory = Callable[[str], Engine]
 """Builds an engine for a model path or hub id; slow, called on a thread."""
@@ -220,16 +223,16 @@ class Teachers:
             await self._lose(teacher, error)
             raise UnavailableError(f"teacher {teacher.name!r} has failed: {error}") from error
         except Exception as error:
-            log("warning", "weights refused", teacher=teacher.name, weights_hash=before, reason=error)
+            _log.warning("weights refused", extra={"teacher": teacher.name, "weights_hash": before, "reason": error})
             raise
         teacher.replaced = (folder, teacher.info.weights_hash)
         await self._on_state(teacher)
-        log("info", "weights replaced", teacher=teacher.name, weights_hash=teacher.info.weights_hash)
+        _log.info("weights replaced", extra={"teacher": teacher.name, "weights_hash": teacher.info.weights_hash})
 
     async def _lose(self, teacher: Teacher, error: LostWeightsError) -> None:
         teacher.reason = str(error)
         await self._set_state(teacher, pb.TEACHER_STATE_FAILED)
-        log("error", "weights lost", teacher=teacher.name, reason=error)
+        _log.error("weights lost", extra={"teacher": teacher.name, "reason": error})
 
     async def close(self) -> None:
         """Free all teachers."""
@@ -277,7 +280,7 @@ class Teachers:
             worker, teacher.worker = teacher.worker, None
             await asyncio.to_thread(worker.close)
             raise
-        log("info", "teacher ready", teacher=teacher.name, weights_hash=engine.info.weights_hash)
+        _log.info("teacher ready", extra={"teacher": teacher.name, "weights_hash": engine.info.weights_hash})
 
     def _build(self, teacher: Teacher) -> Engine:
         try:
@@ -325,7 +328,7 @@ class Teachers:
 
     async def _after_death(self, teacher: Teacher, worker: EngineWorker) -> None:
         await self._set_state(teacher, pb.TEACHER_STATE_FAILED)
-        log("error", "engine is dead", teacher=teacher.name, reason=teacher.reason)
+        _log.error("engine is dead", extra={"teacher": teacher.name, "reason": teacher.reason})
         if self._settings.on_failure == "exit" or teacher.restarts >= self._settings.max_restarts:
             self._on_fatal(f"the engine of teacher {teacher.name!r} is dead: {teacher.reason}")
             return

@@ -1,5 +1,6 @@
 """The handlers of `AdminService`: which teachers are resident, and with which weights. Scope `admin` only."""
 
+import logging
 import re
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -9,10 +10,11 @@ import grpc.aio
 from opd.errors import ConfigError, InvalidRequestError
 from opd.wire.v1 import admin_pb2 as pb
 from opd.wire.v1 import admin_pb2_grpc
-from teacher_server.observe.logs import log
 from teacher_server.rpc.caller import CALLER
 from teacher_server.rpc.describe import teacher_info
 from teacher_server.rpc.score_call import Shared
+
+_log = logging.getLogger(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -75,4 +77,6 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         return pb.UpdateWeightsResponse(weights_hash=weights_hash)
 
     def _log(self, action: str, teacher: str, **fields: Any) -> None:
-        log("info", "admin", action=action, teacher=teacher[:128], principal=CALLER.get().name, **fields)
+        _log.info(
+            "admin call", extra={"action": action, "teacher": teacher[:128], "principal": CALLER.get().name, **fields}
+        )

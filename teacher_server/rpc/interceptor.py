@@ -7,8 +7,8 @@ exception is logged with an id and answered by a sentence that quotes the id and
 """
 
 import asyncio
+import logging
 import secrets
-import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
@@ -19,13 +19,14 @@ from google.protobuf.message import Message
 
 from opd.errors import AuthError, OpdError, ScopeError
 from opd.wire.status import status_of
-from teacher_server.observe.logs import log
 from teacher_server.observe.metrics import ServerMetrics
 from teacher_server.rpc.call_slots import CallSlots
 from teacher_server.rpc.caller import CALLER, Caller, peer_address
 from teacher_server.rpc.receive import RequestReceiver
 from teacher_server.rpc.security import ANONYMOUS, Tokens
 from teacher_server.settings import CallSettings
+
+_log = logging.getLogger(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -133,7 +134,7 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def _unexpected(self, context: Context, method: str) -> None:
         incident = secrets.token_hex(6)
         self._metrics.unexpected_errors.inc()
-        log("error", "unexpected error", incident=incident, method=method, trace=traceback.format_exc())
+        _log.exception("unexpected error", extra={"incident": incident, "method": method})
         await context.abort(
             grpc.StatusCode.UNKNOWN, f"the server met an unexpected error; its log has incident {incident}."
         )

@@ -6,6 +6,7 @@ a file that became unreadable keeps what was valid before, so that a bad deploym
 
 import hashlib
 import hmac
+import logging
 import ssl
 import time
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ import yaml
 from opd.errors import AuthError, ConfigError, ScopeError
 from opd.wire.bounds import MAX_NAME_CHARS
 from opd.wire.channel import is_loopback
-from teacher_server.observe.logs import log
 from teacher_server.settings import SecuritySettings
+
+_log = logging.getLogger(__name__)
 
 SCOPES = ("score", "admin")
 RELOAD_SECONDS = 1.0
@@ -114,9 +116,9 @@ class Tokens:
             stamp = _stamp(self._path)
             if stamp != self._stamp:
                 self._entries, self._stamp = _read_tokens(self._path), stamp
-                log("info", "tokens reloaded", count=len(self._entries))
+                _log.info("tokens reloaded", extra={"count": len(self._entries)})
         except ConfigError as error:
-            log("error", "tokens kept as they were", reason=error)
+            _log.error("token file refused, old tokens stay", extra={"reason": error})
 
 
 def _bearer(metadata: Any) -> str:
@@ -210,10 +212,10 @@ class Certificates:
                 return None
             fresh = self._read()
         except (ConfigError, ValueError) as error:
-            log("error", "certificates kept as they were", reason=error)
+            _log.error("certificates refused, old ones stay", extra={"reason": error})
             return None
         self._stamps = stamps
-        log("info", "certificates reloaded")
+        _log.info("certificates reloaded")
         return fresh
 
     def _now(self) -> list[tuple[int, int]]:

@@ -1,6 +1,7 @@
 """The handlers of `TeacherService`; what a Score call does is in `teacher_server.rpc.score_call`."""
 
 import asyncio
+import logging
 import time
 import weakref
 from typing import Any, TypeAlias
@@ -15,12 +16,13 @@ from opd.wire.head import encode_head
 from opd.wire.types import Head, Timings
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
-from teacher_server.observe.logs import log
 from teacher_server.residency.teacher import Teacher
 from teacher_server.rpc.caller import CALLER
 from teacher_server.rpc.describe import teacher_info
 from teacher_server.rpc.score_call import ScoreCall, Shared
 from teacher_server.rpc.sender import Sender
+
+_log = logging.getLogger(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -159,13 +161,13 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
         if isinstance(failure, OpdError):
             self._log_failure(request, failure, fields)
         elif shared.settings.log.requests:
-            log("info", "request", code=code, seconds=round(ended - call.arrived, 6), **fields)
+            _log.info("request", extra={"code": code, "seconds": round(ended - call.arrived, 6), **fields})
 
     def _log_failure(self, request: pb.ScoreRequest, error: OpdError, fields: dict[str, Any]) -> None:
         if self._shared.settings.log.prompts:
             fields["token_ids"] = [s.token_ids[:4096].hex() for s in request.sequences[:4]]
-        level = "info" if isinstance(error, OverloadedError) else "warning"
-        log(level, "request failed", error=type(error).__name__, text=str(error), **fields)
+        level = logging.INFO if isinstance(error, OverloadedError) else logging.WARNING
+        _log.log(level, "request failed", extra={"error": type(error).__name__, "text": str(error), **fields})
 
 
 def _code(failure: BaseException | None) -> str:

@@ -2,7 +2,9 @@
 
 import asyncio
 import importlib.util
+import io
 import itertools
+import logging
 import os
 import signal
 import subprocess
@@ -28,6 +30,7 @@ from opd.wire.types import PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import admin_pb2_grpc, teacher_pb2_grpc
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.engines.base import EngineItem
+from teacher_server.observe.logs import JsonLines
 from teacher_server.server import TeacherServer
 from teacher_server.settings import ServerSettings
 
@@ -141,6 +144,19 @@ def weights() -> Callable[[Path, int], Path]:
         return folder
 
     return write
+
+
+@pytest.fixture
+def log_text() -> Iterator[Callable[[], str]]:
+    """`log_text()` is what the server has logged so far, as it would be written."""
+    stream, logger = io.StringIO(), logging.getLogger("teacher_server")
+    handler, before = logging.StreamHandler(stream), logger.level
+    handler.setFormatter(JsonLines())
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    yield stream.getvalue
+    logger.removeHandler(handler)
+    logger.setLevel(before)
 
 
 Start = Callable[..., Awaitable[Client]]

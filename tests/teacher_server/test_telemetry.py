@@ -1,11 +1,15 @@
 """Metrics by the rules of Prometheus, logs as JSON, spans with one trace id from the caller to the forward."""
 
+import ast
 import asyncio
 import contextlib
 import io
 import json
+import logging
 import re
 import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -75,34 +79,73 @@ async def test_stage_times_and_tokens_are_counted(start: Any, items: Any) -> Non
     assert 'opd_teacher_weights_info{engine="numpy 1"' in text
 
 
-def test_log_lines_are_json_and_cannot_be_forged() -> None:
+@pytest.fixture
+def configured() -> Iterator[Callable[[str, Any], logging.Logger]]:
+    """`configured(level, stream)` sets logging up as `opd serve` does; what was there before comes back at the end."""
+    root, server = logging.getLogger(), logging.getLogger(logs.LOGGER)
+    handlers, levels, raises = root.handlers[:], (root.level, server.level), logging.raiseExceptions
+
+    def run(level: str, stream: Any) -> logging.Logger:
+        root.handlers[:] = []  # pytest's own must outlive this
+        logs.configure(level, stream)
+        return logging.getLogger(f"{logs.LOGGER}.test")
+
+    yield run
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    server.setLevel(levels[1])
+    logging.raiseExceptions = raises
+
+
+def test_log_lines_are_json_and_cannot_be_forged(configured: Any) -> None:
     stream = io.StringIO()
-    logs.configure("info", stream)
-    try:
-        logs.log("info", "hello", request_id='x"}\n{"level": "error"', count=3, flag=True, value=ValueError("no"))
-        logs.log("debug", "hidden")
-    finally:
-        logs.configure("info", None)
-    lines = stream.getvalue().splitlines()
-    assert len(lines) == 1
-    entry = json.loads(lines[0])
-    assert entry["level"] == "info"
-    assert entry["count"] == 3
-    assert entry["value"] == "no"
+    log = configured("info", stream)
+    forged = 'x"}\n{"level": "error"'
+    log.info("hello", extra={"request_id": forged, "count": 3, "flag": True, "value": ValueError("no")})
+    log.debug("hidden")
+    logging.getLogger("some.library").info("hidden too")
+    logging.getLogger("some.library").warning("shown: %s", "\n")
+    first, second = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first.pop("time"))
+    assert first == {
+        "level": "info",
+        "message": "hello",
+        "request_id": forged,
+        "count": 3,
+        "flag": True,
+        "value": "no",
+    }
+    assert (second["level"], second["message"]) == ("warning", "shown: \n")
 
 
-def test_a_log_that_cannot_be_written_costs_nobody_an_answer() -> None:
+def test_a_log_that_cannot_be_written_costs_no_answer(configured: Any, capfd: pytest.CaptureFixture[str]) -> None:
     closed = io.StringIO()
     closed.close()
     with open("/dev/full", "w") as full:
         for stream in (full, closed):
-            logs.configure("info", stream)
-            try:
-                logs.log("info", "hello")
-            finally:
-                logs.configure("info", None)
+            configured("info", stream).info("hello")
         with contextlib.suppress(OSError):
             full.close()  # what it holds cannot be written either
+    assert capfd.readouterr().err == ""
+
+
+def test_every_message_and_field_of_the_log_is_documented() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "server.md").read_text()
+    rows = dict(re.findall(r"^\| `([^`]+)` \|(.*)\|$", page, re.M))
+    found = 0
+    for file in (root / "teacher_server").rglob("*.py"):
+        for call in ast.walk(ast.parse(file.read_text())):
+            if not (isinstance(call, ast.Call) and ast.unparse(call.func).startswith("_log.")):
+                continue
+            message = next(a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str))
+            if "engines" in file.parts:
+                continue  # sentences of an engine, without fields
+            assert message in rows, f"{file}: {message}"
+            keys = [key.value for d in ast.walk(call) if isinstance(d, ast.Dict) for key in d.keys if key is not None]
+            assert all(f"`{key}`" in rows[message] for key in keys), f"{file}: {message} {keys}"
+            found += 1
+    assert found > 15
 
 
 @pytest.fixture

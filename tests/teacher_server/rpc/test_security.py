@@ -7,6 +7,7 @@ import hashlib
 import ipaddress
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -354,7 +355,7 @@ async def test_a_token_does_not_leave_the_host_in_the_clear(tmp_path: Path) -> N
 
 
 async def test_neither_tokens_nor_prompts_reach_the_log(
-    start: Any, items: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    start: Any, items: Any, tmp_path: Path, log_text: Callable[[], str]
 ) -> None:
     tokens = write_tokens(tmp_path / "t.yaml", "- {name: a, token: student-secret-1}\n")
     secret = tmp_path / "secret"
@@ -368,7 +369,7 @@ async def test_neither_tokens_nor_prompts_reach_the_log(
         await client.score(asked, SAMPLED, expected_weights_hash="x")
     with pytest.raises(grpc.RpcError):
         await client.stub.GetLoad(pb.GetLoadRequest(), metadata=(("authorization", "Bearer wrong-secret-9999"),))
-    text = capfd.readouterr().err
+    text = log_text()
     assert "request failed" in text
     assert "secret-" not in text
     assert asked[0].token_ids.tobytes().hex() not in text

@@ -1,6 +1,7 @@
 """The service end to end: answers equal the engine's own, refusals are typed, time adds up."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -348,7 +349,7 @@ async def test_get_load_tells_the_queue_and_the_budget(start: Any, items: Any) -
 
 
 async def test_an_unexpected_exception_is_logged_and_answered_without_its_text(
-    start: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    start: Any, monkeypatch: pytest.MonkeyPatch, log_text: Callable[[], str]
 ) -> None:
     client = await start()
     monkeypatch.setattr("teacher_server.rpc.service.teacher_info", lambda *a: 1 / 0)
@@ -357,7 +358,8 @@ async def test_an_unexpected_exception_is_logged_and_answered_without_its_text(
     assert caught.value.code() is grpc.StatusCode.UNKNOWN
     assert "division" not in caught.value.details()
     incident = caught.value.details().split("incident ")[1].rstrip(".")
-    assert incident in capfd.readouterr().err
+    (line,) = [entry for entry in map(json.loads, log_text().splitlines()) if entry["message"] == "unexpected error"]
+    assert line["incident"] == incident and "ZeroDivisionError" in line["trace"]
     assert client.server.shared.metrics.unexpected_errors._value.get() == 1
 
 
