@@ -54,7 +54,7 @@ def _check(job: "OrbitRecipe", *, offline: bool, show: bool) -> None:
 
     first, *_ = job.modes
     recipes = {mode: rl_recipe(job, mode, job.model.path if mode == first else f"<{mode}>") for mode in job.modes}
-    recipes[FUSION] = fusion_recipe(job, "<merge>", ["localhost:7070"])
+    recipes[FUSION] = fusion_recipe(job, "<merge>", job.teachers.endpoints or ["localhost:7070"])
     merge_settings(job, dict.fromkeys(job.modes, "<model>"))
     for stage, found in recipes.items():
         build_plugins(found)

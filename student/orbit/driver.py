@@ -130,9 +130,27 @@ def _no_progress(stage: str, folder: Path, summary: dict[str, Any]) -> str | Non
 
 @contextmanager
 def _teachers(orbit: OrbitRecipe, state: State, say: Say) -> Iterator[dict[str, list[str]] | list[str]]:
-    """The modes' teachers, served on this machine."""
+    """The modes' teachers, served: on this machine, or on the given servers with their weights pushed."""
     names = orbit.teacher_names
     models = {names[mode]: state.checkpoints[mode] for mode in orbit.modes}
-    with served(models, orbit.run / "server", orbit.teachers.flags) as address:
-        say(f"serving the teachers {', '.join(models)} at {address}")
-        yield [address]
+    if not orbit.teachers.endpoints:
+        with served(models, orbit.run / "server", orbit.teachers.flags) as address:
+            say(f"serving the teachers {', '.join(models)} at {address}")
+            yield [address]
+        return
+    from opd.config import parse_settings
+    from opd.fleet.client import TeacherFleet
+    from opd.fleet.settings import FleetSettings
+
+    settings = parse_settings(FleetSettings, {"security": orbit.teachers.security} if orbit.teachers.security else {})
+    endpoints = {names[mode]: list(places) for mode, places in orbit.teachers.endpoints.items()}
+    with TeacherFleet.connect(endpoints, settings=settings) as fleet:
+        for mode in orbit.modes:
+            folder = state.checkpoints[mode]
+            update = fleet.update_weights(names[mode], folder)
+            state.teachers[mode] = folder
+            if update.failures:
+                state.warnings[f"teacher {mode}"] = update.sentence()
+            state.save()
+            say(f"pushed {folder}: {update.sentence()}")
+    yield endpoints

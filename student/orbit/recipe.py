@@ -28,9 +28,17 @@ class MergeRule(Settings):
 class ServingSettings(Settings):
     """Where the modes' teachers are served while the student is fused."""
 
+    endpoints: dict[str, list[str]] = Field(
+        default_factory=dict,
+        description="Mode to the servers of its teacher, which are given its weights (scope admin, a folder that they "
+        "can read too); none: servers are started on this machine.",
+    )
     flags: list[str] = Field(
         default_factory=lambda: ["--threads", "1", "--device", "cpu", "--deterministic"],
         description="Of `opd serve` for servers that are started here.",
+    )
+    security: dict[str, Any] = Field(
+        default_factory=dict, description="teachers.fleet.security of the fusion's recipe, for given endpoints."
     )
 
 
@@ -71,6 +79,9 @@ class OrbitRecipe(Settings):
             unknown = sorted(found.keys() - self.modes.keys())
             if unknown:
                 raise ValueError(f"{key} names {', '.join(unknown)}, but modes are {', '.join(names)}")
+        unserved = sorted(self.modes.keys() - self.teachers.endpoints.keys()) if self.teachers.endpoints else []
+        if unserved:
+            raise ValueError(f"teachers.endpoints serves no teacher of mode {', '.join(unserved)}; name its servers")
         return self
 
     @property
@@ -98,6 +109,8 @@ def fusion_recipe(orbit: OrbitRecipe, model: str, endpoints: dict[str, list[str]
         endpoints: of the teachers, as `teachers.endpoints`.
     """
     teachers: dict[str, Any] = {"endpoints": endpoints}
+    if orbit.teachers.security:
+        teachers["fleet"] = {"security": orbit.teachers.security}
     return _recipe(orbit, FUSION, model, _merged({"teachers": teachers}, orbit.fusion), orbit.modes)
 
 

@@ -16,9 +16,11 @@ from safetensors.numpy import load_file
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, RunFolderError, StageError
+from opd.wire.fingerprint import weights_hash
 from student.lab.tiny.summary import read_summary
 from student.orbit.driver import run_orbit
 from student.orbit.recipe import OrbitRecipe, fusion_recipe, rl_recipe
+from student.run.local_server import served
 
 OPD = [sys.executable, "-m", "opd.cli"]
 Data = dict[str, Any]
@@ -93,6 +95,23 @@ def test_all_stages_run_and_a_killed_run_goes_on_to_the_same_student(
 
 
 @pytest.mark.slow
+def test_weights_are_pushed_to_servers_that_run_already(
+    make: Callable[..., OrbitRecipe], data: Data, tmp_path: Path
+) -> None:
+    start = data["model"]["path"]
+    said: list[str] = []
+    with served({"long": start, "short": start}, tmp_path / "server") as address:
+        orbit = make(teachers={"endpoints": {"long": [address], "short": [address]}})
+        state = run_orbit(orbit, resume=False, say=said.append)
+    assert state.teachers == {mode: state.checkpoints[mode] for mode in ("long", "short")}
+    assert not state.warnings.keys() & {"teacher long", "teacher short"}
+    pushed = [text for text in said if text.startswith("pushed")]
+    assert len(pushed) == 2 and all("1 replica serves weights" in text for text in pushed)
+    provenance = (tmp_path / "orbit" / "stages" / "fusion" / "provenance.json").read_text()
+    assert all(weights_hash(Path(state.checkpoints[mode])) in provenance for mode in ("long", "short"))
+
+
+@pytest.mark.slow
 def test_a_stage_that_fails_is_named_and_what_is_done_is_kept(make: Callable[..., OrbitRecipe], tmp_path: Path) -> None:
     broken = make(stages={"short": {"model": {"attention": "flash_attention_2"}}})
     with pytest.raises(StageError, match="stage short ended with exit code"):
@@ -120,6 +139,7 @@ def test_each_stage_has_its_own_budget_mark_and_keys(make: Callable[..., OrbitRe
         ({"modes": {"a": {"budget": 4, "prefix": "A"}, "b": {"budget": 4, "prefix": "B"}}}, "budgets must fall"),
         ({"modes": {"a": {"budget": 4, "prefix": "A"}}}, "modes"),
         ({"stages": {"medium": {}}}, "stages names medium, but modes are long, short"),
+        ({"teachers": {"endpoints": {"long": ["localhost:1"]}}}, "serves no teacher of mode short"),
         ({"merge": {"weights": {"medium": 1.0}}}, "merge.weights names medium"),
     ],
 )
