@@ -20,7 +20,7 @@ from opd.wire.fingerprint import weights_hash
 from student.lab.tiny.summary import read_summary
 from student.orbit.driver import run_orbit
 from student.orbit.recipe import OrbitRecipe, fusion_recipe, rl_recipe
-from student.run.local_server import served
+from student.run.local_server import CPU, served
 
 OPD = [sys.executable, "-m", "opd.cli"]
 Data = dict[str, Any]
@@ -100,8 +100,13 @@ def test_weights_are_pushed_to_servers_that_run_already(
 ) -> None:
     start = data["model"]["path"]
     said: list[str] = []
-    with served({"long": start, "short": start}, tmp_path / "server") as address:
-        orbit = make(teachers={"endpoints": {"long": [address], "short": [address]}})
+    token, tokens = tmp_path / "token", tmp_path / "tokens.yaml"
+    token.write_text("a-secret-of-the-operator")
+    tokens.write_text(yaml.safe_dump([{"name": "me", "token": token.read_text(), "scopes": ["score", "admin"]}]))
+    flags = (*CPU, "--tokens", str(tokens))
+    with served({"long": start, "short": start}, tmp_path / "server", flags) as address:
+        endpoints = {"long": [address], "short": [address]}
+        orbit = make(teachers={"endpoints": endpoints, "security": {"token_file": str(token)}})
         state = run_orbit(orbit, resume=False, say=said.append)
     assert state.teachers == {mode: state.checkpoints[mode] for mode in ("long", "short")}
     assert not state.warnings.keys() & {"teacher long", "teacher short"}
