@@ -38,7 +38,7 @@ def engine_factory(settings: ServerSettings) -> EngineFactory:
         if name in accepted:
             arguments[name] = value
         elif value != default:
-            raise ConfigError(f"engine {settings.engine.engine!r} takes no {name}, but it is set to {value!r}.")
+            raise ConfigError(f"engine {settings.engine.engine!r} does not take {name}, but it is set to {value!r}.")
     for name, value in settings.engine.options.items():
         if name not in accepted and not takes_any:
             known = ", ".join(n for n in accepted if n not in ("self", "model"))

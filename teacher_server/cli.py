@@ -143,7 +143,7 @@ async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None
     configure(settings.log.level)
     _set_threads(threads)
     if port_file is not None and not port_file.absolute().parent.is_dir():
-        raise ConfigError(f"--port-file {port_file} lies in no folder; make {port_file.parent} first.")
+        raise ConfigError(f"the folder of --port-file {port_file} does not exist; make {port_file.parent} first.")
     server = TeacherServer(settings, engine_factory(settings))
     loop = asyncio.get_running_loop()
     starting = asyncio.current_task()
@@ -167,7 +167,7 @@ async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None
         _write_atomically(port_file, f"{server.address} {server.metrics_port} {os.getpid()}\n")
     code = await server.wait()
     if server.shared.teachers.loading:
-        # Everything is closed; the process would otherwise wait for a model that nobody wants any more.
+        # Everything is closed; the process would otherwise wait for a model that is no longer wanted.
         os._exit(code)
     return code
 

@@ -112,7 +112,7 @@ class FaultPlan:
 
     @classmethod
     def parse(cls, spec: str) -> "FaultPlan":
-        """Read "key=value,key=value"; "" is no fault.
+        """Read "key=value,key=value"; "" means none.
 
         Raises:
             ConfigError: for an unknown key or a value out of range.

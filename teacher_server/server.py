@@ -191,7 +191,7 @@ class TeacherServer:
             raise PortInUseError(f"cannot listen on {address}{reason}; choose another --host or --port, or port 0.")
         if settings.metrics_port >= 0:
             self._start_metrics()
-        await finish(self._server.start())  # one that is cut in its start cannot be stopped
+        await finish(self._server.start())  # a server whose start was cut cannot be stopped
         _log.info("listening", extra={"host": settings.host, "port": self.port, "metrics_port": self.metrics_port})
 
     def _start_metrics(self) -> None:
@@ -276,7 +276,7 @@ def _bind_problem(host: str, port: int) -> str:
 
 def _options(settings: ServerSettings) -> list[tuple[str, Any]]:
     return [
-        # Two servers on one port would each get half of the calls, in silence.
+        # Two servers on one port would silently get half of the calls each.
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", settings.limits.max_request_bytes + OVERSIZE_BYTES),
         ("grpc.max_concurrent_streams", settings.calls.max_streams_per_connection),

@@ -37,9 +37,9 @@ class LimitSettings(Settings):
     max_request_bytes: int = Field(default=32 * MIB, ge=1024)
     """Bytes of one request message."""
     max_request_seconds: float = Field(default=600.0, gt=0)
-    """Deadline of a request that brings none, and the longest one that counts."""
+    """Deadline of requests that set none; a longer one is cut to it."""
     send_timeout_seconds: float = Field(default=120.0, gt=0)
-    """A reader that takes no message for so long loses its stream, so that it cannot hold the budget for ever."""
+    """A reader that takes no message for this long loses its stream, and with it its part of the budgets."""
     allow_full: bool = False
     """Serve payload full, the logits over the whole vocabulary; for tests."""
 
@@ -70,7 +70,7 @@ class TransportSettings(Settings):
     """How bytes leave the server."""
 
     chunk_bytes: int = Field(default=512 * 1024, ge=65_536, le=4 * MIB)
-    """Size of a chunk when the client has no wish; 256 KiB to 1 MiB is best."""
+    """Size of a chunk unless the client asks for another; 256 KiB to 1 MiB is best."""
     zstd: bool = True
     """Compress tensors for clients that ask for it."""
     pack_ids: bool = True
@@ -82,7 +82,7 @@ class SecuritySettings(Settings):
     """Who may connect and what they may do."""
 
     allow_insecure: bool = False
-    """Listen without TLS beyond loopback. Anybody on that network can then read and use the teachers."""
+    """Listen without TLS beyond loopback. Everyone on that network can then read the traffic and use the teachers."""
     tls_cert: Path | None = None
     """PEM certificate chain of the server; read again when it changes."""
     tls_key: Path | None = None
@@ -117,14 +117,14 @@ class EngineSettings(Settings):
     options: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Further keyword arguments of the engine class."""
     memory_budget_bytes: int = Field(default=0, ge=0)
-    """Bytes of weights that may be awake at once, as allocated; beyond, the least recently used teacher sleeps. 0 is no
-    limit."""
+    """Bytes of weights that may be awake at once, as allocated; beyond, the least recently used teacher sleeps. 0 means
+    no limit."""
     on_failure: Literal["exit", "restart"] = "exit"
     """What happens when an engine is dead: the process exits non-zero, or the teacher is loaded again."""
     max_restarts: int = Field(default=3, ge=0)
     """Restarts of one teacher before the process exits after all."""
     stall_seconds: float = Field(default=600.0, gt=0)
-    """A batch that runs longer than this means that the engine hangs."""
+    """An engine that works on one batch for longer than this is stuck, and the process exits."""
     load_seconds: float = Field(default=1800.0, gt=0)
     """How long reading a model may take, and waiting for another one to be read. One that takes longer is given up, and
     since nothing can interrupt it, no other is read until it ends."""
@@ -159,7 +159,7 @@ class ServerSettings(Settings):
     grace_seconds: float = Field(default=120.0, ge=0)
     """How long calls in flight may take after SIGTERM."""
     settle_seconds: float = Field(default=0.5, ge=0)
-    """How long new calls are still taken after health says NOT_SERVING, so that clients can turn away."""
+    """How long new calls are still accepted after health says NOT_SERVING, so that clients can go elsewhere."""
     limits: LimitSettings = LimitSettings()
     """Bounds and budgets."""
     calls: CallSettings = CallSettings()

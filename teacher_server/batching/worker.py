@@ -1,9 +1,9 @@
 """The thread that owns one engine: it takes batches from the queue, runs them, and does what must not overlap them.
 
 Only this thread calls the engine, so weights change between batches and never during one. A batch that fails is
-repeated in parts, so that one request's garbage fails one request. Failures that are no error of a request are
+repeated in parts, so that a bad request fails alone. Failures that no request has caused are
 counted; after a few in a row, or when the thread itself dies, the engine is reported dead. A sequence too long for the
-device's memory is no such failure: clients could end the server with it.
+device's memory does not count: clients could end the server with it.
 """
 
 import contextlib
@@ -223,7 +223,7 @@ class EngineWorker:
                 job.started_at = started
             try:
                 results = self._score(batch)
-            except BaseException:  # a library that ends the thread: somebody waits for every job
+            except BaseException:  # a library that ends the thread: each job has a caller that waits
                 for job in batch:
                     job.deliver(job, self._gone(), "")
                 raise
@@ -248,7 +248,7 @@ class EngineWorker:
             self.tokens_per_second = max(rate, known)
 
     def _score(self, batch: list[SequenceJob]) -> list[Scores | Exception]:
-        """Results of a batch. One that fails as a whole is repeated in parts, so that only the guilty rows fail.
+        """Results of a batch. One that fails as a whole is repeated in parts, so that only the rows that cause it fail.
 
         Halves when the device had no memory, since smaller batches may well do; else row by row.
         """

@@ -1,4 +1,4 @@
-"""Who holds how much of the memory budget: teachers sleep so that others have room."""
+"""How much of the memory budget each teacher holds: idle ones sleep so that others have room."""
 
 import asyncio
 import contextlib
@@ -18,12 +18,12 @@ class MemoryBudget:
     """The memory budget of a server.
 
     Its lock is held while teachers are put to sleep, but never while one is loaded or woken: those hold a promise of
-    bytes instead, so that they hold up nobody.
+    bytes instead, and hold up no other teacher.
 
     Args:
-        budget: bytes of weights that may be awake at once; 0 is no limit.
+        budget: bytes of weights that may be awake at once; 0 means no limit.
         teachers: all of the server, now.
-        set_state: changes a teacher's state and tells whoever must know.
+        set_state: changes a teacher's state and tells health and metrics.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ async def finish(work: Awaitable[R], *, wanted: Callable[[], bool] = lambda: Tru
 
     Args:
         work: to be awaited; on a thread nothing can stop it anyway.
-        wanted: says false when the process ends and nobody should wait.
+        wanted: says false when the process ends and the caller should not wait.
     """
     task = asyncio.ensure_future(work)
     try:

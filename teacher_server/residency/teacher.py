@@ -43,7 +43,7 @@ class Teacher:
         restarts: since the start of the server.
         replaced: folder and hash of the weights that took the place of the model's own; None while those serve.
         idle: set while no call is in flight.
-        changing: held by whoever loads, wakes, puts to sleep or unloads it.
+        changing: held while it is loaded, woken, put to sleep or unloaded.
     """
 
     name: str

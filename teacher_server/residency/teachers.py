@@ -139,7 +139,7 @@ class Teachers:
             await asyncio.wait_for(teacher.idle.wait(), grace)
         async with teacher.changing:
             if self._teachers.get(name) is not teacher:
-                return  # another call has unloaded it meanwhile; who has the name now is somebody else
+                return  # another call has unloaded it, and another teacher may have its name by now
             worker, teacher.worker = teacher.worker, None
             if worker is not None:
                 await asyncio.to_thread(worker.close)
@@ -250,7 +250,9 @@ class Teachers:
             worker = teacher.worker
             if worker is not None and not worker.dead and worker.stalled(self._settings.stall_seconds):
                 # A thread that hangs cannot be ended: only another process helps.
-                self._on_fatal(f"teacher {teacher.name!r} hangs for more than {self._settings.stall_seconds:.0f} s")
+                self._on_fatal(
+                    f"teacher {teacher.name!r} has been stuck in one batch for {self._settings.stall_seconds:.0f} s"
+                )
 
     async def _start(self, teacher: Teacher) -> None:
         loop = asyncio.get_running_loop()
@@ -342,7 +344,7 @@ class Teachers:
                     await self._start(teacher)
             teacher.reason = ""
         except LostWeightsError as error:
-            # The model's own weights would load, but nobody asked for those: better no answer than another teacher's.
+            # The model's own weights would load, but clients ask for the others: no answer is better than a wrong one.
             await self._lose(teacher, error)
         except Exception as error:
             self._on_fatal(f"teacher {teacher.name!r} could not be restarted: {error}")

@@ -68,13 +68,13 @@ def put_back(engine: Engine, folder: Path, weights_hash: str) -> None:
         prepare(engine, folder)()
     except Exception as error:
         raise LostWeightsError(
-            f"the weights last taken from {folder} cannot be taken again ({describe_error(error)}); bring the folder "
+            f"the weights last loaded from {folder} cannot be loaded again ({describe_error(error)}); bring the folder "
             "back, unload the teacher and load it again."
         ) from error
     found = engine.info.weights_hash
     if found != weights_hash:
         raise LostWeightsError(
-            f"weights in {folder} have changed from {weights_hash} to {found} since they were taken; unload the "
+            f"weights in {folder} have changed from {weights_hash} to {found} since they were loaded; unload the "
             "teacher and load it again, and keep the folders of weights in use as they are."
         )
 

@@ -59,7 +59,7 @@ class CallSlots:
 
 
 class WaitingSlots(CallSlots):
-    """The same with a queue: whoever finds no place waits; the caller who holds the fewest goes first."""
+    """The same with a queue: a call without a place waits, and the caller that holds the fewest goes first."""
 
     def __init__(self, total: int, per_caller: int) -> None:
         super().__init__(total, per_caller)

@@ -12,8 +12,8 @@ class Caller:
 
     Attributes:
         name: of the token, for logs; "" without one.
-        key: what shares are counted by: the token's name, or the address where there are no tokens. Nothing that the
-            caller can choose anew for each call.
+        key: what shares are counted by: the token's name, or the address where there are no tokens. A caller cannot
+            choose it anew for each call.
         authorised: whether the caller may use the teachers; without that it may ask for health only.
     """
 

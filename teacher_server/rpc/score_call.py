@@ -126,7 +126,7 @@ class ScoreCall:
             if request.expected_weights_hash not in ("", teacher.info.weights_hash):
                 raise IncompatibleTeacherError(
                     f"teacher {teacher.name!r} has weights {teacher.info.weights_hash}, not "
-                    f"{request.expected_weights_hash}; load those or ask for these."
+                    f"{request.expected_weights_hash}; load those, or ask for the ones in use."
                 )
             reservation = self._admit(request, bounds, worker)
             window = self._window(request, bounds, worker)

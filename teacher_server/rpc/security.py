@@ -82,7 +82,7 @@ class Tokens:
             scope: "score" or "admin".
 
         Raises:
-            AuthError: no token, or one that is not known.
+            AuthError: the token is missing or unknown.
             ScopeError: a known token without the scope, or an admin call on a server without tokens.
         """
         if self._path is None:
@@ -246,7 +246,7 @@ def _check_pair(cert: Path, key: Path, client_ca: Path | None) -> None:
         # With an empty password a key that needs one is an error, not a question on the terminal.
         context.load_cert_chain(cert, key, password="")
     except (OSError, ValueError) as error:  # SSLError is an OSError
-        reason = getattr(error, "reason", None) or "no PEM, or the key is encrypted"
+        reason = getattr(error, "reason", None) or "not PEM, or the key is encrypted"
         raise ConfigError(
             f"certificate {cert} and key {key} cannot be used together ({reason}); give a PEM chain and its own key, "
             "without a password."
@@ -255,4 +255,4 @@ def _check_pair(cert: Path, key: Path, client_ca: Path | None) -> None:
         try:
             context.load_verify_locations(client_ca)
         except OSError as error:
-            raise ConfigError(f"client authorities {client_ca} hold no PEM certificate; give the CA's.") from error
+            raise ConfigError(f"client authorities {client_ca} contain no PEM certificate; give the CA's.") from error
