@@ -12,10 +12,12 @@ import psutil
 import pytest
 
 from opd.errors import DeadlineError, OverloadedError
+from opd.wire.channel import open_channel
 from opd.wire.request import build_score_request
 from opd.wire.status import PUSHBACK_KEY, error_from_rpc
 from opd.wire.types import PayloadSpec
 from opd.wire.v1 import teacher_pb2 as pb
+from opd.wire.v1 import teacher_pb2_grpc
 
 FULL = PayloadSpec.full()
 MIB = 1 << 20
@@ -184,13 +186,23 @@ async def test_hundreds_of_calls_leave_tasks_descriptors_and_objects_as_they_wer
     assert objects_after - objects < 450  # below one object for each of 600 calls
 
 
-async def test_the_leak_check_finds_a_leak(start: Any, items: Any) -> None:
-    """The negative control: a server that leaks on purpose grows."""
-    client = await start(fault="leak=200000")
-    before = psutil.Process().memory_info().rss
-    for _ in range(100):
-        await client.score(items(1), PayloadSpec.sampled())
-    assert psutil.Process().memory_info().rss - before > 10 * MIB
+async def test_the_leak_check_finds_a_leak(launch: Any, items: Any) -> None:
+    """The negative control: a server that leaks on purpose grows, in a process whose heap no other test has widened."""
+    server = launch("--fault", "leak=1000000")
+    process = psutil.Process(server.popen.pid)
+    async with open_channel(server.address) as channel:
+        stub = teacher_pb2_grpc.TeacherServiceStub(channel)
+
+        async def call() -> None:
+            stream = stub.Score(build_score_request(items(1), PayloadSpec.sampled(), teacher="t", request_id="r"))
+            while await stream.read() is not grpc.aio.EOF:
+                pass
+
+        await call()
+        before = process.memory_info().rss
+        for _ in range(50):
+            await call()
+    assert process.memory_info().rss - before > 25 * MIB
 
 
 async def test_health_answers_during_a_long_forward(start: Any, items: Any) -> None:
