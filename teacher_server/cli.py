@@ -45,7 +45,7 @@ def serve(
     device: Annotated[str | None, typer.Option(help="Device of the models [auto].")] = None,
     dtype: Annotated[str | None, typer.Option(help="Compute dtype: f32, bf16, f16 [auto].")] = None,
     deterministic: Annotated[
-        bool | None, typer.Option(help="Numbers of a row do not depend on its batch; slower.")
+        bool | None, typer.Option(help="Numbers of a row do not depend on its batch, to the bit; slower on a GPU.")
     ] = None,
     engine_option: Annotated[list[str] | None, typer.Option(help="KEY=VALUE for the engine; repeatable.")] = None,
     threads: Annotated[

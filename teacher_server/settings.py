@@ -113,7 +113,7 @@ class EngineSettings(Settings):
     dtype: str = "auto"
     """Compute dtype: f32, bf16, f16, or auto."""
     deterministic: bool = False
-    """Make a row's numbers independent of its batch; slower."""
+    """Make a row's numbers independent of its batch, to the bit: slower on a GPU, and prompts are not shared."""
     options: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Further keyword arguments of the engine class."""
     memory_budget_bytes: int = Field(default=0, ge=0)

@@ -1,9 +1,9 @@
 """Final hidden states of response positions: the base model without its head, in the cheapest exact way.
 
 Four ways, all exact up to the rounding of differently shaped matrix products: a row alone (bit-equal whatever its
-batch), rows padded on the right (a causal model cannot see to the right, so no mask is needed and fused kernels
-apply), rows packed end to end where the attention backend keeps them apart, and samples of one prompt that continue
-from its keys and values.
+batch), rows padded on the right (a causal model cannot see to the right, so no mask is needed and fused kernels apply),
+rows packed end to end where the attention backend keeps them apart, and samples of one prompt that continue from its
+keys and values. Padded to a width of its own, a row is bit-equal in any batch of that width, too, on a CPU.
 """
 
 from collections.abc import Sequence
@@ -40,9 +40,14 @@ class Backbone:
         states = self._states(self._ids(item.token_ids[None, :-1]))
         return states[0, item.prompt_length - 1 :]
 
-    def padded(self, items: Sequence[ScoreItem]) -> Float[Tensor, "N H"]:
-        """States of all response positions, sequence after sequence; sequences padded on the right."""
-        states = self._states(self._pad([item.token_ids[:-1] for item in items]))
+    def padded(self, items: Sequence[ScoreItem], width: int = 0) -> Float[Tensor, "N H"]:
+        """States of all response positions, sequence after sequence; sequences padded on the right.
+
+        Args:
+            items: the sequences.
+            width: tokens to pad to; 0 for the longest sequence's.
+        """
+        states = self._states(self._pad([item.token_ids[:-1] for item in items], width))
         parts = [states[i, item.prompt_length - 1 : len(item.token_ids) - 1] for i, item in enumerate(items)]
         return torch.cat(parts)
 
@@ -92,9 +97,9 @@ class Backbone:
     def _ids(self, ids: np.ndarray) -> Int[Tensor, "B L"]:
         return to_device(torch.from_numpy(ids.astype(np.int64)), self.device)
 
-    def _pad(self, rows: Sequence[np.ndarray]) -> Int[Tensor, "B L"]:
+    def _pad(self, rows: Sequence[np.ndarray], width: int = 0) -> Int[Tensor, "B L"]:
         # The padding id does not matter: no real position sees it. 0 exists in every vocabulary.
-        out = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+        out = np.zeros((len(rows), width or max(map(len, rows))), dtype=np.int64)
         for i, row in enumerate(rows):
             out[i, : len(row)] = row
         return self._ids(out)

@@ -37,7 +37,9 @@ class Rows:
     gather_ids: Int[Tensor, "N K"] | None = None
 
 
-def reduce_rows(rows: Rows, spec: PayloadSpec, head: OutputHead, logit_bytes: int) -> Iterator[dict[str, Tensor]]:
+def reduce_rows(
+    rows: Rows, spec: PayloadSpec, head: OutputHead, logit_bytes: int, least_rows: int = 1
+) -> Iterator[dict[str, Tensor]]:
     """Reduce rows to a payload, a block of rows at a time.
 
     Args:
@@ -45,24 +47,44 @@ def reduce_rows(rows: Rows, spec: PayloadSpec, head: OutputHead, logit_bytes: in
         spec: the payload.
         head: turns hidden states into logits.
         logit_bytes: bytes that the logits of one block may take on the device.
+        least_rows: rows of every block; a shorter one is filled up with rows that are thrown away again.
 
     Yields:
         For each block, in order: `finite` [n] bool (false where the model produced NaN or infinity) and the fields of
         `opd.wire.types.Scores` that the payload carries, as tensors on the device (ids as int32).
     """
-    block = max(1, logit_bytes // (BYTES_PER_LOGIT * len(head.weight)))
+    block = max(least_rows, logit_bytes // (BYTES_PER_LOGIT * len(head.weight)))
     if spec.kind is PayloadKind.HIDDEN:
         block = max(1, logit_bytes // (4 * rows.hidden.shape[1]))
     for first in range(0, len(rows.hidden), block):
-        part = slice(first, first + block)
-        hidden = rows.hidden[part]
+        part = _part(rows, slice(first, first + block))
         if spec.kind is PayloadKind.HIDDEN:
+            hidden = part.hidden
             yield {"finite": hidden.isfinite().all(-1), "hidden": hidden.to(VALUE_DTYPES[spec.value_dtype])}
             continue
+        count = len(part.hidden)
+        if count < least_rows:
+            part = _filled(part, least_rows - count)
         # Dividing by 1.0 is exact, so a row's numbers do not depend on the temperatures of its neighbours.
-        logits = head.logits(hidden).div_(rows.temperature[part, None])
-        gather_ids = None if rows.gather_ids is None else rows.gather_ids[part]
-        yield reduce_logits(logits, spec, rows.targets[part], gather_ids)
+        logits = head.logits(part.hidden).div_(part.temperature[:, None])
+        found = reduce_logits(logits, spec, part.targets, part.gather_ids)
+        yield {name: tensor[:count] for name, tensor in found.items()}
+
+
+def _part(rows: Rows, part: slice) -> Rows:
+    gather_ids = None if rows.gather_ids is None else rows.gather_ids[part]
+    return Rows(rows.hidden[part], rows.targets[part], rows.temperature[part], gather_ids)
+
+
+def _filled(rows: Rows, more: int) -> Rows:
+    """`rows` and as many more: states of zero, token 0, temperature 1."""
+    fill = torch.nn.functional.pad
+    return Rows(
+        hidden=fill(rows.hidden, (0, 0, 0, more)),
+        targets=fill(rows.targets, (0, more)),
+        temperature=fill(rows.temperature, (0, more), value=1.0),
+        gather_ids=None if rows.gather_ids is None else fill(rows.gather_ids, (0, 0, 0, more)),
+    )
 
 
 def reduce_logits(

@@ -23,10 +23,12 @@ class Pass:
         rows: indices into the batch.
         shared: whether prompts go through the model once each and the responses continue from them; all prompts of
             such a pass have the same length.
+        width: tokens that every row is padded to; 0 for the longest row's.
     """
 
     rows: tuple[int, ...]
     shared: bool = False
+    width: int = 0
 
 
 def plan_passes(
@@ -60,6 +62,34 @@ def plan_passes(
         else:
             plain += rows
     return passes + _plain_passes(plain, lengths, max_tokens, packed)
+
+
+def settled_width(tokens: int, most: int) -> int:
+    """The width that a row of `tokens` tokens is padded to in any batch: a multiple of 16, at most `most`.
+
+    Matrix products over 16 rows and more give each row the same bits however many there are, which products of a few
+    rows do not; see `teacher_server.engines.probe.rows_are_independent`. Wider steps would let more rows share a
+    forward and lose as much by padding.
+    """
+    return max(tokens, min(-(-tokens // 16) * 16, most))
+
+
+def plan_independent(lengths: Sequence[tuple[int, int]], *, max_tokens: int, most: int) -> list[Pass]:
+    """Split a batch into passes of rows of one settled width each, so that a row's pass depends on the row alone.
+
+    Args:
+        lengths: (P, T) of each row.
+        max_tokens: tokens of one forward, padding included; a single longer row gets a pass of its own.
+        most: tokens that the model takes.
+    """
+    by_width: dict[int, list[int]] = defaultdict(list)
+    for row, (prompt, response) in enumerate(lengths):
+        by_width[settled_width(prompt + response - 1, most)].append(row)
+    passes = []
+    for width, rows in sorted(by_width.items(), reverse=True):
+        count = max(1, max_tokens // width)
+        passes += [Pass(tuple(rows[i : i + count]), width=width) for i in range(0, len(rows), count)]
+    return passes
 
 
 def _plain_passes(rows: Sequence[int], lengths: Sequence[tuple[int, int]], max_tokens: int, packed: bool) -> list[Pass]:

@@ -26,8 +26,17 @@ class Launched:
     copy: HostCopy
 
 
+LEAST_ROWS = 16
+"""Rows that go through the head together in deterministic mode, at least: products of fewer rows have other bits."""
+
+
 def launch(
-    states: Float[Tensor, "N H"], rows: Sequence[int], batch: Sequence[EngineItem], head: OutputHead, logit_bytes: int
+    states: Float[Tensor, "N H"],
+    rows: Sequence[int],
+    batch: Sequence[EngineItem],
+    head: OutputHead,
+    logit_bytes: int,
+    least_rows: int = 1,
 ) -> list[Launched]:
     """Reduce hidden states to payloads and start their copies; rows of one payload are reduced together.
 
@@ -37,6 +46,7 @@ def launch(
         batch: the batch.
         head: the output head.
         logit_bytes: bytes of logits that may exist at once.
+        least_rows: rows that go through the head at once, at least; see `reduce_rows`.
     """
     parts = states.split([batch[row].item.response_length for row in rows])
     by_spec: dict[PayloadSpec, list[int]] = {}
@@ -47,7 +57,7 @@ def launch(
         hidden = states if len(members) == len(rows) else torch.cat([parts[index] for index in members])
         chosen = [rows[index] for index in members]
         payload_rows = _rows(hidden, [batch[row] for row in chosen], spec)
-        blocks = reduce_rows(payload_rows, spec, head, logit_bytes)
+        blocks = reduce_rows(payload_rows, spec, head, logit_bytes, least_rows)
         launched.append(Launched(tuple(chosen), HostCopy(blocks, len(hidden))))
     return launched
 

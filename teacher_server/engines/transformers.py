@@ -18,7 +18,7 @@ from torch import Tensor
 from opd.errors import ConfigError, UnavailableError
 from opd.heads import OutputHead, caps_attention, scale_and_cap
 from opd.wire.fingerprint import weights_hash
-from opd.wire.types import Head, PayloadKind, ScoreItem, Scores
+from opd.wire.types import Head, PayloadKind, PayloadSpec, ScoreItem, Scores
 from teacher_server.engines.backbone import Backbone
 from teacher_server.engines.base import EngineInfo, EngineItem, Exchange
 from teacher_server.engines.checks import check_batch
@@ -35,9 +35,9 @@ from teacher_server.engines.loading import (
     pick_dtype,
     resolve_folder,
 )
-from teacher_server.engines.plan import Pass, plan_passes
-from teacher_server.engines.probe import check_head, find_abilities
-from teacher_server.engines.project import Launched, land, launch
+from teacher_server.engines.plan import Pass, plan_independent, plan_passes
+from teacher_server.engines.probe import check_head, find_abilities, rows_are_independent
+from teacher_server.engines.project import LEAST_ROWS, Launched, land, launch
 
 
 class TransformersEngine:
@@ -47,7 +47,8 @@ class TransformersEngine:
         model: folder written by save_pretrained, or a hub id. Weights must be safetensors.
         device: "auto" (an accelerator when there is one), "cpu", "cuda", "cuda:1", ...
         dtype: "f32", "bf16", "f16", or "auto": the checkpoint's on accelerators, f32 on the CPU.
-        deterministic: run every row alone, so that its numbers are bit-equal whatever it is batched with.
+        deterministic: make a row's numbers bit-equal whatever it is batched with: each row is padded to a width of its
+            own and shares forwards only with rows of that width, or runs by itself where that is not enough.
         max_batch_tokens: tokens of one forward, padding included.
         logit_bytes: bytes of logits that may exist at once on the device.
         revision: revision of a hub id.
@@ -102,6 +103,11 @@ class TransformersEngine:
                 self._backbone, head, packing=packing, sharing=share_prompts and not deterministic
             )
         self._info = self._describe(model, folder, head, deterministic)
+        # On a GPU the shape of the whole batch chooses the kernel, and with it the bits of each row.
+        self._independent = deterministic and self._device.type == "cpu" and self._abilities.padding
+        self._independent = self._independent and rows_are_independent(
+            self._digest, self._info.vocab_size, self._info.max_sequence_tokens
+        )
 
     @property
     def info(self) -> EngineInfo:
@@ -220,11 +226,15 @@ class TransformersEngine:
         land(waiting, batch, out, self._info)
 
     def _plan(self, items: Sequence[ScoreItem]) -> list[Pass]:
+        lengths = [(item.prompt_length, item.response_length) for item in items]
+        if self._independent:
+            most = self._info.max_sequence_tokens
+            return plan_independent(lengths, max_tokens=self._max_batch_tokens, most=most)
         if self._info.deterministic or not self._abilities.padding:
             return [Pass((row,)) for row in range(len(items))]
         return plan_passes(
             [item.token_ids[: item.prompt_length].tobytes() for item in items],
-            [(item.prompt_length, item.response_length) for item in items],
+            lengths,
             max_tokens=self._max_batch_tokens,
             share=self._abilities.sharing,
             packed=self._abilities.packing,
@@ -233,6 +243,9 @@ class TransformersEngine:
     def _start(self, one: Pass, batch: Sequence[EngineItem], head: OutputHead) -> list[Launched]:
         """Launch one forward and the copies of its payloads."""
         items = [batch[row].item for row in one.rows]
+        if one.width:
+            states = self._backbone.padded(items, one.width)
+            return launch(states, one.rows, batch, head, self._logit_bytes, LEAST_ROWS)
         if len(items) == 1:
             states = self._backbone.alone(items[0])
         elif one.shared:
@@ -242,6 +255,15 @@ class TransformersEngine:
         else:
             states = self._backbone.padded(items)
         return launch(states, one.rows, batch, head, self._logit_bytes)
+
+    def _digest(self, items: list[ScoreItem]) -> list[bytes]:
+        """The bits of each item's scores."""
+        spec = PayloadSpec.topk(min(8, self._info.vocab_size), "f32")
+        digests = []
+        for scores in self.score([EngineItem(item, spec) for item in items]):
+            parts = [] if scores is None else [scores.sampled, scores.values, scores.ids, scores.log_tail]
+            digests.append(b"".join(part.tobytes() for part in parts if part is not None))
+        return digests
 
     def _head(self, model: Any = None) -> OutputHead:
         projection = (self._model if model is None else model).get_output_embeddings()

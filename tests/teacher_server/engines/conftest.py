@@ -42,6 +42,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     "granite": {"logits_scaling": 4.0},
     "cohere": {"logit_scale": 0.25},
     "phi": {},
+    "gpt2": {},
     "falcon_h1": {
         "lm_head_multiplier": 0.5,
         "mamba_d_ssm": 64,

@@ -94,6 +94,29 @@ def test_blocks_of_one_row_give_what_one_block_gives(spec: PayloadSpec) -> None:
         np.testing.assert_allclose(joined.astype(np.float64), expected.astype(np.float64), atol=1e-5)
 
 
+@pytest.mark.parametrize("spec", [PayloadSpec.topk(4, "f32"), PayloadSpec.gather(4, "f32"), PayloadSpec.full()])
+def test_rows_that_fill_a_block_up_leave_no_trace(spec: PayloadSpec) -> None:
+    head = OutputHead(torch.randn(50, 8, generator=torch.Generator().manual_seed(4)), None, 1.0, 0.0)
+    rows = _rows(13, spec.k)
+    (whole,) = reduce_rows(rows, spec, head, 1 << 30)
+    blocks = list(reduce_rows(rows, spec, head, 1, least_rows=5))
+    assert [len(block["finite"]) for block in blocks] == [5, 5, 3]
+    for name, expected in whole.items():
+        torch.testing.assert_close(torch.cat([block[name] for block in blocks]), expected, atol=1e-5, rtol=0)
+
+
+def test_a_block_has_at_least_so_many_rows_whatever_the_budget() -> None:
+    seen: list[int] = []
+
+    class Watched(OutputHead):
+        def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+            seen.append(len(hidden))
+            return OutputHead.logits(self, hidden)
+
+    list(reduce_rows(_rows(40), PayloadSpec.sampled(), Watched(torch.randn(50, 8), None, 1.0, 0.0), 1, least_rows=16))
+    assert seen == [16, 16, 16]
+
+
 def test_logits_of_one_block_stay_within_the_byte_budget() -> None:
     seen: list[int] = []
 

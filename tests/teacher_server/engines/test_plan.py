@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teacher_server.engines.plan import Pass, plan_passes
+from teacher_server.engines.plan import Pass, plan_independent, plan_passes, settled_width
 
 
 def _prompt(number: int, length: int) -> bytes:
@@ -75,3 +75,24 @@ def test_a_group_too_large_for_one_pass_keeps_its_rows_adjacent_so_that_the_prom
     groups = [{row // 8 for row in one.rows} for one in plan]
     assert all(one.shared for one in plan)
     assert sum(a != b for a, b in itertools.pairwise(groups)) <= 2
+
+
+@given(st.integers(1, 5000), st.integers(1, 6000))
+def test_a_settled_width_belongs_to_the_row_alone_and_wastes_little(tokens: int, most: int) -> None:
+    width = settled_width(tokens, most)
+    assert width >= tokens
+    assert width <= max(most, tokens)
+    assert width - tokens < 16
+    if width < most:
+        assert width % 16 == 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 90), st.integers(1, 90)), max_size=40), st.integers(16, 500))
+def test_independent_passes_hold_every_row_once_at_its_width_within_the_budget(
+    lengths: list[tuple[int, int]], max_tokens: int
+) -> None:
+    passes = plan_independent(lengths, max_tokens=max_tokens, most=170)
+    assert sorted(row for one in passes for row in one.rows) == list(range(len(lengths)))
+    for one in passes:
+        assert {settled_width(sum(lengths[row]) - 1, 170) for row in one.rows} == {one.width}
+        assert len(one.rows) == 1 or len(one.rows) * one.width <= max_tokens

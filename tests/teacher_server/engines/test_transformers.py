@@ -3,17 +3,21 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from opd.errors import ConfigError, IncompatibleTeacherError, InvalidRequestError, NonFiniteError, UnavailableError
 from opd.wire.fingerprint import head_hash, weights_hash
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
+from teacher_server.engines.backbone import Backbone
+from teacher_server.engines.base import EngineItem
 from teacher_server.engines.transformers import TransformersEngine
 
 
@@ -74,6 +78,89 @@ def test_deterministic_numbers_are_bit_equal_alone_in_a_batch_and_shuffled(
     assert [_bits(scores) for scores in engine.score([batch[i] for i in order])] == [alone[i] for i in order]
     mixed = [batch[0], entry(items[1], PayloadSpec.sampled(), 2.0), batch[2]]
     assert [_bits(scores) for scores in engine.score(mixed)][::2] == [alone[0], alone[2]]
+
+
+KINDS = ("sampled", "topk", "gather", "hidden", "full")
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one thread", "two threads"])
+def settled(request: pytest.FixtureRequest, make_model) -> Iterator[TransformersEngine]:
+    """In deterministic mode, with room for 15 rows of logits at once and for a handful of rows in one forward."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield TransformersEngine(str(make_model("qwen3")), deterministic=True, logit_bytes=1 << 15, max_batch_tokens=120)
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def crowd(settled: TransformersEngine, make_item, entry) -> tuple[list[EngineItem], list[str]]:
+    """Rows of 2 to 130 tokens, payloads and temperatures of all kinds, and each one's bits when it is asked alone."""
+    draw = np.random.default_rng(5)
+    specs = [PayloadSpec.sampled(), PayloadSpec.topk(7), PayloadSpec.gather(4, "f32"), PayloadSpec.hidden()]
+    specs += [PayloadSpec.full(), PayloadSpec.topk(3, "u16"), PayloadSpec.hidden("f32")]
+    rows = []
+    for i in range(42):
+        prompt, response = int(draw.integers(1, 60)), int(draw.integers(1, 70))
+        item = make_item(prompt, response, seed=i, k=4)
+        rows.append(entry(item, specs[i % len(specs)], float(draw.choice([1.0, 0.7, 2.0]))))
+    return rows, [_bits(settled.score([row])[0]) for row in rows]
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_a_rows_bits_depend_on_no_other_row_of_its_batch(settled: TransformersEngine, crowd, data) -> None:
+    rows, alone = crowd
+    chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=30))  # repeated and in any order
+    assert [_bits(scores) for scores in settled.score([rows[i] for i in chosen])] == [alone[i] for i in chosen]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rows_bits_do_not_depend_on_the_cut_of_the_batch(kind: str, make_model, make_item, entry) -> None:
+    spec = {"topk": PayloadSpec.topk(9), "gather": PayloadSpec.gather(4)}.get(kind) or getattr(PayloadSpec, kind)()
+    batch = [entry(make_item(5 + i, 1 + 3 * i, seed=i, k=4), spec) for i in range(12)]
+    found = set()
+    for tokens, logits in ((16, 1), (64, 1 << 15), (1 << 14, 1 << 28)):
+        engine = TransformersEngine(
+            str(make_model("qwen3")), deterministic=True, max_batch_tokens=tokens, logit_bytes=logits
+        )
+        found.add(tuple(_bits(scores) for scores in engine.score(batch)))
+    assert len(found) == 1
+
+
+def test_deterministic_rows_of_one_width_share_a_forward(make_model, make_item, entry) -> None:
+    engine = TransformersEngine(str(make_model("llama")), deterministic=True)
+    shapes: list[tuple[int, ...]] = []
+    engine._backbone.model.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    lengths = (12, 17, 9, 30, 14, 33)  # one less goes through the model
+    engine.score([entry(make_item(5, length - 5), PayloadSpec.sampled()) for length in lengths])
+    assert shapes == [(2, 32), (4, 16)]
+
+
+def test_where_bits_depend_on_the_batch_deterministic_rows_run_by_themselves(
+    make_model, make_item, entry, monkeypatch, caplog
+) -> None:
+    padded = Backbone.padded
+
+    def crowded(self: Backbone, items: list[ScoreItem], width: int = 0) -> torch.Tensor:
+        return padded(self, items, width) * (1 + 1e-7 * (len(items) > 2))
+
+    monkeypatch.setattr(Backbone, "padded", crowded)
+    engine = TransformersEngine(str(make_model("llama")), deterministic=True)
+    assert engine.info.deterministic
+    assert "runs every row by itself" in caplog.text
+    batch = [entry(make_item(5, 9, seed=i), PayloadSpec.topk(5)) for i in range(4)]
+    alone = [_bits(engine.score([one])[0]) for one in batch]
+    assert [_bits(scores) for scores in engine.score(batch)] == alone
+
+
+def test_padding_to_a_settled_width_stays_within_the_positions_that_the_model_has(
+    make_model, make_item, entry, reference_logits
+) -> None:
+    folder = make_model("gpt2", max_position_embeddings=40)  # learned positions: a 41st does not exist
+    engine, item = TransformersEngine(str(folder), deterministic=True), make_item(20, 20)
+    _close(engine.score([entry(item, PayloadSpec.sampled())])[0], reference_logits(folder, item), item)
 
 
 def test_samples_of_one_prompt_send_it_through_the_model_once(make_model, make_item, entry) -> None:
@@ -263,8 +350,6 @@ def test_a_family_whose_logits_cannot_be_reproduced_is_refused(make_model, monke
 
 
 def test_a_shortcut_that_changes_numbers_is_switched_off(make_model, monkeypatch) -> None:
-    from teacher_server.engines.backbone import Backbone
-
     shared = Backbone.shared
     monkeypatch.setattr(Backbone, "shared", lambda self, items: shared(self, items) * 1.01)
     engine = TransformersEngine(str(make_model("llama")))
