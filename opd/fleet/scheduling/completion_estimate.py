@@ -93,6 +93,11 @@ class CompletionEstimate:
             other._overlaps = None
             other.changed()
 
+    @property
+    def alone(self) -> bool:
+        """Whether one server has all the work, so that there is nothing to balance."""
+        return len(self.servers) == 1
+
     def keys(self) -> Set[str]:
         """Addresses of the servers."""
         return self.servers.keys()

@@ -8,7 +8,8 @@ A server takes the next rows when it has room, so a slow one takes fewer. Among 
 3. preferring rows of a prompt it has just seen, and with a row its whole group as far as it fits into the RPC.
 
 Beyond two rows, a server holds at most half of its share of what waits, and an RPC carries at most a quarter, so
-that the grain becomes finer towards the end.
+that the grain becomes finer towards the end. A server that is alone with its teacher gets all that its window holds in
+full RPCs: there is nothing to balance, and every RPC costs both sides time.
 Between teachers that share a server, the one that was served fewer tokens goes first. Measured against round robin,
 least assigned and plain pull in `benchmarks/fleet_makespan.py`.
 """
@@ -189,7 +190,8 @@ class Scheduler:
             oldest = None
         if oldest is not None and (oldest.failures or oldest.barred):
             return oldest
-        if server.in_flight_rows >= 2 and estimate.ahead(server) > _DEPTH * estimate.share(server):
+        deep = server.in_flight_rows >= 2 and estimate.ahead(server) > _DEPTH * estimate.share(server)
+        if deep and not estimate.alone:
             return None
         fits = estimate.fits(server)
         task = queue.longest(fits, accept) if fits > 0 else None
@@ -219,11 +221,18 @@ class Scheduler:
         queue = self.queues[head.teacher]
         most_rows = self._row_limits.get(head.teacher, self._settings.rows)
         most_tokens = self._token_limits.get(head.teacher, self._settings.tokens)
-        room = min(most_tokens, server.room(), _GRAIN * estimate.share(server), estimate.fits(server)) - head.tokens
+        room = min(most_tokens, server.room())
+        if not estimate.alone:
+            room = min(room, _GRAIN * estimate.share(server), estimate.fits(server))
+        room -= head.tokens
         rows = [head]
         queue.remove(head)
+        oldest = queue.oldest()
+        latest = oldest.submitted + _OVERTAKE_SECONDS if oldest is not None else float("inf")
 
         def accept(task: ScoreTask) -> bool:
+            if task.submitted > latest:
+                return False
             alike = task.batch_key == head.batch_key and task.twin not in rows
             return alike and server.address not in task.avoid and server.address not in task.barred_now()
 

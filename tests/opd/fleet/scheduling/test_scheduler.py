@@ -51,6 +51,26 @@ def test_a_new_server_gets_two_rows_longest_first() -> None:
     assert world.plan() == []
 
 
+def rpcs_per_hundred_rows(world: World) -> float:
+    """RPCs that carry the second hundred of equal rows, once speeds and windows are known."""
+    for _ in range(2):
+        count = 0
+        for _ in range(100):
+            world.row(50)
+        while any(len(queue) for queue in world.scheduler.queues.values()):
+            world.plan()
+            running = [rpc for server in world.scheduler.servers.values() for rpc in server.rpcs.values()]
+            for rpc in running:
+                count += 1
+                world.answer(rpc, 0.05)
+    return count
+
+
+def test_a_server_that_is_alone_gets_full_rpcs_and_several_get_a_finer_grain() -> None:
+    assert rpcs_per_hundred_rows(World(rows=16)) <= 7
+    assert rpcs_per_hundred_rows(World(servers=2, rows=16)) > 10
+
+
 def test_an_answer_makes_room_and_widens_the_window() -> None:
     world = World()
     for _ in range(40):
