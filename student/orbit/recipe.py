@@ -9,8 +9,9 @@ from pydantic import Field, model_validator
 from opd.config import Settings, parse_settings
 from opd.tasks.modes import ModeSettings
 from opd.tasks.settings import PromptSettings
-from student.orbit.merge import MergeModel, MergeSettings, Method
+from student.orbit.merge import NEEDS_BASE, MergeModel, MergeSettings, Method
 from student.recipe import ModelSettings, Recipe
+from student.run.local_server import CPU
 
 FUSION, MERGE = "fusion", "merge"
 
@@ -34,7 +35,7 @@ class ServingSettings(Settings):
         "can read too); none: servers are started on this machine.",
     )
     flags: list[str] = Field(
-        default_factory=lambda: ["--threads", "1", "--device", "cpu", "--deterministic"],
+        default_factory=lambda: list(CPU),
         description="Of `opd serve` for servers that are started here.",
     )
     security: dict[str, Any] = Field(
@@ -116,8 +117,6 @@ def fusion_recipe(orbit: OrbitRecipe, model: str, endpoints: dict[str, list[str]
 
 def merge_settings(orbit: OrbitRecipe, models: dict[str, str]) -> MergeSettings:
     """The merge of the modes' teachers, by mode."""
-    from student.orbit.merge import NEEDS_BASE
-
     rule = orbit.merge
     raw = {
         "method": rule.method,
