@@ -147,6 +147,18 @@ class StageError(OpdError):
     exit_code = 18
 
 
+class RolloutEngineError(OpdError):
+    """What samples the student's answers cannot be had back, or does not hold the student's weights."""
+
+    exit_code = 19
+
+
+class RankLostError(OpdError):
+    """Another rank of the run ended, which this one cannot go on without."""
+
+    exit_code = 21
+
+
 class CancelledError(OpdError):
     """The caller went away before the answer was ready."""
 

@@ -2,17 +2,21 @@
 
     logits = soft_cap * tanh(scale * (weight @ h + bias) / soft_cap)
 
-`OutputHead` is that formula and its half-precision paths; `scale_and_cap` knows which config field of which family of
+`OutputHead` is that formula and its half-precision paths. On the wire a head travels as `opd.wire.types.Head`, and
+`OutputHead.received` takes it from there; `scale_and_cap` knows which config field of which family of
 transformers means what.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
+
+from opd.wire.types import Head
 
 # Vocabulary entries per step where a half-precision head must be widened through a temporary.
 _VOCABULARY_STEP = 8192
@@ -62,6 +66,32 @@ class OutputHead:
     scale: float = 1.0
     soft_cap: float = 0.0
     padding: int = 0
+
+    @classmethod
+    def of(cls, head: "OutputHead | Float[Tensor, 'V H']") -> "OutputHead":
+        """A head as it is; a weight matrix alone as a head without bias, scale and soft-cap."""
+        return head if isinstance(head, OutputHead) else cls(head)
+
+    @classmethod
+    def received(cls, head: Head, device: torch.device | str = "cpu") -> "OutputHead":
+        """A head as the wire carries it, in float32 on `device`."""
+
+        def tensor(array: NDArray[Any]) -> Tensor:
+            host = torch.from_numpy(array)
+            return (host.view(torch.bfloat16) if head.dtype == "bf16" else host).float().to(device)
+
+        bias = None if head.bias is None else tensor(head.bias)
+        return cls(tensor(head.weight), bias, head.logit_scale, head.soft_cap)
+
+    def times(self, factor: float) -> "OutputHead":
+        """The head whose logits are `factor` times these: one of another temperature, or of another power.
+
+        Raises:
+            ValueError: for a factor other than 1 with a soft-cap, behind which logits cannot be scaled.
+        """
+        if factor != 1.0 and self.soft_cap:
+            raise ValueError(f"the logits of a head with soft_cap {self.soft_cap} cannot be multiplied by {factor}.")
+        return replace(self, scale=self.scale * factor)
 
     @property
     def vocab_size(self) -> int:

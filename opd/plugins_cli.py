@@ -7,7 +7,7 @@ import typer
 from pydantic import BaseModel, ValidationError
 
 from opd.errors import ConfigError, OpdError
-from opd.registry import Entry, Registry
+from opd.registry import Entry, Registry, hint
 
 app = typer.Typer(
     no_args_is_help=True, help="Objectives, rewards, methods, tasks, verifiers and engines that can be chosen by name."
@@ -52,8 +52,7 @@ def show(name: Annotated[str, typer.Argument(help="A registered name or a dotted
     if ":" in name:
         found = [(Registry("plug-in", "opd.plugins"), Entry(name, name, "", ""))]
     if not found:
-        names = sorted({e.name for r in registries() for e in r})
-        raise ConfigError(f"there is no plug-in {name!r}; known: {', '.join(names)}.")
+        raise ConfigError(f"there is no plug-in {name!r}; {hint(name, {e.name for r in registries() for e in r})}")
     console = Console(highlight=False)
     for registry, entry in found:
         plugin = registry.load(entry.name)

@@ -8,7 +8,7 @@ import ast
 import difflib
 import importlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -85,13 +85,7 @@ class Registry:
         elif ":" in name:
             path = name
         else:
-            near = difflib.get_close_matches(name, self._entries, n=3)
-            hint = (
-                f"did you mean {' or '.join(map(repr, near))}?"
-                if near
-                else f"known: {', '.join(sorted(self._entries))}."
-            )
-            raise ConfigError(f"there is no {self.kind} {name!r}; {hint}")
+            raise ConfigError(f"there is no {self.kind} {name!r}; {hint(name, self._entries)}")
         module, _, attribute = path.partition(":")
         if not module or module.startswith("."):
             raise ConfigError(f"{self.kind} {name!r} is not of the form package.module:Class.")
@@ -102,6 +96,13 @@ class Registry:
         if self.member is not None and not hasattr(found, self.member):
             raise ConfigError(f"{self.kind} {name!r} at {path} is not of kind {self.kind}: it has no {self.member!r}.")
         return found
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """What to say of a name that is not known: those that are nearest to it, or else all."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(names)}."
 
 
 def first_sentence(path: str) -> str:

@@ -39,7 +39,7 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; check the path.") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not text in UTF-8: {error.reason}; save it again.") from error
+        raise ConfigError(f"{path} is not UTF-8 text: {error.reason}; save it again.") from error
     data = _yaml(text, str(path))
     if data is None:
         return {}

@@ -49,6 +49,7 @@ def status(
     from opd.fleet.status.table import status_view
 
     with TeacherFleet.connect(endpoints, settings=fleet_settings(settings, override), client="status") as fleet:
+        fleet.settle()  # connect returns with the first replica of every teacher
         if as_json:
             typer.echo(json.dumps(asdict(fleet.status())))
         elif not 0 < watch < float("inf"):

@@ -190,6 +190,10 @@ class TeacherFleet(ScoreSource):
         """See `ScoreSource.update_weights`."""
         return self._run(self._core.update_weights(teacher, str(folder), timeout))
 
+    def settle(self, seconds: float = 10.0) -> bool:
+        """See `ScoreSource.settle`."""
+        return self._run(self._core.members.settle(seconds))
+
     def outages(self) -> list[Outage]:
         """See `ScoreSource.outages`."""
         return self._on_loop(self._core.dispatcher.outages)

@@ -129,7 +129,7 @@ class FleetCore:
         """The teacher's head from any usable replica, fetched once per content hash."""
         pool = self.known(teacher)
         if pool.info is None or not pool.info.head.hash:
-            raise TeacherNotFoundError(f"teacher {teacher!r} does not hand out its head; ask for another payload.")
+            raise TeacherNotFoundError(f"teacher {teacher!r} does not serve its head; ask for another payload.")
         wanted = pool.info.head.hash
         async with pool.head_lock:
             if wanted in pool.heads:

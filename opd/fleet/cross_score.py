@@ -2,7 +2,7 @@
 
 A replica can pass every check on rows that look like checks and answer the others with another model. A live row that
 is scored twice looks like any other to both servers. Answers further apart than the tolerance are settled by a third
-replica; the one that stands alone is rejected. When no third can decide, all that disagree are rejected and the row
+replica; the odd one out is rejected. When no third can decide, all that disagree are rejected and the row
 waits, as in an outage, for a replica that agrees with its pool: numbers in dispute are never delivered.
 
 Which rows are chosen is a function of the row and of the seed alone, so it depends on neither timing nor failures, and

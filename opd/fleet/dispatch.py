@@ -1,27 +1,18 @@
 """Rows in, scores out, each exactly once: sends what the scheduler plans and repairs what breaks.
 
-One attempt per RPC. A row that was answered is never sent again; the unanswered rows of a broken RPC go back to the
-queue, ahead of the others, and to another server if there is one. Who is to blame decides what happens: the replica
-(its life cycle is told), the server's load (nothing is sent there for a while), or the row itself (its future fails).
+One attempt per RPC. A row that was answered is never sent again; what becomes of the unanswered rows of a broken RPC
+is decided in `opd.fleet.repair`.
 """
 
 import asyncio
 import itertools
 import logging
-import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from opd.errors import (
-    AuthError,
-    CancelledError,
-    CorruptPayloadError,
     DeadlineError,
-    IncompatibleTeacherError,
     OpdError,
     OutageError,
-    OverloadedError,
-    ScopeError,
-    TeacherNotFoundError,
     UnavailableError,
 )
 from opd.fleet.cross_score import CrossScorer
@@ -30,8 +21,8 @@ from opd.fleet.membership.life_cycle import ReplicaState
 from opd.fleet.membership.outage import Outage
 from opd.fleet.membership.pool import Pool
 from opd.fleet.membership.replica_monitor import ReplicaMonitor
+from opd.fleet.repair import Repair
 from opd.fleet.rpc_runner import RpcRunner
-from opd.fleet.scheduling.budget import RetryBudget, backoff_seconds
 from opd.fleet.scheduling.hedging import Hedger
 from opd.fleet.scheduling.in_flight import Rpc, ScoreTask
 from opd.fleet.scheduling.scheduler import Scheduler
@@ -42,11 +33,6 @@ from opd.wire.types import Head, Scores
 log = logging.getLogger("opd.fleet")
 
 TICK_SECONDS = 0.05
-LONGEST_PUSHBACK_SECONDS = 30.0
-"""A busy server is asked again after so many seconds at most, whatever it wishes."""
-_FIRST_REISSUE_SECONDS = 0.2
-_REPLICA_FAULTS = (UnavailableError, DeadlineError, AuthError, ScopeError, CancelledError)
-_IDENTITY_FAULTS = (IncompatibleTeacherError, TeacherNotFoundError)
 
 
 class Dispatcher:
@@ -87,12 +73,19 @@ class Dispatcher:
         self.runner = RpcRunner(monitors, pools, request_id, now, idle, on_answer=self._answer, on_end=self._ended)
         self._cross_scorer = CrossScorer(settings.health, self.scheduler, self.counters, self, head_of)
         self._availability = Availability(monitors, pools, self.scheduler, settings.outage)
-        self._retries = RetryBudget(settings.calls.retry_ratio, settings.calls.retry_rate)
-        self._rng = random.Random(0)
+        self._repair = Repair(
+            settings,
+            now,
+            monitors,
+            self.scheduler,
+            self.counters,
+            self._cross_scorer,
+            fail=self._fail,
+            wake=self.wake,
+        )
         self.numbers = itertools.count()
         self._live: dict[int, ScoreTask] = {}
         self._timed: dict[int, ScoreTask] = {}
-        self._taken_back: set[int] = set()
         self._awake = False
         self._closed = False
         self._ticker: asyncio.Task[None] | None = None
@@ -159,7 +152,7 @@ class Dispatcher:
         self._awake = False
         for rpc in self.scheduler.plan(self._now()):
             first = sum(1 for task in rpc.tasks if task.failures == 0)
-            self._retries.first_attempt(first)
+            self._repair.retries.first_attempt(first)
             self.hedger.budget.sent(sum(1 for task in rpc.tasks if not task.is_check))
             self._launch(rpc)
 
@@ -250,10 +243,10 @@ class Dispatcher:
     def _ended(self, rpc: Rpc, error: OpdError | None) -> None:
         """Blame and settle: every RPC that was launched comes here once, however it ended."""
         if error is not None:
-            self._blame(rpc, error)
+            self._repair.blame(rpc, error)
         elif not rpc.waiting:
             self._completed(rpc)
-        self._settle(rpc, error)
+        self._repair.settle(rpc, error)
         self.wake()
 
     def _completed(self, rpc: Rpc) -> None:
@@ -262,99 +255,6 @@ class Dispatcher:
         life = monitor.lives.get(rpc.teacher)
         if life is not None:
             monitor.apply(rpc.teacher, life.request_answered(now))
-
-    # Repair.
-
-    def _blame(self, rpc: Rpc, error: OpdError) -> None:
-        """Tell the replica's life cycle, or its server's load, what the failure says about it."""
-        monitor = self._monitors[rpc.server.address]
-        life, now = monitor.lives.get(rpc.teacher), self._now()
-        self.counters.calls_failed += 1
-        log.info("RPC %d to replica %s failed: %s", rpc.number, rpc.server.address, error)
-        if isinstance(error, OverloadedError):
-            self._push_back(rpc, error, now)
-        elif life is None:
-            return
-        elif isinstance(error, CorruptPayloadError):
-            self.counters.corrupt_payloads += 1
-            monitor.apply(rpc.teacher, life.sent_corrupt_data(now, str(error)))
-        elif isinstance(error, _IDENTITY_FAULTS):
-            monitor.apply(rpc.teacher, life.identity_changed(now, f"refused a call: {error}"))
-            monitor.ping_soon()
-        elif isinstance(error, _REPLICA_FAULTS):
-            rpc.server.reset()
-            monitor.apply(rpc.teacher, life.request_failed(now, str(error)))
-            monitor.ping_soon()
-
-    def _push_back(self, rpc: Rpc, error: OverloadedError, now: float) -> None:
-        self.counters.pushbacks += 1
-        seconds = min(max(0.01, error.retry_after), LONGEST_PUSHBACK_SECONDS)
-        if error.retry_after > seconds:
-            log.warning(
-                "replica %s is busy and wants to be left alone for %.3g s; it is asked again after %g s",
-                *(rpc.server.address, error.retry_after, seconds),
-            )
-        rpc.server.pushed_back(now, now + seconds)
-        asyncio.get_running_loop().call_later(seconds, self.wake)
-
-    def _settle(self, rpc: Rpc, error: OpdError | None) -> None:
-        """What happens to the rows that a finished RPC left unanswered."""
-        now = self._now()
-        taken_back = rpc.number in self._taken_back
-        self._taken_back.discard(rpc.number)
-        for task in self.scheduler.ended(rpc, now):
-            self._cross_scorer.give_way(task)
-            if taken_back:
-                task.moves += 1
-                task.avoid.add(rpc.server.address)
-                self.counters.moved += 1
-                self.scheduler.submit(task, urgent=True)
-                continue
-            if error is None:
-                error = UnavailableError("the call was cancelled.")
-            if isinstance(error, OverloadedError):
-                self._again_when_less_busy(task, error, now)
-            elif not isinstance(error, (*_REPLICA_FAULTS, *_IDENTITY_FAULTS, CorruptPayloadError)):
-                if len(rpc.tasks) == 1:
-                    self._fail(task, error)
-                else:
-                    # One bad row fails the whole RPC: ask for each alone to find it.
-                    task.batch_key = ("alone", task.number)
-                    self.scheduler.submit(task, urgent=True)
-            else:
-                self._again(rpc, task, error, now)
-
-    def _again_when_less_busy(self, task: ScoreTask, error: OverloadedError, now: float) -> None:
-        since = task.refused_since = task.refused_since or now
-        if now - since > self._settings.outage.budget_seconds:
-            what = (
-                f"a row for teacher {task.teacher!r} was refused for {now - since:.0f} s, more than the outage budget"
-            )
-            self._fail(task, OutageError(f"{what}: {error}"))
-        else:
-            self.scheduler.submit(task, urgent=True)
-
-    def _again(self, rpc: Rpc, task: ScoreTask, error: OpdError, now: float) -> None:
-        task.failures += 1
-        task.avoid.add(rpc.server.address)
-        task.hedged = False
-        if task.failures >= self._settings.calls.attempts:
-            what = f"a row for teacher {task.teacher!r} failed {task.failures} times, the last time: {error}"
-            self._fail(task, type(error)(what))
-            return
-        if task.failures > 1:
-            # A row that kills its servers must not take others with it.
-            task.batch_key = ("alone", task.number)
-        self.counters.reissues += 1
-        pause = backoff_seconds(self._settings.calls.backoff_seconds, task.failures, self._rng)
-        wait = self._retries.wait_seconds(now)
-        if task.failures == 1:
-            # Many rows may sit on a server that dies. One re-issue each cannot become a storm: a server that failed
-            # gets nothing new until it has proved itself, and then two rows at first.
-            wait = min(wait, _FIRST_REISSUE_SECONDS)
-        at = now + max(pause, wait)
-        self.scheduler.submit_later(task, at)
-        asyncio.get_running_loop().call_later(at - now, self.wake)
 
     # Time.
 
@@ -369,7 +269,7 @@ class Dispatcher:
                 self.counters.hedges += len(rpc.tasks)
                 self._launch(rpc)
             for rpc in stalled:
-                self._taken_back.add(rpc.number)
+                self._repair.taken_back.add(rpc.number)
                 self.runner.cancel(rpc)
             for task in [task for task in self._timed.values() if task.deadline <= now]:
                 self._fail(task, DeadlineError(f"a row for teacher {task.teacher!r} was not scored by its deadline."))

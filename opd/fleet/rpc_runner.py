@@ -92,7 +92,7 @@ class RpcRunner:
         async with aclosing(monitor.link.score(request, timeout, self._idle_seconds)) as answers:
             async for index, scores in answers:
                 if scores.weights_hash != weights:
-                    raise IncompatibleTeacherError(f"replica {rpc.server.address} answered with other weights.")
+                    raise IncompatibleTeacherError(f"replica {rpc.server.address} answered with different weights.")
                 self._on_answer(rpc, rpc.tasks[index], scores)
         if rpc.waiting:
             raise CorruptPayloadError(f"replica {rpc.server.address} left {len(rpc.waiting)} rows unanswered.")
@@ -109,5 +109,5 @@ class RpcRunner:
                 error = found
             else:
                 log.error("RPC %d to replica %s failed by a bug", rpc.number, rpc.server.address, exc_info=found)
-                error = UnavailableError(f"replica {rpc.server.address} could not be asked: {found!r}.")
+                error = UnavailableError(f"replica {rpc.server.address} could not be called: {found!r}.")
         self._on_end(rpc, error)

@@ -41,7 +41,7 @@ def score(
 
     spec = _spec(payload, k, value_dtype)
     if out is None and payload in ("hidden", "full"):
-        raise DataError(f"payload {payload} does not go to the terminal; give --out.")
+        raise DataError(f"payload {payload} cannot be printed to the terminal; give --out.")
     overrides = [*override, *([f"cache.folder={json.dumps(str(out))}"] if out is not None else [])]
     chosen = fleet_settings(settings, overrides)
     items = list(_read_rows(rows, spec, tokenizer))
@@ -78,7 +78,7 @@ def _lines(scores: Sequence["Scores"]) -> Iterator[str]:
 
 
 def _plain(values: Any) -> Any:
-    """Numbers as JSON has them: it knows no infinity, and -inf becomes null."""
+    """Numbers as JSON can hold them: -inf becomes null."""
     import numpy as np
 
     numbers = np.asarray(values, np.float32)
@@ -106,7 +106,7 @@ def _check_stored(
     if missing or info is None or headless:
         what = "the head" if headless and not missing else f"{missing} of {len(keys)} rows"
         raise DataError(
-            f"{what} of teacher {teacher!r} could not be kept in {out}; make room on its disk, or raise "
+            f"{what} of teacher {teacher!r} could not be kept in {out}; free space on its disk, or raise "
             "cache.max_bytes, and run again: rows that are there are not scored again."
         )
 
@@ -115,7 +115,7 @@ def _spec(payload: str, k: int, value_dtype: str) -> "PayloadSpec":
     from opd.wire.types import PayloadKind, PayloadSpec
 
     if payload not in list(PayloadKind):
-        raise DataError(f"payload {payload!r} is none of {', '.join(PayloadKind)}.")
+        raise DataError(f"payload {payload!r} is unknown; use one of {', '.join(PayloadKind)}.")
     kind = PayloadKind(payload)
     default = "bf16" if kind is PayloadKind.HIDDEN else "f16"
     return PayloadSpec(kind, k if kind in (PayloadKind.TOPK, PayloadKind.GATHER) else 0, value_dtype or default)
@@ -133,7 +133,7 @@ def _read_rows(path: Path, spec: "PayloadSpec", tokenizer: str) -> Iterator["Sco
     except OSError as error:
         raise DataError(f"rows {path} cannot be read: {error.strerror}; check the path.") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"rows {path} are no UTF-8 text (byte {error.start}); give JSON lines.") from error
+        raise DataError(f"rows {path} are not UTF-8 text (byte {error.start}); give JSON lines.") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

@@ -14,8 +14,9 @@ class CallSettings(Settings):
     in_flight_tokens: int = Field(
         default=32_768,
         ge=1,
-        description="Most tokens (prompts and responses) that one server may have in flight from this client. The "
-        "window starts at two rows and grows with every answer up to this bound; a server that pushes back halves it.",
+        description="Most tokens (prompts and responses) that one server may have in flight from this client, and from "
+        "all ranks of a run together. The window starts at two rows and grows with every answer up to this bound; a "
+        "server that pushes back halves it.",
     )
     rows: int = Field(
         default=16, ge=1, description="Most rows that travel in one call; rows of one prompt go together."
@@ -120,7 +121,7 @@ class HealthSettings(Settings):
         ge=0,
         le=1,
         description="Share of the rows that a second replica scores too; scores further apart than agreement_nats are "
-        "settled by a third, and the replica that stands alone is rejected. Without effect while a teacher has one "
+        "settled by a third, and the odd one out is rejected. Without effect while a teacher has one "
         "replica; 0 turns it off.",
     )
     check_seed: int | None = Field(
@@ -153,7 +154,10 @@ class CacheSettings(Settings):
 
     folder: Path | None = Field(default=None, description="Folder of the store; no cache without one.")
     max_bytes: int = Field(
-        default=0, ge=0, description="Drop the entries used least recently beyond this size; 0 keeps everything."
+        default=50 * 2**30,
+        ge=0,
+        description="Drop the entries used least recently beyond this size (50 GiB by default, said in the log when it "
+        "happens); 0 keeps everything, for a store to be trained from later.",
     )
 
 
@@ -172,7 +176,7 @@ class FleetSettings(Settings):
         description="Seconds that connect waits for the first replica of every teacher it was asked for.",
     )
     discovery_seconds: float = Field(
-        default=2.0, gt=0, description="Seconds between two looks at a discovery file or a DNS name."
+        default=2.0, gt=0, description="Seconds between two reads of a discovery file or a DNS name."
     )
     expected_weights: dict[str, str] = Field(
         default_factory=dict,

@@ -1,4 +1,4 @@
-"""`ScoreSource`: what a trainer needs of whoever scores its rows, a live fleet or a record of one."""
+"""`ScoreSource`: what a trainer needs of the source of its scores, a live fleet or a record of one."""
 
 import asyncio
 import concurrent.futures
@@ -92,7 +92,7 @@ class ScoreSource(Protocol):
         """The teacher's output head, for hidden payloads; fetched once and kept until its content hash changes.
 
         Raises:
-            TeacherNotFoundError: no such teacher, or it hands out no head.
+            TeacherNotFoundError: no such teacher, or it does not serve its head.
             OpdError: of the last replica that was asked.
         """
 
@@ -128,6 +128,13 @@ class ScoreSource(Protocol):
             OpdError: no replica took them: no scope `admin`, an unreadable folder, another architecture; the old
                 weights go on serving.
         """
+
+    def settle(self, seconds: float = 10.0) -> bool:
+        """Wait until every replica of the servers that answer has been checked; False when that takes `seconds`.
+
+        `connect` returns with the first usable replica of every teacher; the others are checked while rows are scored.
+        """
+        return True
 
     @abstractmethod
     def outages(self) -> list[Outage]:

@@ -62,10 +62,12 @@ async def update_weights(members: Members, teacher: str, folder: str, timeout: f
         first = next(iter(errors.values()))
         each = "; ".join(f"{address}: {str(error).rstrip('.')}" for address, error in errors.items())
         raise type(first)(f"no replica of teacher {teacher!r} took the weights in {folder}; {each}.")
+    # Replicas that have swapped cannot go back, so the teacher is from now on what most of them serve.
     chosen = _majority(teacher, folder, hashes)
     pool.adopt(chosen)
     _check_again(members, teacher, monitors)
     updated = [one for one in monitors if hashes.get(one.address) == chosen]
+    # A replica that swapped is asked for a row before it gets others: the answer shows what it computes with.
     await _until_admitted(members, teacher, updated)
     failures = {address: str(error) for address, error in errors.items()}
     for monitor in (one for one in monitors if one.address in hashes):

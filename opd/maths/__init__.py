@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from opd.maths.head_tail import head_tail_reverse_kl
     from opd.maths.linear.divergence import linear_divergence
     from opd.maths.linear.embedding import expected_embedding
-    from opd.maths.linear.inputs import HeadSettings, Reference
+    from opd.maths.linear.inputs import Reference
     from opd.maths.linear.scores import linear_token_scores, linear_topk
     from opd.maths.normalise import LossWeights, token_weights
     from opd.maths.reference import AdjustedPayload, adjusted_log_probs, adjusted_logits, adjusted_payload
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _HOMES = {
     "AdjustedPayload": "reference",
     "Divergence": "result",
-    "HeadSettings": "linear.inputs",
     "PositionProfile": "diagnostics",
     "Reference": "linear.inputs",
     "LossWeights": "normalise",
@@ -58,7 +57,6 @@ _HOMES = {
 __all__ = [
     "AdjustedPayload",
     "Divergence",
-    "HeadSettings",
     "LossWeights",
     "PositionProfile",
     "Reference",

@@ -26,7 +26,7 @@ from opd.maths.checks import (
 )
 from opd.maths.pointwise import Kind, Spec, divergence_spec
 from opd.maths.result import Divergence, reduced
-from opd.maths.rows import Row, fold_rows_
+from opd.maths.rows import Statistic, fold_rows_
 
 
 def forward_kl(
@@ -181,20 +181,20 @@ class _LogitDivergence(torch.autograd.Function):
         ctx: Any, student: Tensor, teacher: Tensor, mask: Tensor | None, spec: Spec, temperature: float, check: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         dtype = accumulator_dtype(student, teacher)
-        stats = torch.empty(len(Row), student.shape[0], dtype=dtype, device=student.device)
+        stats = torch.empty(len(Statistic), student.shape[0], dtype=dtype, device=student.device)
         for block in row_blocks(student):
             ours, theirs = (logits[block].to(dtype, copy=True) for logits in (student, teacher))
             stats[:, block] = fold_rows_(ours, theirs, spec, temperature)
         if check:
-            check_rows_finite("student_logits", student, stats[Row.STUDENT_LOG_Z], mask)
-            check_rows_finite("teacher_logits", teacher, stats[Row.TEACHER_LOG_Z], mask)
+            check_rows_finite("student_logits", student, stats[Statistic.STUDENT_LOG_Z], mask)
+            check_rows_finite("teacher_logits", teacher, stats[Statistic.TEACHER_LOG_Z], mask)
         if mask is not None:
             stats = torch.where(mask, stats, torch.zeros_like(stats))
         ctx.save_for_backward(student, teacher, mask)
         ctx.spec, ctx.temperature = spec, temperature
-        entropies = stats[Row.STUDENT_ENTROPY], stats[Row.TEACHER_ENTROPY]
+        entropies = stats[Statistic.STUDENT_ENTROPY], stats[Statistic.TEACHER_ENTROPY]
         ctx.mark_non_differentiable(*entropies)
-        return stats[Row.VALUE] * spec.scale, *entropies
+        return stats[Statistic.VALUE] * spec.scale, *entropies
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -68,7 +68,8 @@ def head_tail_reverse_kl(
         `per_token` is an unbiased estimate of the KL in nats (single tokens may be negative); its gradient is the
         estimator's; infinite, with a gradient that is not finite, where the student has mass on a candidate or a y that
         the teacher excludes. Diagnostics: head_kl, tail_sampled (1 where y is outside the candidates),
-        importance_weight, and what `opd.maths.diagnostics.head_and_tail_masses` gives.
+        importance_weight, with a cap importance_truncated (1 where it bites), and what
+        `opd.maths.diagnostics.head_and_tail_masses` gives.
 
     Raises:
         ValueError: for shapes, dtypes, ids or settings that cannot work.
@@ -105,6 +106,7 @@ def head_tail_reverse_kl(
         "head_kl": head_kl,
         "tail_sampled": outside.to(weight.dtype),
         "importance_weight": weight,
+        **truncation(weight, importance_cap),
         **head_and_tail_masses(student.candidates, student.log_tail, teacher_log_probs, teacher_log_tail),
     }
     return reduced(per_token, mask, student_entropy=student.entropy, diagnostics=diagnostics)
@@ -129,13 +131,17 @@ def _head_and_tail(
         baseline: one of `BASELINES`.
     """
     p, tail_mass = student.candidates.detach().exp(), student.log_tail.detach().exp()
+    # An id without mass adds nothing, also where the teacher excludes it: 0 * inf would be NaN.
     head_kl = torch.where(p > 0, p * head_ratio, 0.0).sum(-1)
     shift = torch.zeros_like(head_kl)
     if baseline == "head_kl":
         shift = torch.where(head_kl.isfinite(), head_kl, shift)
+    # `shift` is taken off head and tail, which moves no expectation: the gradients of p sum to 0.
     centre = shift + tail_mean
     tail_coefficient = torch.where(tail_weight > 0, tail_weight * (tail_ratio - centre), 0.0)
     surrogate = (p * (head_ratio - shift.unsqueeze(-1)) * _finite(student.candidates)).sum(-1)
+    # tail_mean is taken off the sampled tail alone; the gradient that this removes in expectation is known: tail_mean
+    # times that of the tail's mass.
     surrogate = surrogate + tail_mass * tail_mean * _finite(student.log_tail)
     surrogate = surrogate + tail_coefficient * _finite(student.sampled)
     return with_value(surrogate, head_kl + tail_coefficient + tail_mass * centre), head_kl
@@ -180,7 +186,7 @@ def importance_weight(
 
     Raises:
         ValueError: for a cap without behaviour log-probs, a cap that is not positive, a wrong shape, or behaviour
-            log-probs that are none.
+            log-probs that are not valid.
     """
     if cap is not None and not cap > 0:
         raise ValueError(f"importance_cap must be above 0 or None, but is {cap!r}.")
@@ -194,6 +200,11 @@ def importance_weight(
     excluded = student.detach().isneginf()
     weight = torch.where(excluded if mask is None else excluded & mask, 0.0, weight)
     return weight if cap is None else weight.clamp(max=cap)
+
+
+def truncation(weight: Float[Tensor, "*N"], cap: float | None) -> dict[str, Float[Tensor, "*N"]]:
+    """Diagnostic importance_truncated: 1 where the weight is at its cap; nothing without a cap."""
+    return {} if cap is None else {"importance_truncated": (weight >= cap).to(weight.dtype)}
 
 
 def _tail_mean(

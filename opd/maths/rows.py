@@ -1,6 +1,6 @@
 """A few rows of logits at once: statistics and gradient together. The torch twin of the Triton kernels.
 
-Works in place on blocks small enough for the cache (see `opd.maths.blocks`) and knows nothing of where logits come
+Works in place on blocks small enough for the cache (see `opd.maths.blocks`) and does not depend on where logits come
 from, so the exact divergences and the tiled linear ones share it.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from opd.maths.pointwise import Kind, Spec, term_and_slope
 
 
-class Row(IntEnum):
+class Statistic(IntEnum):
     """Rows of a statistics tensor [5, n]; everything in nats at the given temperature, before `Spec.scale`."""
 
     STUDENT_LOG_Z = 0
@@ -32,7 +32,7 @@ def fold_rows_(
     soft_cap: float = 0.0,
     factor: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "5 n"]:
-    """Statistics of each row in the order of `Row`; overwrites both arguments.
+    """Statistics of each row in the order of `Statistic`; overwrites both arguments.
 
     Args:
         student: logits in the accumulator's dtype; becomes `factor` times the gradient of the divergence with respect
@@ -86,8 +86,12 @@ def _fold_kl_(
     if factor is not None and forward:
         torch.sub(p, q, out=log_p).mul_(factor.unsqueeze(-1))
     elif factor is not None:
+        # The mean is taken off twice: where the student is sure of an entry, its log-ratio less the mean is all
+        # rounding of the mean, which the second mean, of numbers as small as the gradient itself, gives exactly.
+        log_ratio -= value.unsqueeze(-1)
+        log_ratio -= _dot(p, log_ratio).unsqueeze(-1)
         p *= factor.unsqueeze(-1)
-        torch.mul(p, log_ratio.sub_(value.unsqueeze(-1)), out=log_p)
+        torch.mul(p, log_ratio, out=log_p)
     return value
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from opd.maths.checks import check_finite, check_log_probs, check_mask, check_shape, check_temperature
-from opd.maths.head_tail import importance_weight, log_ratio, with_value
+from opd.maths.head_tail import importance_weight, log_ratio, truncation, with_value
 from opd.maths.result import Divergence, reduced
 from opd.maths.scores import TokenScores, score_tokens
 
@@ -61,7 +61,8 @@ def sampled_reverse_kl(
     Returns:
         `per_token` has the numbers of w r (k2: w r^2 / 2, k3_loss: w k3) in nats and the gradient of the form;
         infinite, with a gradient that is not finite, where the teacher excludes y. Diagnostics: log_ratio (r),
-        importance_weight. One token tells nothing of top-k overlap, covered mass or tails.
+        importance_weight and, with a cap, importance_truncated (1 where it bites). One token tells nothing of top-k
+        overlap, covered mass or tails.
 
     Raises:
         ValueError: for shapes, dtypes, ids or settings that cannot work, and for unacknowledged biased forms.
@@ -79,6 +80,7 @@ def sampled_reverse_kl(
     check_log_probs("teacher_sampled", teacher_sampled, mask, check_values, normalised=False)
     ratio = log_ratio(log_p, teacher_sampled, mask)
     weight = importance_weight(log_p, behaviour_log_probs, importance_cap, mask, check_values)
+    # The teacher has no gradient, so that of the ratio is that of log p.
     live_ratio = with_value(log_p, ratio)
     if form == "policy_gradient":
         advantage = ratio
@@ -87,6 +89,7 @@ def sampled_reverse_kl(
             check_finite("control_variate", control_variate, mask, check_values)
             control_variate = control_variate.detach()
             advantage = ratio - (control_variate if mask is None else torch.where(mask, control_variate, 0.0))
+        # The control variate moves the gradient's variance; the reported estimate of the KL stays as it is.
         per_token = with_value(weight * advantage * log_p, weight * ratio)
     elif form == "k2":
         per_token = 0.5 * weight * live_ratio.square()
@@ -98,7 +101,7 @@ def sampled_reverse_kl(
         per_token,
         mask,
         student_entropy=student.entropy,
-        diagnostics={"log_ratio": ratio, "importance_weight": weight},
+        diagnostics={"log_ratio": ratio, "importance_weight": weight} | truncation(weight, importance_cap),
     )
 
 

@@ -9,6 +9,7 @@ Every partial-support estimator takes either the logits or a ready `TokenScores`
 
 import math
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import torch
@@ -27,6 +28,16 @@ from opd.maths.checks import (
     should_check_values,
 )
 from opd.maths.rows import entropy, log_probs
+
+
+class ScoreStatistic(IntEnum):
+    """Rows of the statistics [5, n] that one pass over a few rows of logits yields; nats at the given temperature."""
+
+    SAMPLED = 0
+    LOG_TAIL = 1
+    LOG_Z = 2
+    ENTROPY = 3
+    MEAN = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,12 +134,12 @@ class _TokenScores(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         dtype = accumulator_dtype(logits)
         picked = torch.empty(ids.shape, dtype=dtype, device=logits.device)
-        rows = torch.empty(5, len(logits), dtype=dtype, device=logits.device)
+        rows = torch.empty(len(ScoreStatistic), len(logits), dtype=dtype, device=logits.device)
         for block in row_blocks(logits):
             y = None if sampled_ids is None else sampled_ids[block]
             picked[block], rows[:, block] = score_rows(logits[block], ids[block], y, temperature, dtype)
         if check:
-            check_rows_finite("logits", logits, rows[2], mask)
+            check_rows_finite("logits", logits, rows[ScoreStatistic.LOG_Z], mask)
         if mask is not None:
             rows = torch.where(mask, rows, torch.zeros_like(rows))
             picked = torch.where(mask.unsqueeze(-1), picked, torch.zeros_like(picked))
@@ -170,7 +181,7 @@ def score_rows(
     temperature: float,
     dtype: torch.dtype,
 ) -> tuple[Float[Tensor, "n K"], Float[Tensor, "5 n"]]:
-    """Scores of a few rows: log-probs at `ids`; that of the sampled id (0 if None), log tail, log_z, entropy, mean."""
+    """Log-probs of a few rows at `ids`, and their statistics in the order of `ScoreStatistic`; 0 for no sampled id."""
     log_z = torch.logsumexp(logits.to(dtype) / temperature, dim=-1)
     log_p = log_probs(logits, log_z, temperature)
     picked = log_p.gather(1, ids)

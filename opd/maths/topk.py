@@ -100,7 +100,9 @@ def _check_tail(spec: Spec, tail: str, has_tail: bool) -> None:
     if tail == "bucket" and not has_tail:
         raise ValueError("tail 'bucket' needs teacher_log_tail, which is None; pass it or use tail 'generalised'.")
     if tail == "generalised" and spec.kind not in _GENERALISED_KINDS:
-        raise ValueError(f"tail 'generalised' knows {', '.join(_GENERALISED_KINDS)}, but kind is {spec.kind.value!r}.")
+        raise ValueError(
+            f"tail 'generalised' supports {', '.join(_GENERALISED_KINDS)}, but kind is {spec.kind.value!r}."
+        )
 
 
 class _BucketDivergence(torch.autograd.Function):

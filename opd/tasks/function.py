@@ -116,10 +116,10 @@ def check(request: Mapping[str, Any]) -> Mapping[str, Any]:
     prompt = Prompt(**{**request["prompt"], "messages": _messages(request["prompt"]["messages"])})
     value = load_function(request["path"])(prompt, request["answer"])
     if value is not None and not isinstance(value, bool | int | float):
-        raise TypeError(f"{request['path']} returned {type(value).__name__}; a number, True, False or None is wanted")
+        raise TypeError(f"{request['path']} returned {type(value).__name__}; return a number, True, False or None")
     number = None if value is None else float(value)
     if number is not None and number - number != 0:
-        raise ValueError(f"{request['path']} returned {number}; a finite number is wanted")
+        raise ValueError(f"{request['path']} returned {number}; return a finite number")
     return {"value": number}
 
 

@@ -91,7 +91,7 @@ def open_dataset(name: str, config: Mapping[str, Any]) -> Any:
     """A reasoning-gym dataset whose items depend on their number alone.
 
     Raises:
-        ConfigError: when reasoning-gym is not installed, or knows no such dataset or setting.
+        ConfigError: when reasoning-gym is not installed, or has no such dataset or setting.
     """
     try:
         with warnings.catch_warnings():

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from opd.tasks.prompt import Prompt
-from opd.tasks.source import Labels, PromptSource, Split
+from opd.tasks.source import Contents, Labels, PromptSource, Split
 from opd.tasks.verdict import Verdict
 
 _PART = "part"
@@ -62,6 +62,10 @@ class MixedSource:
         found = [source.labels() for source in self._sources]
         known = [labels for labels in found if labels is not None]
         return frozenset().union(*known) if len(known) == len(found) else None
+
+    def contents(self) -> dict[str, Contents]:
+        """See `PromptSource.contents`."""
+        return {name: held for source in self._sources for name, held in source.contents().items()}
 
     def close(self) -> None:
         """See `PromptSource.close`."""

@@ -10,7 +10,7 @@ routes, metrics and evaluations tell modes apart, and the mode's teacher. Source
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -19,7 +19,7 @@ from opd.config import Settings
 from opd.errors import ConfigError
 from opd.tasks.encode import encode_prompt
 from opd.tasks.prompt import Message, Prompt
-from opd.tasks.source import Labels, PromptSource, Split
+from opd.tasks.source import Contents, Labels, PromptSource, Split
 from opd.tasks.verdict import Verdict
 
 MODE, UNMARKED = "mode", "unmarked"
@@ -36,7 +36,20 @@ class ModeSettings(Settings):
         "", description="System text of chat prompts; it follows a system message that is there already."
     )
     teacher: str | None = Field(None, description="Teacher of rows in this mode; by default the mode's name.")
-    weight: int = Field(1, ge=1, le=1000, description="Share of the rows: weights 3 and 1 give 3 rows to 1.")
+    weight: int = Field(
+        1,
+        ge=0,
+        le=1000,
+        description="Share of the rows: weights 3 and 1 give 3 rows to 1. 0: never trained, asked in evaluations "
+        "alone, to see what the student makes of a mark that it does not know.",
+    )
+    teacher_accuracy: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Accuracy of the mode's teacher within the budget, against which recovery is measured; `opd orbit` "
+        "fills it in.",
+    )
 
     @model_validator(mode="after")
     def _marked(self) -> "ModeSettings":
@@ -98,6 +111,11 @@ def unmark(prompt: Prompt) -> Prompt:
     return replace(prompt, text=None, messages=tuple(content), extra=extra)
 
 
+def asked_content(prompt: Prompt) -> int:
+    """Hash of what is asked with its mark; `content_hash` of a prompt in a mode is that of the problem without it."""
+    return prompt.content_hash if mode_of(prompt) is None else Prompt.make(_content(prompt)).content_hash
+
+
 def _content(prompt: Prompt) -> Any:
     return prompt.text if prompt.messages is None else [dict(message) for message in prompt.messages]
 
@@ -116,6 +134,10 @@ class ModesSource:
             ((k + 0.5) / m.weight, i, name) for i, (name, m) in enumerate(modes.items()) for k in range(m.weight)
         )
         self._pattern = [name for _, _, name in slots]
+        if not slots:
+            raise ConfigError(
+                f"modes {', '.join(modes)} all have weight 0, so that none is trained; give one a weight."
+            )
 
     def prompts(self, split: Split, count: int, start: int = 0) -> list[Prompt]:
         """See `PromptSource.prompts`."""
@@ -148,6 +170,10 @@ class ModesSource:
         """See `PromptSource.labels`: the modes' teachers."""
         return frozenset((mode.teacher or name, name) for name, mode in self.modes.items())
 
+    def contents(self) -> dict[str, Contents]:
+        """See `PromptSource.contents`."""
+        return self._source.contents()
+
     def close(self) -> None:
         """See `PromptSource.close`."""
         self._source.close()
@@ -162,7 +188,9 @@ def check_marks(modes: Mapping[str, ModeSettings], prompt: Prompt, tokenizer: An
         tokenizer: the student's.
 
     Raises:
-        ConfigError: when a prompt has the same ids in two modes, or in one mode begins with all its ids in the other.
+        ConfigError: when a prompt has the same ids in two modes, or in one mode begins with all its ids in the other,
+            or when a trained
+            mode's mark is the beginning of another's.
     """
     ids = {name: encode_prompt(mode.mark(prompt, name), tokenizer) for name, mode in modes.items()}
     for one, other in combinations(ids, 2):
@@ -173,3 +201,20 @@ def check_marks(modes: Mapping[str, ModeSettings], prompt: Prompt, tokenizer: An
                 f"a prompt in mode {short!r} {how} in mode {long!r}, so that the student cannot tell them apart; give "
                 "them other marks."
             )
+    # A mode that is never trained may be asked by the marks of two that are.
+    marks = {name: _mark_ids(mode, tokenizer) for name, mode in modes.items() if mode.weight}
+    for one, other in permutations(marks, 2):
+        mine, theirs = marks[one], marks[other]
+        if mine.keys() == theirs.keys() and all(theirs[place][: len(ids)] == ids for place, ids in mine.items()):
+            raise ConfigError(
+                f"the mark of mode {one!r} is the beginning of that of mode {other!r} in tokens, so that a student "
+                "that has read it does not know yet which one it is; give them other marks."
+            )
+
+
+def _mark_ids(mode: ModeSettings, tokenizer: Any) -> dict[str, list[int]]:
+    """Token ids of a mode's mark by the place where it stands."""
+    texts = {"prefix": mode.prefix, "suffix": mode.suffix, "system": mode.system}
+    return {
+        place: list(tokenizer(text, add_special_tokens=False)["input_ids"]) for place, text in texts.items() if text
+    }

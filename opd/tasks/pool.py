@@ -11,7 +11,7 @@ from opd.tasks.worker import Answer, Worker
 class WorkerPool:
     """Worker processes that are started when a request finds all others busy. Safe to call from several threads.
 
-    A check that hangs holds up nobody but its own caller, and ends with the time limit of a `Worker`.
+    A check that hangs holds up only its own caller, and ends with the time limit of a `Worker`.
 
     Args:
         check: dotted path "module:function", see `Worker`.

@@ -9,7 +9,7 @@ from opd.errors import DataError
 from opd.tasks.prompt import Prompt
 from opd.tasks.registry import TASKS
 from opd.tasks.settings import TaskSettings
-from opd.tasks.source import Labels, Split, too_long
+from opd.tasks.source import Contents, Labels, Split, too_long
 from opd.tasks.verdict import Verdict, extracted, guarded
 
 HELDOUT_SHARE = 8
@@ -76,7 +76,7 @@ class ProceduralSource:
         def fits(prompt: Prompt) -> bool:
             tokens = measure(prompt)
             if tokens > longest and not drop:
-                raise too_long([(prompt, tokens)], longest)
+                raise too_long(prompt, tokens, 1, longest)
             return tokens <= longest
 
         self._fits = fits
@@ -101,6 +101,10 @@ class ProceduralSource:
             return None
         return frozenset((teacher, settings.domain or domain or settings.task) for teacher, domain in declared())
 
+    def contents(self) -> dict[str, Contents]:
+        """See `PromptSource.contents`: the settings and the seed say it all."""
+        return {}
+
     def close(self) -> None:
         """See `PromptSource.close`."""
         self.task.close()
@@ -121,9 +125,11 @@ class ProceduralSource:
 
     def _label(self, drawn: Prompt) -> Prompt:
         settings = self._settings
-        content = drawn.messages if drawn.messages is not None else drawn.text
+        if settings.mark and drawn.messages is not None:
+            raise DataError(f"task {settings.task!r} asks in messages, before which no mark can stand; leave mark out.")
+        content = drawn.messages if drawn.messages is not None else f"{settings.mark}{drawn.text}"
         if settings.chat and drawn.messages is None:
-            content = ({"role": "user", "content": str(drawn.text)},)
+            content = ({"role": "user", "content": str(content)},)
         return Prompt.make(
             content or "",
             answer=drawn.answer,

@@ -9,6 +9,7 @@ from typing import Any
 from opd.errors import DataError
 
 Message = Mapping[str, str]
+_encoder = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Prompt:
                 surrogate pair, which no tokenizer encodes.
         """
         text, messages = _parse(content)
-        key = json.dumps(text if messages is None else messages, ensure_ascii=False, sort_keys=True)
+        key = _encoder.encode(text if messages is None else messages)
         labels: list[Any] = [answer, teacher, domain]
         if system is not None or template_options:
             labels += [system, dict(template_options or {})]
@@ -77,7 +78,7 @@ class Prompt:
         if system is not None:
             messages = _with_system(messages, system)
         return cls(
-            uid=_digest(f"{key}\n{json.dumps(labels, ensure_ascii=False, sort_keys=True)}"),
+            uid=_digest(f"{key}\n{_encoder.encode(labels)}"),
             content_hash=int(_digest(key), 16),
             text=text,
             messages=messages,

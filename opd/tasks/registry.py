@@ -9,6 +9,7 @@ TASKS.add("multiplication", "opd.tasks.arithmetic:Multiplication", "number times
 TASKS.add("running_sum", "opd.tasks.traces:RunningSum", "a long trace that repeats one skill: running totals")
 TASKS.add("restate", "opd.tasks.traces:Restate", "a sum whose result is restated: the tail follows from the prefix")
 TASKS.add("parts", "opd.tasks.traces:Parts", "several problems of different kinds: every part needs its own skill")
+TASKS.add("sorting", "opd.tasks.sorting:Sorting", "letters put in order, with every step of an insertion sort")
 TASKS.add("reasoning_gym", "opd.tasks.gym:ReasoningGym", "any dataset of reasoning-gym with its own verifier")
 TASKS.add("lock", "opd.tasks.environments.lock:Lock", "episodes at a lock of digits, with states to recover from")
 TASKS.add("rooms", "opd.tasks.environments.rooms:Rooms", "episodes in rooms with keys and locked doors")
@@ -18,3 +19,5 @@ VERIFIERS.add("exact", "opd.tasks.exact:ExactVerifier", "the completion equals t
 VERIFIERS.add("numeric", "opd.tasks.numeric:NumericVerifier", "the last number of the completion is the answer's")
 VERIFIERS.add("json_schema", "opd.tasks.json_answer:JsonVerifier", "JSON in the completion fits the prompt's schema")
 VERIFIERS.add("math", "opd.tasks.maths:MathVerifier", "mathematical equality of the final answer (math-verify)")
+VERIFIERS.add("code", "opd.tasks.code:CodeVerifier", "the program passes the prompt's tests, run in a sandbox")
+VERIFIERS.add("code_lenient", "opd.tasks.code:LenientCodeVerifier", "as code, but a killed program is unknown")

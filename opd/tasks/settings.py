@@ -87,6 +87,11 @@ class TaskSettings(_Source):
 
     task: str = Field(description="Name of a task (`opd plugins list`), or a dotted path.")
     options: dict[str, Any] = Field(default_factory=dict, description="Settings of that task, for example digits: 3.")
+    mark: str = Field(
+        default="",
+        description="Text put before every prompt of plain text, so that a model can tell tasks apart whose problems "
+        "look alike.",
+    )
 
 
 def _kind(value: Any) -> str | None:
@@ -106,7 +111,7 @@ SingleSource = Annotated[
     | Annotated[TaskSettings, Tag("task")],
     Discriminator(_kind, **_ONE_OF),
 ]
-"""One source of prompts, told apart by the key that names it."""
+"""One source of prompts, distinguished by the key that names it."""
 
 
 class MixSettings(Settings):

@@ -4,8 +4,8 @@ A source is an indexable stream: the i-th training prompt depends on the setting
 resumes by remembering one number. Held-out prompts never occur in training, by construction.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from opd.errors import DataError
 from opd.tasks.prompt import Prompt
@@ -14,6 +14,13 @@ from opd.tasks.verdict import Verdict
 Split = Literal["train", "heldout"]
 Labels = frozenset[tuple[str | None, str | None]]
 """Pairs of (teacher, domain)."""
+
+
+class Contents(NamedTuple):
+    """What a table held when it was read: its rows, and a SHA-256 over them in their order."""
+
+    rows: int
+    sha256: str
 
 
 @runtime_checkable
@@ -64,15 +71,18 @@ class PromptSource(Protocol):
         """
         ...
 
+    def contents(self) -> dict[str, Contents]:
+        """What was read from files and datasets, by their names; nothing where problems are drawn."""
+        ...
+
     def close(self) -> None:
         """Release worker processes of the verifier; the source can be used again afterwards."""
         ...
 
 
-def too_long(found: Sequence[tuple[Prompt, int]], longest: int) -> DataError:
-    """The error for prompts, with their tokens, of more than `longest` tokens."""
-    prompt, tokens = found[0]
-    others = "" if len(found) == 1 else f", and {len(found) - 1} more prompts are too long"
+def too_long(prompt: Prompt, tokens: int, count: int, longest: int) -> DataError:
+    """The error for `count` prompts of more than `longest` tokens, of which `prompt` with `tokens` is the first."""
+    others = "" if count == 1 else f", and {count - 1} more prompts are too long"
     return DataError(
         f"{prompt.name} has {tokens} tokens, over the limit of {longest}{others}; raise rollout.max_prompt_tokens, or "
         "set rollout.long_prompts to drop."

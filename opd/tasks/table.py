@@ -1,123 +1,77 @@
 """Prompts from tables: JSONL and parquet files, and Hugging Face datasets."""
 
+import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from math import ceil
-from pathlib import Path
 from random import Random
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from opd.errors import DataError
 from opd.tasks.environments.base import ENVIRONMENT, PATH
 from opd.tasks.function import load_verifier
 from opd.tasks.prompt import Prompt
+from opd.tasks.rows import Row, Rows, file_rows, open_rows
 from opd.tasks.settings import DatasetSettings, FileSettings
-from opd.tasks.source import Labels, Split, too_long
+from opd.tasks.source import Contents, Labels, Split, too_long
 from opd.tasks.verdict import Verdict, Verifier, extracted, guarded
 
 _PLAYED = (ENVIRONMENT, PATH)
 """Columns that say how a prompt is played."""
+_encoder = json.JSONEncoder(sort_keys=True, default=str)
 
 
-class TableSource:
-    """A finite list of prompts: training rows reshuffled every epoch, held-out rows in a fixed order."""
+class PromptTable:
+    """Prompts made of rows as they are asked for; memory holds some 20 bytes for each.
 
-    def __init__(self, train: Sequence[Prompt], heldout: Sequence[Prompt], verifier: Verifier, seed: int) -> None:
-        self._train, self._heldout, self._verifier, self._seed = list(train), list(heldout), verifier, seed
-        self._epoch, self._order = -1, list[int]()
+    Args:
+        rows: all of them are read once here.
+        settings: which columns hold what.
 
-    def prompts(self, split: Split, count: int, start: int = 0) -> list[Prompt]:
-        """See `PromptSource.prompts`."""
-        if split == "train":
-            return [self._at(index) for index in range(start, start + count)]
-        if start + count > len(self._heldout):
-            raise DataError(
-                f"the data has {len(self._heldout)} held-out prompts, but {start + count} are wanted; ask for fewer, "
-                "raise the share `heldout`, or name a `heldout_file`."
-            )
-        return list(self._heldout[start : start + count])
-
-    def limit(self, measure: Callable[[Prompt], int], longest: int, *, drop: bool) -> int:
-        """See `PromptSource.limit`; measures every row."""
-        lengths = {id(prompt): measure(prompt) for prompt in (*self._train, *self._heldout)}
-        long = [(p, lengths[id(p)]) for p in (*self._train, *self._heldout) if lengths[id(p)] > longest]
-        if long and not drop:
-            raise too_long(long, longest)
-        train = [prompt for prompt in self._train if lengths[id(prompt)] <= longest]
-        if not train:
-            raise DataError(
-                f"all {len(self._train)} training prompts are longer than {longest} tokens, the shortest has "
-                f"{min(lengths[id(prompt)] for prompt in self._train)}; raise rollout.max_prompt_tokens."
-            )
-        self._train, self._epoch = train, -1
-        self._heldout = [prompt for prompt in self._heldout if lengths[id(prompt)] <= longest]
-        return len(long)
-
-    def verify(self, prompt: Prompt, completion: str) -> Verdict:
-        """See `PromptSource.verify`."""
-        return guarded(self._verifier.verify, prompt, completion)
-
-    def extract(self, prompt: Prompt, completion: str) -> str | None:
-        """See `PromptSource.extract`."""
-        return extracted(self._verifier, prompt, completion)
-
-    def labels(self) -> Labels:
-        """See `PromptSource.labels`; looks at every row."""
-        return frozenset((prompt.teacher, prompt.domain) for prompt in (*self._train, *self._heldout))
-
-    def close(self) -> None:
-        """See `PromptSource.close`."""
-        self._verifier.close()
-
-    def _at(self, index: int) -> Prompt:
-        epoch, position = divmod(index, len(self._train))
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, list(range(len(self._train)))
-            Random(f"{self._seed}/epoch/{epoch}").shuffle(self._order)
-        return self._train[self._order[position]]
-
-
-def build_table(settings: DatasetSettings | FileSettings, seed: int) -> TableSource:
-    """Read the table that `settings` name and cut it into training and held-out rows.
+    Attributes:
+        hashes: [N] uint64, `Prompt.content_hash` of every row.
+        contents: what was read.
 
     Raises:
-        ConfigError: for an unknown verifier.
-        DataError: for data that cannot be read, lacks the prompt column, or leaves nothing to train on.
+        DataError: for a row that is no prompt.
     """
-    verifier = load_verifier(settings.verifier, settings.verifier_timeout)
-    if isinstance(settings, DatasetSettings):
-        name, rows = f"dataset {settings.dataset!r}", _dataset_rows(settings)
-    else:
-        name, rows = str(settings.file), _file_rows(settings.file)
-    prompts = list(_parse(rows, settings, name))
-    if isinstance(settings, FileSettings) and settings.heldout_file is not None:
-        path = settings.heldout_file
-        heldout = list(_parse(_file_rows(path), settings, str(path)))
-    else:
-        heldout = _share(prompts, settings.heldout)
-    hidden = {prompt.content_hash for prompt in heldout}
-    train = [prompt for prompt in prompts if prompt.content_hash not in hidden]
-    if not train:
-        raise DataError(f"{name} leaves no prompt to train on ({len(prompts)} read, {len(heldout)} held out).")
-    return TableSource(train, heldout, verifier, seed)
 
+    def __init__(self, rows: Rows, settings: DatasetSettings | FileSettings) -> None:
+        self._rows, self._settings = rows, settings
+        self._labels: dict[tuple[str | None, str | None], int] = {}
+        hashes, labels, digest = array("Q"), array("I"), hashlib.sha256()
+        unseen = set(settings.keep_columns)
+        for place, row in islice(rows, settings.limit):
+            unseen -= row.keys()
+            prompt = self._prompt(place, row)
+            hashes.append(prompt.content_hash)
+            labels.append(self._labels.setdefault((prompt.teacher, prompt.domain), len(self._labels)))
+            digest.update(f"{prompt.uid} {_encoder.encode(prompt.extra)}\n".encode())
+        if unseen:
+            raise DataError(f"{rows.name} has no column {', '.join(map(repr, sorted(unseen)))}; correct keep_columns.")
+        self.hashes = np.frombuffer(hashes, np.uint64) if hashes else np.empty(0, np.uint64)
+        self._label = np.frombuffer(labels, np.uint32) if labels else np.empty(0, np.uint32)
+        self.contents = Contents(len(hashes), digest.hexdigest())
 
-def _share(prompts: Sequence[Prompt], share: float) -> list[Prompt]:
-    """The first row of each content with the smallest hashes: independent of order, seed and repeated rows."""
-    if share == 0:
-        return []
-    distinct = {prompt.content_hash: prompt for prompt in reversed(prompts)}
-    count = min(ceil(share * len(distinct)), len(distinct) - 1)
-    return [distinct[key] for key in sorted(distinct)[:count]]
+    def __getitem__(self, index: int) -> Prompt:
+        place, row = self._rows.at(index)
+        prompt = self._prompt(place, row)
+        if prompt.content_hash != self.hashes[index]:
+            raise DataError(f"{place} is not what it was when the run began; leave files alone while they are used.")
+        return prompt
 
+    def labels(self, indices: NDArray[np.uint32]) -> Labels:
+        """The pairs of (teacher, domain) of some rows."""
+        names = list(self._labels)
+        return frozenset(names[label] for label in np.unique(self._label[indices]))
 
-def _parse(
-    rows: Iterable[tuple[str, Mapping[str, Any]]], settings: DatasetSettings | FileSettings, name: str
-) -> Iterator[Prompt]:
-    unseen = set(settings.keep_columns)
-    for place, row in islice(rows, settings.limit):
-        unseen -= row.keys()
+    def _prompt(self, place: str, row: Row) -> Prompt:
+        settings = self._settings
         if row.get(settings.prompt_column) is None:
             raise DataError(
                 f"{place} has no {settings.prompt_column!r}, but {', '.join(map(repr, row)) or 'nothing'}; "
@@ -128,7 +82,7 @@ def _parse(
             for column in (settings.answer_column, settings.teacher_column, settings.domain_column)
         )
         try:
-            yield Prompt.make(
+            return Prompt.make(
                 _content(row[settings.prompt_column], settings.chat),
                 answer=answer,
                 teacher=teacher or settings.teacher,
@@ -142,8 +96,149 @@ def _parse(
             )
         except DataError as error:
             raise DataError(f"{place}: {error}") from error
-    if unseen:
-        raise DataError(f"{name} has no column {', '.join(map(repr, sorted(unseen)))}; correct keep_columns.")
+
+
+class Share:
+    """Some prompts of a table, in an order.
+
+    Args:
+        table: the table.
+        indices: of the prompts in it.
+    """
+
+    def __init__(self, table: PromptTable, indices: NDArray[np.uint32]) -> None:
+        self.table, self.indices = table, indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, position: int) -> Prompt:
+        return self.table[int(self.indices[position])]
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return (self.table[int(index)] for index in self.indices)
+
+    def labels(self) -> Labels:
+        """Their pairs of (teacher, domain)."""
+        return self.table.labels(self.indices)
+
+    def hashes(self) -> NDArray[np.uint64]:
+        """Their content hashes."""
+        return self.table.hashes[self.indices]
+
+    def kept(self, keep: NDArray[np.bool_]) -> "Share":
+        """Those that a mask keeps."""
+        return Share(self.table, self.indices[keep])
+
+
+class TableSource:
+    """A finite list of prompts: training rows reshuffled every epoch, held-out rows in a fixed order.
+
+    Args:
+        train: prompts to train on.
+        heldout: prompts to evaluate on.
+        verifier: judges answers.
+        seed: decides the order of each epoch.
+        contents: what was read, by file or dataset.
+    """
+
+    def __init__(
+        self, train: Share, heldout: Share, verifier: Verifier, seed: int, contents: Mapping[str, Contents]
+    ) -> None:
+        self._train, self._heldout, self._verifier, self._seed = train, heldout, verifier, seed
+        self._contents = dict(contents)
+        self._epoch, self._order = -1, array("I")
+
+    def prompts(self, split: Split, count: int, start: int = 0) -> list[Prompt]:
+        """See `PromptSource.prompts`."""
+        if split == "train":
+            return [self._at(index) for index in range(start, start + count)]
+        if start + count > len(self._heldout):
+            raise DataError(
+                f"the data has {len(self._heldout)} held-out prompts, but {start + count} are wanted; ask for fewer, "
+                "raise the share `heldout`, or name a `heldout_file`."
+            )
+        return [self._heldout[index] for index in range(start, start + count)]
+
+    def limit(self, measure: Callable[[Prompt], int], longest: int, *, drop: bool) -> int:
+        """See `PromptSource.limit`; measures every row."""
+        lengths = [np.array([measure(prompt) for prompt in share], np.int64) for share in (self._train, self._heldout)]
+        fits = [found <= longest for found in lengths]
+        count = sum(int((~fit).sum()) for fit in fits)
+        if count and not drop:
+            share, found, fit = next(
+                part for part in zip((self._train, self._heldout), lengths, fits, strict=True) if not part[2].all()
+            )
+            first = int((~fit).argmax())
+            raise too_long(share[first], int(found[first]), count, longest)
+        if not fits[0].any():
+            raise DataError(
+                f"all {len(self._train)} training prompts are longer than {longest} tokens, the shortest has "
+                f"{lengths[0].min()}; raise rollout.max_prompt_tokens."
+            )
+        self._train, self._epoch = self._train.kept(fits[0]), -1
+        self._heldout = self._heldout.kept(fits[1])
+        return count
+
+    def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        """See `PromptSource.verify`."""
+        return guarded(self._verifier.verify, prompt, completion)
+
+    def extract(self, prompt: Prompt, completion: str) -> str | None:
+        """See `PromptSource.extract`."""
+        return extracted(self._verifier, prompt, completion)
+
+    def labels(self) -> Labels:
+        """See `PromptSource.labels`; looks at every row."""
+        return self._train.labels() | self._heldout.labels()
+
+    def contents(self) -> dict[str, Contents]:
+        """See `PromptSource.contents`; with the rows that are held out and those that are too long."""
+        return dict(self._contents)
+
+    def close(self) -> None:
+        """See `PromptSource.close`."""
+        self._verifier.close()
+
+    def _at(self, index: int) -> Prompt:
+        epoch, position = divmod(index, len(self._train))
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, array("I", range(len(self._train)))
+            Random(f"{self._seed}/epoch/{epoch}").shuffle(self._order)
+        return self._train[self._order[position]]
+
+
+def build_table(settings: DatasetSettings | FileSettings, seed: int) -> TableSource:
+    """Read the table that `settings` name and cut it into training and held-out rows.
+
+    Raises:
+        ConfigError: for an unknown verifier.
+        DataError: for data that cannot be read, lacks the prompt column, or leaves nothing to train on.
+    """
+    verifier = load_verifier(settings.verifier, settings.verifier_timeout)
+    rows = open_rows(settings)
+    table = PromptTable(rows, settings)
+    contents = {rows.name: table.contents}
+    if isinstance(settings, FileSettings) and settings.heldout_file is not None:
+        other = PromptTable(file_rows(settings.heldout_file), settings)
+        heldout = Share(other, np.arange(len(other.hashes), dtype=np.uint32))
+        contents[str(settings.heldout_file)] = other.contents
+    else:
+        heldout = Share(table, _share(table.hashes, settings.heldout))
+    left = ~np.isin(table.hashes, heldout.hashes())
+    train = Share(table, left.nonzero()[0].astype(np.uint32))
+    if not len(train):
+        raise DataError(f"{rows.name} leaves no prompt to train on ({len(left)} read, {len(heldout)} held out).")
+    return TableSource(train, heldout, verifier, seed, contents)
+
+
+def _share(hashes: NDArray[np.uint64], share: float) -> NDArray[np.uint32]:
+    """The first row of each content with the smallest hashes: independent of order, seed and repeated rows."""
+    if share == 0:
+        return np.empty(0, np.uint32)
+    distinct, first = np.unique(hashes, return_index=True)
+    count = min(ceil(share * len(distinct)), len(distinct) - 1)
+    return first[: max(count, 0)].astype(np.uint32)
 
 
 def _content(value: Any, chat: bool) -> Any:
@@ -165,60 +260,3 @@ def _content(value: Any, chat: bool) -> Any:
 
 def _text(value: Any) -> str | None:
     return None if value is None else str(value)
-
-
-def _file_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    readers = {".jsonl": _jsonl_rows, ".json": _jsonl_rows, ".parquet": _parquet_rows}
-    if path.suffix not in readers:
-        raise DataError(f"{path} is neither .jsonl nor .parquet; convert it, one prompt per row.")
-    if not path.is_file():
-        raise DataError(f"prompt file {path} does not exist; check the path.")
-    return readers[path.suffix](path)
-
-
-def _jsonl_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    try:
-        with path.open(encoding="utf-8-sig") as lines:  # editors on Windows put a mark at the start
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                place = f"{path} line {number}"
-                try:
-                    row = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise DataError(f"{place} is not valid JSON ({error}).") from error
-                if not isinstance(row, dict):
-                    raise DataError(f"{place} is a {type(row).__name__}; each line must be a JSON object.")
-                yield place, row
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"prompt file {path} cannot be read: {error}.") from error
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        with pyarrow.parquet.ParquetFile(path) as table:
-            number = 0
-            for batch in table.iter_batches():
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path} row {number}", row
-    except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"prompt file {path} cannot be read as parquet: {error}.") from error
-
-
-def _dataset_rows(settings: DatasetSettings) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    from datasets import load_dataset
-
-    try:
-        data = load_dataset(settings.dataset, settings.subset, split=settings.split, revision=settings.revision)
-    except Exception as error:  # the hub client raises errors of many libraries
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(
-            f"dataset {settings.dataset!r} (subset {settings.subset!r}, split {settings.split!r}) cannot be loaded: "
-            f"{type(error).__name__}: {reason}; check the id and the network, or use a local file."
-        ) from error
-    for number, row in enumerate(data, 1):
-        yield f"dataset {settings.dataset!r} row {number}", row

@@ -71,10 +71,19 @@ class RunningSumOptions(Settings):
     """Length of the chain."""
 
     terms: int = Field(default=8, ge=2, le=128, description="How many numbers are added up or taken away.")
+    every: int = Field(
+        default=1, ge=0, description="Totals that solutions write: all, every second, every third ...; 0: none."
+    )
+    largest: int = Field(default=9, ge=1, le=9, description="Numbers are drawn from 1 to this one.")
+    mark: str = Field(default="", description="Text before each problem, to ask for one way of writing.")
 
 
 class RunningSum(_WholeAnswer):
-    """A chain of small sums: "3+8-2=" gives "11 9:9"; totals stay in 0..99 and the last one is verified."""
+    """A chain of small sums: "3+8-2=" gives "11 9:9"; totals stay in 0..99 and the last one is verified.
+
+    With `every` 3 a solution writes each third total alone, and with 0 the answer alone: the same problem in three
+    lengths, for modes with thinking budgets.
+    """
 
     Options: ClassVar[type[Settings]] = RunningSumOptions
     domain = "running_sum"
@@ -84,15 +93,18 @@ class RunningSum(_WholeAnswer):
 
     def draw(self, random: Random) -> Prompt:
         """One problem."""
-        total = random.randrange(1, 10)
+        bound = self.options.largest + 1
+        total = random.randrange(1, bound)
         text, totals = str(total), []
         for _ in range(self.options.terms - 1):
-            term = random.randrange(1, 10)
+            term = random.randrange(1, bound)
             down = total + term > 99 or (total >= term and random.random() < 0.5)
             total += -term if down else term
             text += f"{'-' if down else '+'}{term}"
             totals.append(str(total))
-        return self._prompt(text, f"{' '.join(totals)}:{total}", str(total))
+        every = self.options.every
+        shown = totals[every - 1 :: every] if every else []
+        return self._prompt(f"{self.options.mark}{text}", f"{' '.join(shown)}:{total}", str(total))
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """Compare what follows the last colon with the final total."""

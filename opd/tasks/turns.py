@@ -6,29 +6,51 @@ conversation with a marked reply: what the template writes after the mark, up to
 """
 
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from opd.errors import DataError
 from opd.tasks.prompt import Message, Prompt
+from opd.tasks.tools import describe_tools
 
-MARK = "reply-of-the-student"
+MARK, RESULT = "reply-of-the-student", "result-of-the-tool"
 log = logging.getLogger(__name__)
 
 
-def with_observation(prompt: Prompt, text: str) -> Prompt:
-    """The prompt with the first observation after it, in a chat at the end of the last user message; same identity."""
-    from dataclasses import replace
+def with_observation(
+    prompt: Prompt, text: str, tokenizer: Any = None, tools: Sequence[Mapping[str, Any]] = ()
+) -> Prompt:
+    """The prompt with the first observation after it, in a chat at the end of the last user message; same identity.
 
+    Args:
+        prompt: of the episode.
+        text: the observation.
+        tokenizer: the student's; asked only where there are tools.
+        tools: JSON schemas. The chat template writes them where it knows how to; otherwise they stand before the
+            observation, in the form of Hermes.
+    """
+    options = prompt.template_options
+    if tools and prompt.messages is not None and _names(tokenizer, "tools"):
+        options = {**options, "tools": [dict(tool) for tool in tools]}
+    elif tools:
+        text = f"{describe_tools(tools)}\n\n{text}"
     if prompt.messages is None:
         return replace(prompt, text=f"{prompt.text}{text}")
     *earlier, last = prompt.messages
     joined = f"{last['content']}\n\n{text}" if text else last["content"]
-    return replace(prompt, messages=(*earlier, {**last, "content": joined}))
+    return replace(prompt, messages=(*earlier, {**last, "content": joined}), template_options=options)
 
 
 def encode_turn(
-    text: str, prompt: Prompt, tokenizer: Any, *, sampled: Sequence[int], stops: frozenset[int]
+    text: str,
+    prompt: Prompt,
+    tokenizer: Any,
+    *,
+    sampled: Sequence[int],
+    stops: frozenset[int],
+    results: Sequence[str] = (),
 ) -> list[int]:
     """The ids between a student's turn and its next one.
 
@@ -38,6 +60,8 @@ def encode_turn(
         tokenizer: the student's.
         sampled: ids of the student's turn. One that was cut by its length limit gets its missing end from here.
         stops: ids that end a turn.
+        results: of the tool calls in the student's turn, all of them in order, before the observation. They have the
+            template's tool role, or stand in the user's message where it has none.
 
     Returns:
         Ids; all of them are the environment's, none is trained on.
@@ -46,8 +70,16 @@ def encode_turn(
         DataError: when the chat template refuses the conversation.
     """
     if prompt.messages is None:
-        return [int(i) for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
-    suffix = _framing([{"role": "user", "content": text}], prompt, tokenizer)
+        ids = tokenizer("".join([*map(_wrapped, results), text]), add_special_tokens=False)["input_ids"]
+        return [int(i) for i in ids]
+    new: list[Message] = []
+    if results and _has_tool_role(prompt, tokenizer):
+        new += [{"role": "tool", "content": result} for result in results]
+    elif results:
+        text = "\n".join([*map(_wrapped, results), *([text] if text else [])])
+    if text or not new:
+        new.append({"role": "user", "content": text})
+    suffix = _framing(new, prompt, tokenizer)
     ids = [int(i) for i in tokenizer(suffix, add_special_tokens=False)["input_ids"]]
     ended = bool(sampled) and sampled[-1] in stops
     # The framing begins with the end of the assistant's turn, which the student has usually sampled itself.
@@ -74,6 +106,23 @@ def check_append_only(prompt: Prompt, tokenizer: Any) -> bool:
             tokenizer.name_or_path,
         )
     return kept
+
+
+def _names(tokenizer: Any, word: str) -> bool:
+    """Whether the chat template ever reads a variable of this name."""
+    return re.search(rf"\b{word}\b", str(getattr(tokenizer, "chat_template", None) or "")) is not None
+
+
+def _has_tool_role(prompt: Prompt, tokenizer: Any) -> bool:
+    """Whether the chat template writes messages of role tool, and neither refuses nor drops them."""
+    try:
+        return RESULT in _framing([{"role": "tool", "content": RESULT}], prompt, tokenizer)
+    except DataError:
+        return False
+
+
+def _wrapped(result: str) -> str:
+    return f"<tool_response>\n{result}\n</tool_response>"
 
 
 def _framing(new: list[Message], prompt: Prompt, tokenizer: Any) -> str:

@@ -2,7 +2,7 @@
 
 Run as `python -m opd.tasks.worker`, it reads one JSON request per line and answers with one JSON line. A child of its
 own kind, instead of multiprocessing, needs no guard in the caller's main module, works from any thread, and ends by
-itself when the caller goes away: its standard input closes, and an alarm ends a check that nobody is left to end.
+itself when the caller goes away: its standard input closes, and an alarm ends a check whose caller is gone.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ class Worker:
         """Stop the child, also in the middle of a check, which fails; the next request starts another."""
         child = self._child
         if child is not None:
-            child.kill()  # before the lock, which whoever waits for an answer holds
+            child.kill()  # before the lock, which a caller that waits for an answer holds
         with self._lock:
             self._stop()
 

@@ -132,16 +132,43 @@ def open_channel(
         ConfigError: when a token would leave this host in the clear.
         AuthError: when a certificate cannot be read.
     """
-    security = security or ClientSecurity()
+    credentials, options = _ways(endpoint, security or ClientSecurity(), max_message_bytes)
+    if credentials is None:
+        return grpc.aio.insecure_channel(endpoint, options=options)
+    return grpc.aio.secure_channel(endpoint, credentials, options=options)
+
+
+def open_blocking_channel(endpoint: str, security: ClientSecurity | None = None) -> grpc.Channel:
+    """As `open_channel`, for callers without an event loop.
+
+    Raises:
+        ConfigError: when a token would leave this host in the clear.
+        AuthError: when a certificate cannot be read.
+    """
+    credentials, options = _ways(endpoint, security or ClientSecurity(), DEFAULT_MAX_MESSAGE_BYTES)
+    if credentials is None:
+        return grpc.insecure_channel(endpoint, options=options)
+    return grpc.secure_channel(endpoint, credentials, options=options)
+
+
+def _ways(
+    endpoint: str, security: ClientSecurity, max_message_bytes: int
+) -> tuple[grpc.ChannelCredentials | None, list[tuple[str, Any]]]:
+    """Credentials, None for none, and options of a channel.
+
+    Raises:
+        ConfigError: when a token would leave this host in the clear.
+        AuthError: when a certificate cannot be read.
+    """
     options = channel_options(max_message_bytes)
     if security.uses_tls:
         if security.server_name:
             options.append(("grpc.ssl_target_name_override", security.server_name))
-        return grpc.aio.secure_channel(endpoint, security.channel_credentials(), options=options)
+        return security.channel_credentials(), options
     has_token = security.token_file is not None or bool(security.token_env)
     if has_token and not security.allow_clear_token and not is_loopback(endpoint):
         raise ConfigError(f"the token for {endpoint} would travel in the clear; set ca_file or tls.")
-    return grpc.aio.insecure_channel(endpoint, options=options)
+    return None, options
 
 
 def is_loopback(endpoint: str) -> bool:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from opd.errors import CorruptPayloadError
 from opd.wire.bounds import rows_are_distinct
-from opd.wire.half import to_single
+from opd.wire.tensors import to_single
 from opd.wire.types import F32, U32
 
 BLOCK = 1 << 16

@@ -34,12 +34,12 @@ def decompress(data: Buffer, expected: int) -> bytes:
     try:
         size = zstandard.get_frame_parameters(data).content_size
         if size != expected:
-            raise CorruptPayloadError(f"a compressed tensor unpacks to {size} bytes, but {expected} are announced.")
+            raise CorruptPayloadError(f"a compressed tensor unpacks to {size} bytes, but {expected} were announced.")
         content = zstandard.ZstdDecompressor().decompress(data, max_output_size=expected, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CorruptPayloadError(f"a compressed tensor is damaged: {error}.") from error
     if len(content) != expected:
-        raise CorruptPayloadError(f"a compressed tensor holds {len(content)} bytes, but {expected} are announced.")
+        raise CorruptPayloadError(f"a compressed tensor holds {len(content)} bytes, but {expected} were announced.")
     return content
 
 

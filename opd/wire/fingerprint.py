@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from opd.adapters import adapter_settings
 from opd.errors import ConfigError
 from opd.wire.types import Head
 
@@ -53,7 +54,7 @@ def chat_template_hash(tokenizer: Any) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
-def weights_hash(source: str | Path | Mapping[str, Any]) -> str:
+def weights_hash(source: str | Path | Mapping[str, Any], adapter: str | Path | None = None) -> str:
     """SHA-256 over names, dtypes, shapes and bytes of a model's tensors, in the order of their names.
 
     How the tensors are cut into files does not matter. A folder and the state dict of the model that was loaded from
@@ -61,6 +62,7 @@ def weights_hash(source: str | Path | Mapping[str, Any]) -> str:
 
     Args:
         source: a folder with `*.safetensors`, one such file, or a state dict of torch tensors.
+        adapter: folder of a PEFT adapter on top of it; its tensors and the settings that scale them count too.
 
     Raises:
         ConfigError: when a folder holds no safetensors file, or a file is damaged.
@@ -69,7 +71,14 @@ def weights_hash(source: str | Path | Mapping[str, Any]) -> str:
     digest = hashlib.sha256(b"opd-weights-1")
     for name, dtype, shape, content in sorted(parts):
         digest.update(json.dumps([name, dtype, shape, content]).encode())
+    if adapter is not None:
+        settings = adapter_settings(Path(adapter))
+        scale = {key: settings.get(key) for key in _SCALES}
+        digest.update(json.dumps([weights_hash(adapter), scale], sort_keys=True).encode())
     return digest.hexdigest()
+
+
+_SCALES = ("r", "lora_alpha", "use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out")
 
 
 def head_hash(head: Head) -> str:

@@ -120,7 +120,7 @@ class HeadStreamDecoder:
         if self._expected_hash and info.hash != self._expected_hash:
             raise CorruptPayloadError(f"the head has hash {info.hash!r}, but {self._expected_hash!r} was asked.")
         if info.dtype not in _HEAD_DTYPES or not np.isfinite([info.logit_scale, info.soft_cap]).all():
-            raise CorruptPayloadError("the head's dtype, scale or soft-cap is not one a head can have.")
+            raise CorruptPayloadError("the head's dtype, scale or soft-cap is not valid for a head.")
         roles = [pb.TENSOR_ROLE_HEAD_WEIGHT] + [pb.TENSOR_ROLE_HEAD_BIAS] * info.has_bias
         if [tensor.role for tensor in header.tensors] != roles:
             raise CorruptPayloadError("the head's tensors are not weight and, when it has one, bias.")

@@ -146,7 +146,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """A teacher's output head: logits = soft_cap * tanh(scale * (weight @ h + bias) / soft_cap).
+    """A teacher's output head in transit: what `opd.heads.OutputHead`, which computes the logits, is made of.
 
     Attributes:
         weight: [V, H] float32, or bfloat16/float16 bits as uint16/float16 (see `dtype`).

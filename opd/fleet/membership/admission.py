@@ -34,8 +34,25 @@ class _Rejection(NamedTuple):
     reason: str
 
 
+class _Finding(NamedTuple):
+    """What a check found: why the replica is rejected, or why it could not be checked, and for how many seconds."""
+
+    rejected: str = ""
+    postponed: str = ""
+    pause: float = 0.0
+
+    @property
+    def bad(self) -> bool:
+        """Whether it may not be admitted now."""
+        return bool(self.rejected or self.postponed)
+
+
 class _Disagreement(Exception):
     """The replica does not agree with its pool; says how."""
+
+
+class _OutOfDate(Exception):
+    """The pool was given other weights while the check was under way: it says nothing about them."""
 
 
 class Admission:
@@ -87,6 +104,12 @@ class Admission:
             if names:
                 self._task = asyncio.create_task(self._check_all(names), name=f"admission {self._monitor.address}")
 
+    @property
+    def settled(self) -> bool:
+        """Whether every replica here has been checked since it was last found, whatever came of it."""
+        unverified = (name for name, life in self._monitor.lives.items() if life.state is ReplicaState.UNVERIFIED)
+        return self._open and all(name in self._rejections for name in unverified)
+
     async def stop(self) -> None:
         """End the check under way."""
         if self._task is not None:
@@ -110,40 +133,51 @@ class Admission:
 
     async def _check(self, name: str, info: pb.TeacherInfo) -> None:
         monitor, life, identity = self._monitor, self._monitor.lives[name], Identity.of(info)
-        rejected = postponed = ""
-        pause = 0.0
-        try:
-            if self.ready(info):
-                await self._compare(name, info)
-            else:
-                state = pb.TeacherState.Name(info.state).removeprefix("TEACHER_STATE_").lower()
-                postponed = f"its state is {state}"
-        except _Disagreement as found:
-            rejected, pause = str(found), _RECHECK_SECONDS
-        except OpdError as error:
-            postponed, pause = f"its check failed: {error}", self._owner.settings.health.cool_off_seconds
+        pool = self._owner.pool(name)
+        era, instance = pool.era, monitor.instance
+        found = await self._find(name, info, era)
+        if pool.era != era or monitor.instance != instance:
+            monitor.ping_soon()
+            return
         now = self._owner.now()
-        if life.state not in OUTSIDE or monitor.infos[name] is not info:
-            # It died, retired or was described anew meanwhile: only a pass of what it still is counts.
-            if rejected or postponed or Identity.of(monitor.infos[name]) != identity or life.state not in OUTSIDE:
-                return
-        elif rejected or postponed:
-            self._rejections[name] = _Rejection(identity, now + pause, rejected)
-        if rejected:
-            monitor.apply(name, life.rejected(now, rejected))
-        elif postponed:
-            if life.reason != postponed:
-                log.warning("replica %s of %r is not used: %s", monitor.address, name, postponed)
-            monitor.apply(name, life.postponed(now, postponed))
+        if life.state not in OUTSIDE or Identity.of(monitor.infos[name]) != identity:
+            return  # it died, retired or was given other weights meanwhile
+        if found.postponed and monitor.infos[name] is not info:
+            return  # described anew since the check failed: it is checked again, without a pause
+        if found.bad:
+            self._rejections[name] = _Rejection(identity, now + found.pause, found.rejected)
+        if found.rejected:
+            monitor.apply(name, life.rejected(now, found.rejected))
+        elif found.postponed:
+            if life.reason != found.postponed:
+                log.warning("replica %s of %r is not used: %s", monitor.address, name, found.postponed)
+            monitor.apply(name, life.postponed(now, found.postponed))
         else:
-            self._owner.pool(name).join(monitor.infos[name])
+            pool.join(monitor.infos[name])
             monitor.apply(name, life.admitted(now))
 
-    async def _compare(self, name: str, info: pb.TeacherInfo) -> None:
-        """Compare a replica with its pool.
+    async def _find(self, name: str, info: pb.TeacherInfo, era: int) -> _Finding:
+        """Check a replica; whatever comes of it is a finding, not an error."""
+        if not self.ready(info):
+            state = pb.TeacherState.Name(info.state).removeprefix("TEACHER_STATE_").lower()
+            return _Finding(postponed=f"its state is {state}")
+        try:
+            await self._compare(name, info, era)
+        except _Disagreement as found:
+            return _Finding(rejected=str(found), pause=_RECHECK_SECONDS)
+        except OpdError as error:
+            pause = self._owner.settings.health.cool_off_seconds
+            return _Finding(postponed=f"its check failed: {error}", pause=pause)
+        except _OutOfDate:
+            pass  # the caller sees it by the pool's era
+        return _Finding()
+
+    async def _compare(self, name: str, info: pb.TeacherInfo, era: int) -> None:
+        """Compare a replica with what its pool is in this era.
 
         Raises:
             _Disagreement: it is something else, or computes something else.
+            _OutOfDate: the pool was given other weights meanwhile.
             OpdError: it could not be compared.
         """
         settings, pool = self._owner.settings, self._owner.pool(name)
@@ -154,12 +188,12 @@ class Admission:
         spec = comparable_payload(info)
         if spec is None:
             return
-        gap = self._monitor.agreement[name] = await self._gap(info, pool)
+        gap = self._monitor.agreement[name] = await self._gap(info, pool, era)
         if gap > settings.health.agreement_nats:
             tolerance = f"more than the tolerance of {settings.health.agreement_nats:.3g}"
             raise _Disagreement(f"it disagrees with its pool by up to {gap:.3g} nats on one row, {tolerance}")
 
-    async def _gap(self, info: pb.TeacherInfo, pool: Pool) -> float:
+    async def _gap(self, info: pb.TeacherInfo, pool: Pool, era: int) -> float:
         """Largest |dlogp| in nats to a replica in service on a row drawn now, or to the reference where there is none.
 
         A row that was asked before could have been remembered; only a replica that is alone must answer it again.
@@ -174,9 +208,15 @@ class Admission:
                 raise mine
             if not isinstance(theirs, BaseException):
                 return distance(mine, theirs)
-        row = self._owner.check_rows.draw(info) if pool.reference is None else pool.reference.row
-        vector = await self.score_row(info, row, timeout)
-        return distance(vector, pool.settle_reference(row, [vector]).log_probs)
+        while True:
+            row = self._owner.check_rows.draw(info) if pool.reference is None else pool.reference.row
+            vector = await self.score_row(info, row, timeout)
+            if pool.era != era:
+                raise _OutOfDate
+            reference = pool.settle_reference(row, [vector])
+            if reference.row is row:
+                return distance(vector, reference.log_probs)
+            # Another replica that was checked at the same time was quicker: its row is the one to compare on.
 
     async def score_row(self, info: pb.TeacherInfo, row: ScoreItem, timeout: float) -> NDArray[np.float32]:
         """[T] log-probs of a check row's response tokens from this server, nats; `timeout` in seconds.

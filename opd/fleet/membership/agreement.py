@@ -56,22 +56,26 @@ def sampled_log_probs(scores: Scores) -> NDArray[np.float32]:
 
 def distance(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
     """Largest absolute difference in nats; inf for different lengths; equal infinities differ by 0."""
-    if one.shape != other.shape:
-        return float("inf")
-    if not len(one):
-        return 0.0
-    same = one == other
+    return float(_distances(one, other[None])[0]) if one.shape == other.shape else float("inf")
+
+
+def _distances(one: NDArray[np.float32], others: NDArray[np.float32]) -> NDArray[np.float64]:
+    """[N] distances of a vector [T] to vectors [N, T]."""
     with np.errstate(invalid="ignore"):
-        gap = np.where(same, 0.0, np.abs(one.astype(np.float64) - other.astype(np.float64)))
-    return float(np.nan_to_num(gap, nan=np.inf, posinf=np.inf).max())
+        gap = np.where(one == others, 0.0, np.abs(one.astype(np.float64) - others.astype(np.float64)))
+    return np.nan_to_num(gap, nan=np.inf, posinf=np.inf).max(-1, initial=0.0)
 
 
 def medoid(vectors: Sequence[NDArray[np.float32]]) -> int:
     """Index of the vector with the smallest median distance to the others: one odd replica cannot become the rule."""
-    medians = [
-        float(np.median([distance(mine, other) for j, other in enumerate(vectors) if j != i] or [0.0]))
-        for i, mine in enumerate(vectors)
-    ]
+    alike = {length: [i for i, v in enumerate(vectors) if len(v) == length] for length in {len(v) for v in vectors}}
+    # One after the other a pool of 1,000 replicas would take a million calls of numpy.
+    stacked = {length: np.stack([vectors[i] for i in places]) for length, places in alike.items()}
+    medians = []
+    for i, mine in enumerate(vectors):
+        found = np.full(len(vectors), np.inf)
+        found[alike[len(mine)]] = _distances(mine, stacked[len(mine)])
+        medians.append(float(np.median(np.delete(found, i))) if len(vectors) > 1 else 0.0)
     return int(np.argmin(medians))
 
 

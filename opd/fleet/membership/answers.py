@@ -99,13 +99,14 @@ def _hidden_distance(item: ScoreItem, one: Scores, other: Scores, head: Head | N
 
 
 def _logits(hidden: NDArray[np.generic], head: Head, ids: NDArray[np.int64]) -> Array:
-    """[N, len(ids)] logits of some ids: cap * tanh(scale * (W h + b) / cap), without the cap where there is none."""
-    logits = head.logit_scale * (_plain(hidden) @ _plain(head.weight[ids]).T)
-    if head.bias is not None:
-        logits = logits + head.logit_scale * _plain(head.bias[ids])
-    if head.soft_cap:
-        logits = head.soft_cap * np.tanh(logits / head.soft_cap)
-    return logits
+    """[N, len(ids)] logits of some ids, float64."""
+    import torch  # here, because only the payload hidden needs the head's formula and `opd fleet` starts without torch
+
+    from opd.heads import OutputHead
+
+    bias = None if head.bias is None else torch.from_numpy(_plain(head.bias[ids]))
+    chosen = OutputHead(torch.from_numpy(_plain(head.weight[ids])), bias, head.logit_scale, head.soft_cap)
+    return np.asarray(chosen.logits(torch.from_numpy(_plain(hidden))).numpy())
 
 
 def _plain(array: NDArray[np.generic]) -> Array:

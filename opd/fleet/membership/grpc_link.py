@@ -183,7 +183,7 @@ class GrpcLink:
                 )
             if "socket closed" in lower and not self._security.uses_tls:
                 text += ", perhaps because it expects TLS: set ca_file then"
-            return UnavailableError(f"replica {self.address} cannot be reached or broke off: {text}.")
+            return UnavailableError(f"replica {self.address} cannot be reached, or dropped the connection: {text}.")
         if isinstance(found, AuthError):
             return AuthError(f"replica {self.address} refuses the credentials: {text}; renew the token or certificate.")
         if isinstance(found, CorruptPayloadError):

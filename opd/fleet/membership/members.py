@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,7 +89,7 @@ class Members:
     def changed(self, monitor: ReplicaMonitor, teacher: str, change: Transition) -> None:
         """A replica changed its state."""
         pool = self.pool(teacher)
-        if self.usable(teacher):
+        if any(self._usable(teacher)):
             pool.down_since = None
         elif pool.down_since is None:
             pool.down_since = self.now()
@@ -102,8 +102,11 @@ class Members:
 
     def usable(self, teacher: str) -> list[ReplicaMonitor]:
         """The servers whose replica of a teacher may get rows, in the order of the list."""
+        return list(self._usable(teacher))
+
+    def _usable(self, teacher: str) -> Iterator[ReplicaMonitor]:
         lives = ((monitor, monitor.lives.get(teacher)) for monitor in self.monitors.values())
-        return [monitor for monitor, life in lives if life is not None and life.usable]
+        return (monitor for monitor, life in lives if life is not None and life.usable)
 
     # Connecting.
 
@@ -129,14 +132,25 @@ class Members:
                 answered_at = now
             everybody = bool(self.monitors) and all(monitor.contacted for monitor in self.monitors.values())
             settled = answered_at is not None and now - answered_at >= _SETTLE_SECONDS
+            # All servers that are up vote, but one that is down must not hold up the others.
             if not self._elected and answered_at is not None and (everybody or settled):
                 await self._elect()
             if self._elected and not self._missing():
                 return
+            # A wrong token does not become right by waiting.
             refused = everybody and all(isinstance(monitor.error, AuthError) for monitor in self.monitors.values())
             if refused or now - start >= self.settings.connect_seconds:
                 raise self._why_not_connected()
             await self.wait_for_news(0.5)
+
+    async def settle(self, seconds: float) -> bool:
+        """Wait until every server that answers has had its replicas checked; False after `seconds`."""
+        end = self.now() + seconds
+        while not all(one.contacted and (one.error or one.admission.settled) for one in self.monitors.values()):
+            if self.now() >= end:
+                return False
+            await self.wait_for_news(min(0.5, end - self.now()))
+        return True
 
     async def _elect(self) -> None:
         """Decide what each pool is and computes, from all servers that have answered, and let replicas be admitted."""
@@ -180,7 +194,7 @@ class Members:
         """Teachers that must have a replica before connect returns and have none."""
         asked = {name for source in self._sources for name in source.teachers or ()}
         names = asked or set(self.pools)
-        return sorted(name for name in names if not self.usable(name)) or ([] if names else [_ANY])
+        return sorted(name for name in names if not any(self._usable(name))) or ([] if names else [_ANY])
 
     def _why_not_connected(self) -> OpdError:
         monitors = self.monitors.values()

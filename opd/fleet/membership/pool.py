@@ -15,7 +15,7 @@ from opd.wire.v1 import teacher_pb2 as pb
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Reference:
+class ScoredCheckRow:
     """A check row and the [T] log-probs of its response tokens, nats."""
 
     row: ScoreItem
@@ -32,6 +32,7 @@ class Pool:
         bounds: the same for the checks of a row.
         identity: what every replica must be; None before the election.
         weights_hash: of the weights that a hot swap has given it, "" without one.
+        era: counts how often what the replicas must be was forgotten; a check only decides in the era it began in.
         reference: a check row and what its replicas say about it; None before the first was asked.
         heads: the fetched head by content hash.
         head_lock: held while it is fetched.
@@ -45,7 +46,8 @@ class Pool:
     bounds: RequestBounds | None = None
     identity: Identity | None = None
     weights_hash: str = ""
-    reference: Reference | None = None
+    era: int = 0
+    reference: ScoredCheckRow | None = None
     heads: dict[str, Head] = field(default_factory=dict)
     head_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     down_since: float | None = None
@@ -98,16 +100,17 @@ class Pool:
         self.info = merged
         self.bounds = RequestBounds.from_info(merged)
 
-    def settle_reference(self, row: ScoreItem, vectors: list[NDArray[np.float32]]) -> Reference:
-        """Take the answer that is closest to the others', the first of two, as the reference, unless there is one."""
+    def settle_reference(self, row: ScoreItem, vectors: list[NDArray[np.float32]]) -> ScoredCheckRow:
+        """The reference; without one yet, the answer that is closest to the others', the first of two, becomes it."""
         if self.reference is None:
-            self.reference = Reference(row, vectors[medoid(vectors)])
+            self.reference = ScoredCheckRow(row, vectors[medoid(vectors)])
         return self.reference
 
     def adopt(self, weights_hash: str = "") -> None:
         """Forget what the replicas must be; the next one to be checked decides, if it has the given weights."""
         self.identity = self.reference = None
         self.weights_hash = weights_hash
+        self.era += 1
 
 
 def _opponents(identities: dict[str, Identity]) -> list[tuple[str, Identity]]:

@@ -13,6 +13,7 @@ an atomic rename, so a store may be shared and a kill leaves no half of one.
 
 import hashlib
 import json
+import logging
 import os
 import re
 import tempfile
@@ -34,6 +35,7 @@ from opd.wire.fingerprint import head_hash
 from opd.wire.types import Head, PayloadKind, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 
+log = logging.getLogger("opd.fleet")
 _FIELDS = ("sampled", "values", "ids", "log_tail", "hidden", "logits")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _TRIM_TO = 0.9
@@ -75,6 +77,7 @@ class ScoreStore:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._bytes: int | None = None
+        self._trimmed = False
         try:
             for name in ("teachers", "heads", "scores"):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
@@ -226,6 +229,14 @@ class ScoreStore:
 
     def _trim(self) -> None:
         """Remove the least recently used entries until a tenth of the bound is free."""
+        if not self._trimmed:
+            self._trimmed = True
+            log.warning(
+                "the score store %s has reached %d bytes; from now on the scores used least recently are dropped "
+                "(teachers.fleet.cache.max_bytes)",
+                self.folder,
+                self._max_bytes,
+            )
         files = sorted(self._files(), key=lambda entry: entry[1].st_mtime_ns)
         total = sum(stat.st_size for _, stat in files)
         for path, stat in files:

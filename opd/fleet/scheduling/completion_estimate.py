@@ -66,6 +66,7 @@ class CompletionEstimate:
             return
         measured = {address: server.throughput.speed(self._now) for address, server in self.servers.items()}
         known = [speed for speed in measured.values() if speed]
+        # A server that was never measured counts as an average one, so that it gets rows and is measured.
         usual = sum(known) / len(known) if known else FIRST_SPEED
         self._speeds = {address: speed or usual for address, speed in measured.items()}
         self.total = max(sum(self._speeds.values()), 1e-9)

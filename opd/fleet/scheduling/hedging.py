@@ -7,7 +7,11 @@ Two reasons, both bounded by the hedge budget (5 % of the rows):
 """
 
 from collections import deque
+from functools import cached_property
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from opd.fleet.scheduling.budget import HedgeBudget
 from opd.fleet.scheduling.completion_estimate import CompletionEstimate
@@ -81,17 +85,18 @@ class Hedger:
             return started, []
         for teacher, rpcs in self._suspects(scheduler, now).items():
             estimate = scheduler.estimate(teacher).at(now)
-            ready = [server for server in estimate.servers.values() if server.open(now)]
-            if not ready:
+            ready = _Ready(estimate, now)
+            if not ready.servers:
                 continue
-            stragglers = [found for rpc, late in rpcs for found in _stragglers(estimate, ready, rpc, late, now)]
+            stragglers = [found for rpc, late in rpcs for found in _stragglers(ready, rpc, late, now)]
             for straggler in sorted(stragglers, key=_by_gain):
                 rpc, task = straggler.rpc, straggler.task
-                finish, target = _best(ready, estimate, rpc, task, now)
+                finish, target = ready.best(rpc, task)
                 if target is None or straggler.remaining - finish < self._settings.min_seconds:
                     continue
                 if self.budget.take():
                     started.append(scheduler.start(target, [task], estimate.speed(target), now, hedge=True))
+                    ready.took_a_row(target)
                 elif straggler.late and straggler.gain > _STALL_GAIN * straggler.remaining and task.moves < _MOST_MOVES:
                     stalled[rpc.number] = rpc
         return started, list(stalled.values())
@@ -124,16 +129,14 @@ def _by_gain(straggler: _Straggler) -> tuple[float, int]:
     return -straggler.gain, -straggler.task.number
 
 
-def _stragglers(
-    estimate: CompletionEstimate, ready: list[ServerLoad], rpc: Rpc, late: bool, now: float
-) -> list[_Straggler]:
+def _stragglers(ready: "_Ready", rpc: Rpc, late: bool, now: float) -> list[_Straggler]:
     """The rows of a suspect RPC that another server would finish clearly sooner."""
     found: list[_Straggler] = []
     remaining = _remaining(rpc, now)
     for task in reversed(rpc.tasks):
         if task.number not in rpc.waiting or task.hedged or task.done:
             continue
-        finish, target = _best(ready, estimate, rpc, task, now)
+        finish, target = ready.best(rpc, task)
         gain = remaining - finish
         if target is not None and gain > (0.0 if late else _TAIL_GAIN * remaining):
             found.append(_Straggler(gain, remaining, late, rpc, task))
@@ -153,16 +156,42 @@ def _remaining(rpc: Rpc, now: float) -> float:
     return max((server.ahead(now, speed) - later) / speed, server.throughput.since_answer(now))
 
 
-def _best(
-    ready: list[ServerLoad], estimate: CompletionEstimate, rpc: Rpc, task: ScoreTask, now: float
-) -> tuple[float, ServerLoad | None]:
-    """The server, other than the RPC's, that would finish the row first, and in how many seconds."""
-    best: tuple[float, ServerLoad | None] = (float("inf"), None)
-    for server in ready:
-        away = server is rpc.server or server.address in task.avoid or server.address in task.barred_now()
-        if away or not server.open(now):
-            continue
-        finish = estimate.finish(server, task.tokens)
-        if finish < best[0]:
-            best = (finish, server)
-    return best
+class _Ready:
+    """The servers that can take a row now, and how soon each would be done with one.
+
+    In arrays: towards the end of a step every row in flight is weighed against every server of a large fleet.
+
+    Attributes:
+        servers: in the order of the estimate; the first of equals wins.
+    """
+
+    def __init__(self, estimate: CompletionEstimate, now: float) -> None:
+        self.servers = [server for server in estimate.servers.values() if server.open(now)]
+        self._estimate = estimate
+        self._now = now
+
+    @cached_property
+    def _ahead(self) -> NDArray[np.float64]:
+        return np.array([self._estimate.ahead(server) for server in self.servers], np.float64)
+
+    @cached_property
+    def _speed(self) -> NDArray[np.float64]:
+        return np.array([self._estimate.speed(server) for server in self.servers], np.float64)
+
+    def best(self, rpc: Rpc, task: ScoreTask) -> tuple[float, ServerLoad | None]:
+        """The server, other than the RPC's, that would finish the row first, and in how many seconds."""
+        finish = (self._ahead + task.tokens) / self._speed
+        # Where it waits already, where it failed, and where it may not go.
+        away = {rpc.server.address, *task.avoid, *task.barred_now()}
+        while True:
+            index = int(finish.argmin())
+            if np.isinf(finish[index]):
+                return float("inf"), None
+            if self.servers[index].address not in away:
+                return float(finish[index]), self.servers[index]
+            finish[index] = np.inf
+
+    def took_a_row(self, server: ServerLoad) -> None:
+        """A hedge was started there."""
+        ahead = self._estimate.ahead(server) if server.open(self._now) else np.inf
+        self._ahead[self.servers.index(server)] = ahead

@@ -147,6 +147,7 @@ class ServerLoad:
         self.throughput = Throughput()
         self._limit = limit_tokens
         self._first_rows = 2
+        self._oldest: float | None = None  # tokens of the oldest row that waits; None: look
         self._groups: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def open(self, now: float) -> bool:
@@ -166,14 +167,15 @@ class ServerLoad:
         """
         if not self.rpcs:
             return 0.0
-        oldest = next(
-            (task.tokens for rpc in self.rpcs.values() for task in rpc.tasks if task.number in rpc.waiting), 0
-        )
-        return self.in_flight_tokens - min(speed * self.throughput.since_answer(now), float(oldest))
+        if self._oldest is None:  # asked for far more often than rows come and go
+            waiting = (task.tokens for rpc in self.rpcs.values() for task in rpc.tasks if task.number in rpc.waiting)
+            self._oldest = float(next(waiting, 0))
+        return self.in_flight_tokens - min(speed * self.throughput.since_answer(now), self._oldest)
 
     def sent(self, rpc: Rpc, now: float) -> None:
         """Account for an RPC that starts now."""
         self.rpcs[rpc.number] = rpc
+        self._oldest = None
         self.last_sent = now
         self.in_flight_rows += len(rpc.tasks)
         self.in_flight_tokens += sum(task.tokens for task in rpc.tasks)
@@ -199,6 +201,7 @@ class ServerLoad:
         self._free(tokens)
 
     def _free(self, tokens: int) -> None:
+        self._oldest = None
         self.in_flight_rows -= 1
         self.in_flight_tokens -= tokens
         if self.in_flight_rows == 0:

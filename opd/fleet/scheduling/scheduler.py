@@ -133,9 +133,11 @@ class Scheduler:
             task = heapq.heappop(self._delayed)[2]
             if not task.done:
                 self.submit(task, urgent=True)
+        # Teachers without waiting rows are left out, so that an idle fleet costs nothing.
         estimates = {name: self._estimates[name] for name, queue in self.queues.items() if len(queue)}
         for estimate in estimates.values():
             estimate.at(now)
+        # A server that was given rows goes back with what it holds now, so rows are dealt out in turn.
         heap = [(server.in_flight_tokens, server.address) for server in self._askable(estimates, now)]
         heapq.heapify(heap)
         rpcs: list[Rpc] = []
@@ -158,15 +160,14 @@ class Scheduler:
         refilled = {address for name in self._refilled & estimates.keys() for address in estimates[name].servers}
         self._refilled.clear()
         touched, self._touched = self._touched, set()
+        asked = self.servers.keys() if sweep else (touched | refilled) & self.servers.keys()
         found: list[ServerLoad] = []
-        for address, server in self.servers.items():
-            if not (sweep or address in touched or address in refilled):
-                continue
+        for server in map(self.servers.__getitem__, asked):
             if server.open(now):
                 if not estimates.keys().isdisjoint(server.teachers):
                     found.append(server)
             elif now < server.paused_until:
-                self._touched.add(address)
+                self._touched.add(server.address)
         return found
 
     def _pull(self, server: ServerLoad, estimates: dict[str, CompletionEstimate], now: float) -> Rpc | None:
@@ -188,8 +189,10 @@ class Scheduler:
         oldest = queue.oldest()
         if oldest is not None and not accept(oldest):
             oldest = None
+        # What has failed has waited the longest, and what few servers may take cannot wait for another.
         if oldest is not None and (oldest.failures or oldest.barred):
             return oldest
+        # Two rows hide the way there and back. What is sent beyond them is out of reach of a faster server.
         deep = server.in_flight_rows >= 2 and estimate.ahead(server) > _DEPTH * estimate.share(server)
         if deep and not estimate.alone:
             return None
@@ -197,6 +200,7 @@ class Scheduler:
         task = queue.longest(fits, accept) if fits > 0 else None
         if task is None:
             return self._exception(server, estimate, accept, now)
+        # Longest first would let a steady stream of long rows starve a short one.
         if oldest is not None and task.submitted - oldest.submitted > _OVERTAKE_SECONDS:
             return oldest
         return _familiar(server, queue, task, fits, accept) or task
@@ -222,6 +226,7 @@ class Scheduler:
         most_rows = self._row_limits.get(head.teacher, self._settings.rows)
         most_tokens = self._token_limits.get(head.teacher, self._settings.tokens)
         room = min(most_tokens, server.room())
+        # Less than is allowed: near the end of a step the last rows must spread over all servers.
         if not estimate.alone:
             room = min(room, _GRAIN * estimate.share(server), estimate.fits(server))
         room -= head.tokens
@@ -236,6 +241,7 @@ class Scheduler:
             alike = task.batch_key == head.batch_key and task.twin not in rows
             return alike and server.address not in task.avoid and server.address not in task.barred_now()
 
+        # Rows of one prompt share its keys and values in the server's cache.
         for task in queue.group(head.group):
             if len(rows) < most_rows and task.tokens <= room and accept(task):
                 queue.remove(task)
@@ -288,7 +294,7 @@ class Scheduler:
         _leave(rpc, task)
 
     def ended(self, rpc: Rpc, now: float) -> list[ScoreTask]:
-        """An RPC is over; returns its unanswered rows that nobody else carries now."""
+        """An RPC is over; returns its unanswered rows that no other RPC carries now."""
         rpc.server.rpcs.pop(rpc.number, None)
         left = [task for task in rpc.tasks if task.number in rpc.waiting]
         for task in left:

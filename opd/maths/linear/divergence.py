@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from opd.heads import OutputHead
 from opd.maths.checks import (
     check_finite,
     check_integer,
@@ -23,25 +24,23 @@ from opd.maths.checks import (
     should_check_values,
 )
 from opd.maths.diagnostics import TOPK_FIGURES
-from opd.maths.linear.inputs import HeadSettings, Reference, check_matrix, check_scratch, check_sides
+from opd.maths.linear.inputs import Reference, check_matrix, check_models, check_scratch
 from opd.maths.linear.op import linear_divergence_op
 from opd.maths.pointwise import divergence_spec
 from opd.maths.result import Divergence
-from opd.maths.rows import Row
+from opd.maths.rows import Statistic
 
 
 def linear_divergence(
     student_hidden: Float[Tensor, "N Hs"],
-    student_head: Float[Tensor, "Vs Hs"],
+    student_head: OutputHead | Float[Tensor, "Vs Hs"],
     teacher_hidden: Float[Tensor, "N Ht"],
-    teacher_head: Float[Tensor, "Vt Ht"],
+    teacher_head: OutputHead | Float[Tensor, "Vt Ht"],
     *,
     kind: str = "reverse_kl",
     weight: float | None = None,
     normalised: bool = False,
     temperature: float = 1.0,
-    student_settings: HeadSettings | None = None,
-    teacher_settings: HeadSettings | None = None,
     reference: Reference | None = None,
     vocab_size: int | None = None,
     mask: Bool[Tensor, " N"] | None = None,
@@ -56,16 +55,15 @@ def linear_divergence(
 
     Args:
         student_hidden: [N, Hs] after the final norm, carries gradient.
-        student_head: [Vs, Hs], carries gradient; may be the tied embedding or a DTensor, which is gathered once.
+        student_head: the head, or its weight [Vs, Hs] alone; weight and bias carry gradients. The weight may be the
+            tied embedding or a DTensor, which is gathered once.
         teacher_hidden: [N, Ht], detached; another width is fine.
-        teacher_head: [Vt, Ht], detached.
+        teacher_head: likewise, [Vt, Ht], detached.
         kind: "forward_kl" KL(T || S), "reverse_kl" KL(S || T), "jsd", "skew_forward_kl", "skew_reverse_kl" or
             "total_variation".
         weight: beta of jsd, alpha of a skewed KL.
         normalised: jsd divided by beta (1 - beta).
         temperature: divides the logits of both sides, after scale and soft-cap.
-        student_settings: bias, scale and soft-cap of the student's head.
-        teacher_settings: of the teacher's.
         reference: a reference model for the G-OPD target.
         vocab_size: entries that count; rows of either head beyond it are padding. None: the smaller head.
         mask: [N] bool. Masked rows are dropped before the projection, for which an accelerator waits once; pass only
@@ -92,20 +90,20 @@ def linear_divergence(
     check_matrix("student_hidden", student_hidden)
     tokens = len(student_hidden)
     check_mask("mask", mask, (tokens,), "student_hidden")
-    sides = [
-        ("student", student_hidden, student_head, student_settings or HeadSettings()),
-        ("teacher", teacher_hidden, teacher_head, teacher_settings or HeadSettings()),
+    models = [
+        ("student", student_hidden, OutputHead.of(student_head)),
+        ("teacher", teacher_hidden, OutputHead.of(teacher_head)),
     ]
     if reference is not None:
-        sides.append(("reference", reference.hidden, reference.head, reference.settings))
-    limit = check_sides(sides, reference, tokens, vocab_size)
+        models.append(("reference", reference.hidden, OutputHead.of(reference.head)))
+    limit = check_models(models, reference, tokens, vocab_size)
     check_scratch(scratch_bytes)
     if topk is not None:
         check_integer("topk", topk, 1, limit, "the vocabulary")
     weights = _token_weights(token_weights, student_hidden, mask, check_values)
     weights, unit = _in_range_of(student_hidden.dtype, weights)
     chosen = None if mask is None else mask.nonzero().squeeze(-1)
-    tensors, wanted = _operands(sides, limit, chosen)
+    tensors, wanted = _operands(models, limit, chosen)
     total, statistics, *_, figures = linear_divergence_op(
         *tensors,
         weights if chosen is None else weights[chosen],
@@ -114,17 +112,18 @@ def linear_divergence(
         spec.scale,
         temperature,
         1.0 if reference is None else reference.power,
-        [side[3].scale for side in sides],
-        [side[3].soft_cap for side in sides],
+        [head.scale for _, _, head in models],
+        [head.soft_cap for _, _, head in models],
         wanted,
         recompute,
         scratch_bytes or 0,
         _checked_backend(backend, student_hidden),
         topk or 0,
     )
+    # A row that is not finite shows in its log-normaliser, which is there already.
     if should_check_values(student_hidden, check_values):
-        check_projection("student_hidden", student_hidden, statistics[Row.STUDENT_LOG_Z].detach(), chosen)
-        check_projection("teacher_hidden", teacher_hidden, statistics[Row.TEACHER_LOG_Z].detach(), chosen)
+        check_projection("student_hidden", student_hidden, statistics[Statistic.STUDENT_LOG_Z].detach(), chosen)
+        check_projection("teacher_hidden", teacher_hidden, statistics[Statistic.TEACHER_LOG_Z].detach(), chosen)
     return _result(
         total if unit is None else total * unit,
         statistics if recompute else statistics.detach(),
@@ -158,12 +157,12 @@ def _checked_backend(backend: str | None, tensor: Tensor) -> str:
 
 
 def _operands(
-    sides: list[tuple[str, Tensor, Tensor, HeadSettings]], limit: int, chosen: Tensor | None
+    models: list[tuple[str, Tensor, OutputHead]], limit: int, chosen: Tensor | None
 ) -> tuple[list[Tensor | None], list[bool]]:
-    """Hidden states, head and bias of student, teacher and reference, and which of the student's want a gradient."""
+    """Hidden states, weight and bias of student, teacher and reference, and which of the student's want a gradient."""
     tensors: list[Tensor | None] = []
-    for name, hidden, head, settings in sides:
-        tensors += prepared(hidden, head, settings.bias, limit, chosen, detach=name != "student")
+    for name, hidden, head in models:
+        tensors += prepared(hidden, head, limit, chosen, detach=name != "student")
     tensors += [None] * (9 - len(tensors))
     wanted = [tensor is not None and tensor.requires_grad and torch.is_grad_enabled() for tensor in tensors[:3]]
     return tensors, wanted
@@ -172,35 +171,35 @@ def _operands(
 def _result(total: Tensor, statistics: Tensor, figures: Tensor, tokens: int, chosen: Tensor | None) -> Divergence:
     counted = statistics.shape[1]
     if chosen is not None:
-        statistics = statistics.new_zeros(len(Row), tokens).index_copy(1, chosen, statistics)
+        statistics = statistics.new_zeros(len(Statistic), tokens).index_copy(1, chosen, statistics)
         figures = figures.new_zeros(len(figures), tokens).index_copy(1, chosen, figures)
     return Divergence(
-        per_token=statistics[Row.VALUE],
+        per_token=statistics[Statistic.VALUE],
         total=total,
         count=torch.full((), counted, dtype=torch.int64, device=total.device),
         mean=total / max(counted, 1),
-        student_entropy=statistics[Row.STUDENT_ENTROPY].detach(),
-        teacher_entropy=statistics[Row.TEACHER_ENTROPY].detach(),
+        student_entropy=statistics[Statistic.STUDENT_ENTROPY].detach(),
+        teacher_entropy=statistics[Statistic.TEACHER_ENTROPY].detach(),
         diagnostics=dict(zip(TOPK_FIGURES, figures, strict=True)) if len(figures) else {},
     )
 
 
 def prepared(
-    hidden: Tensor, head: Tensor, bias: Tensor | None, limit: int, chosen: Tensor | None, *, detach: bool
+    hidden: Tensor, head: OutputHead, limit: int, chosen: Tensor | None = None, *, detach: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Hidden states, head and bias as the operator wants them: gathered, cast, cut to the vocabulary and the rows."""
-    head, bias = gathered(head), None if bias is None else gathered(bias)
+    """Hidden states, weight and bias as the operator wants them: gathered, cast, cut to the vocabulary and the rows."""
+    weight, bias = gathered(head.weight), None if head.bias is None else gathered(head.bias)
     if detach:
-        hidden, head, bias = hidden.detach(), head.detach(), None if bias is None else bias.detach()
+        hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
     if chosen is not None:
         hidden = hidden.index_select(0, chosen)
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     if hidden.dtype == torch.float64:
         dtype = torch.float64
-    if limit < len(head):  # the backward pass of a slice allocates another head: only where it is needed
-        head, bias = head[:limit], None if bias is None else bias[:limit]
-    return hidden.to(dtype), head.to(dtype), bias
+    if limit < len(weight):  # the backward pass of a slice allocates another head: only where it is needed
+        weight, bias = weight[:limit], None if bias is None else bias[:limit]
+    return hidden.to(dtype), weight.to(dtype), bias
 
 
 def gathered(tensor: Tensor) -> Tensor:

@@ -4,19 +4,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from opd.heads import vocabulary_steps
+from opd.heads import OutputHead, vocabulary_steps
 from opd.maths.checks import check_projection, check_temperature, should_check_values
 from opd.maths.linear.divergence import prepared
-from opd.maths.linear.inputs import HeadSettings, check_hidden_and_head, check_scratch
-from opd.maths.linear.project import Side, project, scratch_of, tiles_of
+from opd.maths.linear.inputs import check_hidden_and_head, check_scratch
+from opd.maths.linear.project import Projection, scratch_of, tiles_of
 
 
 @torch.no_grad()
 def expected_embedding(
     hidden: Float[Tensor, "N H"],
-    head: Float[Tensor, "V H"],
+    head: OutputHead | Float[Tensor, "V H"],
     *,
-    settings: HeadSettings | None = None,
     temperature: float = 1.0,
     vocab_size: int | None = None,
     scratch_bytes: int | None = None,
@@ -29,8 +28,7 @@ def expected_embedding(
 
     Args:
         hidden: [N, H] after the final norm.
-        head: [V, H].
-        settings: bias, scale and soft-cap of the head.
+        head: the head, or its weight [V, H] alone.
         temperature: divides the logits, above 0.
         vocab_size: rows of the head beyond it are padding; None for all rows.
         scratch_bytes: bound on the logit tile; 1 GiB on a GPU and 128 MiB on CPU if None.
@@ -42,20 +40,20 @@ def expected_embedding(
     Raises:
         ValueError: for shapes, dtypes or settings that cannot work.
     """
-    settings = settings or HeadSettings()
+    head = OutputHead.of(head)
     check_temperature(temperature)
-    limit = check_hidden_and_head(hidden, head, settings, vocab_size)
+    limit = check_hidden_and_head(hidden, head, vocab_size)
     check_scratch(scratch_bytes)
     check = should_check_values(hidden, check_values)
-    hidden, head, bias = prepared(hidden, head, settings.bias, limit, None, detach=True)
-    side = Side(hidden, head, bias, settings.scale, settings.soft_cap)
-    found = torch.zeros(hidden.shape, dtype=side.dtype, device=hidden.device)
+    hidden, weight, bias = prepared(hidden, head, limit, detach=True)
+    model = Projection(hidden, OutputHead(weight, bias, head.scale, head.soft_cap))
+    found = torch.zeros(hidden.shape, dtype=model.dtype, device=hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
-        for tile, (logits,) in tiles_of(side, 1, scratch_of(side, scratch_bytes)):
-            project(side, tile, logits)
+        for tile, (logits,) in tiles_of(model, 1, scratch_of(model, scratch_bytes)):
+            model.write(tile, logits)
             if check:
                 check_projection("hidden", hidden, logits.logsumexp(-1), torch.arange(tile.start, tile.stop))
             probability = logits.div_(temperature).softmax(-1)
             for step in vocabulary_steps(limit):  # so that a half-precision head is never widened whole
-                found[tile].addmm_(probability[:, step], head[step].to(side.dtype))
+                found[tile].addmm_(probability[:, step], weight[step].to(model.dtype))
     return found

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opd.heads import has_matrix_units, vocabulary_steps
-from opd.maths.linear.project import Side, aligned_rows, rows_within, scratch_of
+from opd.maths.linear.project import Projection, aligned_rows, rows_within, scratch_of
 
 
 class LogitGradients:
@@ -26,7 +26,7 @@ class LogitGradients:
             every tile as it is, at once.
     """
 
-    def __init__(self, student: Side, wanted: tuple[bool, bool, bool], joined: int = 0) -> None:
+    def __init__(self, student: Projection, wanted: tuple[bool, bool, bool], joined: int = 0) -> None:
         def zeros(tensor: Tensor | None, want: bool) -> Tensor | None:
             if tensor is None or not want:
                 return None
@@ -34,9 +34,9 @@ class LogitGradients:
 
         self.student = student
         self.d_hidden = torch.zeros_like(student.hidden) if wanted[0] else None
-        self.d_head = zeros(student.head, wanted[1])
-        self.d_bias = zeros(student.bias, wanted[2])
-        self._joined = aligned_rows(joined, student, student.head.dtype) if joined else None
+        self.d_head = zeros(student.head.weight, wanted[1])
+        self.d_bias = zeros(student.head.bias, wanted[2])
+        self._joined = aligned_rows(joined, student, student.head.weight.dtype) if joined else None
         self._waiting = slice(0, 0)
 
     def add(self, tile: slice, d_logits: Float[Tensor, "n V"]) -> None:
@@ -72,7 +72,7 @@ class LogitGradients:
             self._waiting = slice(self._waiting.stop, self._waiting.stop)
 
     def _multiply(self, tokens: slice, d_logits: Float[Tensor, "n V"]) -> None:
-        hidden, head = self.student.hidden[tokens], self.student.head
+        hidden, head = self.student.hidden[tokens], self.student.head.weight
         d_hidden = None if self.d_hidden is None else torch.zeros_like(hidden, dtype=self.student.dtype)
         whole = head.dtype == self.student.dtype or has_matrix_units(d_logits)
         for step in [slice(0, len(head))] if whole else vocabulary_steps(len(head)):
@@ -86,7 +86,7 @@ class LogitGradients:
 
 
 def gradients_within(
-    student: Side, wanted: tuple[bool, bool, bool], scratch_bytes: int | None
+    student: Projection, wanted: tuple[bool, bool, bool], scratch_bytes: int | None
 ) -> tuple[LogitGradients, int]:
     """The gradients of a run over tiles, and the bytes of its scratch that are left for the tiles.
 
@@ -95,13 +95,13 @@ def gradients_within(
     scratch = scratch_of(student, scratch_bytes)
     if not any(wanted[:2]) or not joins_tiles(student):
         return LogitGradients(student, wanted), scratch
-    joined = rows_within(scratch // 2, student, student.head.dtype)
+    joined = rows_within(scratch // 2, student, student.head.weight.dtype)
     return LogitGradients(student, wanted, joined), scratch - scratch // 2
 
 
-def joins_tiles(student: Side) -> bool:
+def joins_tiles(student: Projection) -> bool:
     """Whether gradients on the logits are cast to half precision before they are multiplied."""
-    return has_matrix_units(student.head) and student.head.dtype != student.dtype
+    return has_matrix_units(student.head.weight) and student.head.weight.dtype != student.dtype
 
 
 def _accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:

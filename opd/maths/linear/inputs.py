@@ -1,27 +1,14 @@
 """What the linear functions take besides tensors, and what they refuse before any tile is projected."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxtyping import Float
 from torch import Tensor
 
+from opd.heads import OutputHead
 from opd.maths.checks import check_integer, check_shape, describe
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HeadSettings:
-    """What turns a projection into logits: soft_cap * tanh(scale * (head @ hidden + bias) / soft_cap).
-
-    Attributes:
-        bias: [V] or None; the student's carries its gradient.
-        scale: logit scale (Cohere, Granite), not 0.
-        soft_cap: final soft-cap (Gemma), 0 for none.
-    """
-
-    bias: Float[Tensor, " V"] | None = None
-    scale: float = 1.0
-    soft_cap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,33 +17,26 @@ class Reference:
 
     Attributes:
         hidden: [N, Hr].
-        head: [V, Hr].
+        head: the reference's, or its weight [V, Hr] alone.
         power: lambda of G-OPD, at least 0: 1 is the teacher alone, above 1 extrapolates away from the reference.
-        settings: of the reference's head.
     """
 
     hidden: Float[Tensor, "N Hr"]
-    head: Float[Tensor, "V Hr"]
+    head: OutputHead | Float[Tensor, "V Hr"]
     power: float
-    settings: HeadSettings = HeadSettings()
 
 
-def check_sides(
-    sides: list[tuple[str, Tensor, Tensor, HeadSettings]], reference: Reference | None, tokens: int, limit: int | None
+def check_models(
+    models: Sequence[tuple[str, Tensor, OutputHead]], reference: Reference | None, tokens: int, limit: int | None
 ) -> int:
-    """Number of vocabulary entries that count."""
+    """Number of vocabulary entries that count, for models given by name, hidden states and head."""
     if reference is not None and not 0 <= reference.power < math.inf:
         raise ValueError(f"reference.power must be at least 0 and finite, but is {reference.power!r}.")
-    for side in sides:
-        _check_side(*side, tokens)
-    return _vocabulary_limit(limit, [len(side[2]) for side in sides])
-
-
-def _check_side(name: str, hidden: Tensor, head: Tensor, settings: HeadSettings, tokens: int) -> None:
-    check_matrix(f"{name}_hidden", hidden)
-    check_matrix(f"{name}_head", head)
-    check_shape(f"{name}_hidden", hidden, (tokens, head.shape[1]), f"student_hidden and {name}_head")
-    check_head_settings(f"{name}_settings", settings, head, f"{name}_head")
+    for name, hidden, head in models:
+        check_matrix(f"{name}_hidden", hidden)
+        check_head(f"{name}_head", head)
+        check_shape(f"{name}_hidden", hidden, (tokens, head.weight.shape[1]), f"student_hidden and {name}_head")
+    return _vocabulary_limit(limit, [head for _, _, head in models])
 
 
 def check_matrix(name: str, tensor: Tensor) -> None:
@@ -65,30 +45,32 @@ def check_matrix(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{describe(name, tensor)} must be a floating-point matrix.")
 
 
-def check_head_settings(name: str, settings: HeadSettings, head: Tensor, like: str) -> None:
-    """Refuses a bias that does not fit the head, and a scale or soft-cap without meaning."""
-    if settings.bias is not None:
-        check_shape(f"{name}.bias", settings.bias, (len(head),), like)
-        if not settings.bias.is_floating_point():
-            raise ValueError(f"{describe(f'{name}.bias', settings.bias)} must be floating point.")
-    if not (settings.scale and math.isfinite(settings.scale) and 0 <= settings.soft_cap < math.inf):
+def check_head(name: str, head: OutputHead) -> None:
+    """Refuses a weight or bias that cannot work, and a scale, soft-cap or padding without meaning."""
+    check_matrix(name, head.weight)
+    if head.bias is not None:
+        check_shape(f"{name}.bias", head.bias, (len(head.weight),), name)
+        if not head.bias.is_floating_point():
+            raise ValueError(f"{describe(f'{name}.bias', head.bias)} must be floating point.")
+    if not (head.scale and math.isfinite(head.scale) and 0 <= head.soft_cap < math.inf):
         raise ValueError(
             f"{name} must have a finite scale other than 0 and a finite soft_cap of at least 0, but they are "
-            f"{settings.scale!r} and {settings.soft_cap!r}."
+            f"{head.scale!r} and {head.soft_cap!r}."
         )
+    if head.padding:
+        check_integer(f"{name}.padding", head.padding, 0, len(head.weight) - 1, "fewer than the rows of the weight")
 
 
-def check_hidden_and_head(hidden: Tensor, head: Tensor, settings: HeadSettings, vocab_size: int | None) -> int:
+def check_hidden_and_head(hidden: Tensor, head: OutputHead, vocab_size: int | None) -> int:
     """Number of vocabulary entries that count, for functions of one model.
 
     Raises:
         ValueError: for shapes, dtypes or settings that cannot work.
     """
     check_matrix("hidden", hidden)
-    check_matrix("head", head)
-    check_shape("hidden", hidden, (len(hidden), head.shape[1]), "head")
-    check_head_settings("settings", settings, head, "head")
-    return _vocabulary_limit(vocab_size, [len(head)])
+    check_head("head", head)
+    check_shape("hidden", hidden, (len(hidden), head.weight.shape[1]), "head")
+    return _vocabulary_limit(vocab_size, [head])
 
 
 def check_scratch(scratch_bytes: int | None) -> None:
@@ -97,7 +79,8 @@ def check_scratch(scratch_bytes: int | None) -> None:
         check_integer("scratch_bytes", scratch_bytes, 1)
 
 
-def _vocabulary_limit(vocab_size: int | None, sizes: list[int]) -> int:
-    limit = min(sizes) if vocab_size is None else vocab_size
-    check_integer("vocab_size", limit, 1, min(sizes), "the smallest head")
+def _vocabulary_limit(vocab_size: int | None, heads: Sequence[OutputHead]) -> int:
+    smallest = min(head.vocab_size for head in heads)
+    limit = smallest if vocab_size is None else vocab_size
+    check_integer("vocab_size", limit, 1, smallest, "the smallest head")
     return limit

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opd.maths.pointwise import Kind, Spec, logit
-from opd.maths.rows import Row
+from opd.maths.rows import Statistic
 
 _BLOCK = 2048
 # Compile-time codes of the kinds, in the order of the enumeration.
@@ -22,11 +22,13 @@ _REVERSE = tl.constexpr(_CODES[Kind.REVERSE_KL])
 _JSD = tl.constexpr(_CODES[Kind.JSD])
 _SKEW_FORWARD = tl.constexpr(_CODES[Kind.SKEW_FORWARD_KL])
 _SKEW_REVERSE = tl.constexpr(_CODES[Kind.SKEW_REVERSE_KL])
-_OUR_LOG_Z, _THEIR_LOG_Z, _VALUE, _OUR_ENTROPY, _THEIR_ENTROPY = (tl.constexpr(row.value) for row in Row)
-# Columns of the figures that the gradient needs, after those of `Row`: the greatest logit of either side, the logarithm
-# of the sum of e^(logit - greatest), the tilt of the student's most likely entry, and the sum of the slopes.
-_OUR_MAX, _OUR_LOG_SUM, _THEIR_MAX, _THEIR_LOG_SUM, _CENTRE, _SLOPES = (tl.constexpr(len(Row) + i) for i in range(6))
-_COLUMNS = tl.constexpr(len(Row) + 6)
+_OUR_LOG_Z, _THEIR_LOG_Z, _VALUE, _OUR_ENTROPY, _THEIR_ENTROPY = (tl.constexpr(row.value) for row in Statistic)
+# Columns of the figures that the gradient needs, after those of `Statistic`: the greatest logit of either side, the
+# logarithm of the sum of e^(logit - greatest), the tilt of the student's most likely entry, and the sum of the slopes.
+_OUR_MAX, _OUR_LOG_SUM, _THEIR_MAX, _THEIR_LOG_SUM, _CENTRE, _SLOPES = (
+    tl.constexpr(len(Statistic) + i) for i in range(6)
+)
+_COLUMNS = tl.constexpr(len(Statistic) + 6)
 
 
 def fold_(
@@ -42,7 +44,7 @@ def fold_(
     rows, vocabulary = student.shape
     figures = torch.empty(rows, _COLUMNS.value, dtype=torch.float32, device=student.device)
     strides = student.stride(0), teacher.stride(0)
-    # Of jsd the mixture is w T + (1-w) S, of the skewed KLs it is the other way round.
+    # Of jsd the mixture is w T + (1-w) S, and of the skewed KLs (1-w) T + w S.
     odds = 0.0 if not spec.weight else logit(spec.weight) if spec.kind is Kind.JSD else -logit(spec.weight)
     numbers = 1.0 / temperature, spec.weight, 1.0 - spec.weight, odds
     constants = {"VOCABULARY": vocabulary, "KIND": _CODES[spec.kind], "BLOCK": _BLOCK, "num_warps": 8}
@@ -59,12 +61,12 @@ def fold_(
             HAS_SOFT_CAP=soft_cap > 0,
             **constants,
         )
-    return figures[:, : len(Row)].t()
+    return figures[:, : len(Statistic)].t()
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _softplus(x):  # type: ignore[no-untyped-def]
-    # log(1 + e^x). log1p by Kahan's correction: the interpreter knows no libdevice.
+    # log(1 + e^x). log1p by Kahan's correction: Triton's interpreter has no libdevice.
     small = tl.exp(-tl.abs(x))
     shifted = 1.0 + small
     gap = shifted - 1.0
@@ -84,6 +86,7 @@ def _term_and_tilt(log_p, log_q, weight, complement, odds, KIND: tl.constexpr): 
         tilt = log_p - log_q
         term = tl.where(p > 0, p * tilt, 0.0)
     elif KIND == _JSD:
+        # log m = log p + softplus(x) - softplus(odds) for the mixture m: no probability is added, so none underflows.
         x = log_q - log_p + odds
         p_under_m = _softplus(x)
         ours = tl.where(p > 0, p * (_softplus(odds) - p_under_m), 0.0)
@@ -91,6 +94,7 @@ def _term_and_tilt(log_p, log_q, weight, complement, odds, KIND: tl.constexpr): 
         term = weight * theirs + complement * ours
         tilt = -complement * p_under_m
     elif KIND == _SKEW_FORWARD:
+        # log m - log q, likewise.
         log_ratio = _softplus(log_p - log_q + odds) - _softplus(odds)
         term = tl.where(q > 0, -q * log_ratio, 0.0)
         tilt = -complement * tl.exp(-log_ratio)
@@ -212,12 +216,15 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     figures += row * _COLUMNS
     logits = tl.load(ours, mask=inside, other=float("-inf"))
     target = tl.load(teacher + row * teacher_stride + at, mask=inside, other=float("-inf"))
+    # In the order of operations of the statistics, so that both kernels see the same probabilities.
     log_p = (logits - tl.load(figures + _OUR_MAX)) * inverse_temperature - tl.load(figures + _OUR_LOG_SUM)
     log_q = (target - tl.load(figures + _THEIR_MAX)) * inverse_temperature - tl.load(figures + _THEIR_LOG_SUM)
     _, tilt = _term_and_tilt(log_p, log_q, weight, complement, odds, KIND)
     slope = _slope(log_p, log_q, tilt, tl.load(figures + _CENTRE), KIND)
+    # Through the softmax: d logit_i = slope_i - p_i * (sum of all slopes).
     gradient = slope - tl.exp(log_p) * tl.load(figures + _SLOPES)
     if HAS_SOFT_CAP:
+        # tanh' = 1 - tanh^2, from the capped logits: those before the cap were overwritten.
         capped = logits / soft_cap
         gradient *= 1.0 - capped * capped
     tl.store(ours, gradient * tl.load(factor + row), mask=inside)

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from opd.heads import OutputHead
 from opd.maths.diagnostics import TOPK_FIGURES
-from opd.maths.linear.project import Side
+from opd.maths.linear.project import Projection
 from opd.maths.linear.tiles import run_tiles
 from opd.maths.pointwise import Kind, Spec
-from opd.maths.rows import Row
+from opd.maths.rows import Statistic
 
 
 class _Tensors(NamedTuple):
@@ -85,11 +86,12 @@ def linear_divergence_op(
     """
     reference = None
     if reference_hidden is not None and reference_head is not None:
-        reference = Side(reference_hidden, reference_head, reference_bias, scales[2], soft_caps[2])
+        head = OutputHead(reference_head, reference_bias, scales[2], soft_caps[2])
+        reference = Projection(reference_hidden, head)
     with torch.autocast(student_hidden.device.type, enabled=False):
         tiles = run_tiles(
-            Side(student_hidden, student_head, student_bias, scales[0], soft_caps[0]),
-            Side(teacher_hidden, teacher_head, teacher_bias, scales[1], soft_caps[1]),
+            Projection(student_hidden, OutputHead(student_head, student_bias, scales[0], soft_caps[0])),
+            Projection(teacher_hidden, OutputHead(teacher_head, teacher_bias, scales[1], soft_caps[1])),
             Spec(Kind(kind), weight, spec_scale),
             temperature,
             token_weights,
@@ -101,8 +103,8 @@ def linear_divergence_op(
             topk=topk,
         )
     statistics = tiles.statistics
-    statistics[Row.VALUE] *= spec_scale
-    total = (statistics[Row.VALUE] * token_weights).sum()
+    statistics[Statistic.VALUE] *= spec_scale
+    total = (statistics[Statistic.VALUE] * token_weights).sum()
     return total, statistics, tiles.d_hidden, tiles.d_head, tiles.d_bias, tiles.figures
 
 
@@ -116,7 +118,7 @@ def _(*arguments: Any) -> tuple[Tensor, ...]:
         for shape, want, dtype in zip(shapes, settings.wanted, dtypes, strict=True)
     )
     figures = weights.new_empty(len(TOPK_FIGURES) if settings.topk else 0, len(hidden))
-    return weights.new_empty(()), weights.new_empty(len(Row), len(hidden)), *gradients, figures
+    return weights.new_empty(()), weights.new_empty(len(Statistic), len(hidden)), *gradients, figures
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -132,7 +134,7 @@ def _backward(ctx: Any, d_total: Tensor, d_statistics: Tensor, *_: Tensor) -> tu
     settings: _Settings = ctx.settings
     if settings.recompute:
         tensors = _Tensors(*ctx.saved_tensors)
-        arriving = d_total * tensors.token_weights + d_statistics[Row.VALUE]
+        arriving = d_total * tensors.token_weights + d_statistics[Statistic.VALUE]
         again = tensors._replace(token_weights=arriving), settings._replace(recompute=False, topk=0)
         _, _, *gradients, _ = linear_divergence_op(*again[0], *again[1])
     else:

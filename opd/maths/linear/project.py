@@ -18,73 +18,61 @@ _COLUMNS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Side:
-    """One model's end: logits = soft_cap * tanh(scale * (head @ hidden + bias) / soft_cap).
+class Projection:
+    """One model's logits before they are computed.
 
     Attributes:
         hidden: [N, H] after the final norm.
-        head: [V, H].
-        bias: [V] or None.
-        scale: logit scale.
-        soft_cap: 0 for none.
+        head: what projects them, cut to the V ids that count.
     """
 
     hidden: Float[Tensor, "N H"]
-    head: Float[Tensor, "V H"]
-    bias: Float[Tensor, " V"] | None = None
-    scale: float = 1.0
-    soft_cap: float = 0.0
+    head: OutputHead
 
     @property
     def dtype(self) -> torch.dtype:
         """Of logits and gradients: float32, or float64 for float64 hidden states."""
         return torch.float64 if self.hidden.dtype == torch.float64 else torch.float32
 
-    @property
-    def output_head(self) -> OutputHead:
-        """Head, bias, scale and soft-cap, which turn hidden states into logits."""
-        return OutputHead(self.head, self.bias, self.scale, self.soft_cap)
+    def write(self, tile: slice, out: Float[Tensor, "n V"]) -> None:
+        """Writes a tile's logits, float32 accumulation also for half-precision inputs."""
+        self.head.logits(self.hidden[tile], out)
 
 
-def scratch_of(side: Side, scratch_bytes: int | None) -> int:
+def scratch_of(model: Projection, scratch_bytes: int | None) -> int:
     """Bytes that tiles may take: what was asked for, or the device's default."""
-    return scratch_bytes or (GPU_SCRATCH if has_matrix_units(side.hidden) else CPU_SCRATCH)
+    return scratch_bytes or (GPU_SCRATCH if has_matrix_units(model.hidden) else CPU_SCRATCH)
 
 
-def tiles_of(side: Side, buffers: int, scratch_bytes: int) -> Iterator[tuple[slice, list[Float[Tensor, "n V"]]]]:
+def tiles_of(model: Projection, buffers: int, scratch_bytes: int) -> Iterator[tuple[slice, list[Float[Tensor, "n V"]]]]:
     """Tiles of tokens with their logit buffers, which are reused from tile to tile and fit `scratch_bytes` together.
 
     Args:
-        side: gives tokens, vocabulary, dtype and device.
+        model: gives tokens, vocabulary, dtype and device.
         buffers: how many [n, V] buffers a tile needs.
         scratch_bytes: bound on all of them. At least one token per tile.
     """
-    tokens = len(side.hidden)
-    most = rows_within(scratch_bytes // buffers, side, side.dtype)
+    tokens = len(model.hidden)
+    most = rows_within(scratch_bytes // buffers, model, model.dtype)
     rows = max(1, -(-tokens // -(-tokens // most))) if tokens else 1  # tiles of even size
-    if has_matrix_units(side.hidden) and most >= _ROWS:
+    if has_matrix_units(model.hidden) and most >= _ROWS:
         rows = min(-(-rows // _ROWS), most // _ROWS) * _ROWS
-    held = [aligned_rows(rows, side, side.dtype) for _ in range(buffers)]
+    held = [aligned_rows(rows, model, model.dtype) for _ in range(buffers)]
     for start in range(0, tokens, rows):
         stop = min(start + rows, tokens)
         yield slice(start, stop), [buffer[: stop - start] for buffer in held]
 
 
-def aligned_rows(rows: int, side: Side, dtype: torch.dtype) -> Float[Tensor, "n V"]:
+def aligned_rows(rows: int, model: Projection, dtype: torch.dtype) -> Float[Tensor, "n V"]:
     """An uninitialised [rows, V] buffer; for matrix units its rows lie a multiple of `_COLUMNS` entries apart."""
-    return torch.empty(rows, _width(side), dtype=dtype, device=side.hidden.device)[:, : len(side.head)]
+    return torch.empty(rows, _width(model), dtype=dtype, device=model.hidden.device)[:, : model.head.vocab_size]
 
 
-def rows_within(scratch_bytes: int, side: Side, dtype: torch.dtype) -> int:
+def rows_within(scratch_bytes: int, model: Projection, dtype: torch.dtype) -> int:
     """How many `aligned_rows` fit; at least one."""
-    return max(1, scratch_bytes // (dtype.itemsize * _width(side)))
+    return max(1, scratch_bytes // (dtype.itemsize * _width(model)))
 
 
-def _width(side: Side) -> int:
-    vocabulary = len(side.head)
-    return -(-vocabulary // _COLUMNS) * _COLUMNS if has_matrix_units(side.hidden) else vocabulary
-
-
-def project(side: Side, tile: slice, out: Float[Tensor, "n V"]) -> None:
-    """Writes a tile's logits, float32 accumulation also for half-precision inputs."""
-    side.output_head.logits(side.hidden[tile], out)
+def _width(model: Projection) -> int:
+    vocabulary = model.head.vocab_size
+    return -(-vocabulary // _COLUMNS) * _COLUMNS if has_matrix_units(model.hidden) else vocabulary

@@ -8,10 +8,13 @@ For the payloads sampled, topk and gather, what `linear_divergence` is for hidde
 once more, because the gradients of the scores are not known in the forward pass.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from opd.heads import OutputHead
 from opd.maths.blocks import row_blocks
 from opd.maths.checks import (
     check_ids,
@@ -25,19 +28,18 @@ from opd.maths.checks import (
 )
 from opd.maths.linear.divergence import prepared
 from opd.maths.linear.gradients import gradients_within
-from opd.maths.linear.inputs import HeadSettings, check_hidden_and_head, check_scratch
-from opd.maths.linear.project import Side, project, scratch_of, tiles_of
+from opd.maths.linear.inputs import check_hidden_and_head, check_scratch
+from opd.maths.linear.project import Projection, scratch_of, tiles_of
 from opd.maths.rows import log_probs
-from opd.maths.scores import TokenScores, arriving_gradients, score_rows, score_rows_gradient
+from opd.maths.scores import ScoreStatistic, TokenScores, arriving_gradients, score_rows, score_rows_gradient
 
 
 def linear_token_scores(
     hidden: Float[Tensor, "N H"],
-    head: Float[Tensor, "V H"],
+    head: OutputHead | Float[Tensor, "V H"],
     *,
     candidate_ids: Int[Tensor, "N K"] | None = None,
     sampled_ids: Int[Tensor, " N"] | None = None,
-    settings: HeadSettings | None = None,
     temperature: float = 1.0,
     vocab_size: int | None = None,
     mask: Bool[Tensor, " N"] | None = None,
@@ -48,10 +50,10 @@ def linear_token_scores(
 
     Args:
         hidden: [N, H] after the final norm, carries gradient.
-        head: [V, H], carries gradient; may be tied or a DTensor, which is gathered once.
+        head: the head, or its weight [V, H] alone; weight and bias carry gradients. The weight may be tied or a
+            DTensor, which is gathered once.
         candidate_ids: [N, K] distinct within a position, or None.
         sampled_ids: [N], or None.
-        settings: bias, scale and soft-cap of the head.
         temperature: divides the logits, above 0.
         vocab_size: rows of the head beyond it are padding; None for all rows.
         mask: [N] bool; masked rows give zeros and get a zero gradient. Pass only rows that count to save work.
@@ -61,16 +63,18 @@ def linear_token_scores(
     Raises:
         ValueError: for shapes, dtypes, ids or settings that cannot work.
     """
-    settings = settings or HeadSettings()
+    head = OutputHead.of(head)
     check_temperature(temperature)
-    limit = check_hidden_and_head(hidden, head, settings, vocab_size)
+    limit = check_hidden_and_head(hidden, head, vocab_size)
     check_scratch(scratch_bytes)
     tokens = len(hidden)
     check_mask("mask", mask, (tokens,), "hidden")
     ids = torch.empty(tokens, 0, dtype=torch.int64, device=hidden.device) if candidate_ids is None else candidate_ids
     check_last_axis("candidate_ids", ids, (tokens,), "hidden")
     if mask is not None:
+        # Masked rows are blanked and not dropped: their number decides shapes, for which an accelerator would wait.
         hidden = torch.where(mask.unsqueeze(-1), hidden, torch.zeros_like(hidden))
+        # Any distinct ids do.
         ids = torch.where(mask.unsqueeze(-1), ids, torch.arange(ids.shape[-1], device=ids.device))
     check_ids("candidate_ids", ids, limit, distinct=True, check_values=check_values)
     if sampled_ids is not None:
@@ -78,25 +82,31 @@ def linear_token_scores(
         sampled_ids = sampled_ids if mask is None else torch.where(mask, sampled_ids, torch.zeros_like(sampled_ids))
         check_ids("sampled_ids", sampled_ids, limit, check_values=check_values)
         sampled_ids = sampled_ids.long().unsqueeze(-1)
-    hidden, head, bias = prepared(hidden, head, settings.bias, limit, None, detach=False)
+    hidden, weight, bias = prepared(hidden, head, limit, detach=False)
     picked, rows = linear_scores_op(
-        hidden, head, bias, ids.long(), sampled_ids, settings.scale, settings.soft_cap, temperature, scratch_bytes or 0
+        hidden, weight, bias, ids.long(), sampled_ids, head.scale, head.soft_cap, temperature, scratch_bytes or 0
     )
     if should_check_values(hidden, check_values):
-        check_projection("hidden", hidden, rows[2].detach(), None)
+        check_projection("hidden", hidden, rows[ScoreStatistic.LOG_Z].detach(), None)
     if mask is not None:
         rows = torch.where(mask, rows, torch.zeros_like(rows))
         picked = torch.where(mask.unsqueeze(-1), picked, torch.zeros_like(picked))
-    return TokenScores(picked, rows[0], rows[1], rows[2], rows[3].detach(), rows[4])
+    return TokenScores(
+        picked,
+        rows[ScoreStatistic.SAMPLED],
+        rows[ScoreStatistic.LOG_TAIL],
+        rows[ScoreStatistic.LOG_Z],
+        rows[ScoreStatistic.ENTROPY].detach(),
+        rows[ScoreStatistic.MEAN],
+    )
 
 
 @torch.no_grad()
 def linear_topk(
     hidden: Float[Tensor, "N H"],
-    head: Float[Tensor, "V H"],
+    head: OutputHead | Float[Tensor, "V H"],
     k: int,
     *,
-    settings: HeadSettings | None = None,
     vocab_size: int | None = None,
     scratch_bytes: int | None = None,
     check_values: bool | None = None,
@@ -105,9 +115,8 @@ def linear_topk(
 
     Args:
         hidden: [N, H] after the final norm.
-        head: [V, H].
+        head: the head, or its weight [V, H] alone.
         k: 1 to the vocabulary's size.
-        settings: bias, scale and soft-cap of the head.
         vocab_size: rows of the head beyond it are padding; None for all rows.
         scratch_bytes: as in `linear_token_scores`.
         check_values: whether to refuse NaN and +inf; by default on CPU only.
@@ -115,17 +124,17 @@ def linear_topk(
     Raises:
         ValueError: for shapes, dtypes, settings or a k that cannot work.
     """
-    settings = settings or HeadSettings()
-    limit = check_hidden_and_head(hidden, head, settings, vocab_size)
+    head = OutputHead.of(head)
+    limit = check_hidden_and_head(hidden, head, vocab_size)
     check_scratch(scratch_bytes)
     check_integer("k", k, 1, limit, "the vocabulary")
     check = should_check_values(hidden, check_values)
-    hidden, head, bias = prepared(hidden, head, settings.bias, limit, None, detach=True)
-    side = Side(hidden, head, bias, settings.scale, settings.soft_cap)
+    hidden, weight, bias = prepared(hidden, head, limit, detach=True)
+    model = Projection(hidden, OutputHead(weight, bias, head.scale, head.soft_cap))
     found = torch.empty(len(hidden), k, dtype=torch.int64, device=hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
-        for tile, (logits,) in tiles_of(side, 1, scratch_of(side, scratch_bytes)):
-            project(side, tile, logits)
+        for tile, (logits,) in tiles_of(model, 1, scratch_of(model, scratch_bytes)):
+            model.write(tile, logits)
             values, found[tile] = logits.topk(k)
             if check:  # topk puts NaN first
                 check_projection("hidden", hidden, values[:, 0], torch.arange(tile.start, tile.stop))
@@ -135,7 +144,7 @@ def linear_topk(
 @torch.library.custom_op("opd::linear_scores", mutates_args=())
 def linear_scores_op(
     hidden: Tensor,
-    head: Tensor,
+    weight: Tensor,
     bias: Tensor | None,
     ids: Tensor,
     sampled_ids: Tensor | None,
@@ -144,24 +153,24 @@ def linear_scores_op(
     temperature: float,
     scratch_bytes: int,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs at the ids [N, K], and rows [5, N]: sampled, log tail, log_z, entropy, mean."""
-    side = Side(hidden, head, bias, scale, soft_cap)
-    picked = torch.empty(ids.shape, dtype=side.dtype, device=hidden.device)
-    rows = torch.empty(5, len(hidden), dtype=side.dtype, device=hidden.device)
+    """Log-probs at the ids [N, K], and statistics [5, N] in the order of `ScoreStatistic`."""
+    model = Projection(hidden, OutputHead(weight, bias, scale, soft_cap))
+    picked = torch.empty(ids.shape, dtype=model.dtype, device=hidden.device)
+    rows = torch.empty(len(ScoreStatistic), len(hidden), dtype=model.dtype, device=hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
-        for tile, (logits,) in tiles_of(side, 1, scratch_of(side, scratch_bytes)):
-            project(side, tile, logits)
+        for tile, (logits,) in tiles_of(model, 1, scratch_of(model, scratch_bytes)):
+            model.write(tile, logits)
             for block in row_blocks(logits):
                 at = slice(tile.start + block.start, tile.start + block.stop)
                 y = None if sampled_ids is None else sampled_ids[at]
-                picked[at], rows[:, at] = score_rows(logits[block], ids[at], y, temperature, side.dtype)
+                picked[at], rows[:, at] = score_rows(logits[block], ids[at], y, temperature, model.dtype)
     return picked, rows
 
 
 @torch.library.custom_op("opd::linear_scores_backward", mutates_args=())
 def linear_scores_backward_op(
     hidden: Tensor,
-    head: Tensor,
+    weight: Tensor,
     bias: Tensor | None,
     ids: Tensor,
     sampled_ids: Tensor | None,
@@ -175,53 +184,57 @@ def linear_scores_backward_op(
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of hidden states, head and bias, empty where not wanted."""
-    side = Side(hidden, head, bias, scale, soft_cap)
-    arriving = arriving_gradients(rows[2], rows[1], d_picked, d_rows[0], d_rows[1], d_rows[2], d_rows[4])
-    gradients, scratch = gradients_within(side, (wanted[0], wanted[1], wanted[2]), scratch_bytes)
+    model = Projection(hidden, OutputHead(weight, bias, scale, soft_cap))
+    log_z, log_tail = rows[ScoreStatistic.LOG_Z], rows[ScoreStatistic.LOG_TAIL]
+    # The entropy is detached: nothing arrives at its row.
+    trained = (ScoreStatistic.SAMPLED, ScoreStatistic.LOG_TAIL, ScoreStatistic.LOG_Z, ScoreStatistic.MEAN)
+    arriving = arriving_gradients(log_z, log_tail, d_picked, *(d_rows[row] for row in trained))
+    gradients, scratch = gradients_within(model, (wanted[0], wanted[1], wanted[2]), scratch_bytes)
     with torch.autocast(hidden.device.type, enabled=False):
-        for tile, (logits,) in tiles_of(side, 1, scratch):
-            project(side, tile, logits)
+        for tile, (logits,) in tiles_of(model, 1, scratch):
+            model.write(tile, logits)
             for block in row_blocks(logits):
                 at = slice(tile.start + block.start, tile.start + block.stop)
-                log_p = log_probs(logits[block], rows[2, at], temperature)
+                log_p = log_probs(logits[block], log_z[at], temperature)
                 y = None if sampled_ids is None else sampled_ids[at]
-                gradient = score_rows_gradient(log_p, ids[at], y, rows[1, at], *(g[at] for g in arriving))
-                side.output_head.through_cap_(gradient, logits[block])
+                gradient = score_rows_gradient(log_p, ids[at], y, log_tail[at], *(g[at] for g in arriving))
+                model.head.through_cap_(gradient, logits[block])
                 torch.mul(gradient, scale / temperature, out=logits[block])
             gradients.add(tile, logits)
     return gradients.tensors()
 
 
 @linear_scores_op.register_fake
-def _(hidden: Tensor, head: Tensor, bias: Tensor | None, ids: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-    return hidden.new_empty(ids.shape, dtype=dtype), hidden.new_empty(5, len(hidden), dtype=dtype)
+    return hidden.new_empty(ids.shape, dtype=dtype), hidden.new_empty(len(ScoreStatistic), len(hidden), dtype=dtype)
 
 
 @linear_scores_backward_op.register_fake
-def _(hidden: Tensor, head: Tensor, *rest: object) -> tuple[Tensor, ...]:
-    wanted = rest[-1]
+def _(hidden: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    *_, wanted = others
     dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-    shapes, dtypes = (hidden.shape, head.shape, head.shape[:1]), (hidden.dtype, dtype, dtype)
+    shapes, dtypes = (hidden.shape, weight.shape, weight.shape[:1]), (hidden.dtype, dtype, dtype)
     return tuple(
         hidden.new_empty(shape if want else (0,), dtype=dtype)
-        for shape, want, dtype in zip(shapes, wanted, dtypes, strict=True)  # type: ignore[call-overload]
+        for shape, want, dtype in zip(shapes, wanted, dtypes, strict=True)
     )
 
 
-def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    hidden, head, bias, ids, sampled_ids, *ctx.settings = inputs
-    ctx.save_for_backward(hidden, head, bias, ids, sampled_ids, output[1])
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    hidden, weight, bias, ids, sampled_ids, *ctx.settings = inputs
+    _, rows = output
+    ctx.save_for_backward(hidden, weight, bias, ids, sampled_ids, rows)
 
 
-def _backward(ctx, d_picked, d_rows):  # type: ignore[no-untyped-def]
+def _backward(ctx: Any, d_picked: Tensor, d_rows: Tensor) -> tuple[Tensor | None, ...]:
     wanted = [bool(need) for need in ctx.needs_input_grad[:3]]
     found = linear_scores_backward_op(*ctx.saved_tensors, d_picked, d_rows, *ctx.settings, wanted)
-    gradients = (
+    gradients = [
         gradient.to(tensor.dtype) if want else None
         for gradient, tensor, want in zip(found, ctx.saved_tensors, wanted, strict=False)
-    )
-    return (*gradients, *(None,) * 6)
+    ]
+    return (*gradients, *[None] * (len(ctx.needs_input_grad) - len(gradients)))
 
 
 linear_scores_op.register_autograd(_backward, setup_context=_setup_context)

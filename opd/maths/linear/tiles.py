@@ -17,9 +17,9 @@ from torch import Tensor
 from opd.maths.blocks import row_blocks
 from opd.maths.diagnostics import TOPK_FIGURES, topk_rows
 from opd.maths.linear.gradients import gradients_within
-from opd.maths.linear.project import Side, project, tiles_of
+from opd.maths.linear.project import Projection, tiles_of
 from opd.maths.pointwise import Spec
-from opd.maths.rows import Row, fold_rows_
+from opd.maths.rows import Statistic, fold_rows_
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +27,7 @@ class Tiles:
     """What a run over all tiles yields.
 
     Attributes:
-        statistics: [5, N] in the order of `opd.maths.rows.Row`.
+        statistics: [5, N] in the order of `opd.maths.rows.Statistic`.
         d_hidden: [N, H] gradient of the weighted sum of the divergences, dtype of the hidden states; empty when not
             wanted.
         d_head: [V, H] likewise, accumulator dtype.
@@ -43,13 +43,13 @@ class Tiles:
 
 
 def run_tiles(
-    student: Side,
-    teacher: Side,
+    student: Projection,
+    teacher: Projection,
     spec: Spec,
     temperature: float,
     token_weights: Float[Tensor, " N"],
     *,
-    reference: Side | None = None,
+    reference: Projection | None = None,
     teacher_power: float = 1.0,
     wanted: tuple[bool, bool, bool] = (False, False, False),
     scratch_bytes: int | None = None,
@@ -72,21 +72,25 @@ def run_tiles(
         topk: size of the top k whose figures are wanted, 0 for none.
     """
     fold_ = _kernel(backend)
-    statistics = torch.empty(len(Row), len(student.hidden), dtype=student.dtype, device=student.hidden.device)
+    statistics = torch.empty(len(Statistic), len(student.hidden), dtype=student.dtype, device=student.hidden.device)
     figures = statistics.new_empty(len(TOPK_FIGURES) if topk else 0, len(student.hidden))
     gradients, scratch = gradients_within(student, wanted, scratch_bytes)
     for tile, (ours, theirs, *spare) in tiles_of(student, 2 if reference is None else 3, scratch):
-        project(student, tile, ours)
-        project(teacher, tile, theirs)
+        student.write(tile, ours)
+        teacher.write(tile, theirs)
         if reference is not None:
-            project(reference, tile, spare[0])
+            reference.write(tile, spare[0])
+            # T^power R^(1 - power) need not be normalised here: folding subtracts the log-normaliser of what it is
+            # given.
             theirs.mul_(teacher_power).add_(spare[0], alpha=1.0 - teacher_power)
         for block in row_blocks(ours) if topk else ():
             at = slice(tile.start + block.start, tile.start + block.stop)
             figures[:, at] = topk_rows(ours[block], theirs[block], topk, temperature)
-        factor = token_weights[tile] * (spec.scale * student.scale / temperature) if any(wanted) else None
-        statistics[:, tile] = fold_(ours, theirs, spec, temperature, soft_cap=student.soft_cap, factor=factor)
+        # All that is constant in a row goes into one factor, which the fold applies in the sweep that it makes anyway.
+        factor = token_weights[tile] * (spec.scale * student.head.scale / temperature) if any(wanted) else None
+        statistics[:, tile] = fold_(ours, theirs, spec, temperature, soft_cap=student.head.soft_cap, factor=factor)
         if any(wanted):
+            # The fold has left the gradient in the buffer of the student's logits.
             gradients.add(tile, ours)
     return Tiles(statistics, *gradients.tensors(), figures)
 
@@ -110,7 +114,7 @@ def fold_tile_(
     factor: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "5 n"]:
     """`fold_rows_` over the blocks of a tile."""
-    statistics = torch.empty(len(Row), len(student), dtype=student.dtype, device=student.device)
+    statistics = torch.empty(len(Statistic), len(student), dtype=student.dtype, device=student.device)
     for block in row_blocks(student):
         part = None if factor is None else factor[block]
         found = fold_rows_(student[block], teacher[block], spec, temperature, soft_cap=soft_cap, factor=part)

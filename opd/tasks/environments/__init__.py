@@ -6,5 +6,12 @@ from opd.tasks.environments.base import Environment, EnvironmentTask, Observatio
 ENVIRONMENTS = Registry("environment", "opd.environments", member="Options")
 ENVIRONMENTS.add("lock", "opd.tasks.environments.lock:Lock", "a lock of digits, with states to recover from")
 ENVIRONMENTS.add("rooms", "opd.tasks.environments.rooms:Rooms", "rooms, keys and locked doors, with a known gold path")
+ENVIRONMENTS.add(
+    "factory", "opd.tasks.environments.factory:Factory", "a class in the shape of TRL's environment_factory"
+)
+ENVIRONMENTS.add(
+    "python", "opd.tasks.environments.python_tool:PythonTool", "a problem with a Python interpreter as a tool"
+)
+ENVIRONMENTS.add("openenv", "opd.tasks.environments.openenv:OpenEnv", "an environment of an OpenEnv server")
 
 __all__ = ["ENVIRONMENTS", "Environment", "EnvironmentTask", "Observation"]

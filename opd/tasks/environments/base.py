@@ -31,6 +31,8 @@ class Observation:
 
     Attributes:
         text: what it reads.
+        results: of the tool calls in the action, in order; the student reads them before `text`, in the tool role of
+            its chat template.
         tools: JSON schemas of the tools it may call; the same in a whole episode.
         reward: of the action; None where there is none yet.
         done: whether the episode has ended.
@@ -44,6 +46,7 @@ class Observation:
     done: bool = False
     success: bool | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
+    results: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -54,6 +57,7 @@ class Observation:
             "done": self.done,
             "success": self.success,
             "info": dict(self.info),
+            "results": list(self.results),
         }
 
     @classmethod
@@ -66,8 +70,12 @@ class Observation:
         text, reward = data.get("text"), data.get("reward")
         if not isinstance(text, str):
             raise DataError(f"the observation is {type(text).__name__}, not text")
-        if len(text) > longest:
-            raise DataError(f"the observation has {len(text)} characters, over the limit of {longest}")
+        results = tuple(data.get("results") or ())
+        if not all(isinstance(result, str) for result in results):
+            raise DataError("a tool's result is not text")
+        length = len(text) + sum(map(len, results))
+        if length > longest:
+            raise DataError(f"the observation has {length} characters, over the limit of {longest}")
         if reward is not None and not (isinstance(reward, (int, float)) and math.isfinite(reward)):
             raise DataError(f"the reward {reward!r} is not a finite number")
         return cls(
@@ -77,6 +85,7 @@ class Observation:
             done=bool(data.get("done")),
             success=data.get("success"),
             info=data.get("info") or {},
+            results=results,
         )
 
 

@@ -3,8 +3,8 @@
     python -m opd.tasks.environments.host SOCKET SPEC      # started by `opd.tasks.environments.pool`
 
 The host imports the environment once and then only forks, so that a slot costs milliseconds and little memory. A child
-that crashes, hangs or eats memory takes nobody with it. Host and children end when their pool closes or dies: their end
-of the socket, or standard input, comes to an end of file.
+that crashes, hangs or eats memory takes nothing else down. Host and children end when their pool closes or dies: their
+end of the socket, or standard input, reaches end of file.
 
 A line of JSON each way: {"call": "reset", "prompt": {...}, "seed": 0}, {"call": "step", "action": "..."}, and back
 {"observation": {...}} or {"error": "..."}.

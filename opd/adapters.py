@@ -1,0 +1,102 @@
+"""PEFT adapter folders: tell BASE+ADAPTER apart, refuse what neither floor can run, and fold one into its base."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from opd.errors import ConfigError
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_HEAD_PARTS = ("lm_head", "embed_tokens", "embed_out", "wte")
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """Whether a folder holds a PEFT adapter and no model."""
+    folder = Path(folder).expanduser()
+    return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def split_adapter(model: str) -> tuple[str, Path | None]:
+    """A model's base, and the folder of its adapter: BASE+ADAPTER has one, anything else has None."""
+    base, plus, adapter = model.rpartition("+")
+    if not plus or not base or not adapter or Path(model).expanduser().exists():
+        return model, None
+    return base, Path(adapter).expanduser()
+
+
+def adapter_settings(folder: Path) -> dict[str, Any]:
+    """The adapter_config.json of a LoRA or DoRA adapter.
+
+    Raises:
+        ConfigError: when the folder holds none, one of another kind, or one that changes the head or the embeddings:
+            those are read past the adapter here, so that it would be ignored.
+    """
+    path = folder / ADAPTER_CONFIG
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder} is not the folder of a PEFT adapter: {path.name} cannot be read.") from error
+    if found.get("peft_type") != "LORA":
+        raise ConfigError(f"adapter {folder} is of kind {found.get('peft_type')}; only LoRA and DoRA can be used.")
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise ConfigError(f"adapter {folder} has no {ADAPTER_WEIGHTS}; save it as safetensors.")
+    named = [*_names(found.get("target_modules")), *_names(found.get("modules_to_save"))]
+    named += _names(found.get("trainable_token_indices"))
+    head = [name for name in named if name.rpartition(".")[2] in _HEAD_PARTS]
+    if head:
+        raise ConfigError(
+            f"adapter {folder} changes {head[0]}, but heads and embeddings are read past an adapter; train one without."
+        )
+    return found
+
+
+def _names(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    return [str(name) for name in value] if isinstance(value, list | tuple | dict) else []
+
+
+def import_peft() -> Any:
+    """The module peft.
+
+    Raises:
+        ConfigError: when it is not installed.
+    """
+    try:
+        import peft
+    except ImportError as error:
+        raise ConfigError(f"adapters need peft ({error}); install it with pip install 'opd[lora]'.") from None
+    return peft
+
+
+def fold_adapter(model: Any, folder: Path) -> Any:
+    """The model with the adapter added to its weights, in place: a plain model again.
+
+    Each sum is made in float32 and rounded once to the dtype of the model, so that for a bfloat16 base no more is lost
+    than the sum itself loses. It equals the adapter's own forward up to rounding (2e-7 in float32).
+
+    Args:
+        model: a causal LM of transformers, without adapters.
+        folder: of the adapter.
+
+    Raises:
+        ConfigError: when the adapter cannot be used, or is of another model.
+    """
+    adapter_settings(folder)
+    peft = import_peft()
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    try:
+        wrapped = peft.PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=True)
+    except Exception as error:  # peft raises what torch raised: RuntimeError for shapes, ValueError for names
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(f"adapter {folder} does not fit its base: {reason}") from error
+    for layer in wrapped.modules():
+        if isinstance(layer, BaseTunerLayer):
+            weight: Any = layer.get_base_layer().weight
+            dtype = weight.dtype
+            weight.data = weight.data.float()
+            layer.merge()
+            weight.data = weight.data.to(dtype)
+    return wrapped.unload().requires_grad_(False)

@@ -1,0 +1,104 @@
+"""The verb `opd doctor`."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opd.doctor.finding import Finding, examination
+from opd.errors import ConfigError
+from opd.fleet.cli import Override, SettingsFile, fleet_settings
+
+_COLOURS = {"ok": "green", "note": "yellow", "fail": "red"}
+
+
+def doctor(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[dotted.key=value ...]", help="With --teacher: replace keys of the recipe."),
+    ] = None,
+    fleet: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fleet", help="Teacher servers host:port to examine: identity, TLS, agreement, speed. Repeatable."
+        ),
+    ] = None,
+    student: Annotated[
+        str,
+        typer.Option(
+            help="With --fleet: folder or hub id of a student, to see whether it ends its answers as the teachers do."
+        ),
+    ] = "",
+    question: Annotated[
+        list[str] | None,
+        typer.Option(help="With --student: what to ask it instead of four simple questions. Repeatable."),
+    ] = None,
+    teacher: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RECIPE.yaml",
+            help="Are the teachers of this recipe worth distilling, on its prompts? Nothing is trained.",
+        ),
+    ] = None,
+    teacher_model: Annotated[
+        str,
+        typer.Option(
+            help="With --teacher: folder or hub id of the teacher's weights, which answer the prompts here; by default "
+            "what the server says that it has loaded. Servers only score."
+        ),
+    ] = "",
+    prompts: Annotated[int, typer.Option(min=8, help="With --teacher: training prompts to ask.")] = 64,
+    self_test: Annotated[
+        bool,
+        typer.Option(
+            "--self-test",
+            help="Serve two tiny models here: does the wire bring what the student computes, and has a student "
+            "that is its own teacher gradient 0?",
+        ),
+    ] = False,
+    port: Annotated[
+        list[int] | None, typer.Option(min=1, max=65535, help="Must be free to listen on. Repeatable.")
+    ] = None,
+    settings: SettingsFile = None,
+    override: Override = [],  # noqa: B006 - typer reads the default
+) -> None:
+    """Examine the installation, the machine, and optionally a fleet, a teacher and the whole chain.
+
+    Exits with 1 when something is broken, or a teacher is not worth distilling; notes are not failures.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    if student and not fleet:
+        raise ConfigError("--student is compared with teachers; name their servers with --fleet.")
+    for value, name in ((overrides, "keys of a recipe"), (teacher_model, "--teacher-model")):
+        if value and teacher is None:
+            raise ConfigError(f"{name} were given without a recipe; name it with --teacher RECIPE.yaml.")
+    parts: list[Iterable[Finding]] = [_here(port or [])]
+    if fleet:
+        from opd.doctor.fleet import examine_fleet
+
+        parts.append(examine_fleet(fleet, fleet_settings(settings, override), student, question or ()))
+    if self_test:
+        parts.append(examination("self-test")())
+    if teacher is not None:
+        parts.append(examination("teacher")(teacher, overrides or (), model=teacher_model, prompts=prompts))
+    table = Table(box=None, pad_edge=False, show_header=False)
+    failed = False
+    for finding in (finding for part in parts for finding in part):
+        # Text is shown as it is; plain strings would be read as markup, and names of packages have [brackets].
+        table.add_row(Text(finding.level, _COLOURS[finding.level]), Text(finding.subject), Text(finding.text))
+        failed |= finding.level == "fail"
+    Console().print(table)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _here(ports: list[int]) -> Iterator[Finding]:
+    from opd.doctor.installation import examine_installation
+    from opd.doctor.machine import examine_machine
+
+    yield from examine_machine(ports)
+    yield from examine_installation()

@@ -1,0 +1,169 @@
+"""After an RPC that broke: who is to blame, and what becomes of the rows it left unanswered.
+
+The replica (its life cycle is told), the server's load (nothing is sent there for a while), or the row itself (its
+future fails). Rows that are not to blame go back to the queue, ahead of the others, and to another server if there is
+one.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping
+
+from opd.errors import (
+    AuthError,
+    CancelledError,
+    CorruptPayloadError,
+    DeadlineError,
+    IncompatibleTeacherError,
+    OpdError,
+    OutageError,
+    OverloadedError,
+    ScopeError,
+    TeacherNotFoundError,
+    UnavailableError,
+)
+from opd.fleet.cross_score import CrossScorer
+from opd.fleet.membership.replica_monitor import ReplicaMonitor
+from opd.fleet.scheduling.budget import RetryBudget, backoff_seconds
+from opd.fleet.scheduling.in_flight import Rpc, ScoreTask
+from opd.fleet.scheduling.scheduler import Scheduler
+from opd.fleet.settings import FleetSettings
+from opd.fleet.status.records import FleetCounters
+
+log = logging.getLogger("opd.fleet")
+
+LONGEST_PUSHBACK_SECONDS = 30.0
+"""A busy server is asked again after so many seconds at most, whatever it wishes."""
+_FIRST_REISSUE_SECONDS = 0.2
+_REPLICA_FAULTS = (UnavailableError, DeadlineError, AuthError, ScopeError, CancelledError)
+_IDENTITY_FAULTS = (IncompatibleTeacherError, TeacherNotFoundError)
+
+
+class Repair:
+    """Blames and settles RPCs that ended with an error or with rows unanswered.
+
+    Args:
+        settings: of the fleet.
+        now: the fleet's clock in seconds.
+        monitors: of the servers, by address.
+        scheduler: takes rows that are sent again.
+        counters: count what was done.
+        cross_scorer: its checks give way to rows that are sent again.
+        fail: ends a row with an error.
+        wake: has the dispatcher plan soon.
+
+    Attributes:
+        retries: bounds how often rows are sent again.
+        taken_back: numbers of RPCs whose rows are moved to other servers, because theirs makes no progress.
+    """
+
+    def __init__(
+        self,
+        settings: FleetSettings,
+        now: Callable[[], float],
+        monitors: Mapping[str, ReplicaMonitor],
+        scheduler: Scheduler,
+        counters: FleetCounters,
+        cross_scorer: CrossScorer,
+        *,
+        fail: Callable[[ScoreTask, OpdError], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self._settings, self._now, self._monitors = settings, now, monitors
+        self._scheduler, self._counters, self._cross_scorer = scheduler, counters, cross_scorer
+        self._fail, self._wake = fail, wake
+        self.retries = RetryBudget(settings.calls.retry_ratio, settings.calls.retry_rate)
+        self.taken_back: set[int] = set()
+        self._rng = random.Random(0)
+
+    def blame(self, rpc: Rpc, error: OpdError) -> None:
+        """Tell the replica's life cycle, or its server's load, what the failure says about it."""
+        monitor = self._monitors[rpc.server.address]
+        life, now = monitor.lives.get(rpc.teacher), self._now()
+        self._counters.calls_failed += 1
+        log.info("RPC %d to replica %s failed: %s", rpc.number, rpc.server.address, error)
+        if isinstance(error, OverloadedError):
+            self._push_back(rpc, error, now)
+        elif life is None:
+            return
+        elif isinstance(error, CorruptPayloadError):
+            self._counters.corrupt_payloads += 1
+            monitor.apply(rpc.teacher, life.sent_corrupt_data(now, str(error)))
+        elif isinstance(error, _IDENTITY_FAULTS):
+            monitor.apply(rpc.teacher, life.identity_changed(now, f"refused a call: {error}"))
+            monitor.ping_soon()
+        elif isinstance(error, _REPLICA_FAULTS):
+            rpc.server.reset()
+            monitor.apply(rpc.teacher, life.request_failed(now, str(error)))
+            monitor.ping_soon()
+
+    def _push_back(self, rpc: Rpc, error: OverloadedError, now: float) -> None:
+        self._counters.pushbacks += 1
+        seconds = min(max(0.01, error.retry_after), LONGEST_PUSHBACK_SECONDS)
+        if error.retry_after > seconds:
+            log.warning(
+                "replica %s is busy and wants to be left alone for %.3g s; it is asked again after %g s",
+                *(rpc.server.address, error.retry_after, seconds),
+            )
+        rpc.server.pushed_back(now, now + seconds)
+        asyncio.get_running_loop().call_later(seconds, self._wake)
+
+    def settle(self, rpc: Rpc, error: OpdError | None) -> None:
+        """What happens to the rows that a finished RPC left unanswered."""
+        now = self._now()
+        taken_back = rpc.number in self.taken_back
+        self.taken_back.discard(rpc.number)
+        for task in self._scheduler.ended(rpc, now):
+            self._cross_scorer.give_way(task)
+            if taken_back:
+                task.moves += 1
+                task.avoid.add(rpc.server.address)
+                self._counters.moved += 1
+                self._scheduler.submit(task, urgent=True)
+                continue
+            if error is None:
+                error = UnavailableError("the call was cancelled.")
+            if isinstance(error, OverloadedError):
+                self._again_when_less_busy(task, error, now)
+            elif not isinstance(error, (*_REPLICA_FAULTS, *_IDENTITY_FAULTS, CorruptPayloadError)):
+                if len(rpc.tasks) == 1:
+                    self._fail(task, error)
+                else:
+                    # One bad row fails the whole RPC: ask for each alone to find it.
+                    task.batch_key = ("alone", task.number)
+                    self._scheduler.submit(task, urgent=True)
+            else:
+                self._again(rpc, task, error, now)
+
+    def _again_when_less_busy(self, task: ScoreTask, error: OverloadedError, now: float) -> None:
+        since = task.refused_since = task.refused_since or now
+        if now - since > self._settings.outage.budget_seconds:
+            what = (
+                f"a row for teacher {task.teacher!r} was refused for {now - since:.0f} s, more than the outage budget"
+            )
+            self._fail(task, OutageError(f"{what}: {error}"))
+        else:
+            self._scheduler.submit(task, urgent=True)
+
+    def _again(self, rpc: Rpc, task: ScoreTask, error: OpdError, now: float) -> None:
+        task.failures += 1
+        task.avoid.add(rpc.server.address)
+        task.hedged = False
+        if task.failures >= self._settings.calls.attempts:
+            what = f"a row for teacher {task.teacher!r} failed {task.failures} times, the last time: {error}"
+            self._fail(task, type(error)(what))
+            return
+        if task.failures > 1:
+            # A row that kills its servers must not take others with it.
+            task.batch_key = ("alone", task.number)
+        self._counters.reissues += 1
+        pause = backoff_seconds(self._settings.calls.backoff_seconds, task.failures, self._rng)
+        wait = self.retries.wait_seconds(now)
+        if task.failures == 1:
+            # Many rows may sit on a server that dies. One re-issue each cannot become a storm: a server that failed
+            # gets nothing new until it has proved itself, and then two rows at first.
+            wait = min(wait, _FIRST_REISSUE_SECONDS)
+        at = now + max(pause, wait)
+        self._scheduler.submit_later(task, at)
+        asyncio.get_running_loop().call_later(at - now, self._wake)

@@ -1,0 +1,214 @@
+"""A client of OpenAI-compatible chat endpoints, for judges: vLLM, SGLang and most services speak it.
+
+    client = ChatClient(ChatSettings(endpoint="http://host:8000/v1", model="judge"))
+    text = client.ask([{"role": "user", "content": "..."}])
+
+Answers are kept by a hash of everything that decides them, in memory and, with `cache`, in a folder: a step that is
+taken again, or a run that is resumed, hears what it heard. A call that fails, or takes too long, raises `ChatFailed`
+after `attempts`, is never kept, and leaves what was asked about unknown. The key is read from an environment variable
+and stays out of recipes, hashes and messages.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from opd.config import Settings
+
+_PAUSE_SECONDS = 0.5
+_MOST_BYTES = 4_000_000
+
+
+class ChatFailed(Exception):
+    """A call that gave no answer; says nothing about what was asked."""
+
+
+class CallFailed(Exception):
+    """One attempt that gave no answer.
+
+    Attributes:
+        again: whether another one may do better.
+    """
+
+    def __init__(self, reason: str, *, again: bool) -> None:
+        super().__init__(reason)
+        self.again = again
+
+
+class CallSettings(Settings):
+    """How a service is called, whatever it speaks."""
+
+    timeout: float = Field(30.0, gt=0, description="Seconds of a call.")
+    attempts: int = Field(2, ge=1, description="Calls before what was asked is unknown.")
+    cache: Path | None = Field(None, description="Folder that keeps answers over runs; null: only while the run lasts.")
+
+
+class EndpointSettings(CallSettings):
+    """How an HTTP service is called."""
+
+    endpoint: str = Field(description="Address, for example http://127.0.0.1:8000/v1.")
+    key_variable: str = Field("", description="Environment variable with the key of the service; empty for none.")
+
+    @field_validator("endpoint")
+    @classmethod
+    def _http(cls, endpoint: str) -> str:
+        if not endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"endpoint {endpoint!r} does not start with http:// or https://")
+        return endpoint.rstrip("/")
+
+
+class ChatSettings(EndpointSettings):
+    """How a chat model is asked."""
+
+    model: str = Field(description="Name of the model at the endpoint.")
+    temperature: float = Field(0.0, ge=0, description="Sampling temperature; 0 is greedy.")
+    max_tokens: int = Field(512, ge=1, description="Longest answer, tokens.")
+
+
+class KeepingClient:
+    """Asks a service and keeps the answers. Safe to call from several threads; subclasses give `call`.
+
+    Args:
+        settings: of the service.
+
+    Attributes:
+        calls: calls that went out.
+        kept: answers that came from memory or from the folder.
+    """
+
+    def __init__(self, settings: CallSettings) -> None:
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._memory: dict[str, Any] = {}
+        self.calls = self.kept = 0
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """What the service answers to `body` at `path`.
+
+        Raises:
+            ChatFailed: when no attempt got an answer in time.
+        """
+        key = hashlib.sha256(f"{path}\n{json.dumps(body, sort_keys=True)}".encode()).hexdigest()
+        with self._lock:
+            known = self._memory.get(key, self._read(key))
+            self.kept += known is not None
+        if known is None:
+            known = self._attempts(path, body)
+            self._write(key, known)
+        with self._lock:
+            self._memory[key] = known
+        return known
+
+    def _attempts(self, path: str, body: Mapping[str, Any]) -> Any:
+        reason = ""
+        for attempt in range(self.settings.attempts):
+            if attempt:
+                time.sleep(_PAUSE_SECONDS * attempt)
+            with self._lock:
+                self.calls += 1
+            try:
+                return self.call(path, body)
+            except CallFailed as error:
+                reason = str(error)
+                if not error.again:
+                    break  # it would be refused again
+        raise ChatFailed(f"{self.name} gave no answer ({reason})")
+
+    @property
+    def name(self) -> str:
+        """The service in messages."""
+        return type(self).__name__
+
+    def call(self, path: str, body: Mapping[str, Any]) -> Any:
+        """One call; the answer as JSON values.
+
+        Raises:
+            CallFailed: when there is none.
+        """
+        raise TypeError(f"{type(self).__name__} does not implement call")
+
+    def _read(self, key: str) -> Any:
+        folder = self.settings.cache
+        if folder is None:
+            return None
+        try:
+            return json.loads((folder / key[:2] / f"{key}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None  # not kept, or half written: it is asked again
+
+    def _write(self, key: str, value: Any) -> None:
+        folder = self.settings.cache
+        if folder is None:
+            return
+        place = folder / key[:2]
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=place, delete=False, encoding="utf-8") as file:
+            json.dump(value, file)
+        os.replace(file.name, place / f"{key}.json")
+
+
+class JsonClient(KeepingClient):
+    """Posts JSON."""
+
+    settings: EndpointSettings
+
+    def __init__(self, settings: EndpointSettings) -> None:
+        super().__init__(settings)
+
+    @property
+    def name(self) -> str:
+        """Its address."""
+        return self.settings.endpoint
+
+    def call(self, path: str, body: Mapping[str, Any]) -> Any:
+        """See `KeepingClient.call`."""
+        s = self.settings
+        headers = {"Content-Type": "application/json"}
+        if s.key_variable and (secret := os.environ.get(s.key_variable)):
+            headers["Authorization"] = f"Bearer {secret}"
+        request = urllib.request.Request(s.endpoint + path, json.dumps(body).encode(), headers)
+        try:
+            with urllib.request.urlopen(request, timeout=s.timeout) as answer:
+                return json.loads(answer.read(_MOST_BYTES))
+        except urllib.error.HTTPError as error:
+            raise CallFailed(f"status {error.code}", again=error.code >= 500 or error.code == 429) from error
+        except (OSError, ValueError) as error:
+            raise CallFailed(f"{type(error).__name__}: {error}"[:200], again=True) from error
+
+
+class ChatClient(JsonClient):
+    """Asks a chat model."""
+
+    settings: ChatSettings
+
+    def __init__(self, settings: ChatSettings) -> None:
+        super().__init__(settings)
+
+    def ask(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The model's answer to a conversation.
+
+        Raises:
+            ChatFailed: when there is none.
+        """
+        s = self.settings
+        body = {
+            "model": s.model,
+            "messages": [dict(message) for message in messages],
+            "temperature": s.temperature,
+            "max_tokens": s.max_tokens,
+        }
+        answer = self.post("/chat/completions", body)
+        try:
+            return str(answer["choices"][0]["message"]["content"] or "")
+        except (KeyError, IndexError, TypeError) as error:
+            raise ChatFailed(f"{s.endpoint} answered without a message: {str(answer)[:100]}") from error

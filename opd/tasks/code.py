@@ -1,0 +1,89 @@
+"""Verification of programs by their tests, in a sandbox: see `opd.tasks.code_sandbox`.
+
+A prompt carries tests in the column `tests` (`prompts.keep_columns: [tests]`): Python source that raises where the
+program is wrong, or a list of {"input": ..., "output": ...}, what the program reads and has to print, white space at
+line ends aside. The program is the last fenced block of the completion, or all of it where there is none.
+"""
+
+import json
+import re
+from typing import Any
+
+from opd.tasks.code_sandbox import Ended, Limits, Ran, check_machine, run_python
+from opd.tasks.prompt import Prompt
+from opd.tasks.verdict import Verdict
+
+_FENCE = re.compile(r"```[a-zA-Z0-9+]*[ \t]*\n(.*?)```", re.DOTALL)
+
+
+class CodeVerifier:
+    """Correct when all tests pass; a share of examples that pass is partial credit.
+
+    Unknown without tests or where the sandbox itself fails. Programs that hang, fill memory or are killed are wrong.
+
+    Args:
+        timeout: seconds of a program, for each of its examples.
+
+    Raises:
+        ConfigError: where the machine cannot hold programs back.
+    """
+
+    killed_is_wrong = True
+
+    def __init__(self, timeout: float = 10.0) -> None:
+        check_machine()
+        self.limits = Limits(seconds=timeout)
+
+    def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        """See `Verifier.verify`."""
+        tests = prompt.extra.get("tests")
+        if not tests:
+            return Verdict.unknown("the prompt has no column 'tests'; name it in prompts.keep_columns")
+        program = find_program(completion)
+        if isinstance(tests, str) and not tests.lstrip().startswith("["):
+            return self._verdict([run_python(program, tests, limits=self.limits)])
+        cases = json.loads(tests) if isinstance(tests, str) else tests
+        found = []
+        for case in cases:
+            ran = run_python(program, stdin=str(case["input"]), limits=self.limits)
+            if ran.ended is Ended.PASSED and lines_of(ran.output) != lines_of(str(case["output"])):
+                ran = Ran(Ended.FAILED, ran.output, f"expected {str(case['output'])[:80]!r}, got {ran.output[:80]!r}")
+            found.append(ran)
+            if ran.ended in (Ended.TIMED_OUT, Ended.KILLED):
+                break  # the others would take as long
+        return self._verdict(found, len(cases))
+
+    def _verdict(self, found: list[Ran], count: int = 1) -> Verdict:
+        bad: Any = next((ran for ran in found if ran.ended is not Ended.PASSED), None)
+        if bad is None:
+            return Verdict.of(True)
+        forced = any(ran.ended in (Ended.TIMED_OUT, Ended.KILLED) for ran in found)
+        if any(ran.ended is Ended.BROKEN for ran in found) or (forced and not self.killed_is_wrong):
+            return Verdict.unknown(bad.reason)
+        passed = sum(ran.ended is Ended.PASSED for ran in found)
+        share = Verdict.score(passed / count)
+        return Verdict(share.status, share.value, bad.reason)
+
+    def extract(self, prompt: Prompt, completion: str) -> str | None:
+        """The program without blank lines and white space at line ends."""
+        return "\n".join(line.rstrip() for line in find_program(completion).splitlines() if line.strip()) or None
+
+    def close(self) -> None:
+        """Nothing to release: each program has a process of its own."""
+
+
+class LenientCodeVerifier(CodeVerifier):
+    """As `code`, but a program that hangs, fills memory or is killed has an unknown verdict instead of a wrong one."""
+
+    killed_is_wrong = False
+
+
+def find_program(completion: str) -> str:
+    """The last fenced block of a completion, or all of it."""
+    blocks = _FENCE.findall(completion)
+    return str(blocks[-1]) if blocks else completion
+
+
+def lines_of(text: str) -> list[str]:
+    """Lines without white space at their ends, and without blank ones at the end of the text."""
+    return [line.rstrip() for line in text.rstrip().splitlines()]

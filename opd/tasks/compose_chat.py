@@ -1,0 +1,65 @@
+"""Compositions whose words a chat model finds: what the first answer is called, and where the second problem uses it.
+
+The model is asked once for the link and once more, in a fresh conversation, to read both numbers back from what it
+wrote; where the two disagree, or the number does not stand in the problem, the pair gives no composition.
+"""
+
+import json
+from random import Random
+from typing import Any
+
+from opd.tasks.chat import ChatClient, ChatFailed
+from opd.tasks.compose import Link, Problem, Refused, lone_numbers, number
+
+_ASK = """Two problems:
+
+PROBLEM 1: {first}
+Its answer is {answer}.
+
+PROBLEM 2: {second}
+
+Write one sentence that names the quantity which PROBLEM 1 asks for, with {{first}} as its symbol, without saying its
+value. Choose a number of PROBLEM 2 that occurs there once. Answer with JSON alone:
+{{"definition": "Let {{first}} be ...", "number": "..."}}"""
+_CHECK = """PROBLEM: {first}
+{definition}
+TEXT: {second}
+
+The symbol of the sentence stands for a number. Which is it, and does {chosen} stand in TEXT exactly once? Answer with
+JSON alone: {{"value": "...", "once": true}}"""
+
+
+class ByChat:
+    """Finds links by asking a chat model.
+
+    Args:
+        client: of the model.
+    """
+
+    def __init__(self, client: ChatClient) -> None:
+        self._client = client
+
+    def __call__(self, first: Problem, second: Problem, random: Random) -> Link:
+        """See `opd.tasks.compose.Linker`."""
+        said = self._ask(_ASK.format(first=first.text, answer=first.answer, second=second.text))
+        definition, chosen = str(said.get("definition", "")), number(said.get("number"))
+        if definition.count("{first}") != 1:
+            raise Refused("the model named no symbol")
+        places = {number(second.text[start:end]): (start, end) for start, end in lone_numbers(second.text)}
+        if chosen is None or chosen not in places:
+            raise Refused("the model chose a number that does not stand in the problem once")
+        shown = definition.replace("{first}", "X")
+        again = self._ask(_CHECK.format(first=first.text, definition=shown, second=second.text, chosen=chosen))
+        if number(again.get("value")) != number(first.answer) or again.get("once") is not True:
+            raise Refused("the model read the numbers back differently")
+        return Link(definition, places[chosen])
+
+    def _ask(self, text: str) -> dict[str, Any]:
+        try:
+            said = self._client.ask([{"role": "user", "content": text}])
+            found = json.loads(said[said.index("{") : said.rindex("}") + 1])
+        except ChatFailed as error:
+            raise Refused("the model gave no answer") from error
+        except ValueError as error:
+            raise Refused("the model said nothing that can be read") from error
+        return found if isinstance(found, dict) else {}

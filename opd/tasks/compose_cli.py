@@ -1,0 +1,80 @@
+"""`opd compose`: prompts that are solved already, composed into deeper ones."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from opd.tasks.compose import Problem
+
+
+def compose(
+    prompts: Annotated[Path, typer.Argument(metavar="PROMPTS.jsonl", help="A row per problem: prompt and answer.")],
+    out: Annotated[Path, typer.Option("--out", help="The table that is written.")] = Path("composed.jsonl"),
+    onto: Annotated[Path | None, typer.Option("--onto", help="Problems that come second; those of PROMPTS.")] = None,
+    count: Annotated[int, typer.Option("--count", min=1, help="Most compositions.")] = 1000,
+    solved: Annotated[
+        float, typer.Option("--solved", min=0, max=1, help="Least pass_rate of a row that has one; 1: always solved.")
+    ] = 1.0,
+    prompt_column: Annotated[str, typer.Option("--prompt-column", help="Column of the problem.")] = "prompt",
+    answer_column: Annotated[str, typer.Option("--answer-column", help="Column of its answer.")] = "answer",
+    endpoint: Annotated[
+        str | None,
+        typer.Option("--endpoint", help="OpenAI-compatible endpoint that finds the words; else a template."),
+    ] = None,
+    model: Annotated[str, typer.Option("--model", help="Model at the endpoint.")] = "",
+    seed: Annotated[int, typer.Option("--seed", help="Decides pairs and numbers.")] = 0,
+) -> None:
+    """Compose problems whose answers are numbers: the second one needs the answer to the first.
+
+    Rows have a `depth`, the problems in them, for method depth_curriculum (prompts.keep_columns: [depth]); composing
+    OUT again, `--onto` PROMPTS, makes them deeper. Every composition is read again and its numbers recomputed before
+    it is kept. Prints why pairs gave none.
+    """
+    from opd.errors import DataError
+    from opd.tasks.chat import ChatClient, ChatSettings
+    from opd.tasks.compose import Linker, Problem, by_template, compositions
+    from opd.tasks.compose_chat import ByChat
+
+    columns = {"prompt_column": prompt_column, "answer_column": answer_column}
+    left: Counter[str] = Counter()
+    first = _problems(prompts, columns, solved, left)
+    second = first if onto is None else _problems(onto, columns, solved, left)
+    linker: Linker = by_template
+    if endpoint is not None:
+        linker = ByChat(ChatClient(ChatSettings(endpoint=endpoint, model=model)))
+    depths: Counter[int] = Counter()
+    lines = []
+    for found in compositions(first, second, linker, count=count, seed=seed):
+        if isinstance(found, Problem):
+            depths[found.depth] += 1
+            row = {prompt_column: found.text, answer_column: found.answer, "depth": found.depth}
+            lines.append(json.dumps(row | {"parts": found.parts, "hidden": found.hidden}, ensure_ascii=False))
+        else:
+            left[found] += 1
+    for reason, times in left.most_common():
+        typer.echo(f"left out, {reason}: {times}")
+    if not lines:
+        raise DataError(f"{prompts} gave no composition; its answers must be numbers, and its problems hold some.")
+    out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    by_depth = ", ".join(f"{times} of depth {depth}" for depth, times in sorted(depths.items()))
+    typer.echo(f"{out}: {by_depth}")
+
+
+def _problems(path: Path, columns: dict[str, str], solved: float, left: "Counter[str]") -> "list[Problem]":
+    from opd.tasks.compose import Problem, Refused
+    from opd.tasks.rows import file_rows
+
+    found = []
+    for _, row in file_rows(path):
+        if float(row.get("pass_rate", 1.0)) < solved:
+            left["the problem is not solved often enough"] += 1
+            continue
+        try:
+            found.append(Problem.of(row, **columns))
+        except Refused as reason:
+            left[str(reason)] += 1
+    return found

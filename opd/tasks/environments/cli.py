@@ -1,0 +1,55 @@
+"""`opd env list` and `opd env serve NAME`: the environments there are, and one of them for other trainers."""
+
+import signal
+import threading
+from typing import Annotated, Any
+
+import typer
+
+from opd.errors import ConfigError
+
+app = typer.Typer(no_args_is_help=True, help="Environments that students act in: list them, serve one.")
+
+
+@app.command("list")
+def list_environments() -> None:
+    """List the environments by name."""
+    from opd.tasks.environments import ENVIRONMENTS
+
+    for entry in ENVIRONMENTS:
+        typer.echo(f"{entry.name:12} {entry.summary}")
+
+
+@app.command()
+def serve(
+    name: Annotated[str, typer.Argument(help="Registered name, or a dotted path package.module:Class.")],
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[key=value ...]", help="Settings of the environment.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; there is no authentication.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one and prints it.")] = 8000,
+    sessions: Annotated[int, typer.Option(min=1, help="Most episodes at a time.")] = 64,
+) -> None:
+    """Offer an environment as an OpenEnv server (WebSocket /ws) until Ctrl-C or SIGTERM."""
+    import yaml
+
+    try:
+        import websockets  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("`opd env serve` needs websockets; install the extra envs.") from error
+    from opd.tasks.environments.openenv_server import serve_environment
+
+    chosen: dict[str, Any] = {}
+    for option in options or ():
+        key, found, value = option.partition("=")
+        if not found:
+            raise ConfigError(f"option {option!r} is not key=value.")
+        chosen[key] = yaml.safe_load(value)
+
+    def ready(server: Any, port: int) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # From a thread: shutdown waits for the loop that the signal has interrupted.
+            signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
+        typer.echo(f"serving environment {name} at ws://{host}:{port}/ws")
+
+    serve_environment({"name": name, "options": chosen}, host, port, sessions, ready)

@@ -1,0 +1,160 @@
+"""Environments that an OpenEnv server offers, through its WebSocket `/ws`: one connection is one session.
+
+    {"prompt": "...", "environment": {"name": "openenv", "options": {"url": "http://127.0.0.1:8000"}}}
+
+The frames are those of OpenEnv 0.10.0, recorded from a running server; they carry no version, so an answer that is not
+understood ends the episode with its own words. The official package is not needed. An action is either the student's
+text in a field of its own (`action`), or, without one, tool calls to an environment that lists its tools. A server that
+refuses an action, or whose environment raises, is heard by the student as text; one that goes away ends the episode.
+"""
+
+import contextlib
+import json
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from opd.config import Settings
+from opd.errors import ConfigError, DataError
+from opd.tasks.environments.base import Observation
+from opd.tasks.prompt import Prompt
+from opd.tasks.tools import BadCall, Call, parse_reply
+
+_HEARD = ("VALIDATION_ERROR", "EXECUTION_ERROR")
+"""Errors after which a session goes on."""
+
+
+class OpenEnvOptions(Settings):
+    """Where the server is, and what its actions look like."""
+
+    url: str = Field(description="Of the server, http(s):// or ws(s)://; /ws is added.")
+    action: str | None = Field(
+        None, description="Field of an action that takes the student's text; null for tool calls."
+    )
+    observation: str | None = Field(
+        None, description="Field of an observation that the student reads; null: all of it, as JSON."
+    )
+    columns: list[str] = Field(default_factory=list, description="Columns of the prompt that reset is given.")
+    success: float = Field(1.0, description="Sum of rewards from which an episode counts as solved.")
+    connect_seconds: float = Field(10.0, gt=0, description="To open a session.")
+    message_bytes: int = Field(16 * 2**20, ge=1024, description="Longest answer of the server.")
+
+
+class OpenEnv:
+    """A session at a server, opened by the first episode and used by all that follow."""
+
+    Options: ClassVar[type[Settings]] = OpenEnvOptions
+
+    def __init__(self, options: OpenEnvOptions) -> None:
+        try:
+            import websockets.sync.client
+        except ImportError as error:
+            raise ConfigError("environment openenv needs websockets; install the extra envs.") from error
+        self._options, self._connect = options, websockets.sync.client.connect
+        address = options.url.rstrip("/").removesuffix("/ws").replace("http", "ws", 1)
+        if not address.startswith(("ws://", "wss://")):
+            raise ConfigError(f"url of environment openenv is {options.url!r}; it begins with http:// or ws://.")
+        self._address = f"{address}/ws"
+        self._session: Any = None
+
+    def reset(self, prompt: Prompt, seed: int) -> Observation:
+        """Begin an episode."""
+        if self._session is None:
+            self._session = self._connect(
+                self._address,
+                proxy=None,
+                open_timeout=self._options.connect_seconds,
+                max_size=self._options.message_bytes,
+            )
+        self._total = 0.0
+        columns = {name: prompt.extra[name] for name in self._options.columns}
+        seen = self._observed(self._ask("reset", {"seed": seed, **columns}))
+        if self._options.action is not None:
+            return seen
+        listed = self._ask("step", {"type": "list_tools"})["observation"].get("tools")
+        if not listed:
+            raise DataError("the server lists no tools; set action to the field of its actions that takes text")
+        tools = tuple({"type": "function", "function": _function(tool)} for tool in listed)
+        return Observation(seen.text, tools=tools, reward=seen.reward, done=seen.done, success=seen.success)
+
+    def step(self, action: str) -> Observation:
+        """Act."""
+        if self._options.action is not None:
+            return self._observed(self._ask("step", {self._options.action: action}))
+        reply = parse_reply(action)
+        if not reply.calls:
+            return Observation("", reward=self._total, done=True, success=self._total >= self._options.success)
+        results, last = [], Observation("")
+        for call in reply.calls:
+            result, last = self._call(call)
+            results.append(result)
+            if last.done:
+                break
+        return Observation("", reward=last.reward, done=last.done, success=last.success, results=tuple(results))
+
+    def close(self) -> None:
+        """End the session."""
+        if self._session is not None:
+            self._session.close()
+
+    def _call(self, call: Call | BadCall) -> tuple[str, Observation]:
+        if isinstance(call, BadCall):
+            return json.dumps({"error": call.reason}), Observation("")
+        asked = {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}
+        data = self._ask("step", asked)
+        seen = self._observed(data)
+        inner = data["observation"]
+        if inner.get("error"):
+            return json.dumps({"error": inner["error"].get("message", inner["error"])}), seen
+        return _result(inner.get("result"), seen.text), seen
+
+    def _ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+        """Send a frame and read its answer; an error after which the session lives is an observation.
+
+        Raises:
+            DataError: for an answer that is not understood, or an error that ends the session.
+        """
+        from websockets.exceptions import ConnectionClosed
+
+        # A server that is full says so unasked, and hangs up: its last words are there to be read.
+        with contextlib.suppress(ConnectionClosed):
+            self._session.send(json.dumps({"type": kind, "data": data}))
+        frame = json.loads(self._session.recv())
+        found: dict[str, Any] = frame.get("data") or {}
+        if frame.get("type") == "error":
+            if found.get("code") in _HEARD and kind == "step":
+                return {"observation": {"error": {"message": found.get("message", "")}}, "refused": True}
+            raise DataError(f"the server refuses {kind}: {found.get('code')}, {found.get('message')}")
+        if frame.get("type") != "observation" or not isinstance(found.get("observation"), dict):
+            raise DataError(f"the server answers {kind} with {str(frame)[:200]}")
+        return found
+
+    def _observed(self, data: dict[str, Any]) -> Observation:
+        inner, reward, done = data["observation"], data.get("reward"), bool(data.get("done"))
+        self._total += reward or 0.0
+        field = self._options.observation
+        if data.get("refused"):
+            text = f"Error: {inner['error']['message']}"
+        elif field is not None:
+            if field not in inner:
+                raise DataError(f"the observation has no field {field!r}, but {', '.join(inner)}")
+            text = str(inner[field])
+        else:
+            text = json.dumps({name: value for name, value in inner.items() if name != "metadata"})
+        success = self._total >= self._options.success if done else None
+        return Observation(text, reward=None if reward is None else float(reward), done=done, success=success)
+
+
+def _function(tool: dict[str, Any]) -> dict[str, Any]:
+    schema = tool.get("input_schema") or {"type": "object", "properties": {}}
+    return {"name": tool["name"], "description": tool.get("description", ""), "parameters": schema}
+
+
+def _result(result: Any, whole: str) -> str:
+    """What a model reads of a tool's result: its data if that is text, else its text parts."""
+    if not isinstance(result, dict):
+        return whole if result is None else str(result)
+    if isinstance(result.get("data"), str):
+        return str(result["data"])
+    parts = [part["text"] for part in result.get("content") or [] if "text" in part]
+    return "\n".join(parts) if parts else json.dumps(result.get("data"))

@@ -1,0 +1,189 @@
+"""Offers an environment as an OpenEnv server: other trainers play it over the WebSocket `/ws`.
+
+    reset  {"type": "reset", "data": {"seed": 0, "index": 5}}     problem `index` of a task, else `seed` chooses one; an
+                                                                  environment that is no task gets data["prompt"]
+    step   {"type": "step", "data": {"message": "..."}}           the action as text
+    state, close
+
+and GET /health, /metadata, /schema. Frames and error codes are those of OpenEnv 0.10.0. A connection is a session with
+an environment of its own, in a thread; errors of the environment are answered and leave the session alive.
+"""
+
+import json
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from random import Random
+from typing import Any
+
+from opd.errors import OpdError
+from opd.tasks.environments.base import Environment, Observation
+from opd.tasks.environments.host import make_environment
+from opd.tasks.prompt import Prompt
+
+log = logging.getLogger(__name__)
+_PROBLEMS = 2**31
+
+
+class Refused(Exception):
+    """A frame that cannot be carried out; the session goes on."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Session:
+    """One connection's environment.
+
+    Args:
+        spec: {"name", "options"} of the environment.
+    """
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        self._world: Environment = make_environment(dict(spec))
+        self._draw: Callable[[Random], Prompt] | None = getattr(self._world, "draw", None)
+        self._begun = False
+        self._state: dict[str, Any] = {"episode_id": None, "step_count": 0}
+
+    def answer(self, text: str) -> dict[str, Any] | None:
+        """The frame that answers a frame; None when the session is to end."""
+        try:
+            frame = json.loads(text)
+        except ValueError as error:
+            return _error("INVALID_JSON", str(error))
+        if not isinstance(frame, dict):
+            return _error("SESSION_ERROR", "a frame is a JSON object")
+        if frame.get("type") == "close":
+            return None
+        try:
+            return self._carry_out(frame)
+        except Refused as refused:
+            return _error(refused.code, str(refused))
+        except Exception as error:  # the environment's own; its client decides what to do
+            return _error("EXECUTION_ERROR", f"{type(error).__name__}: {error}")
+
+    def _carry_out(self, frame: Mapping[str, Any]) -> dict[str, Any]:
+        kind, data = frame.get("type"), frame.get("data") or {}
+        if frame.keys() - {"type", "data"} or not isinstance(data, dict):
+            raise Refused("VALIDATION_ERROR", "a frame has type and data, and data is an object")
+        if kind == "state":
+            return {"type": "state", "data": dict(self._state)}
+        if kind == "reset":
+            return self._frame(self._reset(data))
+        if kind == "step":
+            return self._frame(self._step(data))
+        raise Refused("UNKNOWN_TYPE", f"there is no message of type {kind!r}")
+
+    def close(self) -> None:
+        """Release the environment."""
+        self._world.close()
+
+    def _reset(self, data: Mapping[str, Any]) -> Observation:
+        seed = data.get("seed", 0)
+        if not isinstance(seed, int):
+            raise Refused("VALIDATION_ERROR", f"seed is {seed!r}, not a whole number")
+        if self._draw is not None:
+            prompt = self._draw(Random(data.get("index", seed) % _PROBLEMS))
+        elif data.get("prompt"):
+            rest = {name: value for name, value in data.items() if name not in ("prompt", "answer", "seed")}
+            prompt = Prompt.make(data["prompt"], answer=data.get("answer"), extra=rest)
+        else:
+            raise Refused("VALIDATION_ERROR", "this environment has no problems of its own; give reset a prompt")
+        self._state = {"episode_id": data.get("episode_id") or uuid.uuid4().hex, "step_count": 0}
+        self._begun = True
+        seen = self._world.reset(prompt, seed)
+        start = prompt.text if prompt.messages is None else prompt.messages[-1]["content"]
+        return Observation(f"{start}{seen.text}", tools=seen.tools, reward=seen.reward, done=seen.done)
+
+    def _step(self, data: Mapping[str, Any]) -> Observation:
+        message = data.get("message")
+        if data.keys() != {"message"} or not isinstance(message, str):
+            raise Refused("VALIDATION_ERROR", "an action is {'message': text}")
+        if not self._begun:
+            raise Refused("EXECUTION_ERROR", "the episode has not begun; reset first")
+        self._state["step_count"] += 1
+        return self._world.step(message)
+
+    @staticmethod
+    def _frame(seen: Observation) -> dict[str, Any]:
+        inner: dict[str, Any] = {"text": seen.text, "metadata": dict(seen.info)}
+        if seen.results:
+            inner["results"] = list(seen.results)
+        if seen.tools:
+            inner["tools"] = [dict(tool) for tool in seen.tools]
+        return {"type": "observation", "data": {"observation": inner, "reward": seen.reward, "done": seen.done}}
+
+
+def serve_environment(
+    spec: Mapping[str, Any], host: str, port: int, sessions: int, ready: Callable[[Any, int], None]
+) -> None:
+    """Serve until the server that `ready` was given is shut down.
+
+    Args:
+        spec: {"name", "options"}.
+        host: address to listen on.
+        port: 0 takes a free one.
+        sessions: most connections at a time; one more is told CAPACITY_REACHED and closed.
+        ready: called with the server and its port before the first connection.
+
+    Raises:
+        ConfigError: when the environment cannot be made.
+    """
+    from websockets.sync.server import serve
+
+    Session(spec).close()  # finds mistakes before anybody connects
+    places = threading.Semaphore(sessions)
+
+    def play(connection: Any) -> None:
+        if not places.acquire(blocking=False):
+            full = _error("CAPACITY_REACHED", f"all {sessions} sessions are taken")
+            full["data"] |= {"active_sessions": sessions, "max_sessions": sessions}
+            connection.send(json.dumps(full))
+            return
+        try:
+            session = Session(spec)
+            try:
+                for text in connection:
+                    reply = session.answer(text)
+                    if reply is None:
+                        return
+                    connection.send(json.dumps(reply))
+                    if reply["data"].get("code") == "SESSION_ERROR":
+                        return
+            finally:
+                session.close()
+        except OpdError as error:
+            connection.send(json.dumps(_error("FACTORY_ERROR", str(error))))
+        finally:
+            places.release()
+
+    pages = {"/health": {"status": "healthy"}, "/metadata": {"name": spec["name"]}, "/schema": _SCHEMA}
+
+    def page(connection: Any, request: Any) -> Any:
+        path = request.path.partition("?")[0]
+        if path == "/ws":
+            return None
+        found = pages.get(path)
+        status = HTTPStatus.OK if found is not None else HTTPStatus.NOT_FOUND
+        return connection.respond(status, json.dumps(found if found is not None else {"detail": "Not Found"}))
+
+    with serve(play, host, port, process_request=page) as server:
+        ready(server, server.socket.getsockname()[1])
+        server.serve_forever()
+
+
+def _error(code: str, message: str) -> dict[str, Any]:
+    return {"type": "error", "data": {"message": message, "code": code}}
+
+
+_SCHEMA = {
+    "action": {"type": "object", "properties": {"message": {"type": "string"}}, "required": ["message"]},
+    "observation": {"type": "object", "properties": {"text": {"type": "string"}}},
+    "state": {
+        "type": "object",
+        "properties": {"episode_id": {"type": "string"}, "step_count": {"type": "integer"}},
+    },
+}

@@ -1,0 +1,79 @@
+"""A problem with a Python interpreter at hand: the student calls the tool `python`, then answers.
+
+The answer is the reply without a call; a verifier judges it against the prompt's reference. Each call runs as a program
+of its own, held back as in `opd.tasks.code_sandbox`.
+"""
+
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from opd.config import Settings
+from opd.tasks.code_sandbox import Ended, Limits, check_machine, run_python
+from opd.tasks.environments.base import Observation
+from opd.tasks.environments.factory import Factory
+from opd.tasks.prompt import Prompt
+from opd.tasks.registry import VERIFIERS
+
+
+class PythonOptions(Settings):
+    """Settings of the tool."""
+
+    verifier: str = Field("numeric", description="Judges the answer; see `opd plugins list`.")
+    seconds: float = Field(5.0, gt=0, description="Seconds of one program.")
+    memory_mib: int = Field(512, ge=64, description="Address space of one program.")
+    output_characters: int = Field(4096, ge=1, description="What the student reads of the output: its end.")
+
+
+class _Interpreter:
+    """The tool."""
+
+    def __init__(self, options: PythonOptions) -> None:
+        self._options = options
+        self._limits = Limits(seconds=options.seconds, memory_mib=options.memory_mib)
+
+    def reset(self, **row: Any) -> None:
+        """Nothing is kept from call to call."""
+
+    def python(self, code: str) -> str:
+        """Run a Python program and read what it prints. Nothing is kept from one call to the next.
+
+        Args:
+            code: The program.
+        """
+        ran = run_python(code, limits=self._limits)
+        said = [ran.output.strip(), "" if ran.ended is Ended.PASSED else f"Error: {ran.reason}"]
+        text = "\n".join(part for part in said if part) or "(no output)"
+        return text[-self._options.output_characters :]
+
+
+class PythonTool(Factory):
+    """The environment.
+
+    Raises:
+        ConfigError: where the machine cannot hold programs back.
+    """
+
+    Options: ClassVar[type[Settings]] = PythonOptions
+
+    def __init__(self, options: PythonOptions) -> None:
+        check_machine()
+        self._name = "python"
+        self._verifier = VERIFIERS.load(options.verifier)()
+        self._start(_Interpreter(options))
+
+    def reset(self, prompt: Prompt, seed: int) -> Observation:
+        """See `Factory.reset`."""
+        self._prompt = prompt
+        return super().reset(prompt, seed)
+
+    def answered(self, content: str) -> Observation:
+        """Judge the answer; one that cannot be judged has no reward."""
+        verdict = self._verifier.verify(self._prompt, content)
+        if not verdict.known:
+            return Observation("", done=True, info={"unknown": verdict.reason})
+        return Observation("", reward=verdict.value, done=True, success=verdict.value >= 1.0)
+
+    def close(self) -> None:
+        """End the verifier's processes."""
+        self._verifier.close()

@@ -1,0 +1,60 @@
+"""A client of JudgeService (protos/opd/wire/v1/judge.proto): the score of an answer by a judge that speaks gRPC.
+
+Answers are kept by content, as those of chat models are, so that a step that is taken again is judged alike.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+from pydantic import Field
+
+from opd.tasks.chat import CallFailed, CallSettings, KeepingClient
+from opd.wire.channel import ClientSecurity, open_blocking_channel
+from opd.wire.v1 import judge_pb2, judge_pb2_grpc
+
+_AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
+class GrpcSettings(CallSettings):
+    """How a judge is called over gRPC."""
+
+    endpoint: str = Field(description='Address "host:port" or "unix:path".')
+    security: ClientSecurity = Field(default_factory=ClientSecurity, description="TLS and credentials.")
+
+
+class GrpcJudgeClient(KeepingClient):
+    """Asks a judge over gRPC; the channel is opened by the first call."""
+
+    settings: GrpcSettings
+
+    def __init__(self, settings: GrpcSettings) -> None:
+        super().__init__(settings)
+        self._channel: grpc.Channel | None = None
+
+    @property
+    def name(self) -> str:
+        """Its address."""
+        return self.settings.endpoint
+
+    def call(self, path: str, body: Mapping[str, Any]) -> Any:
+        """See `KeepingClient.call`; {"score": None} where the judge cannot tell."""
+        with self._lock:
+            if self._channel is None:
+                self._channel = open_blocking_channel(self.settings.endpoint, self.settings.security)
+            stub = judge_pb2_grpc.JudgeServiceStub(self._channel)
+        try:
+            found = stub.Judge(
+                judge_pb2.JudgeRequest(**body),
+                timeout=self.settings.timeout,
+                metadata=self.settings.security.metadata(),
+            )
+        except grpc.RpcError as error:
+            raise CallFailed(f"{error.code().name}: {error.details()}"[:200], again=error.code() in _AGAIN) from error
+        return {"score": found.score if found.HasField("score") else None}
+
+    def close(self) -> None:
+        """Close the channel."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None

@@ -1,0 +1,133 @@
+"""Tool calls in the formats that chat templates teach: Hermes and Qwen (JSON or XML in <tool_call>), Llama (bare JSON).
+
+A reply is parsed leniently about what surrounds calls and strictly about the calls: what is not one becomes a sentence
+that is fed back to the model, never a guess. Calls inside closed thinking do not count; text before, between and after
+calls is content, and the calls run all the same.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_THINKING = re.compile(r"^.*?</think>", re.DOTALL)
+_BLOCK = re.compile(r"<tool_call>(.*?)(</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
+_FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)</function>\s*", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_LLAMA_TAG = "<|python_tag|>"
+_CALL_START = re.compile(r'\{\s*"(name|type)"\s*:\s*"[^"]*"\s*,\s*"(parameters|arguments|function)"')
+"""A JSON answer may have a name too; only what goes on like a call is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call.
+
+    Attributes:
+        name: of the tool.
+        arguments: by name.
+        coerced: whether the arguments are texts that the tool's schema must give types to (XML).
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    coerced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BadCall:
+    """Text that was meant as a call but is not valid.
+
+    Attributes:
+        reason: a sentence for the model.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A student's turn.
+
+    Attributes:
+        content: what is not a call.
+        calls: in order.
+    """
+
+    content: str
+    calls: tuple[Call | BadCall, ...]
+
+
+def parse_reply(text: str) -> Reply:
+    """The calls in a reply.
+
+    Args:
+        text: the reply, with the special tokens that mark calls where the tokenizer has such.
+    """
+    visible = _THINKING.sub("", text, count=1)
+    blocks = list(_BLOCK.finditer(visible))
+    if blocks:
+        content = _BLOCK.sub("", visible).strip()
+        return Reply(content, tuple(_block(match[1], closed=match[2] != "") for match in blocks))
+    bare = visible.strip()
+    tagged = bare.startswith(_LLAMA_TAG)
+    bare = bare.removeprefix(_LLAMA_TAG).strip()
+    if tagged or _CALL_START.match(bare):
+        return Reply("", tuple(_bare(bare)))
+    return Reply(visible.strip(), ())
+
+
+def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
+    """The tools in words, for students whose chat template cannot write them: Hermes' form."""
+    listed = "\n".join(json.dumps(dict(tool), ensure_ascii=False) for tool in tools)
+    return (
+        f"You may call tools. Their schemas:\n<tools>\n{listed}\n</tools>\nTo call one, write\n<tool_call>\n"
+        '{"name": "...", "arguments": {...}}\n</tool_call>'
+    )
+
+
+def _block(body: str, *, closed: bool) -> Call | BadCall:
+    """One <tool_call> block."""
+    if not closed:
+        return BadCall("the tool call does not end: </tool_call> is missing")
+    function = _FUNCTION.fullmatch(body)
+    if function is not None:
+        return Call(function[1], dict(_PARAMETER.findall(function[2])), coerced=True)
+    if "<function=" in body:
+        return BadCall("the tool call does not end: </function> is missing")
+    try:
+        return _call(json.loads(body, strict=False))
+    except ValueError as error:
+        return BadCall(f"the tool call is not valid JSON: {error}")
+
+
+def _bare(text: str) -> list[Call | BadCall]:
+    """Llama's calls: JSON objects, separated by semicolons where there are several."""
+    decoder, rest = json.JSONDecoder(strict=False), text
+    found: list[Call | BadCall] = []
+    while rest:
+        try:
+            value, end = decoder.raw_decode(rest)
+        except ValueError as error:
+            return [*found, BadCall(f"the tool call is not valid JSON: {error}")]
+        found.append(_call(value))
+        rest = rest[end:].lstrip("; \n")
+    return found
+
+
+def _call(value: Any) -> Call | BadCall:
+    if not isinstance(value, dict):
+        return BadCall(f"the tool call is JSON, but {type(value).__name__} and not an object with name and arguments")
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        return BadCall("the tool call has no name")
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):  # as OpenAI's interface writes them
+        try:
+            arguments = json.loads(arguments, strict=False)
+        except ValueError as error:
+            return BadCall(f"the arguments of {name} are not valid JSON: {error}")
+    if not isinstance(arguments, dict):
+        return BadCall(f"the arguments of {name} are {type(arguments).__name__} and not an object")
+    return Call(name, arguments)
