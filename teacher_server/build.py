@@ -3,6 +3,7 @@
 import inspect
 from typing import Any
 
+from opd.adapters import split_adapter
 from opd.errors import ConfigError
 from teacher_server.engines import ENGINES
 from teacher_server.engines.base import Engine
@@ -55,6 +56,11 @@ def engine_factory(settings: ServerSettings) -> EngineFactory:
             )
 
     def build(model: str) -> Engine:
+        if split_adapter(model)[1] is not None and not getattr(cls, "takes_adapters", False):
+            raise ConfigError(
+                f"engine {settings.engine.engine!r} takes no adapters, but the model is {model!r}; make one model of "
+                "the two with `opd merge OUT BASE+ADAPTER`, or use engine transformers."
+            )
         engine: Engine = cls(model, **arguments, **_remote_code(model, allowed, settings.engine.engine, accepted))
         return engine
 

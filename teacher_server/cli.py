@@ -17,6 +17,7 @@ import typer
 
 from opd.config.load import parse_settings, read_mapping
 from opd.errors import ConfigError
+from opd.files import write_whole
 
 _GROUPS = {
     "": ("host", "port", "metrics_port", "fault"),
@@ -31,7 +32,7 @@ _FLAGS |= {"tracing": "log.tracing", "metrics_host": "metrics_host"}
 
 
 def serve(
-    model: Annotated[list[str], typer.Option(help="Model folder or hub id, or NAME=MODEL; repeatable.")],
+    model: Annotated[list[str], typer.Option(help="Model folder or hub id, BASE+ADAPTER, or NAME=MODEL; repeatable.")],
     name: Annotated[str, typer.Option(help="Name of a single teacher; its folder's name by default.")] = "",
     config: Annotated[Path | None, typer.Option(help="YAML file with any of the settings; flags win.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
@@ -164,7 +165,7 @@ async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
     if port_file is not None:
-        _write_atomically(port_file, f"{server.address} {server.metrics_port} {os.getpid()}\n")
+        _write_ports(port_file, f"{server.address} {server.metrics_port} {os.getpid()}\n")
     code = await server.wait()
     if server.shared.teachers.loading:
         # Everything is closed; the process would otherwise wait for a model that is no longer wanted.
@@ -181,10 +182,8 @@ def _set_threads(threads: int) -> None:
         torch.set_num_threads(threads or os.cpu_count() or 1)
 
 
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+def _write_ports(path: Path, text: str) -> None:
     try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        write_whole(path, text)
     except OSError as error:
         raise ConfigError(f"--port-file {path} cannot be written: {error.strerror}; choose another.") from error

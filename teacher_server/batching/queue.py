@@ -49,7 +49,7 @@ class SequenceJob:
 
 
 class _Turns(Generic[T]):
-    """Members that share by tokens (start-time fair queueing): whoever was served the least is next."""
+    """Members that share by tokens (start-time fair queueing): the one served the least is next."""
 
     def __init__(self) -> None:
         self.members: dict[str, T] = {}

@@ -182,6 +182,7 @@ class EngineWorker:
                 if self._closing or self.dead:
                     self._refuse_tasks()
                     return None, [], []
+                # Tasks first: a swap or an unload waits for the batch in hand, and not for the queue.
                 if self._tasks:
                     self.busy_since = time.monotonic()
                     return self._tasks.popleft(), [], []
@@ -339,7 +340,7 @@ class EngineWorker:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether an engine failed for want of memory, by the words of torch, CUDA and cuBLAS."""
+    """Whether an engine ran out of memory, by the words of torch, CUDA and cuBLAS."""
     text = str(error)
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     signs = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")

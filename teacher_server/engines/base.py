@@ -1,6 +1,6 @@
 """The protocol between the server and whatever runs the teacher model.
 
-An engine computes; it knows nothing of gRPC, queues or clients. It is called from one worker thread, with a
+An engine computes; it does not depend on gRPC, queues or clients. It is called from one worker thread, with a
 batch that the batcher put together under a token budget. What an engine cannot do exactly is absent from its
 `EngineInfo` and is refused before it gets here, never approximated in silence.
 """

@@ -92,7 +92,9 @@ def from_lists(
     """
     for array in (sampled, values):
         if array is not None and not (np.isfinite(array).all() and float(array.max(initial=-math.inf)) < 1e-3):
-            raise NonFiniteError(f"teacher {teacher} returned a log-prob that is not one; check its weights and dtype.")
+            raise NonFiniteError(
+                f"teacher {teacher} returned NaN or a log-prob above zero; check its weights and dtype."
+            )
     if ids is None or values is None:
         return Scores(sampled=sampled)
     if not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:

@@ -1,7 +1,7 @@
 """Copies between host and device: payloads leave while the device goes on with the next forward.
 
 On CUDA the host buffers are pinned and the copies asynchronous; elsewhere a copy is a copy: other accelerators would
-hand out numbers before they have arrived.
+return numbers before they have arrived.
 """
 
 from collections.abc import Iterable, Sequence

@@ -68,7 +68,7 @@ def settled_width(tokens: int, most: int) -> int:
     """The width that a row of `tokens` tokens is padded to in any batch: a multiple of 16, at most `most`.
 
     Matrix products over 16 rows and more give each row the same bits however many there are, which products of a few
-    rows do not; see `teacher_server.engines.probe.rows_are_independent`. Wider steps would let more rows share a
+    rows do not; see `teacher_server.engines.abilities.rows_are_independent`. Wider steps would let more rows share a
     forward and lose as much by padding.
     """
     return max(tokens, min(-(-tokens // 16) * 16, most))

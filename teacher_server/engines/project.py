@@ -19,7 +19,7 @@ from teacher_server.engines.payload import Rows, reduce_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Launched:
+class Started:
     """Payloads on their way to the host, and the batch rows that they belong to."""
 
     rows: tuple[int, ...]
@@ -30,14 +30,14 @@ LEAST_ROWS = 16
 """Rows that go through the head together in deterministic mode, at least: products of fewer rows have other bits."""
 
 
-def launch(
+def start(
     states: Float[Tensor, "N H"],
     rows: Sequence[int],
     batch: Sequence[EngineItem],
     head: OutputHead,
     logit_bytes: int,
     least_rows: int = 1,
-) -> list[Launched]:
+) -> list[Started]:
     """Reduce hidden states to payloads and start their copies; rows of one payload are reduced together.
 
     Args:
@@ -52,23 +52,23 @@ def launch(
     by_spec: dict[PayloadSpec, list[int]] = {}
     for index, row in enumerate(rows):
         by_spec.setdefault(batch[row].spec, []).append(index)
-    launched = []
+    started = []
     for spec, members in by_spec.items():
         hidden = states if len(members) == len(rows) else torch.cat([parts[index] for index in members])
         chosen = [rows[index] for index in members]
         payload_rows = _rows(hidden, [batch[row] for row in chosen], spec)
         blocks = reduce_rows(payload_rows, spec, head, logit_bytes, least_rows)
-        launched.append(Launched(tuple(chosen), HostCopy(blocks, len(hidden))))
-    return launched
+        started.append(Started(tuple(chosen), HostCopy(blocks, len(hidden))))
+    return started
 
 
-def land(launched: Sequence[Launched], batch: Sequence[EngineItem], out: list[Scores | None], info: EngineInfo) -> None:
+def finish(started: Sequence[Started], batch: Sequence[EngineItem], out: list[Scores | None], info: EngineInfo) -> None:
     """Wait for copies and put one `Scores` per row into `out`.
 
     Raises:
         NonFiniteError: when the model produced NaN or infinity for a row.
     """
-    for group in launched:
+    for group in started:
         lengths = [batch[row].item.response_length for row in group.rows]
         for row, scores in zip(group.rows, group.copy.split(lengths, info.weights_hash), strict=True):
             item = batch[row].item

@@ -102,9 +102,11 @@ def token_log_probs(meta: dict[str, Any], expected: list[int], url: str) -> F32:
     try:
         pairs = [(float(entry[0]), int(entry[1])) for entry in entries[1:]]
     except (TypeError, ValueError, IndexError) as error:
-        raise CorruptPayloadError(f"SGLang at {url} returned an input log-prob that is none: {error}.") from error
+        raise CorruptPayloadError(
+            f"SGLang at {url} returned something other than a number as an input log-prob: {error}."
+        ) from error
     if [token for _, token in pairs] != expected:
-        raise CorruptPayloadError(f"SGLang at {url} answered for other tokens than it was asked about.")
+        raise CorruptPayloadError(f"SGLang at {url} answered for different tokens than it was sent.")
     return np.array([value for value, _ in pairs], np.float32)
 
 
@@ -121,9 +123,11 @@ def listed_log_probs(meta: dict[str, Any], listed: Sequence[int], rows: int, url
         values = [[float(entry[0]) for entry in row] for row in entries[1:]]
         fits = all([int(entry[1]) for entry in row] == list(listed) for row in entries[1:])
     except (TypeError, ValueError, IndexError) as error:
-        raise CorruptPayloadError(f"SGLang at {url} returned a listed log-prob that is none: {error}.") from error
+        raise CorruptPayloadError(
+            f"SGLang at {url} returned something other than a number as a listed log-prob: {error}."
+        ) from error
     if not fits:
-        raise CorruptPayloadError(f"SGLang at {url} listed other ids than it was asked about.")
+        raise CorruptPayloadError(f"SGLang at {url} listed different ids than it was asked about.")
     return np.array(values, np.float32)
 
 

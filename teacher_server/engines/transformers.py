@@ -15,10 +15,12 @@ import torch
 import transformers
 from torch import Tensor
 
+from opd.adapters import fold_adapter, is_adapter, split_adapter
 from opd.errors import ConfigError, UnavailableError
 from opd.heads import OutputHead, caps_attention, scale_and_cap
 from opd.wire.fingerprint import weights_hash
 from opd.wire.types import Head, PayloadKind, PayloadSpec, ScoreItem, Scores
+from teacher_server.engines.abilities import check_head, find_abilities, rows_are_independent
 from teacher_server.engines.backbone import Backbone
 from teacher_server.engines.base import EngineInfo, EngineItem, Exchange
 from teacher_server.engines.checks import check_batch
@@ -36,15 +38,15 @@ from teacher_server.engines.loading import (
     resolve_folder,
 )
 from teacher_server.engines.plan import Pass, plan_independent, plan_passes
-from teacher_server.engines.probe import check_head, find_abilities, rows_are_independent
-from teacher_server.engines.project import LEAST_ROWS, Launched, land, launch
+from teacher_server.engines.project import LEAST_ROWS, Started, finish, start
 
 
 class TransformersEngine:
     """Runs one teacher with transformers.
 
     Args:
-        model: folder written by save_pretrained, or a hub id. Weights must be safetensors.
+        model: folder written by save_pretrained, or a hub id; BASE+ADAPTER adds the folder of a PEFT adapter, whose
+            product is added to the weights. Weights must be safetensors.
         device: "auto" (an accelerator when there is one), "cpu", "cuda", "cuda:1", ...
         dtype: "f32", "bf16", "f16", or "auto": the checkpoint's on accelerators, f32 on the CPU.
         deterministic: make a row's numbers bit-equal whatever it is batched with: each row is padded to a width of its
@@ -60,6 +62,8 @@ class TransformersEngine:
     Raises:
         ConfigError: when the model cannot be loaded, or this engine cannot reproduce its logits.
     """
+
+    takes_adapters = True
 
     def __init__(
         self,
@@ -82,7 +86,8 @@ class TransformersEngine:
         self._asleep = self._closed = False
         self._max_batch_tokens, self._logit_bytes = max_batch_tokens, logit_bytes
         self._trust = trust_remote_code
-        folder = resolve_folder(model, revision, with_code=trust_remote_code)
+        base, self._adapter = split_adapter(model)
+        folder = self._folder = resolve_folder(base, revision, with_code=trust_remote_code)
         self._config = load_config(folder, trust_remote_code=trust_remote_code)
         self._tokenizer = load_tokenizer_identity(folder, trust_remote_code=trust_remote_code)
         self._device = pick_device(device)
@@ -92,6 +97,8 @@ class TransformersEngine:
         self._model = load_model(
             folder, self._config, self._dtype, self._device, trust_remote_code=trust_remote_code, **options
         )
+        if self._adapter is not None:
+            self._model = fold_adapter(self._model, self._adapter)
         if self._model.base_model is self._model or self._model.get_output_embeddings() is None:
             raise ConfigError(f"model {model} has no base model and head that can run apart; use another engine.")
         self._backbone = Backbone(self._model.base_model, self._device)
@@ -152,6 +159,8 @@ class TransformersEngine:
     def prepare_weights(self, folder: Path) -> Exchange:
         """Read new weights whole into host memory and check them; the exchange swaps them in place.
 
+        The folder of a PEFT adapter stands for the model that this engine was made with, and that adapter.
+
         Between exchanges the host holds the set that is not in use, so that the old weights can come back even when
         the folder they were read from is gone.
 
@@ -163,11 +172,15 @@ class TransformersEngine:
         folder = Path(folder)
         if (folder / "config.json").is_file():
             check_same_architecture(self._config, load_config(folder, trust_remote_code=self._trust), folder)
-        new_hash = weights_hash(folder)
-        model = load_model(folder, self._config, self._dtype, torch.device("cpu"), trust_remote_code=self._trust)
+        adapter = folder if is_adapter(folder) else None
+        base = folder if adapter is None else self._folder
+        new_hash = weights_hash(base, adapter)
+        model = load_model(base, self._config, self._dtype, torch.device("cpu"), trust_remote_code=self._trust)
+        if adapter is not None:
+            model = fold_adapter(model, adapter)
         spare: dict[str, Tensor] = model.state_dict()
         check_finite(spare, folder)
-        # Hashed here, not in the exchange: nobody waits for it, and nothing can fail once the weights have moved.
+        # Hashed here, not in the exchange: no call waits for it, and nothing can fail once the weights have moved.
         other = replace(self._info, weights_hash=new_hash, head=identity_of(self._head(model)))
 
         def exchange() -> None:
@@ -215,15 +228,15 @@ class TransformersEngine:
     def _run(self, batch: Sequence[EngineItem], out: list[Scores | None]) -> None:
         """One pass behind: while a pass is copied to the host, the next one computes."""
         head = self._head()
-        waiting: list[Launched] = []
+        waiting: list[Started] = []
         for one in self._plan([entry.item for entry in batch]):
             rows = [row for row in one.rows if not batch[row].cancelled()]
             if not rows:
                 continue
             started = self._start(replace(one, rows=tuple(rows)), batch, head)
-            land(waiting, batch, out, self._info)
+            finish(waiting, batch, out, self._info)
             waiting = started
-        land(waiting, batch, out, self._info)
+        finish(waiting, batch, out, self._info)
 
     def _plan(self, items: Sequence[ScoreItem]) -> list[Pass]:
         lengths = [(item.prompt_length, item.response_length) for item in items]
@@ -240,12 +253,12 @@ class TransformersEngine:
             packed=self._abilities.packing,
         )
 
-    def _start(self, one: Pass, batch: Sequence[EngineItem], head: OutputHead) -> list[Launched]:
+    def _start(self, one: Pass, batch: Sequence[EngineItem], head: OutputHead) -> list[Started]:
         """Launch one forward and the copies of its payloads."""
         items = [batch[row].item for row in one.rows]
         if one.width:
             states = self._backbone.padded(items, one.width)
-            return launch(states, one.rows, batch, head, self._logit_bytes, LEAST_ROWS)
+            return start(states, one.rows, batch, head, self._logit_bytes, LEAST_ROWS)
         if len(items) == 1:
             states = self._backbone.alone(items[0])
         elif one.shared:
@@ -254,7 +267,7 @@ class TransformersEngine:
             states = self._backbone.packed(items)
         else:
             states = self._backbone.padded(items)
-        return launch(states, one.rows, batch, head, self._logit_bytes)
+        return start(states, one.rows, batch, head, self._logit_bytes)
 
     def _digest(self, items: list[ScoreItem]) -> list[bytes]:
         """The bits of each item's scores."""
@@ -278,7 +291,7 @@ class TransformersEngine:
         return EngineInfo(
             engine=f"transformers {transformers.__version__}",
             model=model,
-            weights_hash=weights_hash(folder),
+            weights_hash=weights_hash(folder, self._adapter),
             compute_dtype=DTYPE_NAMES[self._dtype],
             vocab_size=head.vocab_size,
             tokenizer=self._tokenizer,
@@ -308,7 +321,7 @@ def _attention(name: str, device: torch.device, dtype: torch.dtype, config: Any)
     """The attention implementation to ask transformers for; None is its default.
 
     Raises:
-        ConfigError: for "sdpa" with a model that caps its attention logits: transformers would drop the cap unsaid.
+        ConfigError: for "sdpa" with a model that caps its attention logits: transformers would drop the cap silently.
     """
     from transformers.utils.import_utils import is_flash_attn_2_available
 

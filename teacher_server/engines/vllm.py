@@ -36,7 +36,7 @@ from teacher_server.engines.loading import (
     pick_dtype,
     resolve_folder,
 )
-from teacher_server.engines.project import land, launch
+from teacher_server.engines.project import finish, start
 from teacher_server.engines.vllm_generate import (
     WORKER_EXTENSION,
     can_gather,
@@ -154,7 +154,7 @@ class VllmEngine:
             head=None if self._head is None else identity_of(self._head),
             payloads=payloads,
             supports_temperature=pooling,
-            # The generate runner must have room for one token that nobody wants.
+            # The generate runner must have room for one token that is thrown away.
             max_sequence_tokens=max_tokens - (not pooling),
             max_k=max_k,
             padding_rows=self._rows - vocabulary,
@@ -232,7 +232,7 @@ class VllmEngine:
                 if not known:
                     check_unchanged(other.folder, other.info.weights_hash)
                 mine, known = _Weights(self._folder, self._header, self._head, self._info), False
-                # Half-loaded weights have no hash: should the old ones not come back, nobody may take them for those.
+                # Half-loaded weights have no hash: if the old ones cannot be restored, they must not pass for them.
                 self._info = replace(mine.info, weights_hash="")
                 try:
                     self._reload(other.folder)
@@ -314,7 +314,7 @@ class VllmEngine:
         if head is not None:
             item = batch[row].item
             states = output.outputs.data[item.prompt_length - 1 :].to(self._device)
-            land(launch(states, [row], batch, head, self._logit_bytes), batch, out, self._info)
+            finish(start(states, [row], batch, head, self._logit_bytes), batch, out, self._info)
 
     def _read(self, row: int, output: Any, batch: Sequence[EngineItem], out: list[Scores | None]) -> None:
         out[row] = replace(read_scores(output, batch[row], self._info), weights_hash=self._info.weights_hash)

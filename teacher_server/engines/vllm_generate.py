@@ -48,7 +48,7 @@ def read_scores(output: Any, entry: EngineItem, info: EngineInfo) -> Scores:
         table = np.asarray(flat.logprobs, np.float32).reshape(-1, width)[-length:]
         listed = np.asarray(flat.token_ids, np.int64).reshape(-1, width)[-length:]
         if not np.array_equal(listed[:, 0], item.response_ids):
-            raise UnavailableError(f"{info.engine} answered for other tokens than it was asked about.")
+            raise UnavailableError(f"{info.engine} answered for different tokens than it was sent.")
         sampled, values, ids = table[:, 0], table[:, 1:], listed[:, 1:] if spec.k else None
     return from_lists(
         sampled.copy(), ids, values, value_dtype=spec.value_dtype, vocabulary=info.vocab_size, teacher=info.model

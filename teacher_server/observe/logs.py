@@ -37,6 +37,15 @@ class JsonLines(JsonFormatter):
         return {**log_data, "level": log_data["level"].lower()}
 
 
+def _is_of_use(record: logging.LogRecord) -> bool:
+    """False for the traceback that grpcio logs when a caller has left before it could be told how its call ended.
+
+    The call is counted like any other; callers who leave on purpose would otherwise fill the log.
+    """
+    kind = record.exc_info[0] if record.exc_info else None
+    return not (record.name.startswith("grpc.") and kind is not None and kind.__name__ == "ExecuteBatchError")
+
+
 def configure(level: str, stream: TextIO | None = None) -> None:
     """Write the server's messages of `level` and above, and warnings of libraries, to `stream` or standard error.
 
@@ -45,6 +54,7 @@ def configure(level: str, stream: TextIO | None = None) -> None:
     logging.raiseExceptions = False
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines())
+    handler.addFilter(_is_of_use)
     least = getattr(logging, level.upper())
     logging.basicConfig(level=max(least, logging.WARNING), handlers=[handler], force=True)
     logging.getLogger(LOGGER).setLevel(least)

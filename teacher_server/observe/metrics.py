@@ -15,6 +15,8 @@ SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30
 POWERS_OF_TWO = tuple(2.0**n for n in range(19))
 STAGES = ("admission", "queue", "batch_wait", "engine", "encode", "send")
 
+REFUSALS = ("caller_full", "server_full", "receive_timeout", "receive_full", "no_request", "oversize", "fields")
+
 
 class ServerMetrics:
     """All series of one server, in a registry of its own so that several servers fit into one process."""
@@ -68,6 +70,11 @@ class ServerMetrics:
         self.refused_calls = counter(
             "refused_calls", "Calls refused before their request was parsed, by reason.", ("reason",)
         )
+        # A series that appears with its first event has no increase then: the alert would miss it.
+        for reason in REFUSALS:
+            self.refused_calls.labels(reason)
+        for reason in ("token", "scope"):
+            self.auth_failures.labels(reason)
         self.open_calls = gauge("open_calls", "Open calls of all methods, by kind of caller.", ("callers",))
         self.receiving = gauge("receiving_requests", "Requests being received or parsed.", ())
         self.unexpected_errors = counter(

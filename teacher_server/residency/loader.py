@@ -46,13 +46,14 @@ class Loader:
         """
         if self._given_up:
             raise UnavailableError(
-                f"{self._given_up} is still being read after {self._seconds:g} s, and nothing can interrupt that; "
+                f"{self._given_up} is still loading after {self._seconds:g} s, and nothing can interrupt that; "
                 "start the server again to load another."
             )
         try:
-            await asyncio.wait_for(self._lock.acquire(), self._seconds)
+            async with asyncio.timeout(self._seconds):  # wait_for may swallow a cancellation in Python 3.11
+                await self._lock.acquire()
         except TimeoutError:
-            raise UnavailableError(f"another model has been read for {self._seconds:g} s; retry later.") from None
+            raise UnavailableError(f"another model has been loading for {self._seconds:g} s; retry later.") from None
         turn = Turn(self)
         try:
             yield turn
@@ -93,7 +94,7 @@ class Turn:
         if not done:
             self._leave(what, task, discard)
             raise DeadlineError(
-                f"{what} was not read within {loader._seconds:g} s; look at the model, or raise engine.load_seconds."
+                f"{what} did not load within {loader._seconds:g} s; look at the model, or raise engine.load_seconds."
             )
         return task.result()
 

@@ -51,7 +51,9 @@ class MemoryBudget:
                 others = (t for t in self._teachers() if t is not teacher)
                 idle = [t for t in others if t.state == pb.TEACHER_STATE_READY and not t.in_flight]
                 if not idle:
-                    raise OverloadedError(f"no memory for teacher {teacher.name!r}: the others are all in use.", 1.0)
+                    raise OverloadedError(
+                        f"no memory for teacher {teacher.name!r}: all other teachers are in use.", 1.0
+                    )
                 await self._put_to_sleep(min(idle, key=lambda t: t.last_used))
             teacher.held_bytes = needed
 

@@ -73,7 +73,7 @@ def check_plausible(folder: Path) -> None:
         for key, value in part.items():
             if _LAYERS.fullmatch(key) and isinstance(value, int) and value > tensors:
                 raise ConfigError(
-                    f"model {folder} cannot be true: its config has {key} {value}, but its files hold {tensors} "
+                    f"model {folder} is inconsistent: its config has {key} {value}, but its files hold {tensors} "
                     "tensors; save the model again."
                 )
         for first, *others in _TENSORS:
@@ -85,7 +85,7 @@ def check_plausible(folder: Path) -> None:
             if numbers * LEAST_BYTES_PER_NUMBER > size:
                 names = " x ".join(f"{key} {value}" for key, value in zip(keys, sizes, strict=True))
                 raise ConfigError(
-                    f"model {folder} cannot be true: its config has {names}, but its files have {size} bytes; save "
+                    f"model {folder} is inconsistent: its config has {names}, but its files have {size} bytes; save "
                     "the model again."
                 )
 

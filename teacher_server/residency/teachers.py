@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
+from opd.adapters import split_adapter
 from opd.errors import (
     ConfigError,
     IncompatibleTeacherError,
@@ -136,7 +137,8 @@ class Teachers:
         teacher = self.get(name)
         await self._set_state(teacher, pb.TEACHER_STATE_DRAINING)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(teacher.idle.wait(), grace)
+            async with asyncio.timeout(grace):
+                await teacher.idle.wait()
         async with teacher.changing:
             if self._teachers.get(name) is not teacher:
                 return  # another call has unloaded it, and another teacher may have its name by now
@@ -360,7 +362,7 @@ def _examine(model: str) -> int:
     Raises:
         ConfigError: when the model cannot be what its config says.
     """
-    folder = local_folder(model)
+    folder = local_folder(split_adapter(model)[0])
     if folder is None:
         return 0
     check_plausible(folder)

@@ -44,11 +44,11 @@ class CallSlots:
         reason = self.missing(caller)
         if reason == "caller_full":
             raise OverloadedError(
-                f"the caller has {self._held[caller]} calls open here, as many as it may; wait for one to end.",
+                f"the caller has {self._held[caller]} calls open here, its limit; wait for one to end.",
                 RETRY_SECONDS,
             )
         if reason:
-            raise OverloadedError(f"the server has {self.used} calls open, as many as it may.", RETRY_SECONDS)
+            raise OverloadedError(f"the server has {self.used} calls open, its limit.", RETRY_SECONDS)
         self._held[caller] += 1
         try:
             yield

@@ -94,7 +94,7 @@ class RequestReceiver:
         if len(raw) > self._max_bytes:
             self._metrics.refused_calls.labels("oversize").inc()
             raise InvalidRequestError(
-                f"the request message has {len(raw)} bytes, but at most {self._max_bytes} are taken."
+                f"the request message has {len(raw)} bytes, but at most {self._max_bytes} are allowed."
             )
         if not has_at_most(raw, self._max_fields):
             self._metrics.refused_calls.labels("fields").inc()

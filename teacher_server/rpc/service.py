@@ -85,7 +85,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
         async with self._shared.teachers.use(request.teacher) as teacher:
             identity = teacher.info.head
             if identity is None:
-                raise IncompatibleTeacherError(f"teacher {teacher.name!r} does not give its head.")
+                raise IncompatibleTeacherError(f"teacher {teacher.name!r} does not serve its head.")
             if request.expected_hash not in ("", identity.hash):
                 raise IncompatibleTeacherError(
                     f"teacher {teacher.name!r} has head {identity.hash}, not {request.expected_hash[:128]!r}."
