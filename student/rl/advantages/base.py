@@ -7,7 +7,7 @@ or of the whole batch are the same however the rows are spread; nothing may depe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,16 @@ from student.scoring.needs import Needs
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from torch import Tensor
+
     from student.controllers import StepReport
     from student.data.outcome import Outcome
     from student.data.row import Row
+    from student.learning.terms import TokenBatch
     from student.recipe import Recipe
+
+Scope: TypeAlias = Literal["", "batch", "group"]
+"""Over which rewards something must be the same to change nothing: all of the step, or those of any one group."""
 
 Credit: TypeAlias = "float | NDArray[np.float32]"
 """The advantage of a row: one number for all its tokens, or [T] one for each."""
@@ -53,8 +59,17 @@ class Advantage:
         modifies: whether it changes the credit of another one, and cannot begin a chain.
         least_group: rows that a group needs for any credit but 0.
         equal_groups: "zero" when rows of a group whose rewards all agree get no credit, "learns" when they do.
-        centred: whether the credit of a group adds up to 0, so that a constant added to its rewards changes nothing.
-        scale_free: whether multiplying all rewards by a positive constant changes nothing, up to an epsilon.
+        centred: whether the credit of a group adds up to 0.
+        recomputes: whether credit depends on the present policy, so that it is computed anew before every update but
+            the first of a step, group by group, with the student's log-probs of then.
+        refines: whether credit is by token, which only `refine` knows, so that modifiers of rows would act in vain.
+        reads_values: whether it looks at a critic's values.
+        sums_token_rewards: whether it looks at rewards by token.
+        over_batch: of a modifier, whether it needs the rows of the whole step, not those of a group alone.
+        only_errors: of a modifier, whether it changes negative credit alone.
+        shift_free: whether a constant added to binary rewards of the step, or of a group, changes nothing, so that a
+            reward that is one acts in vain; "" when it does.
+        scale_free: the same of a positive factor, up to an epsilon.
         fired: what the last `estimate` did, as metrics (sum, count).
     """
 
@@ -64,11 +79,18 @@ class Advantage:
     least_group: ClassVar[int] = 1
     equal_groups: ClassVar[str] = "zero"
     centred: ClassVar[bool] = False
-    scale_free: ClassVar[bool] = False
+    only_errors: ClassVar[bool] = False
+    over_batch: ClassVar[bool] = False
+    refines: ClassVar[bool] = False
+    reads_values: ClassVar[bool] = False
+    sums_token_rewards: ClassVar[bool] = False
+    recomputes: bool = False
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
-        self.fired: dict[str, tuple[float, float]] = {}
+        self.shift_free: Scope = ""
+        self.scale_free: Scope = ""
+        self.fired: dict[str, tuple[Any, Any]] = {}
 
     def needs(self) -> Needs:
         """What it needs beside rewards, for example log-probs under the reference."""
@@ -90,9 +112,19 @@ class Advantage:
         """
         raise TypeError(f"{type(self).__name__} does not implement estimate")
 
-    def refine(self, row: Row, credit: Credit) -> Credit:
-        """Change the credit of one row of this rank by what only the row itself holds, such as entropies per token."""
+    def refine(self, row: Row, credit: Credit) -> Credit | None:
+        """Change the credit of one row of this rank by what only the row itself holds, such as entropies per token.
+
+        None leaves the row out of the loss and its means.
+        """
         return credit
+
+    def bind(self, tokenizer: Any) -> None:
+        """Called once before the first step with the student's tokenizer."""
+
+    def shape(self, advantage: Tensor, batch: TokenBatch) -> Tensor:
+        """Change the credit [N] of the positions of a micro-batch by what the student says there now."""
+        return advantage
 
     def observe(self, report: StepReport) -> None:
         """Learn from the finished step."""

@@ -40,6 +40,11 @@ class LitePpo(Advantage):
     least_group = 2
     centred = True
 
+    def __init__(self, settings: BatchScaleSettings) -> None:
+        super().__init__(settings)
+        self.shift_free = "group" if settings.of == "centred" else "batch"
+        self.scale_free = "batch"
+
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
         """See the module."""
         rewards = [known(outcome) for outcome in outcomes]
@@ -59,6 +64,10 @@ class ReinforcePp(LitePpo):
     least_group = 1
     equal_groups = "learns"
     centred = False
+
+    def __init__(self, settings: BatchScaleSettings) -> None:
+        super().__init__(settings)
+        self.shift_free = "batch"
 
     def groups(self, outcomes: Sequence[Outcome]) -> list[list[int]]:
         """The whole batch is one."""

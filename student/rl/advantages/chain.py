@@ -9,16 +9,20 @@ import numpy as np
 from opd.config import parse_settings
 from opd.errors import ConfigError
 from student.rl import ADVANTAGES
+from student.rl.advantages.base import Advantage
 from student.scoring.needs import Needs, merge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from torch import Tensor
+
     from student.controllers import StepReport
     from student.data.outcome import Outcome
     from student.data.row import Row
+    from student.learning.terms import TokenBatch
     from student.recipe import Recipe
-    from student.rl.advantages.base import Advantage, Credit
+    from student.rl.advantages.base import Credit, Scope
 
 
 class AdvantageChain:
@@ -49,10 +53,40 @@ class AdvantageChain:
                     f"advantage {part.settings.name!r} of {where} {role}; give one estimator, then its modifiers."
                 )
 
+        self._refuse_pairs(where)
+
+    def _refuse_pairs(self, where: str) -> None:
+        """Refuse parts that exclude each other.
+
+        Raises:
+            ConfigError: naming both.
+        """
+        names = [part.settings.name for part in self.parts]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"advantage {name!r} stands in {where} twice; keep one of them.")
+        whole = next((part for part in self.parts[1:] if part.over_batch), None)
+        if self.first.recomputes and whole is not None:
+            raise ConfigError(
+                f"advantage {whole.settings.name!r} of {where} looks at the whole batch, and {names[0]!r} is computed "
+                "anew for each update, group by group; set recompute: false there, or leave one of them out."
+            )
+
     @property
     def first(self) -> Advantage:
         """The estimator."""
         return self.parts[0]
+
+    @property
+    def shift_free(self) -> Scope:
+        """Whose rewards a constant may be added to without changing any credit; see `Advantage`."""
+        return self.first.shift_free
+
+    @property
+    def scale_free(self) -> Scope:
+        """Whose rewards may be multiplied without changing any credit; a modifier that standardises does it too."""
+        later: Scope = "batch" if any(part.scale_free for part in self.parts[1:]) else ""
+        return self.first.scale_free or later
 
     def needs(self) -> Needs:
         """What all parts together need."""
@@ -66,6 +100,16 @@ class AdvantageChain:
         """
         for part in self.parts:
             part.check(recipe)
+            if self.first.refines and part.modifies and type(part).shape is Advantage.shape:
+                raise ConfigError(
+                    f"advantage {part.settings.name!r} changes the credit of rows, and {self.first.settings.name!r} "
+                    "gives credit by token; leave one of them out."
+                )
+            if part.only_errors and not getattr(self.first.settings, "negative", 1.0):
+                raise ConfigError(
+                    f"advantage {part.settings.name!r} changes negative credit alone, and {self.first.settings.name!r} "
+                    "with negative 0 gives none, so that it would do nothing; leave one of them out."
+                )
 
     def estimate(self, outcomes: Sequence[Outcome]) -> list[Credit]:
         """The credit of each outcome; all have a known reward.
@@ -79,13 +123,31 @@ class AdvantageChain:
             _check(part, outcomes, credit)
         return credit or []
 
-    def refine(self, row: Row, credit: Credit) -> Credit:
-        """What the parts make of the credit of one row of this rank, in order."""
+    def refine(self, row: Row, credit: Credit) -> Credit | None:
+        """What the parts make of the credit of one row of this rank, in order; None when one leaves it out."""
+        found: Credit | None = credit
         for part in self.parts:
-            credit = part.refine(row, credit)
-        return credit
+            if found is not None:
+                found = part.refine(row, found)
+        return found
 
-    def metrics(self) -> dict[str, tuple[float, float]]:
+    @property
+    def recomputes(self) -> bool:
+        """Whether credit is computed anew before every update but the first of a step."""
+        return any(part.recomputes for part in self.parts)
+
+    def bind(self, tokenizer: Any) -> None:
+        """Show each part the student's tokenizer."""
+        for part in self.parts:
+            part.bind(tokenizer)
+
+    def shape(self, advantage: Tensor, batch: TokenBatch) -> Tensor:
+        """What the parts make of the credit of the positions of a micro-batch, in order."""
+        for part in self.parts:
+            advantage = part.shape(advantage, batch)
+        return advantage
+
+    def metrics(self) -> dict[str, tuple[Any, Any]]:
         """What the parts did, by name of the part and of the metric, each as (sum, count)."""
         return {
             f"{part.settings.name.rpartition(':')[2]}/{key}": v for part in self.parts for key, v in part.fired.items()

@@ -41,6 +41,11 @@ class GroupMean(GroupEstimator):
     least_group = 2
     centred = True
 
+    def __init__(self, settings: GroupMeanSettings) -> None:
+        super().__init__(settings)
+        self.shift_free = "group"
+        self.scale_free = "group" if settings.scale == "std" else ""
+
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """See the module."""
         mean = math.fsum(rewards) / len(rewards)

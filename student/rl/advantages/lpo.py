@@ -1,14 +1,16 @@
 """Credit of losses over a whole group, LPO and PACS: minus the derivative by the log-prob of each response.
 
-    lpo    w = softmax(R / tau), P = 1 / n:   forward KL(w || P)  A_k = w_k - 1 / n
-                                              reverse KL(P || w)  A_k = (R_k - mean R) / (n tau)
-    pacs   a = psi - mean of the others' psi, psi = beta log(pi / mu);   A = -d/d(psi) of the cross-entropy of a and the
-           labels, in which right and wrong answers weigh the same, at psi = 0
+    s_k    log pi(y_k) - log mu(y_k) of the whole response, 0 in the first update on rows of the present policy
+    lpo    w = softmax(R / tau), P = softmax(s):   forward KL(w || P)  A_k = w_k - P_k
+                                                   reverse KL(P || w)  A_k = -P_k (d_k - sum P d),  d = s - R / tau
+    pacs   a_k = beta (s_k - mean of the others' s);   A = -d/ds of the cross-entropy of a and the labels, in which
+           right and wrong answers weigh the same
 
-Both losses are functions of the log-ratios of the group; here is their credit where those are 0, on rows of the present
-policy. With several updates per batch it stays that of the first, which departs from the papers. The loss is
--A sum_t log pi: use ratio none and aggregation constant. tau is a number, or the group's deviation (GRPO to first
-order) or mean (MaxRL). Sources: LPO, arXiv 2605.06139 (text); PACS, the released code, ritzz-ai/PACS.
+With several updates per batch s is read again before each of them, which is what `recompute` costs: a forward pass
+over the rows. Without it credit stays that of s = 0. Sums over long responses grow: `lpo/effective`, 1 / sum P^2, near
+1 says that a single response has the whole weight. The loss is -A sum_t log pi: use ratio none and aggregation
+constant. tau is a number, or the group's deviation (GRPO to first order) or mean (MaxRL). Sources: LPO, arXiv
+2605.06139 (text); PACS, the released code, ritzz-ai/PACS.
 """
 
 from __future__ import annotations
@@ -18,39 +20,92 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from student.rl.advantages.base import AdvantageSettings, GroupEstimator
+from opd.wire.types import PayloadSpec
+from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
 from student.rl.advantages.batch_scale import deviation
+from student.scoring.needs import STUDENT, Needs, SignalNeed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from student.data.outcome import Outcome
 
-class LpoSettings(AdvantageSettings):
+
+class GroupLossSettings(AdvantageSettings):
+    """Settings that both share."""
+
+    recompute: bool = Field(
+        True, description="Read the log-ratios again before every further update on the rows of a step."
+    )
+
+
+class GroupLoss(Advantage):
+    """The base: subclasses give `slopes` of a group."""
+
+    settings_type = GroupLossSettings
+    settings: GroupLossSettings
+    least_group = 2
+    centred = True
+
+    def __init__(self, settings: GroupLossSettings) -> None:
+        super().__init__(settings)
+        self.recomputes = settings.recompute
+
+    def needs(self) -> Needs:
+        """The student's log-probs of the response tokens, where they are read again."""
+        signals = (SignalNeed(STUDENT, PayloadSpec.sampled()),) if self.settings.recompute else ()
+        return Needs(signals=signals)
+
+    def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
+        """See the module."""
+        found: list[Credit] = [0.0] * len(outcomes)
+        self.fired = {}
+        for places in self.groups(outcomes):
+            rewards = [known(outcomes[place]) for place in places]
+            gaps = [_log_ratio(outcomes[place]) if self.settings.recompute else 0.0 for place in places]
+            for place, value in zip(places, self.slopes(rewards, gaps), strict=True):
+                found[place] = value
+        return found
+
+    def slopes(self, rewards: Sequence[float], gaps: Sequence[float]) -> list[float]:
+        """One credit for each reward of a group and log-ratio of its response."""
+        raise TypeError(f"{type(self).__name__} does not implement slopes")
+
+
+class LpoSettings(GroupLossSettings):
     """Settings of LPO."""
 
     tau: float | Literal["std", "mean"] = Field(1.0, description="Temperature of the target, or a group statistic.")
     divergence: Literal["forward_kl", "reverse_kl"] = Field("forward_kl", description="The projection.")
 
 
-class Lpo(GroupEstimator):
+class Lpo(GroupLoss):
     """LPO's credit; see the module for the formula."""
 
     settings_type = LpoSettings
     settings: LpoSettings
     evidence = "text"
-    least_group = 2
-    centred = True
 
-    def of_group(self, rewards: Sequence[float]) -> list[float]:
-        """See the module."""
-        if len(set(rewards)) == 1:
+    def __init__(self, settings: LpoSettings) -> None:
+        super().__init__(settings)
+        self.shift_free = "group" if settings.tau != "mean" else ""
+        self.scale_free = "group" if isinstance(settings.tau, str) else ""
+
+    def slopes(self, rewards: Sequence[float], gaps: Sequence[float]) -> list[float]:
+        """See the module; metric effective."""
+        if len(rewards) < 2 or (len(set(rewards)) == 1 and not any(gaps)):
             return [0.0] * len(rewards)
-        tau = self._tau(rewards)
-        share = 1.0 / len(rewards)
+        tau, present = self._tau(rewards), softmax(gaps)
+        old = self.fired.get("effective", (0.0, 0.0))
+        # 1 / sum p^2: the number of answers that the weight is spread over.
+        self.fired["effective"] = (old[0] + 1.0 / math.fsum(p * p for p in present), old[1] + 1.0)
         if self.settings.divergence == "forward_kl":
-            return [weight - share for weight in softmax([reward / tau for reward in rewards])]
-        mean = math.fsum(rewards) * share
-        return [share * (reward - mean) / tau for reward in rewards]
+            target = softmax([reward / tau for reward in rewards])
+            return [weight - p for weight, p in zip(target, present, strict=True)]
+        away = [gap - reward / tau for gap, reward in zip(gaps, rewards, strict=True)]
+        # The gradient of KL(present || target): each distance less their mean under the present weights.
+        mean = math.fsum(p * d for p, d in zip(present, away, strict=True))
+        return [-p * (d - mean) for p, d in zip(present, away, strict=True)]
 
     def _tau(self, rewards: Sequence[float]) -> float:
         tau = self.settings.tau
@@ -60,32 +115,49 @@ class Lpo(GroupEstimator):
         return found if found > 0.0 else 1.0
 
 
-class PacsSettings(AdvantageSettings):
+class PacsSettings(GroupLossSettings):
     """Settings of PACS."""
 
     beta: float = Field(1.0, gt=0, description="Scale of the log-ratio.")
     threshold: float = Field(0.5, description="Least reward of a right answer.")
 
 
-class Pacs(GroupEstimator):
+class Pacs(GroupLoss):
     """PACS' credit; see the module for the formula."""
 
     settings_type = PacsSettings
     settings: PacsSettings
     evidence = "text and code"
-    least_group = 2
-    centred = True
 
-    def of_group(self, rewards: Sequence[float]) -> list[float]:
+    def __init__(self, settings: PacsSettings) -> None:
+        super().__init__(settings)
+        # Right and wrong do not change as long as the threshold lies between them.
+        self.shift_free = self.scale_free = "group"
+
+    def slopes(self, rewards: Sequence[float], gaps: Sequence[float]) -> list[float]:
         """See the module."""
-        n = len(rewards)
+        n, beta = len(rewards), self.settings.beta
         right = [reward >= self.settings.threshold for reward in rewards]
-        if len(set(right)) == 1:
+        if n < 2 or (len(set(right)) == 1 and not any(gaps)):
             return [0.0] * n
-        sizes = {True: sum(right), False: n - sum(right)}
-        slopes = [n / (2 * sizes[label]) * (0.5 - label) / n for label in right]
+        sizes = {label: max(1, right.count(label)) for label in (True, False)}
+        total = math.fsum(gaps)
+        # Each against the mean of the others.
+        apart = [beta * (gap - (total - gap) / (n - 1)) for gap in gaps]
+        mixed = len(set(right)) > 1
+        # Right and wrong answers weigh the same together, however many there are of each.
+        slopes = [
+            (n / (2 * sizes[label]) if mixed else 1.0) * (1.0 / (1.0 + math.exp(-a)) - label) / n
+            for a, label in zip(apart, right, strict=True)
+        ]
+        # Back through the mean of the others, of which every answer is a part.
         total = math.fsum(slopes)
-        return [-self.settings.beta * (slope - (total - slope) / (n - 1)) for slope in slopes]
+        return [-beta * (slope - (total - slope) / (n - 1)) for slope in slopes]
+
+
+def _log_ratio(outcome: Outcome) -> float:
+    """S of a response; 0 where the student's log-probs were not read."""
+    return outcome.sums.get(STUDENT, outcome.sums["behaviour"]) - outcome.sums["behaviour"]
 
 
 def softmax(values: Sequence[float]) -> list[float]:

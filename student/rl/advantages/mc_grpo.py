@@ -41,6 +41,11 @@ class McGrpo(GroupEstimator):
     evidence = "text and code"
     least_group = 2
 
+    def __init__(self, settings: McGrpoSettings) -> None:
+        super().__init__(settings)
+        self.shift_free = "group"
+        self.scale_free = "group"
+
     def check(self, recipe: Recipe) -> None:
         """Refuse a median without a bound where rewards may be binary.
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field
 
+from opd.errors import ConfigError
 from opd.wire.types import PayloadSpec
 from student.rl.advantages.base import AdvantageSettings, Credit, Modifier, known
 from student.rl.advantages.batch_scale import deviation
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.outcome import Outcome
+    from student.recipe import Recipe
 
 
 class AceSettings(AdvantageSettings):
@@ -42,6 +44,16 @@ class Ace(Modifier):
     settings_type = AceSettings
     settings: AceSettings
     evidence = "text"
+    only_errors = True
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a strength of 0.
+
+        Raises:
+            ConfigError: with the setting to raise.
+        """
+        if not self.settings.alpha:
+            raise ConfigError("advantage 'ace' with alpha 0 changes nothing; raise alpha or leave it out.")
 
     def needs(self) -> Needs:
         """The reference's log-probs of the response tokens."""
@@ -77,6 +89,16 @@ class Sngs(Modifier):
     settings_type = SngsSettings
     settings: SngsSettings
     evidence = "text"
+    only_errors = True
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse factors that are 1 for every group.
+
+        Raises:
+            ConfigError: with the settings to lower.
+        """
+        if self.settings.lambda0 >= 1.0:
+            raise ConfigError("advantage 'sngs' with lambda0 1 changes nothing; lower lambda0 or leave it out.")
 
     def modify(self, outcomes: Sequence[Outcome], credit: Sequence[Credit]) -> list[Credit]:
         """See the module; metric factor, the mean over the rows that it spares."""
@@ -106,6 +128,11 @@ class Outliers(Modifier):
     settings_type = OutliersSettings
     settings: OutliersSettings
     evidence = "text and code"
+    over_batch = True
+
+    def __init__(self, settings: OutliersSettings) -> None:
+        super().__init__(settings)
+        self.scale_free = "batch"
 
     def modify(self, outcomes: Sequence[Outcome], credit: Sequence[Credit]) -> list[Credit]:
         """See the module; rows count by their mean credit. Metric dropped, a share of the rows."""

@@ -35,6 +35,10 @@ class Opmd(GroupEstimator):
     evidence = "text and code"
     least_group = 2
 
+    def __init__(self, settings: OpmdSettings) -> None:
+        super().__init__(settings)
+        self.shift_free = "group"
+
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """See the module."""
         tau, best = self.settings.tau, max(rewards)
@@ -60,6 +64,10 @@ class AsymRe(GroupEstimator):
     settings: AsymReSettings
     evidence = "text and code"
     equal_groups = "learns"
+
+    def __init__(self, settings: AsymReSettings) -> None:
+        super().__init__(settings)
+        self.shift_free = "group"
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """See the module."""

@@ -34,6 +34,11 @@ class Signed(GroupEstimator):
     evidence = "text and code"
     equal_groups = "learns"
 
+    def __init__(self, settings: SignedSettings) -> None:
+        super().__init__(settings)
+        # Right and wrong do not change as long as the threshold lies between them.
+        self.shift_free = self.scale_free = "group"
+
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """See the module."""
         s = self.settings

@@ -11,11 +11,14 @@ Sources: arXiv 1602.01783 (A3C); the bonus inside EPO, T1 and LTE.
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from opd import maths
 from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
 from student.scoring.needs import HIDDEN, Needs
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class EntropyBonusSettings(TermSettings):
@@ -30,6 +33,7 @@ class EntropyBonus(Term):
     settings_type = EntropyBonusSettings
     settings: EntropyBonusSettings
     evidence: ClassVar[str] = "text and code"
+    why_not_stale = ""  # exact, given the prefix
 
     def needs(self) -> Needs:
         """The student's hidden states and head."""
@@ -37,22 +41,26 @@ class EntropyBonus(Term):
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
         """Minus the entropy, as a weighted total; metric student_entropy, nats."""
-        hidden, head = have(batch.student.hidden, "hidden states"), have(batch.student.head, "head")
-        result = maths.linear_divergence(
-            hidden,
-            head.weight,
-            hidden.new_zeros(len(hidden), 1),
-            head.weight.new_zeros(batch.valid_vocab, 1),
-            kind="reverse_kl",
-            temperature=batch.temperature,
-            student_settings=maths.HeadSettings(head.bias, head.logit_scale, head.soft_cap),
-            vocab_size=batch.valid_vocab,
-            mask=batch.mask,
-            token_weights=batch.weights,
-        )
+        result = from_uniform(batch, batch.weights)
         entropy = math.log(batch.valid_vocab) - result.per_token.detach()
         shown = entropy.where(batch.mask, entropy.new_zeros(()))
         return TermOutput(
             total=result.total - math.log(batch.valid_vocab) * batch.weights.sum(),
             metrics={"student_entropy": (shown.sum(), batch.mask.sum())},
         )
+
+
+def from_uniform(batch: TokenBatch, token_weights: Tensor) -> maths.Divergence:
+    """KL(pi || uniform) = log V - H(pi) in nats, with `token_weights` [N]: a divergence to a head of zeros."""
+    hidden, head = have(batch.student.hidden, "hidden states"), have(batch.student.head, "head")
+    return maths.linear_divergence(
+        hidden,
+        head,
+        hidden.new_zeros(len(hidden), 1),
+        head.weight.new_zeros(batch.valid_vocab, 1),
+        kind="reverse_kl",
+        temperature=batch.temperature,
+        vocab_size=batch.valid_vocab,
+        mask=batch.mask,
+        token_weights=token_weights,
+    )

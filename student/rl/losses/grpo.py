@@ -9,17 +9,13 @@ skip_degenerate, skip_truncated), GSPO (ratio sequence). Source: arXiv 2402.0330
 
 from __future__ import annotations
 
-from pydantic import Field
-
-from student.rl.losses.policy_gradient import PolicyGradient, PolicyGradientSettings
+from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient
 
 
-class GrpoSettings(PolicyGradientSettings):
+class GrpoSettings(ClippedSettings):
     """Settings of GRPO: those of the policy gradient with its own defaults."""
 
     aggregation: str = "sequence_mean"
-    clip_low: float | None = Field(0.2, gt=0, le=1, description="The ratio is clipped at 1 - clip_low; null: not.")
-    clip_high: float | None = Field(0.2, gt=0, description="The ratio is clipped at 1 + clip_high; null: not.")
 
 
 class Grpo(PolicyGradient):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from student.learning.terms import TermOutput, TokenBatch
-from student.rl.losses.policy_gradient import PolicyGradient, PolicyGradientSettings
+from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, PolicyGradientSettings
 from student.rl.losses.ratios import at_grain
 
 if TYPE_CHECKING:
@@ -32,17 +32,10 @@ _LOW, _HIGH = "The ratio is bounded at 1 - clip_low.", "The ratio is bounded at 
 _FARTHEST = math.log(1000.0)
 
 
-class StableReinforceSettings(PolicyGradientSettings):
-    """Settings of StableReinforce; its filter is advantage outliers."""
-
-    clip_low: float | None = Field(0.2, gt=0, le=1, description=_LOW)
-    clip_high: float | None = Field(0.2, gt=0, description=_HIGH)
-
-
 class StableReinforce(PolicyGradient):
-    """StableReinforce; see the module for the formula."""
+    """StableReinforce; see the module for the formula. Its filter is advantage outliers."""
 
-    settings_type = StableReinforceSettings
+    settings_type = ClippedSettings
     evidence: ClassVar[str] = "text and code"
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
@@ -130,6 +123,11 @@ class Minirl(PolicyGradient):
     settings_type = MinirlSettings
     settings: MinirlSettings
     evidence: ClassVar[str] = "text"
+
+    @property
+    def why_not_stale(self) -> str:
+        """Its own weight corrects for the policy that sampled."""
+        return ""
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
         """See the module; also metric capped_share."""

@@ -19,17 +19,17 @@ Another loss is a subclass that overrides `surrogate`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from pydantic import Field
 
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.data.outcome import gather_outcomes
-from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
+from student.learning.terms import Term, TermOutput, TokenBatch, have
 from student.rl.advantages.chain import AdvantageChain
-from student.rl.losses.ratios import Ratio, at_grain
+from student.rl.losses.ratios import at_grain
+from student.rl.losses.settings import ClippedSettings, PolicyGradientSettings
 from student.scoring.needs import SCORES, STUDENT, Needs, SignalNeed, merge
 
 if TYPE_CHECKING:
@@ -45,37 +45,8 @@ if TYPE_CHECKING:
     from student.rl.advantages.base import Credit
 
 
+__all__ = ["ClippedSettings", "PolicyGradient", "PolicyGradientSettings"]
 _SIGNS = {1: "good", 0: "even", -1: "bad"}
-
-
-class PolicyGradientSettings(TermSettings):
-    """Settings of the policy gradient."""
-
-    rows: Literal["all", "sampled", "expert"] = "sampled"
-    strata: str = "credit"
-    advantage: dict[str, Any] | list[dict[str, Any]] = Field(
-        default_factory=lambda: {"name": "group_mean"},
-        description="The advantage estimator, its name and settings, or a list of an estimator and modifiers of its "
-        "credit; see `opd plugins list advantage`.",
-    )
-    ratio: Ratio = Field("token", description="The grain of the importance ratio.")
-    ratio_to: Literal["behaviour", "old"] = Field(
-        "behaviour",
-        description="The policy under the ratio: the one that sampled, or the student when the rows were scored.",
-    )
-    clip_low: float | None = Field(None, gt=0, le=1, description="The ratio is clipped at 1 - clip_low; null: not.")
-    clip_high: float | None = Field(None, gt=0, description="The ratio is clipped at 1 + clip_high; null: not.")
-    dual_clip: float | None = Field(
-        None,
-        gt=1,
-        description="Bound of the ratio where the advantage is negative, 3 as public code has it; null: none.",
-    )
-    skip_degenerate: bool = Field(
-        False, description="Leave groups whose rewards all agree out of the means too (DAPO, arXiv 2503.14476)."
-    )
-    skip_truncated: bool = Field(
-        False, description="Leave out responses that hit the length limit, whose verdict is about the limit (DAPO)."
-    )
 
 
 class _ByRow(dict[int, "tuple[Row, Credit | None]"]):
@@ -97,8 +68,17 @@ class PolicyGradient(Term):
     def __init__(self, settings: PolicyGradientSettings) -> None:
         super().__init__(settings)
         self.chain = AdvantageChain(settings.advantage, f"term {settings.name!r}")
-        # Rows are told apart as objects: they live until the step ends, and replayed ones may share a key.
+        # Rows are distinguished as objects: they live until the step ends, and replayed ones may share a key.
         self._credit = _ByRow()
+
+    @property
+    def why_not_stale(self) -> str:
+        """The ratio to the policy that sampled is the weight; clips bound it."""
+        if self.settings.ratio == "none":
+            return "ratio none weights nothing; set ratio: token"
+        if self.settings.ratio_to == "old":
+            return "ratio_to old compares with the student when the rows were scored; set ratio_to: behaviour"
+        return ""
 
     def needs(self) -> Needs:
         """Rewards, the student's log-probs of the response tokens, and what the advantages need."""
@@ -122,26 +102,47 @@ class PolicyGradient(Term):
                 f"term {self.settings.name!r} has skip_degenerate, which drops the groups that advantage "
                 f"{self.chain.first.settings.name!r} is there to learn from; leave one of them out."
             )
+        if self.settings.importance_cap is not None and self.settings.ratio_to != "old":
+            raise ConfigError(
+                f"term {self.settings.name!r} has importance_cap {self.settings.importance_cap:g}, but its ratio is to "
+                "the behaviour policy, which corrects for it already; set ratio_to to old, or leave it out."
+            )
         self.chain.check(recipe)
 
     def remarks(self, recipe: Recipe) -> list[str]:
         """That no clip will ever act, where there is one update per batch of rows."""
         s, train = self.settings, recipe.train
         bounded = [name for name in self.bounds if getattr(s, name, None) is not None]
-        if s.ratio == "none" or not bounded or train.epochs * train.minibatches > 1:
+        if s.ratio == "none":
+            bounded = [name for name in bounded if name != "ratio"]
+            return [f"{' and '.join(bounded)} of term {s.name!r} never act: ratio none has no ratio"] if bounded else []
+        if not bounded or train.max_staleness or train.epochs * train.minibatches > 1:
             return []
         return [
             f"{' and '.join(bounded)} of term {s.name!r} never act: with one update per batch of rows every importance "
             "ratio is 1; set train.minibatches or train.epochs to make several"
         ]
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether the credit of rows depends on the present policy; see `Advantage`."""
+        return self.chain.recomputes
+
+    def bind(self, tokenizer: Any) -> None:
+        """Show the advantages the tokenizer."""
+        self.chain.bind(tokenizer)
+
     def assess(self, rows: Sequence[Row], outcomes: Sequence[Outcome], places: Sequence[int]) -> None:
         """Compute the credit of the whole batch of rows, from those of all ranks."""
+        self._credit = _ByRow()
+        self._estimate(rows, outcomes, places)
+
+    def _estimate(self, rows: Sequence[Row], outcomes: Sequence[Outcome], places: Sequence[int]) -> None:
         able = [place for place, outcome in enumerate(outcomes) if self._counts(outcome)]
         if self.settings.skip_degenerate:
             able = self._without_degenerate(outcomes, able)
         credit = dict(zip(able, self.chain.estimate([outcomes[place] for place in able]), strict=True))
-        self._credit = _ByRow({id(row): (row, None) for row in rows})
+        self._credit |= {id(row): (row, None) for row in rows}
         for row, place in zip(rows, places, strict=True):
             if place in credit and row.trained:
                 self._credit[id(row)] = (row, self.chain.refine(row, credit[place]))
@@ -156,9 +157,14 @@ class PolicyGradient(Term):
         return sorted(able[i] for group in kept for i in group)
 
     def prepare(self, rows: Sequence[Row]) -> None:
-        """Rows that were not in the batch, a probe's for example, are judged among themselves."""
+        """Rows that were not in the batch, a probe's for example, are judged among themselves.
+
+        So are the groups of an update where credit is recomputed, which looks at a group at a time.
+        """
         if any(id(row) not in self._credit for row in rows):
             self.assess(rows, *gather_outcomes(rows))
+        elif self.recomputes:
+            self._estimate(rows, *gather_outcomes(rows))
 
     def credit(self, row: Row) -> Credit | None:
         """The credit of a row; None when it has none, because its reward is unknown or it is left out."""
@@ -188,7 +194,7 @@ class PolicyGradient(Term):
         found = [self.credit(row) for row in batch.rows]
         credit = [0.0 if value is None else value for value in found]
         chosen = float(sum(value is not None for value in found))
-        advantage = batch.of_tokens(credit).to(live.dtype)
+        advantage = self.chain.shape(batch.of_tokens(credit).to(live.dtype), batch)
         log_ratio = self._log_ratio(batch, live)
         output = self.surrogate(log_ratio, advantage, live, batch)
         zero, count = torch.zeros_like(live.detach()), batch.mask.sum()
@@ -199,7 +205,25 @@ class PolicyGradient(Term):
         }
         if self.settings.ratio != "none":
             metrics["ratio"] = (torch.where(batch.mask, log_ratio.detach().exp(), zero).sum(), count)
+        output = self._corrected(output, batch)
         return TermOutput(output.loss, output.total, metrics | self.chain.metrics() | output.metrics)
+
+    def _corrected(self, output: TermOutput, batch: TokenBatch) -> TermOutput:
+        """The loss under the policy that sampled, weighted to be that under the student when the rows were scored.
+
+        The expected gradient lacks the tokens with old > cap * behaviour in part: those beyond the cap count less.
+        """
+        cap = self.settings.importance_cap
+        if cap is None:
+            return output
+        from opd.maths.head_tail import importance_weight, truncation
+
+        weight = importance_weight(self.denominator(batch), batch.behaviour_logp, cap, batch.mask)
+        loss = have(output.loss, "loss per position") * weight
+        count = batch.mask.sum()
+        found = {"importance_weight": weight} | truncation(weight, cap)
+        shown = {name: ((value * batch.mask).sum(), count) for name, value in found.items()}
+        return TermOutput(loss, None, output.metrics | shown)
 
     def surrogate(
         self,
@@ -224,9 +248,7 @@ class PolicyGradient(Term):
         if self.settings.ratio == "none":
             return TermOutput(-advantage * live)
         ratio = log_ratio.exp()
-        low, high, dual = self.settings.clip_low, self.settings.clip_high, self.settings.dual_clip
-        clipped = ratio if low is None else ratio.clamp(min=1.0 - low)
-        clipped = clipped if high is None else clipped.clamp(max=1.0 + high)
+        clipped, dual = self.settings.bounded(ratio), self.settings.dual_clip
         gain = torch.minimum(ratio * advantage, clipped * advantage)
         bites = batch.mask & (clipped * advantage < ratio * advantage)
         if dual is not None:

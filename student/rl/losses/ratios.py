@@ -50,15 +50,22 @@ def turn_index(batch: TokenBatch) -> tuple[Int[Tensor, " n"], int]:
     What lies between two turns belongs to the earlier one, and what lies before the first to the first; rows without
     turns are one.
     """
-    import numpy as np
     import torch
 
-    found, first = [], 0
-    for row in batch.rows:
-        starts = [start for start, _ in row.turns][1:]
-        found.append(first + np.searchsorted(starts, np.arange(row.length), side="right"))
-        first += len(starts) + 1
-    return torch.from_numpy(np.concatenate(found)).to(batch.mask.device), first
+    from student.learning.aggregation import turn_numbers
+
+    found, count = turn_numbers(batch.rows)
+    return torch.from_numpy(found).to(batch.mask.device), count
+
+
+def turn_in_row(batch: TokenBatch) -> Int[Tensor, " n"]:
+    """[N] the turn of each position, counted within its row from 0, cut as in `turn_index`."""
+    import torch
+
+    index, _ = turn_index(batch)
+    sizes = [max(1, len(row.turns)) for row in batch.rows]
+    firsts = [sum(sizes[:place]) for place in range(len(sizes))]
+    return index - torch.tensor(firsts, device=index.device)[batch.row]
 
 
 def prefix_sum(values: Float[Tensor, " n"], batch: TokenBatch) -> Float[Tensor, " n"]:

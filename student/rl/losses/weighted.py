@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from student.learning.terms import TermOutput, TokenBatch
-from student.rl.losses.policy_gradient import PolicyGradient, PolicyGradientSettings
+from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, PolicyGradientSettings
 from student.rl.losses.ratios import Ratio, least_before
 
 if TYPE_CHECKING:
@@ -37,17 +37,11 @@ class WeightedGradient(PolicyGradient):
         """[N] the weight, from the detached log-ratio."""
         raise TypeError(f"{type(self).__name__} does not implement weight")
 
-    def surrogate(
-        self,
-        log_ratio: Float[Tensor, " n"],
-        advantage: Float[Tensor, " n"],
-        live: Float[Tensor, " n"],
-        batch: TokenBatch,
-    ) -> TermOutput:
+    def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
         """See the module."""
         known = log_ratio.detach()
         weight = self.weight(known, advantage, batch)
-        tapered = batch.mask & ((weight - known.exp()).abs() > 1e-6)
+        tapered = batch.mask & ((weight - known.exp()).abs() > 1e-4)  # rounding aside
         return TermOutput(-weight * advantage * live, metrics={"tapered_share": (tapered.sum(), batch.mask.sum())})
 
 
@@ -114,22 +108,12 @@ class Topr(WeightedGradient):
         return taper.new_ones(()).expand_as(taper).where(advantage > 0, taper)
 
 
-class MinproSettings(PolicyGradientSettings):
-    """Settings of MinPRO."""
-
-    clip_low: float | None = Field(0.2, gt=0, le=1, description="The weight is at least 1 - clip_low; null: any.")
-    clip_high: float | None = Field(0.2, gt=0, description="The weight is at most 1 + clip_high; null: any.")
-
-
 class Minpro(WeightedGradient):
-    """MinPRO; see the module for the formula."""
+    """MinPRO; see the module for the formula. Its bounds are of the weight."""
 
-    settings_type = MinproSettings
-    settings: MinproSettings
+    settings_type = ClippedSettings
     evidence: ClassVar[str] = "text"
 
     def weight(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Tensor:
         """See the module."""
-        low, high = self.settings.clip_low, self.settings.clip_high
-        ratio = (log_ratio + least_before(log_ratio, batch)).exp()
-        return ratio.clamp(0.0 if low is None else 1.0 - low, None if high is None else 1.0 + high)
+        return self.settings.bounded((log_ratio + least_before(log_ratio, batch)).exp())

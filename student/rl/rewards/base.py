@@ -61,12 +61,15 @@ class Reward:
 
     Attributes:
         kind: "whole" when it gives the whole reward, "part" when it adds to it.
+        by_group: whether the reward of a row depends on the other rows of its group; they are then all rewarded anew
+            when a later round of a rollout strategy adds to the group.
         evidence: how its formula is known: "text and code", "text", "abstract", "inferred" or "own".
         fired: what it did since this was last cleared, as metrics (sum, count).
     """
 
     settings_type: ClassVar[type[RewardSettings]] = RewardSettings
     kind: ClassVar[Literal["whole", "part"]] = "part"
+    by_group: ClassVar[bool] = True
     evidence: ClassVar[str] = ""
 
     def __init__(self, settings: Any) -> None:
@@ -90,7 +93,7 @@ class Reward:
         """
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
-        """Reward `rows`: whole groups, all of this rank's or those of a round.
+        """Reward `rows`: whole groups, all of this rank's or those of a round, and those before it where groups grow.
 
         Must not change what `state_dict` saves: a step that was interrupted is taken again after a resume.
         """

@@ -39,6 +39,16 @@ class RewardChain:
             if names.count(name) > 1:
                 raise ConfigError(f"reward {name!r} is given twice; keep one of them.")
 
+    @property
+    def by_group(self) -> bool:
+        """Whether any of them compares the answers of a group."""
+        return any(reward.by_group for reward in self.parts)
+
+    @property
+    def reads_signals(self) -> bool:
+        """Whether any of them reads what models say about the rows."""
+        return any(reward.needs().signals for reward in self.parts)
+
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Let each reward look at the recipe.
 
@@ -60,6 +70,15 @@ class RewardChain:
             reward.reward(rows, services)
             for row in rows:
                 _check(reward, row)
+
+    def counted(self) -> list[dict[str, tuple[float, float]]]:
+        """What the rewards have counted since `take`, for `recount`."""
+        return [dict(reward.fired) for reward in self.parts]
+
+    def recount(self, counted: Sequence[Mapping[str, tuple[float, float]]]) -> None:
+        """Go back to what had been counted then."""
+        for reward, fired in zip(self.parts, counted, strict=True):
+            reward.fired = dict(fired)
 
     def take(self) -> dict[str, float]:
         """What the rewards did since the last call, as sums that can be added over ranks."""

@@ -12,45 +12,39 @@ the reward of its row unknown and disturbs no other.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from opd.errors import ConfigError
 from opd.tasks.function import FunctionCheck
-from opd.tasks.worker import CheckFailed
-from student.rl.rewards.base import Reward, RewardSettings
-from student.scoring.needs import Needs
+from student.rl.rewards.asked import Asked, AskedSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from student.data.row import Row
+    from opd.tasks.prompt import Prompt
     from student.learning.terms import Term
     from student.recipe import Recipe
-    from student.rl.rewards.base import RewardServices
 
 
-class FunctionSettings(RewardSettings):
+class FunctionSettings(AskedSettings):
     """Settings of a function as a reward."""
 
     function: str = Field(description="Dotted path package.module:function.")
-    adds: bool = Field(False, description="Add to the verdict, as a part, instead of standing in for it.")
     weight: float = Field(1.0, description="Multiplies what the function returns.")
     timeout: float = Field(10.0, gt=0, description="Seconds after which the reward of a row is unknown.")
     workers: int = Field(4, ge=1, le=256, description="Answers looked at at the same time, each in a process.")
 
 
-class FunctionReward(Reward):
+class FunctionReward(Asked):
     """The reward; see the module."""
 
     settings_type = FunctionSettings
     settings: FunctionSettings
-    evidence = "own"
 
     def __init__(self, settings: FunctionSettings) -> None:
         super().__init__(settings)
-        self.kind: Literal["whole", "part"] = "part" if settings.adds else "whole"  # type: ignore[misc]
         self._check = FunctionCheck(settings.function, settings.timeout, settings.workers)
 
     @property
@@ -58,34 +52,25 @@ class FunctionReward(Reward):
         """The function's name."""
         return self.settings.function.rpartition(":")[2]
 
-    def needs(self) -> Needs:
-        """A verdict to add to, or nothing."""
-        return Needs(reward="verdict" if self.settings.adds else "any")
-
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Import the function.
+        """Import the function, and refuse a weight that no term would see.
 
         Raises:
-            ConfigError: when there is none.
+            ConfigError: when there is none, or every advantage divides by the deviation of the rewards.
         """
         self._check.load()
+        chains = [chain for term in terms if (chain := getattr(term, "chain", None)) is not None]
+        useless = not self.settings.adds and self.settings.weight not in (0.0, 1.0) and bool(chains)
+        if useless and len(recipe.rewards) == 1 and all(chain.scale_free for chain in chains):
+            raise ConfigError(
+                f"weight {self.settings.weight:g} of reward {self.label!r} multiplies every reward, and advantage "
+                f"{chains[0].first.settings.name!r} divides by their deviation, so that it would change nothing; leave "
+                "it out."
+            )
 
-    def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
-        """See the module."""
-        with ThreadPoolExecutor(self.settings.workers) as threads:
-            found = list(threads.map(self._value, rows))
-        for row, value in zip(rows, found, strict=True):
-            self.fire("unknown", float(value is None))
-            if not self.settings.adds:
-                row.reward = None if value is None else self.settings.weight * value
-            elif value is not None:
-                row.reward_parts[self.label] = self.settings.weight * value
-
-    def _value(self, row: Row) -> float | None:
-        try:
-            return self._check(row.prompt, row.text)
-        except CheckFailed:
-            return None
+    def value(self, prompt: Prompt, answer: str) -> float | None:
+        """What the function returns."""
+        return self._check(prompt, answer)
 
     def close(self) -> None:
         """Stop the processes."""

@@ -42,6 +42,7 @@ class Hapo(Reward):
     settings_type = HapoSettings
     settings: HapoSettings
     evidence = "text and code"
+    by_group = False
 
     def __init__(self, settings: HapoSettings) -> None:
         super().__init__(settings)

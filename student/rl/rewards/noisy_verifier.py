@@ -47,7 +47,9 @@ class NoisyVerifierSettings(RewardSettings, Rates):
     def _sums(cls, domains: dict[str, Rates]) -> dict[str, Rates]:
         for name, rates in domains.items():
             if rates.false_positive + rates.false_negative >= 1:
-                raise ValueError(f"the rates of domain {name!r} add up to 1 or more: such a verdict says the opposite")
+                raise ValueError(
+                    f"the rates of domain {name!r} add up to 1 or more: such a verdict would mean the opposite"
+                )
         return domains
 
 
@@ -58,6 +60,7 @@ class NoisyVerifier(Reward):
     settings: NoisyVerifierSettings
     kind: ClassVar[Literal["whole", "part"]] = "whole"
     evidence = "text"
+    by_group = False
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse a correction that the advantage takes away again.
@@ -73,15 +76,16 @@ class NoisyVerifier(Reward):
         constant = not s.domains
         for term in terms:
             chain = getattr(term, "chain", None)
-            if chain is None or not chain.first.centred:
+            if chain is None or not chain.shift_free or (chain.shift_free == "batch" and not constant):
                 continue
-            rescales = chain.first.scale_free or getattr(chain.first.settings, "scale", "none") != "none"
+            rescales = chain.scale_free == "group" or (constant and chain.scale_free == "batch")
             if rescales or constant:
                 kept = "nothing" if rescales else "a factor that is the same for all prompts"
                 raise ConfigError(
                     f"reward noisy_verifier is affine in the verdict, and the advantage {chain.first.settings.name!r} "
-                    f"of term {term.settings.name!r} takes a group's mean off, which leaves {kept} of it; use an "
-                    "advantage without a group's mean, or rates by domain and an advantage that keeps the scale."
+                    f"of term {term.settings.name!r} does not see what is added to all rewards of a group, which "
+                    f"leaves {kept} of it; use an advantage without a group's mean, or rates by domain and an "
+                    "advantage that keeps the scale."
                 )
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:

@@ -40,6 +40,7 @@ class Overlong(Reward):
     settings_type = OverlongSettings
     settings: OverlongSettings
     evidence = "text"
+    by_group = False
 
     def __init__(self, settings: OverlongSettings) -> None:
         super().__init__(settings)

@@ -53,6 +53,7 @@ class RlStruct(Reward):
     settings: RlStructSettings
     kind: ClassVar[Literal["whole", "part"]] = "whole"
     evidence = "abstract"
+    by_group = False
 
     def needs(self) -> Needs:
         """Verdicts, where they have a weight."""

@@ -5,13 +5,12 @@
 share is the part of the group's votes for the answer of row i, H the entropy of all its answers in nats and m the
 number of different ones; the second term is 0 for m = 1. Rows without an answer vote for nothing and have no reward.
 
-H is one number for a whole group, so any advantage that takes the group's mean off cancels it: then only the majority
-counts. Sources: the authors' code (github Akshit21112002/TTRV).
+H is one number for a whole group, so any advantage that takes the group's mean off cancels it: such a recipe is
+refused, and with `diversity: 0` only the majority counts. Sources: the authors' code (github Akshit21112002/TTRV).
 """
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from student.learning.terms import Term
     from student.recipe import Recipe
     from student.rl.rewards.base import RewardServices
-
-log = logging.getLogger(__name__)
 
 
 class TtrvSettings(RewardSettings):
@@ -52,21 +49,20 @@ class Ttrv(Reward):
         return Needs(reward="any")
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse groups of one, and say when the entropy cannot act.
+        """Refuse groups of one, and an entropy that cannot act.
 
         Raises:
-            ConfigError: for rollout.samples_per_prompt of 1.
+            ConfigError: for rollout.samples_per_prompt of 1, or an advantage that takes a group's mean off.
         """
         if recipe.rollout.samples_per_prompt < 2:
             raise ConfigError("reward ttrv lets the answers to a prompt vote; raise rollout.samples_per_prompt.")
         for term in terms:
             chain = getattr(term, "chain", None)
-            if self.settings.diversity and chain is not None and chain.first.centred:
-                log.warning(
-                    "the entropy in reward ttrv is the same for a whole group, so that advantage %r of term %r cancels "
-                    "it; set diversity to 0, or use an advantage without a group's mean",
-                    chain.first.settings.name,
-                    term.settings.name,
+            if self.settings.diversity and chain is not None and chain.shift_free == "group":
+                raise ConfigError(
+                    "the entropy in reward ttrv is the same for a whole group, so that advantage "
+                    f"{chain.first.settings.name!r} of term {term.settings.name!r} cancels it; set diversity to 0, or "
+                    "use an advantage without a group's mean, for example reinforce_pp."
                 )
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:

@@ -1,0 +1,76 @@
+"""DRPO's credit: right answers are told from wrong ones, short right answers first; lengths never reach wrong ones.
+
+    s_i    mean log-prob per token of response i
+    maximised   sum over right i of  w_i (s_i - tau log mean over wrong j of exp(s_j / tau)),
+                w = softmax over the right ones of  (1 - length / longest) / lambda
+    so     A_i =  w_i / tokens_i                      for a right one
+           A_j = -softmax(s / tau)_j / tokens_j       for a wrong one
+
+The loss is -A sum_t log pi: use ratio none and aggregation constant. Groups of one kind get 0. The paper's penalty
+beta max(KL - delta, 0) KL is not offered; term reference_kl is the plain one. s is of the policy that sampled. Sources:
+arXiv 2510.04474 and the released code, Optimization-AI/DRPO.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
+from student.rl.advantages.lpo import softmax
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.outcome import Outcome
+    from student.recipe import Recipe
+
+
+class DrpoSettings(AdvantageSettings):
+    """Settings of DRPO."""
+
+    lam: float = Field(0.1, gt=0, description="lambda: how little length matters among right answers.")
+    tau: float = Field(10.0, gt=0, description="How evenly wrong answers share the push down.")
+    longest: int | None = Field(None, ge=1, description="Length that counts as 1; null: rollout.max_new_tokens.")
+    threshold: float = Field(0.5, description="Least reward of a right answer.")
+
+
+class Drpo(Advantage):
+    """The estimator; see the module for the formula."""
+
+    settings_type = DrpoSettings
+    settings: DrpoSettings
+    evidence = "text and code"
+    least_group = 2
+
+    def __init__(self, settings: DrpoSettings) -> None:
+        super().__init__(settings)
+        self._longest = settings.longest or 1
+        # Right and wrong do not change as long as the threshold lies between them.
+        self.shift_free = self.scale_free = "group"
+
+    def check(self, recipe: Recipe) -> None:
+        """Take the limit of the recipe where none is set."""
+        self._longest = self.settings.longest or recipe.rollout.max_new_tokens
+
+    def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
+        """See the module."""
+        found: list[Credit] = [0.0] * len(outcomes)
+        for places in self.groups(outcomes):
+            mine = {place: outcomes[place] for place in places}
+            right = [place for place, outcome in mine.items() if known(outcome) >= self.settings.threshold]
+            wrong = [place for place in places if place not in right]
+            # One side alone has nothing to be compared with.
+            if not right or not wrong:
+                continue
+            # Among the right ones the short ones weigh more; among the wrong ones those that are most likely to come
+            # again.
+            weights = softmax([(1.0 - mine[i].length / self._longest) / self.settings.lam for i in right])
+            pushes = softmax([mine[j].sums["behaviour"] / max(1, mine[j].tokens) / self.settings.tau for j in wrong])
+            # The weight belongs to the whole response, and credit is per token.
+            for place, weight in zip(right, weights, strict=True):
+                found[place] = weight / max(1, mine[place].tokens)
+            for place, push in zip(wrong, pushes, strict=True):
+                found[place] = -push / max(1, mine[place].tokens)
+        return found

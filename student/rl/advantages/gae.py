@@ -1,0 +1,79 @@
+"""GAE: credit by token, from rewards and a critic's values.
+
+    delta_t = r_t + discount V_{t+1} - V_t,   V = 0 behind the end
+    A_t = delta_t + discount lam_gae A_{t+1}
+
+r_t is the row's reward at its last trained token, plus `row.token_rewards` where a reward gives them; tokens that are
+not trained on are passed over. Values are those of method critic; a row without any has V = 0, which makes A the
+discounted return. Nothing is standardised, because no rank sees the tokens of the others. Source: arXiv 1506.02438.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from student.rl.advantages.base import AdvantageSettings, Credit, GroupEstimator
+from student.rl.value_head import check_critic
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.row import Row
+    from student.recipe import Recipe
+
+
+class GaeSettings(AdvantageSettings):
+    """Settings of GAE."""
+
+    discount: float = Field(1.0, gt=0, le=1, description="gamma, of a later reward, by token.")
+    lam_gae: float = Field(0.95, ge=0, le=1, description="lambda: 1 is the return less V, 0 a single step.")
+
+
+class Gae(GroupEstimator):
+    """The estimator; see the module for the formula."""
+
+    settings_type = GaeSettings
+    settings: GaeSettings
+    evidence = "text and code"
+    equal_groups = "learns"
+    refines = reads_values = sums_token_rewards = True
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a recipe without a critic.
+
+        Raises:
+            ConfigError: naming it.
+        """
+        check_critic(recipe, "advantage gae")
+
+    def of_group(self, rewards: Sequence[float]) -> list[float]:
+        """The rewards themselves: the rest is by token."""
+        return list(rewards)
+
+    def refine(self, row: Row, credit: Credit) -> Credit:
+        """Credit by token."""
+        return credit_of(row, float(np.mean(credit)), self.settings.discount, self.settings.lam_gae)
+
+
+def credit_of(row: Row, reward: float, discount: float, lam: float) -> NDArray[np.float32]:
+    """[T] A of each token; 0 where it is not trained on."""
+    places = np.flatnonzero(row.loss_mask)
+    found = np.zeros(row.length, np.float32)
+    values = np.zeros(row.length) if row.values is None else row.values.astype(np.float64)
+    gains = np.zeros(row.length) if row.token_rewards is None else row.token_rewards.astype(np.float64)
+    later, after = 0.0, 0.0
+    for number, place in enumerate(places[::-1]):
+        gain = gains[place] + (reward if number == 0 else 0.0)
+        delta = gain + discount * after - values[place]
+        later = delta + discount * lam * later
+        found[place], after = later, values[place]
+    return found
+
+
+def returns_of(row: Row, credit: NDArray[np.float32]) -> NDArray[np.float32]:
+    """[T] what a critic is fitted to: A + V."""
+    return credit if row.values is None else credit + row.values

@@ -1,0 +1,96 @@
+"""GC-OPD: a teacher's reward by token, moved up or down where the group's ranking by the teacher is not the verifier's.
+
+    d_t    log T(y_t) - log mu(y_t), mu the policy that sampled;   s_i the mean of d over answer i
+    rho_i  z(r)_i - z(s)_i,   z by the mean and population deviation of the group; 0 where either deviation is
+    c_t    1 + tanh(u_t / 2), u_t = (d_t - s_i) / std d of the answer;   1 where that deviation is 0
+    A_t    clip(d_t + beta rho_i c_t, -bound, bound)
+
+It is distillation with a verifier beside it: with beta 0, or equal rewards in a group, A_t = d_t. Use it with objective
+policy_gradient and no clip, or with the authors' cap of 5 on the ratio (objective cispo). As published, the tanh gives
+tokens that the teacher likes more of a negative rho too. Sources: arXiv 2608.19181 and the released code,
+SolereZhang/GC-OPD; beta and bound are its scripts' (the functions' defaults differ).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import Field
+
+from opd.wire.types import PayloadSpec
+from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
+from student.rl.advantages.batch_scale import deviation
+from student.scoring.needs import TEACHER, Needs, SignalNeed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from student.data.outcome import Outcome
+    from student.data.row import Row
+
+_LEAST = 1e-6
+"""Deviations up to this are 0."""
+
+
+class GcOpdSettings(AdvantageSettings):
+    """Settings of GC-OPD."""
+
+    beta: float = Field(0.1, ge=0, description="Weight of the group's disagreement; 0 is distillation alone.")
+    bound: float = Field(10.0, gt=0, description="Largest credit of a token, either way.")
+
+
+class GcOpd(Advantage):
+    """The estimator; see the module for the formula."""
+
+    settings_type = GcOpdSettings
+    settings: GcOpdSettings
+    evidence = "text and code"
+    equal_groups = "learns"
+    centred = True
+    refines = True
+
+    def __init__(self, settings: GcOpdSettings) -> None:
+        super().__init__(settings)
+        self.shift_free = self.scale_free = "group"
+
+    def needs(self) -> Needs:
+        """The teacher's log-probs of the response tokens."""
+        return Needs(signals=(SignalNeed(TEACHER, PayloadSpec.sampled()),))
+
+    def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
+        """Rho of each row."""
+        found: list[Credit] = [0.0] * len(outcomes)
+        for places in self.groups(outcomes):
+            mine = [outcomes[place] for place in places]
+            scores = [(o.sums[TEACHER] - o.sums["behaviour"]) / max(1, o.tokens) for o in mine]
+            both = _standardised([known(o) for o in mine]), _standardised(scores)
+            for place, right, liked in zip(places, *both, strict=True):
+                found[place] = (right - liked) if any(both[0]) and any(both[1]) else 0.0
+        return found
+
+    def refine(self, row: Row, credit: Credit) -> Credit:
+        """[T] A of each token; 0 where it is not trained on."""
+        taught = next(scores.sampled for (role, _), scores in row.signals.items() if role == TEACHER)
+        mask, found = row.loss_mask, np.zeros(row.length)
+        gaps = np.asarray(taught, np.float64)[mask] - row.behaviour_logp[mask].astype(np.float64)
+        found[mask] = self.by_token(gaps, float(np.mean(credit)))
+        return found.astype(np.float32)
+
+    def by_token(self, gaps: NDArray[np.float64], rho: float) -> NDArray[np.float64]:
+        """[T] A from d and the answer's rho."""
+        width = float(gaps.std()) if len(gaps) > 1 else 0.0
+        share = 1.0 + np.tanh((gaps - gaps.mean()) / width / 2.0) if width > _LEAST else np.ones(len(gaps))
+        found: NDArray[np.float64] = (gaps + self.settings.beta * rho * share).clip(
+            -self.settings.bound, self.settings.bound
+        )
+        return found
+
+
+def _standardised(values: Sequence[float]) -> list[float]:
+    """Values less their mean over their population deviation; zeros where that is 0."""
+    width, mean = deviation(values, 0), math.fsum(values) / len(values)
+    return [(value - mean) / width if width > _LEAST else 0.0 for value in values]

@@ -1,0 +1,84 @@
+"""The forward correction of a noisy verifier: weights by how often right answers are refused.
+
+    A_i = fn - 1 + v_i         fn - 1 for a refused answer, fn for an accepted one;   E[A | right] = 0
+
+v is the verdict, 0 or 1, and fn the share of right answers that the verifier refuses; how often it accepts wrong ones
+need not be known. With `learns: true` fn is that which reward appeals finds, smoothed over steps:
+
+    fn <- memory fn + (1 - memory) (overturned / asked * refused) / (accepted + overturned / asked * refused)
+
+It is reward less the constant 1 - fn, so a group's mean would take it away: it stands in for one. The backward
+correction is reward noisy_verifier. Source: arXiv 2510.00915 (text; the smoothing is ours).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from opd.errors import ConfigError
+from student.rl.advantages.base import AdvantageSettings, GroupEstimator
+from student.rl.rewards.appeals import ASKED, OVERTURNED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from student.controllers import StepReport
+    from student.recipe import Recipe
+
+
+class NoisyForwardSettings(AdvantageSettings):
+    """Settings of the correction."""
+
+    false_negative: float = Field(0.1, ge=0, lt=1, description="fn, at first where it is learnt.")
+    learns: bool = Field(False, description="Take fn from what reward appeals finds.")
+    memory: float = Field(0.9, ge=0, lt=1, description="Weight of the past in fn.")
+
+
+class NoisyForward(GroupEstimator):
+    """The estimator; see the module for the formula. Its state is fn."""
+
+    settings_type = NoisyForwardSettings
+    settings: NoisyForwardSettings
+    evidence = "text"
+    equal_groups = "learns"
+
+    def __init__(self, settings: NoisyForwardSettings) -> None:
+        super().__init__(settings)
+        self.rate = settings.false_negative
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse to learn from appeals that nobody makes.
+
+        Raises:
+            ConfigError: naming the reward.
+        """
+        made = any(str(entry.get("name", "")).rpartition(":")[2].lower() == "appeals" for entry in recipe.rewards)
+        if self.settings.learns and not made:
+            raise ConfigError("advantage noisy_forward learns from appeals; add reward appeals, or set learns: false.")
+
+    def of_group(self, rewards: Sequence[float]) -> list[float]:
+        """See the module."""
+        return [self.rate - 1.0 + reward for reward in rewards]
+
+    def observe(self, report: StepReport) -> None:
+        """Move fn by the appeals of the step."""
+        asked = sum(outcome.notes.get(ASKED, 0.0) for outcome in report.outcomes)
+        known = [outcome.reward for outcome in report.outcomes if outcome.reward is not None]
+        if not self.settings.learns or not asked or not known:
+            return
+        share = sum(outcome.notes.get(OVERTURNED, 0.0) for outcome in report.outcomes) / asked
+        accepted = sum(reward >= 1.0 for reward in known)
+        wrong = share * (len(known) - accepted)
+        if accepted + wrong:
+            memory = self.settings.memory
+            self.rate = memory * self.rate + (1.0 - memory) * wrong / (accepted + wrong)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Fn."""
+        return {"rate": self.rate}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore it."""
+        self.rate = float(state.get("rate", self.settings.false_negative))

@@ -1,0 +1,58 @@
+"""The reward against a critic's value of the prompt: a baseline for single answers, and A-LoL's filter.
+
+    A_i = r_i - V(x_i),   V(x) method critic's value before the first token
+
+With `keep: positive` answers that are no better than their prompt promises are in no loss and no mean (A-LoL), and
+metric known_share says how many are left. Before the critic's first fit V is 0. Sources: A-LoL, arXiv 2305.14718, and
+the released code, abaheti95/LoL-RL; the baseline by itself is REINFORCE's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from pydantic import Field
+
+from student.rl.advantages.base import AdvantageSettings, Credit, GroupEstimator
+from student.rl.value_head import check_critic
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.row import Row
+    from student.recipe import Recipe
+
+
+class PromptValueSettings(AdvantageSettings):
+    """Settings of the baseline."""
+
+    keep: Literal["all", "positive"] = Field("all", description="Which answers are learnt from, by the sign of A.")
+
+
+class PromptValue(GroupEstimator):
+    """The estimator; see the module for the formula."""
+
+    settings_type = PromptValueSettings
+    settings: PromptValueSettings
+    evidence = "text and code"
+    equal_groups = "learns"
+    refines = reads_values = True
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a recipe without a critic.
+
+        Raises:
+            ConfigError: naming it.
+        """
+        check_critic(recipe, "advantage prompt_value")
+
+    def of_group(self, rewards: Sequence[float]) -> list[float]:
+        """The rewards themselves: the value is of the row."""
+        return list(rewards)
+
+    def refine(self, row: Row, credit: Credit) -> Credit | None:
+        """See the module; None for an answer that is left out."""
+        value = 0.0 if row.values is None or not row.length else float(row.values[0])
+        found = float(np.mean(credit)) - value
+        return None if self.settings.keep == "positive" and found <= 0 else found

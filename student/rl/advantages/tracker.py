@@ -1,0 +1,76 @@
+"""A baseline from each prompt's own past, for single answers (MSSR).
+
+    A_i = (r_i - v(x)),   then standardised over the batch
+    v(x) <- memory v(x) + (1 - memory) mean r of the step,   v(x) = mean r of the step's other prompts before the first
+
+No group is needed: with rollout.samples_per_prompt 1 this is the only estimator here that has a baseline of the prompt.
+The paper moves the memory by how far the policy has gone since the prompt was last seen, which is not offered; its
+shaping by entropy is modifier entropy_shaping. Source: arXiv 2512.18215 (notes; the constant memory is ours).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
+from student.rl.advantages.batch_scale import deviation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from student.controllers import StepReport
+    from student.data.outcome import Outcome
+
+
+class TrackerSettings(AdvantageSettings):
+    """Settings of the tracker."""
+
+    memory: float = Field(0.8, ge=0, lt=1, description="What the value of a prompt keeps of the past.")
+    epsilon: float = Field(1e-6, ge=0, description="Added to the deviation.")
+
+
+class Tracker(Advantage):
+    """The estimator; see the module for the formula. Its state is the value of each prompt."""
+
+    settings_type = TrackerSettings
+    settings: TrackerSettings
+    evidence = "inferred"
+    equal_groups = "learns"
+
+    def __init__(self, settings: TrackerSettings) -> None:
+        super().__init__(settings)
+        self.values: dict[str, float] = {}
+        self.scale_free = "batch"
+        self.shift_free = "batch"
+
+    def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
+        """See the module; metric known, the share of rows whose prompt has a value."""
+        if not outcomes:
+            return []
+        mean = math.fsum(map(known, outcomes)) / len(outcomes)
+        gaps = [known(outcome) - self.values.get(outcome.uid, mean) for outcome in outcomes]
+        self.fired = {"known": (float(sum(outcome.uid in self.values for outcome in outcomes)), float(len(outcomes)))}
+        centre, width = math.fsum(gaps) / len(gaps), deviation(gaps, 1)
+        return [(gap - centre) / (width + self.settings.epsilon) if width else 0.0 for gap in gaps]
+
+    def observe(self, report: StepReport) -> None:
+        """Move the values."""
+        rewards: dict[str, list[float]] = {}
+        for outcome in report.outcomes:
+            if outcome.reward is not None and outcome.on_policy:
+                rewards.setdefault(outcome.uid, []).append(outcome.reward)
+        for uid, found in rewards.items():
+            new = math.fsum(found) / len(found)
+            old = self.values.get(uid, new)
+            self.values[uid] = self.settings.memory * old + (1.0 - self.settings.memory) * new
+
+    def state_dict(self) -> dict[str, Any]:
+        """The values."""
+        return {"values": dict(self.values)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore them."""
+        self.values = {str(uid): float(value) for uid, value in state.get("values", {}).items()}

@@ -1,0 +1,149 @@
+"""Credit by turn of an episode: every token of a turn has the credit of its turn.
+
+    G_k = r_k + gamma G_{k+1}                                  the return from turn k on
+
+    trloo   A_k = n / (n - 1) (G_k - mean G_k) over the n episodes of the group that reached turn k, which is G_k minus
+            the mean of the others; an episode that is alone at its turn keeps A_k = G_k          (TRLOO of Dr.Kernel)
+    mapo    A_k = w (G_k - mean) / std over turn k of the group + (1 - w) (G_k - mean) / std over all turns of the step
+
+r_k are the rewards by turn; where an episode has none, its reward counts in its last turn. Sources: TRLOO, github
+hkust-nlp/KernelGYM (core_algos); MAPO, arXiv 2603.06194, of which w and gamma were not found: 0.5 and 1 are ours.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.outcome import Outcome
+
+_EPSILON = 1e-6
+
+
+class TurnSettings(AdvantageSettings):
+    """Settings of credit by turn."""
+
+    discount: float = Field(1.0, ge=0, le=1, description="gamma, of later turns.")
+
+
+class MapoSettings(TurnSettings):
+    """Settings of MAPO."""
+
+    mix: float = Field(0.5, ge=0, le=1, description="w, share of the turn's own group; the rest is of the whole step.")
+
+
+def returns(outcome: Outcome, discount: float) -> NDArray[np.float64]:
+    """[turns] the return from each turn of an episode on."""
+    rewards = np.zeros(max(1, len(outcome.spans)))
+    if outcome.turn_rewards:
+        rewards = np.array(outcome.turn_rewards, dtype=np.float64)
+    else:
+        rewards[-1] = known(outcome)
+    found, later = np.zeros_like(rewards), 0.0
+    for turn in reversed(range(len(rewards))):
+        found[turn] = later = rewards[turn] + discount * later
+    return found
+
+
+def spread(outcome: Outcome, values: NDArray[np.float64]) -> Credit:
+    """The credit of each token from that of its turn; a row without turns is one."""
+    if not outcome.spans:
+        return float(values[-1])
+    found = np.zeros(outcome.length, dtype=np.float32)
+    for (start, end), value in zip(outcome.spans, values, strict=True):
+        found[start:end] = value
+    return found
+
+
+class TurnAdvantage(Advantage):
+    """Base: subclasses turn the returns of all episodes into credits of the same shape."""
+
+    settings_type = TurnSettings
+    settings: TurnSettings
+    reads_turns: ClassVar[bool] = True
+
+    def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
+        """See the module."""
+        found = [returns(outcome, self.settings.discount) for outcome in outcomes]
+        values = self.of_turns(found, self._at_turns(outcomes, found))
+        return [spread(outcome, value) for outcome, value in zip(outcomes, values, strict=True)]
+
+    def of_turns(
+        self, returns: Sequence[NDArray[np.float64]], groups: Sequence[Sequence[tuple[int, int]]]
+    ) -> list[NDArray[np.float64]]:
+        """Credits by episode and turn.
+
+        Args:
+            returns: by episode and turn.
+            groups: places (episode, turn) that are compared with each other: of one prompt, at one turn.
+        """
+        raise TypeError(f"{type(self).__name__} does not implement of_turns")
+
+    def _at_turns(
+        self, outcomes: Sequence[Outcome], found: Sequence[NDArray[np.float64]]
+    ) -> list[list[tuple[int, int]]]:
+        groups = []
+        for places in self.groups(outcomes):
+            for turn in range(max(len(found[place]) for place in places)):
+                groups.append([(place, turn) for place in places if turn < len(found[place])])
+        return groups
+
+
+class Trloo(TurnAdvantage):
+    """The estimator; see the module for the formula."""
+
+    evidence = "text and code"
+
+    def __init__(self, settings: TurnSettings) -> None:
+        super().__init__(settings)
+        self.shift_free = "group"
+
+    def of_turns(
+        self, returns: Sequence[NDArray[np.float64]], groups: Sequence[Sequence[tuple[int, int]]]
+    ) -> list[NDArray[np.float64]]:
+        """See the module."""
+        found = [values.copy() for values in returns]
+        for group in groups:
+            values = np.array([returns[episode][turn] for episode, turn in group])
+            if len(group) > 1:
+                values = len(group) / (len(group) - 1) * (values - values.mean())
+            for (episode, turn), value in zip(group, values, strict=True):
+                found[episode][turn] = value
+        return found
+
+
+class Mapo(TurnAdvantage):
+    """The estimator; see the module for the formula."""
+
+    settings_type = MapoSettings
+    settings: MapoSettings
+    evidence = "inferred"
+
+    def __init__(self, settings: MapoSettings) -> None:
+        super().__init__(settings)
+        self.shift_free = self.scale_free = "batch" if settings.mix < 1 else "group"
+
+    def of_turns(
+        self, returns: Sequence[NDArray[np.float64]], groups: Sequence[Sequence[tuple[int, int]]]
+    ) -> list[NDArray[np.float64]]:
+        """See the module."""
+        mix = self.settings.mix
+        # Sums in an order of their size, so that the order of the episodes changes nothing.
+        every = np.sort(np.concatenate([np.zeros(0), *returns]))
+        mean, deviation = (float(every.mean()), float(every.std())) if len(every) else (0.0, 0.0)
+        found = [(1 - mix) * (values - mean) / (deviation + _EPSILON) for values in returns]
+        for group in groups:
+            values = np.array([returns[episode][turn] for episode, turn in group])
+            ordered = np.sort(values)
+            own = (values - ordered.mean()) / (ordered.std() + _EPSILON)
+            for (episode, turn), value in zip(group, own, strict=True):
+                found[episode][turn] += mix * value
+        return found

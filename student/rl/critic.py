@@ -1,0 +1,203 @@
+"""A critic: value heads on the student's own features, for advantages with a bootstrap (gae), beside any method.
+
+    V(s_t) = the least over the heads of  w h_t + b,   h_t the student's hidden state before token t, without gradient
+             or with `softness` a their soft minimum   -a log mean exp(-(w h_t + b) / a)                       (SAFE)
+    fitted with the updates of a step to V + A (the lambda-return of advantage gae) by AdamW, on the rows of all ranks
+
+Features are those of the weights that the rows were scored with; a step's heads are fitted on that step alone. In the
+first `warm_up` steps only the critic learns, and no update is made; from step `fits_until` on it stays as it is.
+`features: initial` reads those of the first weights, which never move. Several heads take the least value (a double
+critic). It has no backbone of its own, so it costs one forward pass of the rows and cannot bend the features to
+its needs; Tulu 3 and ArCHer train one. Heads are fitted where the last update of a step has been made,
+before anything may interrupt it. Sources: GAE, arXiv 1506.02438; the shared backbone is ours.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from opd.errors import ConfigError
+from opd.wire.types import PayloadSpec
+from student.controllers import Controller, ControllerSettings
+from student.data.outcome import reward_of
+from student.data.streams import stream
+from student.rl.advantages.gae import credit_of, returns_of
+from student.rl.value_head import adamw
+from student.scoring.needs import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from student.controllers import Services
+    from student.data.plan import StepPlan
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.learning.updates import Update
+    from student.recipe import Recipe
+
+
+class CriticSettings(ControllerSettings):
+    """Settings of the critic."""
+
+    heads: int = Field(1, ge=1, le=8, description="Value heads; the least of them counts.")
+    softness: float = Field(0.0, ge=0, description="Temperature of a soft minimum over the heads; 0: the least.")
+    features: Literal["student", "initial"] = Field("student", description="Whose hidden states the heads read.")
+    warm_up: int = Field(0, ge=0, description="First steps in which only the critic learns.")
+    fits_until: int | None = Field(None, ge=1, description="Step from which the heads stay as they are; null: never.")
+    fits: int = Field(16, ge=1, description="AdamW steps on the rows of each step.")
+    learning_rate: float = Field(3e-3, gt=0, description="Of the heads.")
+    weight_decay: float = Field(0.01, ge=0, description="AdamW's decoupled weight decay of the heads.")
+    seed: int = Field(0, ge=0, description="Decides the first weights of further heads; those of the first are 0.")
+
+
+class Critic(Controller):
+    """The method; see the module. Its state is heads, moments and how often they were moved."""
+
+    settings_type = CriticSettings
+    settings: CriticSettings
+    why_not_stale = "it values rows with features that it keeps from one hook of a step to the next"
+    evidence: ClassVar[str] = "text"
+
+    def __init__(self, settings: CriticSettings) -> None:
+        super().__init__(settings)
+        self._services: Services | None = None
+        self._discount = (1.0, 0.95)
+        self._now = 0
+        self._cache: list[tuple[Row, NDArray[np.float32]]] = []
+        self._fitted: dict[str, float] = {}  # metrics of a fit that `after_update` has not told yet
+        # [heads, H + 1]: weights and, last, the bias; made when the width is known.
+        self.heads: NDArray[np.float64] | None = None
+        self.moments: NDArray[np.float64] | None = None
+        self.moved = 0
+
+    def needs(self) -> Needs:
+        """The student or its first weights, read in process, and rewards."""
+        return Needs(reward="any", models=frozenset({self.settings.features}))
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse a critic whose values no advantage reads.
+
+        Raises:
+            ConfigError: naming the advantage to use.
+        """
+        chains = [chain for term in terms if (chain := getattr(term, "chain", None)) is not None]
+        readers = [part for chain in chains for part in chain.parts if part.reads_values]
+        if not readers and not any(getattr(term, "reads_values", False) for term in terms):
+            raise ConfigError("no advantage reads the values of method critic; use objective ppo, or advantage gae.")
+        smoothed = [part.settings for part in readers if hasattr(part.settings, "lam_gae")]
+        # What reads values alone wants those of whole answers.
+        self._discount = (smoothed[0].discount, smoothed[0].lam_gae) if smoothed else (1.0, 1.0)
+
+    def start(self, services: Services) -> None:
+        """Keep the services."""
+        self._services = services
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        """Read the features of the rows and give each its values."""
+        if self._services is None:
+            raise RuntimeError("method critic composes before it was started.")
+        found = self._services.read(rows, PayloadSpec.hidden(), model=self.settings.features)
+        self._cache = []
+        for row, scores in zip(rows, found, strict=True):
+            features = np.asarray(scores.hidden, np.float32)
+            self._cache.append((row, features))
+            row.values = self.value(features)
+        return rows
+
+    def plan(self, plan: StepPlan) -> StepPlan:
+        """Remember the step, which a rank without rows must know too."""
+        self._now = plan.step
+        return plan
+
+    def updates(self, updates: Iterable[Update], services: Services) -> Iterable[Update]:
+        """None in the warm-up; after the last one the heads are fitted."""
+        if self._now >= self.settings.warm_up:
+            yield from updates
+        self._fitted = self._fit(services)
+
+    def value(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """[T] values of states with features [T, H]; zeros before the first fit."""
+        if self.heads is None:
+            return np.zeros(len(features), np.float32)
+        found, soft = _predict(self.heads, features), self.settings.softness
+        least = found.min(0)
+        if soft:
+            least = least - soft * np.log(np.exp((least - found) / soft).mean(0))
+        return least.astype(np.float32)
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Metrics critic_warm_up, critic_loss and critic_explained (share of variance) of the fit."""
+        found, self._fitted = self._fitted, {}
+        return found
+
+    def _fit(self, services: Services) -> dict[str, float]:
+        """Fit the heads to the rows of all ranks; returns what `after_update` tells."""
+        cache, self._cache = self._cache, []
+        warm_up = {"critic_warm_up": float(self._now < self.settings.warm_up)}
+        if self.settings.fits_until is not None and self._now >= self.settings.fits_until:
+            return warm_up
+        features, targets = self._data(cache)
+        parts = services.gather((len(targets), features.shape[1], float(targets.sum()), float((targets**2).sum())))
+        count, width = sum(part[0] for part in parts), max(part[1] for part in parts)
+        if not count:
+            return {}
+        heads, moments, moved = self._ready(width)
+        s, first = self.settings, 0.0
+        for number in range(s.fits):
+            gaps = _predict(heads, features.reshape(len(targets), width)) - targets
+            padded = np.concatenate([features.reshape(len(targets), width), np.ones((len(targets), 1))], 1)
+            told = services.gather((gaps @ padded, float((gaps.min(0) ** 2).sum())))
+            gradient = sum(part[0] for part in told) / count
+            first = sum(part[1] for part in told) / count if number == 0 else first
+            moved += 1
+            heads, moments = adamw(heads, moments, gradient, moved, s.learning_rate, s.weight_decay)
+        self.heads, self.moments, self.moved = heads, moments, moved
+        mean = sum(part[2] for part in parts) / count
+        variance = sum(part[3] for part in parts) / count - mean**2
+        explained = {"critic_explained": 1.0 - first / variance} if variance > 1e-12 else {}
+        return warm_up | {"critic_loss": first} | explained
+
+    def _data(
+        self, cache: Sequence[tuple[Row, NDArray[np.float32]]]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """[N, H] features and [N] targets of this rank's trained positions with a reward."""
+        features: list[NDArray[np.float64]] = [np.zeros((0, 0))]
+        targets: list[NDArray[np.float64]] = [np.zeros(0)]
+        for row, found in cache:
+            reward = reward_of(row)
+            if reward is None or not row.loss_mask.any():
+                continue
+            returns = returns_of(row, credit_of(row, reward, *self._discount))
+            features.append(found[row.loss_mask].astype(np.float64))
+            targets.append(returns[row.loss_mask].astype(np.float64))
+        if len(features) > 1:
+            features = features[1:]
+        return np.concatenate(features), np.concatenate(targets)
+
+    def _ready(self, width: int) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
+        """Copies of heads and moments, made where there are none."""
+        if self.heads is None or self.moments is None:
+            shape = (self.settings.heads, width + 1)
+            heads = 0.01 * stream(self.settings.seed, "critic").standard_normal(shape)
+            heads[0] = 0.0
+            return heads, np.zeros((2, *shape)), self.moved
+        return self.heads.copy(), self.moments.copy(), self.moved
+
+    def state_dict(self) -> dict[str, Any]:
+        """Heads, moments, how often they were moved, and what is to be told of the last fit."""
+        return {"heads": self.heads, "moments": self.moments, "moved": self.moved, "fitted": self._fitted}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore them."""
+        self.heads, self.moments, self.moved = state["heads"], state["moments"], int(state["moved"])
+        self._fitted = dict(state["fitted"])
+
+
+def _predict(heads: NDArray[np.float64], features: NDArray[Any]) -> NDArray[np.float64]:
+    """[heads, N] values."""
+    found: NDArray[np.float64] = heads[:, :-1] @ features.astype(np.float64).T + heads[:, -1:]
+    return found

@@ -1,0 +1,61 @@
+"""A-LoL: answers that are better than their prompt promises, weighted by a ratio to a frozen reference.
+
+    A    = R - V(x), answers with A <= 0 left out                    advantage prompt_value, keep positive
+    loss = -A sum_t sg(clip(w, 1 - clip_low, 1 + clip_high)) log pi(y_t),   w = pi(y) / pi_ref(y) of the response
+
+For answers of any origin, also such as no policy of the run wrote (`rows: expert`, method expert_rows). Variants of the
+paper are settings: `ratio: token` is A-LoL seq., `ratio: none` A-LoL ref. free, and the KL form is ratio none with term
+reference_kl. V is method critic's value of the prompt; the authors fit a head with attention on the frozen reference
+before training, for which `features: initial` and `fits_until` stand in. They also draw answers in proportion to A,
+which is not offered. Sources: arXiv 2305.14718 and the released code, abaheti95/LoL-RL, where w is clipped to 0.1 to
+1.9 and sums over tokens are averaged over answers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from opd.wire.types import PayloadKind, PayloadSpec
+from student.learning.terms import have
+from student.rl.losses.ratios import Ratio
+from student.rl.losses.settings import PolicyGradientSettings, advantage_field
+from student.rl.losses.weighted import WeightedGradient
+from student.scoring.needs import REFERENCE, Needs, SignalNeed, merge
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from student.learning.terms import TokenBatch
+
+
+class ALolSettings(PolicyGradientSettings):
+    """Settings of A-LoL."""
+
+    rows: Literal["all", "sampled", "expert"] = "all"
+    aggregation: str = "constant"
+    ratio: Ratio = Field("response", description="The grain of the ratio to the reference.")
+    clip_low: float | None = Field(0.9, gt=0, le=1, description="The weight is at least 1 - clip_low; null: any.")
+    clip_high: float | None = Field(0.9, gt=0, description="The weight is at most 1 + clip_high; null: any.")
+    advantage: dict[str, Any] | list[dict[str, Any]] = advantage_field(name="prompt_value", keep="positive")
+
+
+class ALol(WeightedGradient):
+    """A-LoL; see the module for the formula."""
+
+    settings_type = ALolSettings
+    settings: ALolSettings
+    evidence: ClassVar[str] = "text and code"
+
+    def needs(self) -> Needs:
+        """Also the reference's log-probs of the response tokens."""
+        return merge([super().needs(), Needs(signals=(SignalNeed(REFERENCE, PayloadSpec.sampled()),))])
+
+    def denominator(self, batch: TokenBatch) -> Tensor:
+        """[N] log-probs under the reference."""
+        return have(batch.signal(PayloadKind.SAMPLED, REFERENCE).sampled, "reference's log-probs")
+
+    def weight(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Tensor:
+        """See the module."""
+        return self.settings.bounded(log_ratio.exp())

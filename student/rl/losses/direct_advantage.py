@@ -1,0 +1,119 @@
+"""Direct Advantage Policy Optimisation, registered as dapo_direct: each reasoning step towards its own advantage.
+
+    A_k   = V(s_{k+1}) - V(s_k) of step k, V behind the last step the reward
+    loss  = mean over the steps of (A_k / beta - sum over its tokens of [log pi(y_t) - log pi_ref(y_t)])^2
+
+Steps end after `separator`, or are the turns of an episode; V is method critic's, which learns from whole answers
+(`fits_until` freezes it, as the paper's second stage does: it fits V to sampled continuations of every step before). A
+squared loss has the same minimum whoever wrote the steps, so rows may be given ones. Not the DAPO of decoupled clips,
+which is term dapo. Source: arXiv 2412.18279 (text in part; beta is not stated there).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.outcome import reward_of
+from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
+from student.rl.text_spans import ends_of, pieces_of
+from student.rl.value_head import check_critic
+from student.scoring.needs import REFERENCE, SCORES, Needs, SignalNeed
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from student.data.row import Row
+    from student.recipe import Recipe
+
+
+class DirectAdvantageSettings(TermSettings):
+    """Settings of Direct Advantage PO."""
+
+    rows: Literal["all", "sampled", "expert"] = "all"
+    aggregation: str = "sequence_mean"
+    beta: float = Field(0.1, gt=0, description="How far a step may leave the reference for its advantage.")
+    separator: str = Field("\n\n", description="Text after which a step of a single turn ends; empty: one step.")
+
+
+class DirectAdvantage(Term):
+    """The term; see the module for the formula."""
+
+    settings_type = DirectAdvantageSettings
+    settings: DirectAdvantageSettings
+    evidence: ClassVar[str] = "text"
+    reads_values: ClassVar[bool] = True
+
+    def __init__(self, settings: DirectAdvantageSettings) -> None:
+        super().__init__(settings)
+        self._tokenizer: Any = None
+
+    def needs(self) -> Needs:
+        """The reference's log-probs of the response tokens, the student's, and rewards."""
+        signals = (SignalNeed(REFERENCE, PayloadSpec.sampled()),)
+        return Needs(signals=signals, student=frozenset({SCORES}), reward="any")
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a recipe without a critic.
+
+        Raises:
+            ConfigError: naming it.
+        """
+        check_critic(recipe, f"term {self.settings.name!r}")
+
+    def bind(self, tokenizer: Any) -> None:
+        """Keep the tokenizer, which tells where steps end."""
+        self._tokenizer = tokenizer
+
+    def selects(self, row: Row) -> bool:
+        """Whether the row has a reward."""
+        return super().selects(row) and reward_of(row) is not None
+
+    def token_losses(self, batch: TokenBatch) -> TermOutput:
+        """See the module; each token has a share of its step's loss, so that a row's mean is that over its steps.
+
+        Metrics reasoning_steps, mean of a row; step_advantage and step_gap, means of |A_k| and of summed log-ratios.
+        """
+        import torch
+
+        live = have(batch.student.scores, "scores").sampled
+        known = have(batch.signal(PayloadKind.SAMPLED, REFERENCE).sampled, "reference's log-probs").to(live.dtype)
+        gap = torch.where(batch.mask, live - known, torch.zeros_like(live))
+        index, wanted, share, first = [], [], [], 0
+        for row in batch.rows:
+            places, advantages = self.steps(row)
+            sizes = np.bincount(places[row.loss_mask], minlength=len(advantages))
+            index.append(places + first)
+            wanted += list(advantages)
+            share.append(row.loss_mask.sum() / (max(1, np.count_nonzero(sizes)) * np.maximum(sizes, 1))[places])
+            first += len(advantages)
+        step = torch.from_numpy(np.concatenate(index)).to(live.device)
+        target = torch.tensor(wanted, dtype=live.dtype, device=live.device)
+        total = torch.zeros_like(target).index_add(0, step, gap)
+        losses = (target / self.settings.beta - total) ** 2
+        weights = torch.from_numpy(np.concatenate(share)).to(live)
+        count = float(len(wanted))
+        return TermOutput(
+            losses[step] * weights,
+            metrics={
+                "reasoning_steps": (count, float(len(batch.rows))),
+                "step_advantage": (target.abs().sum(), count),
+                "step_gap": (total.detach().sum(), count),
+            },
+        )
+
+    def steps(self, row: Row) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """[T] the step of each token of a row, and [K] the advantage of each step."""
+        ends = [end for _, end in row.turns]
+        if len(ends) < 2:
+            ends = []
+            if self.settings.separator and self._tokenizer is not None:
+                ends = ends_of(pieces_of(row.response_ids, self._tokenizer), self.settings.separator)
+        ends = [end for end in ends if end < row.length]
+        places = np.searchsorted(np.array(ends, np.int64), np.arange(row.length), side="right")
+        values = np.zeros(row.length) if row.values is None else row.values.astype(np.float64)
+        at = [values[start] for start in (0, *ends)] + [reward_of(row) or 0.0]
+        return places, np.diff(np.array(at))

@@ -1,0 +1,82 @@
+"""EntroPIC: a controller that holds the student's entropy at a target, by the weight of its confident tokens.
+
+    e = H - target,   alpha = clip(k_p e + k_i sum of earlier e, -1, 1)
+    loss_t = clipped loss - alpha rho_t |A_t|   on tokens with pi(y_t) > confident,   the clipped loss elsewhere
+
+On those tokens good answers weigh 1 + alpha and bad ones 1 - alpha: entropy below the target makes alpha negative, so
+that confident good tokens are strengthened less and confident bad ones more. H is the mean entropy of the last step's
+trained tokens on all ranks; the released code takes that of the batch in hand, of one rank. P alone is enough on
+policy, the sum is for off-policy updates. Sources: arXiv 2511.15248 and the released code, yk7333/EntroPIC.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from student.learning.terms import TermOutput, TokenBatch, have
+from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from student.controllers import StepReport
+
+
+class EntropicSettings(ClippedSettings):
+    """Settings of EntroPIC."""
+
+    target: float = Field(0.1, ge=0, description="Wanted mean entropy, nats per token.")
+    k_p: float = Field(1.0, ge=0, description="Weight of the last error.")
+    k_i: float = Field(0.01, ge=0, description="Weight of the sum of the errors before it.")
+    confident: float = Field(0.95, gt=0, lt=1, description="Probability above which a token is confident.")
+    unwind: bool = Field(False, description="Leave errors out of the sum while alpha is at a bound (ours).")
+
+
+class Entropic(PolicyGradient):
+    """EntroPIC; see the module for the formula. Its state is the sum and the last error."""
+
+    settings_type = EntropicSettings
+    settings: EntropicSettings
+    evidence: ClassVar[str] = "text and code"
+
+    def __init__(self, settings: EntropicSettings) -> None:
+        super().__init__(settings)
+        self.error = 0.0
+        self.total = 0.0
+
+    @property
+    def alpha(self) -> float:
+        """The weight of the step."""
+        return min(1.0, max(-1.0, self.settings.k_p * self.error + self.settings.k_i * self.total))
+
+    def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
+        """See the module; metrics clipped_share, entropic_alpha and confident_share."""
+        usual = super().surrogate(log_ratio, advantage, live, batch)
+        confident = batch.mask & (live.detach().exp() > self.settings.confident)
+        count = batch.mask.sum()
+        gain = (live if self.settings.ratio == "none" else log_ratio.exp()) * advantage.abs()
+        loss = have(usual.loss, "loss") - self.alpha * gain * confident
+        metrics: dict[str, Any] = {"entropic_alpha": (self.alpha * count, count)}
+        return TermOutput(loss, metrics=usual.metrics | metrics | {"confident_share": (confident.sum(), count)})
+
+    def observe(self, report: StepReport) -> None:
+        """Take the entropy of the step."""
+        super().observe(report)
+        name = self.settings.name.rpartition(":")[2]
+        entropy = report.metrics.get(f"{name}/student_entropy", report.metrics.get("student_entropy"))
+        if entropy is None:
+            return
+        if not (self.settings.unwind and abs(self.alpha) >= 1.0):
+            self.total += self.error
+        self.error = entropy - self.settings.target
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sum and the last error."""
+        return {**super().state_dict(), "error": self.error, "total": self.total}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore them."""
+        super().load_state_dict(state)
+        self.error, self.total = float(state.get("error", 0.0)), float(state.get("total", 0.0))

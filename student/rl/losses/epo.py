@@ -1,0 +1,97 @@
+"""EPO: an entropy bonus that also keeps each token's entropy in a band around what it used to be.
+
+    loss_t = -H_t + penalty max(0, low h - H_t, H_t - high h),   h the mean entropy of the turn in earlier steps
+
+The coefficient is `weight`, 0.001 in the authors' scripts. Their penalty is the constant 0.1 outside the band, which
+has no gradient, so that only the bonus acts; here the penalty grows with the distance from the band. What their code
+does is `entropy_bonus`. Both are exact over the vocabulary. Turns are those of episodes, one for single answers.
+Source: the released code, WujiangXu/EPO; the growing penalty is ours.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
+from student.rl.losses.entropy_bonus import from_uniform
+from student.rl.losses.ratios import turn_in_row
+from student.scoring.needs import HIDDEN, SCORES, Needs
+
+if TYPE_CHECKING:
+    from student.controllers import StepReport
+
+_BY_TURN = "entropy_by_turn/"
+
+
+class EpoSettings(TermSettings):
+    """Settings of EPO; its coefficient is `weight`."""
+
+    rows: Literal["all", "sampled", "expert"] = "sampled"
+    low: float = Field(0.8, ge=0, description="Lower end of the band, in multiples of the mean of earlier steps.")
+    high: float = Field(1.2, gt=0, description="Upper end of the band.")
+    penalty: float = Field(0.5, ge=0, lt=1, description="Slope of the penalty outside the band, over the bonus's.")
+    memory: float = Field(0.9, ge=0, lt=1, description="What the mean of a turn keeps of the past.")
+
+
+class Epo(Term):
+    """The term; see the module for the formula. Its state is the mean entropy of each turn."""
+
+    settings_type = EpoSettings
+    settings: EpoSettings
+    evidence: ClassVar[str] = "text and code"
+    why_not_stale = ""  # exact, given the prefix
+
+    def __init__(self, settings: EpoSettings) -> None:
+        super().__init__(settings)
+        self.means: dict[int, float] = {}
+
+    def needs(self) -> Needs:
+        """The student's entropies, hidden states and head."""
+        return Needs(student=frozenset({SCORES, HIDDEN}))
+
+    def token_losses(self, batch: TokenBatch) -> TermOutput:
+        """See the module, as a weighted total; metrics student_entropy, outside_share and entropy_by_turn/N."""
+        import torch
+
+        entropy = have(batch.student.scores, "scores").entropy.detach()
+        turn = turn_in_row(batch)
+        # Means of the steps before: those of this micro-batch would depend on how rows were cut.
+        known = {int(t): self.means.get(int(t)) for t in turn.unique()}
+        below, above = torch.zeros_like(batch.mask), torch.zeros_like(batch.mask)
+        for number, mean in known.items():
+            if mean is not None:
+                mine = batch.mask & (turn == number)
+                below |= mine & (entropy < self.settings.low * mean)
+                above |= mine & (entropy > self.settings.high * mean)
+        slope = 1.0 + self.settings.penalty * (below.to(entropy.dtype) - above.to(entropy.dtype))
+        result = from_uniform(batch, batch.weights * slope.to(batch.weights.dtype))
+        zero, count = torch.zeros_like(entropy), batch.mask.sum()
+        metrics: dict[str, Any] = {
+            "student_entropy": (torch.where(batch.mask, entropy, zero).sum(), count),
+            "outside_share": ((below | above).sum(), count),
+        }
+        for number in known:
+            mine = batch.mask & (turn == number)
+            metrics[f"{_BY_TURN}{number}"] = (torch.where(mine, entropy, zero).sum(), mine.sum())
+        # KL to the uniform distribution is log V minus the entropy.
+        level = math.log(batch.valid_vocab) * (batch.weights * slope.to(batch.weights.dtype)).sum()
+        return TermOutput(total=result.total - level, metrics=metrics)
+
+    def observe(self, report: StepReport) -> None:
+        """Move the means."""
+        for name, value in report.metrics.items():
+            _, found, number = name.rpartition(_BY_TURN)
+            if found:
+                old = self.means.get(int(number), value)
+                self.means[int(number)] = self.settings.memory * old + (1.0 - self.settings.memory) * value
+
+    def state_dict(self) -> dict[str, Any]:
+        """The means."""
+        return {"means": {str(turn): mean for turn, mean in self.means.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore them."""
+        self.means = {int(turn): float(mean) for turn, mean in state.get("means", {}).items()}

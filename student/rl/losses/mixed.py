@@ -1,0 +1,108 @@
+"""Policy losses on rows of two kinds: those that the student sampled as it is trained, and those it did not.
+
+    mixed_context   sampled rows: the clipped loss;   hinted rows: loss = -r / (r + gamma) A,   never clipped
+        denominator hint   r = pi(y_t | x) / mu(y_t | x, hint), 1 for an empty hint          (LTE, Guide)
+        denominator one    r = pi(y_t | x)                                                   (ICPO)
+    rl_plus         sampled rows: loss = -rho A, unclipped
+                    given rows:   loss = -r A (1 - sg(pi))^power,   r = 2 pi / (pi_old + (pi_old + 1) / 2)
+
+The gradient of the shaped ratio is gamma r / (r + gamma)^2 grad log pi: unlikely tokens get more than by r itself. In
+rl_plus pi_old is the student when the rows were scored, so given rows need no log-probs of their own; they come from
+method expert_rows and count in the mean of their group. Learning from rows of both kinds is `rows: all`, the default
+here. Sources: ICPO, arXiv 2510.26519, Guide, 2506.13923, RL-PLUS, 2508.00222, each with its released code; LTE,
+2510.26109 (text). LTE's gamma is not stated; 0.1 is ICPO's code's, whose paper is noted with 0.01; Guide's released
+default, a quantile of the batch's ratios, is not offered. LTE counts the tokens of hinted rows by themselves:
+aggregation balanced, strata context.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from opd.wire.types import PayloadKind, PayloadSpec
+from student.learning.terms import TermOutput, TokenBatch, have
+from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, PolicyGradientSettings
+from student.rl.losses.settings import advantage_field
+from student.scoring.needs import STUDENT, Needs, SignalNeed, merge
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LARGEST = 20.0
+"""Bound of a log-ratio, nats, as in ICPO's code."""
+
+
+class MixedContextSettings(ClippedSettings):
+    """Settings of the mixed loss; the clip is of sampled rows."""
+
+    rows: Literal["all", "sampled", "expert"] = "all"
+    gamma: float = Field(0.1, gt=0, description="Ratio at which a hinted token has half of the largest gain.")
+    denominator: Literal["hint", "one"] = Field("hint", description="What the ratio of hinted rows is over.")
+
+
+class MixedContext(PolicyGradient):
+    """The mixed loss; see the module for the formula."""
+
+    settings_type = MixedContextSettings
+    settings: MixedContextSettings
+    evidence: ClassVar[str] = "text and code"
+
+    def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
+        """See the module; metrics clipped_share, hinted_tokens (share) and shaped_gain, its mean over them."""
+        import torch
+
+        other = batch.mask & batch.of_rows([not row.on_policy for row in batch.rows])
+        # Hinted tokens have no part in the clip, nor in its count.
+        usual = super().surrogate(log_ratio.where(~other, log_ratio.new_zeros(())), advantage, live, batch)
+        over = torch.zeros_like(live) if self.settings.denominator == "one" else batch.behaviour_logp.to(live.dtype)
+        gap = torch.where(other, live - over, torch.zeros_like(live)).clamp(-_LARGEST, _LARGEST)
+        gain = gap.exp() / (gap.exp() + self.settings.gamma)
+        zero = torch.zeros_like(live)
+        metrics: dict[str, Any] = {
+            "hinted_tokens": (other.sum(), batch.mask.sum()),
+            "shaped_gain": (torch.where(other, gain.detach(), zero).sum(), other.sum()),
+        }
+        clipped, count = usual.metrics.get("clipped_share", (zero.sum(), batch.mask.sum()))
+        metrics["clipped_share"] = (clipped, count)
+        return TermOutput(torch.where(other, -gain * advantage, have(usual.loss, "loss")), metrics=metrics)
+
+
+class RlPlusSettings(PolicyGradientSettings):
+    """Settings of RL-PLUS; its own advantage is the group's mean without a deviation."""
+
+    rows: Literal["all", "sampled", "expert"] = "all"
+    aggregation: str = "constant"
+    power: float = Field(0.5, ge=0, description="gamma: how much likely tokens of given answers count less.")
+    advantage: dict[str, Any] | list[dict[str, Any]] = advantage_field(name="group_mean", scale="none")
+
+
+class RlPlus(PolicyGradient):
+    """RL-PLUS; see the module for the formula."""
+
+    settings_type = RlPlusSettings
+    settings: RlPlusSettings
+    evidence: ClassVar[str] = "text and code"
+
+    def needs(self) -> Needs:
+        """Also the student's log-probs when rows are scored."""
+        return merge([super().needs(), Needs(signals=(SignalNeed(STUDENT, PayloadSpec.sampled()),))])
+
+    def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
+        """See the module; metrics given_tokens (share) and exploration, the mean factor on them."""
+        import torch
+
+        given = batch.mask & batch.of_rows([not row.on_policy for row in batch.rows])
+        zero = torch.zeros_like(live)
+        old = have(batch.signal(PayloadKind.SAMPLED, STUDENT).sampled, "old log-probs").to(live.dtype)
+        before = torch.where(given, old, zero).exp()
+        now = torch.where(given, live, zero).exp()
+        factor = (1.0 - now.detach()).clamp(min=0.0) ** self.settings.power
+        gain = 2.0 * now / (before + (before + 1.0) / 2.0) * factor
+        usual = torch.where(given, zero, log_ratio).exp() if self.settings.ratio != "none" else live
+        shown = torch.where(given, factor, zero).sum()
+        return TermOutput(
+            -torch.where(given, gain, usual) * advantage,
+            metrics={"given_tokens": (given.sum(), batch.mask.sum()), "exploration": (shown, given.sum())},
+        )

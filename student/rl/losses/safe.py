@@ -1,0 +1,145 @@
+"""SAFE: the clipped loss with a KL to the reference that is held below a threshold that moves.
+
+    short   <- 0.9 short + 0.1 KL,         KL the mean log pi - log pi_ref of a step
+    limit    = clip((base + PID(velocity of the reward - 0.001)) * phase, 0.1, 0.6)
+    penalty  = 0.1 (short - limit)^2 max(0.5, floor / (H + 0.1))   where short > limit, 0 elsewhere
+    loss_t   = clipped loss + d penalty / d short * (log pi(y_t) - log pi_ref(y_t))^2 / 2
+
+phase is 1.5 in the first 50 steps, then by the mean reward of the last 50 steps: 1.2 while it rises (by over 0.01 on
+the 50 before), 1.0 when it is above 0.7 and steady (deviation below 0.02), 0.8 otherwise. In the released code the
+penalty is added to the loss as a number, which has no gradient and so does nothing; here its slope weighs the sampled
+KL, whose gradient that square has. `form: asymmetric` is the authors' other controller: 0.1 max(0, KL - base)^2 plus
+5 max(0, m)^2 with m the mean change of the KL over 50 steps. The soft minimum of two critics is method critic (heads 2,
+softness 0.3); the step that shrinks by a predicted KL is not offered. Source: the released code, ryyzn9/SAFE.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from opd.wire.types import PayloadKind, PayloadSpec
+from student.learning.terms import TermOutput, TokenBatch, have
+from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient
+from student.scoring.needs import REFERENCE, Needs, SignalNeed, merge
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from student.controllers import StepReport
+
+_WINDOW, _MOMENTUM = 50, 5.0
+_PHASES = {"warm_up": 1.5, "climbing": 1.2, "plateau": 0.8, "converged": 1.0}
+
+
+class SafeSettings(ClippedSettings):
+    """Settings of SAFE."""
+
+    form: Literal["gated", "asymmetric"] = Field("gated", description="Which of the two controllers.")
+    base: float = Field(0.3, gt=0, description="Threshold of the KL before it moves, nats per token.")
+    strength: float = Field(0.1, gt=0, description="Factor of the square above the threshold.")
+    floor: float = Field(2.0, gt=0, description="Entropy below which the penalty grows, nats per token.")
+
+
+class Safe(PolicyGradient):
+    """SAFE; see the module for the formula. Its state is the controller's."""
+
+    settings_type = SafeSettings
+    settings: SafeSettings
+    evidence: ClassVar[str] = "text and code"
+
+    def __init__(self, settings: SafeSettings) -> None:
+        super().__init__(settings)
+        self.short = self.integral = self.error = 0.0
+        self.entropy, self.limit = settings.floor, settings.base
+        self.smoothed: float | None = None
+        self.rewards: list[float] = []
+        self.kls: list[float] = []
+
+    def needs(self) -> Needs:
+        """Also the reference's log-probs of the response tokens."""
+        return merge([super().needs(), Needs(signals=(SignalNeed(REFERENCE, PayloadSpec.sampled()),))])
+
+    @property
+    def slope(self) -> float:
+        """The derivative of the penalty by the KL."""
+        found = 2.0 * self.settings.strength * max(0.0, self.short - self.limit)
+        if self.settings.form == "gated":
+            return found * max(0.5, self.settings.floor / (self.entropy + 0.1))
+        change = (self.kls[-1] - self.kls[0]) / _WINDOW if len(self.kls) == _WINDOW else 0.0
+        return found + 2.0 * _MOMENTUM * max(0.0, change) / _WINDOW
+
+    def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
+        """See the module; metrics clipped_share, safe_kl, safe_slope and safe_limit."""
+        import torch
+
+        usual = super().surrogate(log_ratio, advantage, live, batch)
+        known = have(batch.signal(PayloadKind.SAMPLED, REFERENCE).sampled, "reference's log-probs").to(live.dtype)
+        gap = torch.where(batch.mask, live - known, torch.zeros_like(live))
+        count = batch.mask.sum()
+        metrics: dict[str, Any] = {
+            "safe_kl": (gap.detach().sum(), count),
+            "safe_slope": (self.slope * count, count),
+            "safe_limit": (self.limit * count, count),
+        }
+        loss = have(usual.loss, "loss") + self.slope * gap**2 / 2.0
+        return TermOutput(loss, metrics=usual.metrics | metrics)
+
+    def observe(self, report: StepReport) -> None:
+        """Move the threshold by the step's KL, entropy and mean reward."""
+        super().observe(report)
+        name = self.settings.name.rpartition(":")[2]
+        kl, entropy = (report.metrics.get(f"{name}/{key}", report.metrics.get(key)) for key in _READ)
+        rewards = [outcome.reward for outcome in report.outcomes if outcome.reward is not None]
+        if kl is None or not rewards:
+            return
+        mean = math.fsum(rewards) / len(rewards)
+        self.entropy = self.entropy if entropy is None else entropy
+        self.rewards = [*self.rewards, mean][-2 * _WINDOW :]
+        if self.settings.form == "asymmetric":
+            self.short, self.kls = kl, [*self.kls, kl][-_WINDOW:]
+            return
+        self.short = 0.9 * self.short + 0.1 * kl
+        moved = (self.settings.base + self._pid(mean)) * _PHASES[self.phase]
+        self.limit = min(0.6, max(0.1, moved))
+
+    @property
+    def phase(self) -> str:
+        """Where the run is, by its rewards."""
+        if len(self.rewards) < _WINDOW:
+            return "warm_up"
+        recent, before = self.rewards[-_WINDOW:], self.rewards[-2 * _WINDOW : -_WINDOW]
+        mean = math.fsum(recent) / len(recent)
+        old = math.fsum(before) / len(before) if len(before) == _WINDOW else mean
+        if mean > old + 0.01:
+            return "climbing"
+        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in recent) / len(recent))
+        return "converged" if deviation < 0.02 and mean > 0.7 else "plateau"
+
+    def _pid(self, reward: float) -> float:
+        """What the controller adds to the threshold: nothing in the first step, which has no velocity."""
+        if self.smoothed is None:
+            self.smoothed = reward
+            return 0.0
+        old, self.smoothed = self.smoothed, 0.95 * self.smoothed + 0.05 * reward
+        error = self.smoothed - old - 0.001
+        self.integral = min(1.0, max(-1.0, self.integral + error))
+        found = 0.3 * error + 0.01 * self.integral + 0.05 * (error - self.error)
+        self.error = error
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """The controller."""
+        return {**super().state_dict(), "safe": {name: getattr(self, name) for name in _STATE}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+        super().load_state_dict(state)
+        for name, value in state.get("safe", {}).items():
+            setattr(self, name, value)
+
+
+_READ = ("safe_kl", "student_entropy")
+_STATE = ("short", "integral", "error", "entropy", "limit", "smoothed", "rewards", "kls")

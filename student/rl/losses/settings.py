@@ -1,0 +1,66 @@
+"""Settings that policy losses share; a loss with other defaults is a subclass that names them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from student.learning.terms import TermSettings
+from student.rl.losses.ratios import Ratio
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def advantage_field(**entry: Any) -> Any:
+    """The setting `advantage` with another default."""
+    return Field(
+        default_factory=lambda: dict(entry),
+        description="The advantage estimator, its name and settings, or a list of an estimator and modifiers of its "
+        "credit; see `opd plugins list advantage`.",
+    )
+
+
+class PolicyGradientSettings(TermSettings):
+    """Settings of the policy gradient."""
+
+    rows: Literal["all", "sampled", "expert"] = "sampled"
+    strata: str = "credit"
+    advantage: dict[str, Any] | list[dict[str, Any]] = advantage_field(name="group_mean")
+    ratio: Ratio = Field("token", description="The grain of the importance ratio.")
+    ratio_to: Literal["behaviour", "old"] = Field(
+        "behaviour",
+        description="The policy under the ratio: the one that sampled, or the student when the rows were scored.",
+    )
+    importance_cap: float | None = Field(
+        None,
+        gt=0,
+        description="With ratio_to old: weight each token with min(old / behaviour, cap), detached: for what the "
+        "engine's other numerics change (truncated importance sampling); null: no weight.",
+    )
+    clip_low: float | None = Field(None, gt=0, le=1, description="The ratio is clipped at 1 - clip_low; null: not.")
+    clip_high: float | None = Field(None, gt=0, description="The ratio is clipped at 1 + clip_high; null: not.")
+    dual_clip: float | None = Field(
+        None,
+        gt=1,
+        description="Bound of the ratio where the advantage is negative, 3 as public code has it; null: none.",
+    )
+    skip_degenerate: bool = Field(
+        False, description="Leave groups whose rewards all agree out of the means too (DAPO, arXiv 2503.14476)."
+    )
+    skip_truncated: bool = Field(
+        False, description="Leave out responses that hit the length limit, whose verdict is about the limit (DAPO)."
+    )
+
+    def bounded(self, ratio: Tensor) -> Tensor:
+        """`ratio` clipped to 1 - clip_low and 1 + clip_high, where they are set."""
+        clipped = ratio if self.clip_low is None else ratio.clamp(min=1.0 - self.clip_low)
+        return clipped if self.clip_high is None else clipped.clamp(max=1.0 + self.clip_high)
+
+
+class ClippedSettings(PolicyGradientSettings):
+    """PPO's clip by default."""
+
+    clip_low: float | None = Field(0.2, gt=0, le=1, description="The ratio is clipped at 1 - clip_low; null: not.")
+    clip_high: float | None = Field(0.2, gt=0, description="The ratio is clipped at 1 + clip_high; null: not.")

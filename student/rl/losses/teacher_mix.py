@@ -1,0 +1,117 @@
+"""Teacher and reward in one policy gradient: mimo_mix and glm_mix, multi-teacher distillation of two reports.
+
+    a_t       log T(y_t) - log S(y_t), without gradient: the sampled reverse KL's reward by token
+    mimo_mix  loss_t = -w_t (a_t + alpha A) log S(y_t),   w_t = rho_t where low <= rho_t <= high, else 0
+    glm_mix   the clipped loss on a_t alone,              group of one, no rewards
+
+A is the credit of the outcome, from the advantage chain; rho_t = S / mu with mu the policy that sampled, without
+gradient in mimo_mix. T is the teacher that the route gives a row, for example the expert of its domain (mimo_mix), or
+the checkpoint of an earlier stage (glm_mix). Rows whose reward is unknown are learnt from the teacher alone. GLM-5's
+second factor, which drops tokens where sampler and trainer differ, is not offered.
+Sources: MiMo-V2-Flash, arXiv 2601.02780, eq. 5 to 9 (text; alpha and the bounds are not stated, those here are ours);
+GLM-5, 2602.15763, section 3.5 (text).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from opd.wire.types import PayloadKind, PayloadSpec
+from student.learning.terms import Term, TermOutput, TokenBatch, have
+from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, PolicyGradientSettings
+from student.scoring.needs import TEACHER, Needs, SignalNeed, merge
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from student.data.row import Row
+    from student.recipe import Recipe
+
+
+class MimoMixSettings(PolicyGradientSettings):
+    """Settings of MiMo's mix."""
+
+    aggregation: str = "sequence_mean"
+    alpha: float = Field(0.5, ge=0, description="Weight of the outcome's credit; 0 is distillation alone.")
+    low: float = Field(0.5, ge=0, description="Least ratio of a token that counts.")
+    high: float = Field(2.0, gt=0, description="Largest ratio of a token that counts.")
+
+    @model_validator(mode="after")
+    def _holds_one(self) -> MimoMixSettings:
+        if not self.low <= 1.0 <= self.high:
+            raise ValueError(f"ratios from {self.low:g} to {self.high:g} count, which leaves out 1; widen the bounds")
+        return self
+
+
+class MimoMix(PolicyGradient):
+    """MiMo's mix; see the module for the formula."""
+
+    settings_type = MimoMixSettings
+    settings: MimoMixSettings
+    evidence: ClassVar[str] = "text"
+    bounds: ClassVar[tuple[str, ...]] = ("low", "high")
+
+    def needs(self) -> Needs:
+        """Also the teacher's log-probs of the response tokens."""
+        return merge([super().needs(), Needs(signals=(SignalNeed(TEACHER, PayloadSpec.sampled()),))])
+
+    def selects(self, row: Row) -> bool:
+        """Every row that is admitted: the teacher judges it also without a reward."""
+        return Term.selects(self, row)
+
+    def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
+        """See the module; metrics teacher_gap (mean a_t, nats), outcome_share of |credit|, dropped_share."""
+        import torch
+
+        zero, count = torch.zeros_like(live.detach()), batch.mask.sum()
+        teacher = have(batch.signal(PayloadKind.SAMPLED).sampled, "teacher's log-probs").to(live.dtype)
+        gap = torch.where(batch.mask, teacher - live.detach(), zero)
+        ratio = log_ratio.detach().exp()
+        kept = (ratio >= self.settings.low) & (ratio <= self.settings.high)
+        outcome = self.settings.alpha * torch.where(batch.mask, advantage, zero)
+        metrics: dict[str, Any] = {
+            "teacher_gap": (gap.sum(), count),
+            "outcome_share": (outcome.abs().sum(), outcome.abs().sum() + gap.abs().sum()),
+            "dropped_share": ((batch.mask & ~kept).sum(), count),
+        }
+        return TermOutput(-ratio * kept.to(live.dtype) * (gap + outcome) * live, metrics=metrics)
+
+
+class GlmMixSettings(ClippedSettings):
+    """Settings of GLM-5's distillation between stages."""
+
+    aggregation: str = "sequence_mean"
+    clip_high: float | None = Field(0.28, gt=0, description="The ratio is clipped at 1 + clip_high; null: not.")
+
+
+class GlmMix(PolicyGradient):
+    """GLM-5's distillation between stages; see the module for the formula."""
+
+    settings_type = GlmMixSettings
+    settings: GlmMixSettings
+    evidence: ClassVar[str] = "text"
+
+    def needs(self) -> Needs:
+        """The teacher's log-probs of the response tokens, and no rewards."""
+        wanted = super().needs()
+        signals = (*wanted.signals, SignalNeed(TEACHER, PayloadSpec.sampled()))
+        return Needs(signals=signals, student=wanted.student)
+
+    def check(self, recipe: Recipe) -> None:
+        """Nothing: there are no groups."""
+
+    def selects(self, row: Row) -> bool:
+        """Every row that is admitted."""
+        return Term.selects(self, row)
+
+    def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
+        """See the module; metrics clipped_share and teacher_gap."""
+        import torch
+
+        teacher = have(batch.signal(PayloadKind.SAMPLED).sampled, "teacher's log-probs").to(live.dtype)
+        gap = teacher - live.detach()
+        gap = torch.where(batch.mask, gap, torch.zeros_like(gap))
+        usual = super().surrogate(log_ratio, gap, live, batch)
+        return TermOutput(usual.loss, metrics=usual.metrics | {"teacher_gap": (gap.sum(), batch.mask.sum())})

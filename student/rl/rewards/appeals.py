@@ -1,0 +1,77 @@
+"""Appeals against a verifier: a judge looks again at some of the answers that it refused.
+
+    a refused answer is asked about with probability `share`; the judge's yes overturns the verdict
+
+Rewards stay as they are: what is found is how often the verifier is wrong, in metrics appeals/overturned and
+appeals/unknown, and advantage noisy_forward with `learns: true` corrects by it. Which answers are asked about is
+drawn by their keys, so a step that is taken again asks about the same. Source: arXiv 2510.00915 (text; the question
+is ours).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from opd.tasks.chat import ChatClient, ChatSettings
+from student.data.streams import stream
+from student.rl.rewards.asked import Asked, AskedSettings
+from student.rl.rewards.base import is_correct
+from student.rl.rewards.judge import filled
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from opd.tasks.prompt import Prompt
+    from student.data.row import Row
+    from student.rl.rewards.base import RewardServices
+
+ASKED, OVERTURNED = "appeals/asked", "appeals/overturned"
+_WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
+
+
+class AppealsSettings(AskedSettings, ChatSettings):
+    """Settings of the appeals."""
+
+    adds: bool = Field(True, description="The verdicts stay: nothing stands in for them.")
+    share: float = Field(0.1, gt=0, le=1, description="Share of the refused answers that are asked about.")
+    seed: int = Field(0, ge=0, description="Decides which.")
+    question: str = Field(
+        "Question:\n{prompt}\n\nReference:\n{reference}\n\nAnswer:\n{answer}\n\nDoes the answer say the same as the "
+        "reference? End with yes or no.",
+        description="What the judge is asked; {prompt}, {answer} and {reference} stand for those.",
+    )
+
+
+class Appeals(Asked):
+    """The reward; see the module."""
+
+    settings_type = AppealsSettings
+    settings: AppealsSettings
+    evidence = "text"
+
+    def __init__(self, settings: AppealsSettings) -> None:
+        super().__init__(settings)
+        self.client = ChatClient(settings)
+
+    def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
+        """Ask, and note the answers on the rows."""
+        chosen = [row for row in rows if is_correct(row) is False and self._drawn(row)]
+        for row, value in zip(chosen, self.asked(chosen), strict=True):
+            self.fire("unknown", float(value is None))
+            if value is not None:
+                row.notes |= {ASKED: 1.0, OVERTURNED: value}
+                self.fire("overturned", value)
+
+    def _drawn(self, row: Row) -> bool:
+        key = row.key
+        drawn = stream(self.settings.seed, "appeals", key.step, key.uid, key.sample).random()
+        return bool(drawn < self.settings.share)
+
+    def value(self, prompt: Prompt, answer: str) -> float | None:
+        """1 where the judge takes the answer for right, 0 where not."""
+        text = filled(self.settings.question, prompt, answer)
+        words = _WORD.findall(self.client.ask([{"role": "user", "content": text}]))
+        return float(words[-1].lower() == "yes") if words else None

@@ -1,0 +1,81 @@
+"""Rewards that ask someone else about each answer, several at once; what cannot be told is unknown, never 0."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+
+from pydantic import Field
+
+from opd.tasks.chat import ChatFailed
+from opd.tasks.worker import CheckFailed
+from student.rl.rewards.base import Reward, RewardSettings
+from student.scoring.needs import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from opd.tasks.prompt import Prompt
+    from student.data.row import Row
+    from student.rl.rewards.base import RewardServices
+
+
+T = TypeVar("T")
+
+
+class AskedSettings(RewardSettings):
+    """Settings of rewards that ask someone else: a service, or code in a process of its own."""
+
+    adds: bool = Field(False, description="Add to the verdict, as a part, instead of standing in for it.")
+    weight: float = Field(1.0, description="Multiplies the reward.")
+    workers: int = Field(8, ge=1, le=256, description="Answers judged at the same time.")
+
+
+class Asked(Reward):
+    """The base: subclasses give `value` of an answer."""
+
+    settings_type: ClassVar[type[RewardSettings]] = AskedSettings
+    settings: AskedSettings
+    evidence = "own"
+    by_group = False
+
+    def __init__(self, settings: AskedSettings) -> None:
+        super().__init__(settings)
+        self.kind: Literal["whole", "part"] = "part" if settings.adds else "whole"  # type: ignore[misc]
+
+    def needs(self) -> Needs:
+        """A verdict to add to, or nothing."""
+        return Needs(reward="verdict" if self.settings.adds else "any")
+
+    def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
+        """See the module."""
+        for row, value in zip(rows, self.asked(rows), strict=True):
+            self.fire("unknown", float(value is None))
+            if not self.settings.adds:
+                row.reward = None if value is None else self.settings.weight * value
+            elif value is not None:
+                row.reward_parts[self.label] = self.settings.weight * value
+
+    def asked(self, rows: Sequence[Row]) -> list[float | None]:
+        """What each answer is worth; None where that cannot be told."""
+        return self.told(rows, self.value)
+
+    def told(self, rows: Sequence[Row], ask: Callable[[Prompt, str], T | None]) -> list[T | None]:
+        """What `ask` says about each answer, several at once; None where nobody could be asked."""
+
+        def safely(row: Row) -> T | None:
+            try:
+                return ask(row.prompt, row.text)
+            except (ChatFailed, CheckFailed):
+                return None
+
+        with ThreadPoolExecutor(self.settings.workers) as threads:
+            return list(threads.map(safely, rows))
+
+    def value(self, prompt: Prompt, answer: str) -> float | None:
+        """What an answer is worth; None where that cannot be told.
+
+        Raises:
+            ChatFailed, CheckFailed: where no service could be asked.
+        """
+        raise TypeError(f"{type(self).__name__} does not implement value")

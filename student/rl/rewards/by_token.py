@@ -1,0 +1,126 @@
+"""Rewards by token, which advantage gae adds up: a KL in the reward (PPO's), and RTO's reward of a DPO model.
+
+    kl_penalty   r_t -= beta (log mu(y_t) - log pi_ref(y_t))
+    rto          r_t += clip(beta (log pi_dpo(y_t) - log pi_ref(y_t)), -bound, bound)
+
+mu is the policy that sampled, pi_ref the model of `teachers.reference`, and the DPO model is the teacher. Both add to
+what else rewards a row, which counts at its last token; an advantage that does not look at rewards by token would not
+see them, and is refused. Sources: the KL, arXiv 1909.08593; RTO, 2404.18922 and the released code, zkshan2002/RTO
+(beta 0.05, bound 0.05).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import Field
+
+from opd.errors import ConfigError
+from opd.wire.types import PayloadSpec
+from student.rl.rewards.base import Reward, RewardSettings
+from student.scoring.needs import REFERENCE, TEACHER, Needs, SignalNeed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+    from student.rl.rewards.base import RewardServices
+
+
+class TokenRewards(Reward):
+    """The base: subclasses give `tokens` of a row."""
+
+    roles: tuple[str, ...] = ()
+    """Whose log-probs of the response tokens it reads."""
+
+    def needs(self) -> Needs:
+        """The log-probs of the roles; no verdicts."""
+        return Needs(signals=tuple(SignalNeed(role, PayloadSpec.sampled()) for role in self.roles))
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse rewards that no advantage sees.
+
+        Raises:
+            ConfigError: naming gae.
+        """
+        check_seen(self.label, terms)
+
+    def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
+        """Add to the rewards by token."""
+        for row in rows:
+            if not np.isfinite(row.behaviour_logp[row.loss_mask]).all():
+                continue  # the student did not sample it
+            found = np.where(row.loss_mask, self.tokens(row), 0.0).astype(np.float32)
+            row.token_rewards = found if row.token_rewards is None else row.token_rewards + found
+            self.fire("by_token", float(found.sum()), float(row.loss_mask.sum()))
+
+    def tokens(self, row: Row) -> NDArray[np.float32]:
+        """[T] what each token adds; anything where it is not trained on."""
+        raise TypeError(f"{type(self).__name__} does not implement tokens")
+
+
+def check_seen(label: str, terms: Sequence[Term]) -> None:
+    """Refuse rewards by token that no advantage looks at.
+
+    Raises:
+        ConfigError: naming gae.
+    """
+    chains = [chain for term in terms if (chain := getattr(term, "chain", None)) is not None]
+    if chains and not any(part.sums_token_rewards for chain in chains for part in chain.parts):
+        raise ConfigError(
+            f"reward {label!r} rewards tokens, which advantage {chains[0].first.settings.name!r} does not look at, so "
+            "that it would change nothing; use advantage gae with method critic."
+        )
+
+
+def log_probs(row: Row, role: str) -> NDArray[np.float32]:
+    """[T] log-probs of the response tokens under a role that was asked for."""
+    found = (scores.sampled for (owner, _), scores in row.signals.items() if owner == role)
+    return np.asarray(next(values for values in found if values is not None), np.float32)
+
+
+class KlPenaltySettings(RewardSettings):
+    """Settings of the KL in the reward."""
+
+    beta: float = Field(0.05, gt=0, description="Taken off per nat of log-ratio to the reference.")
+
+
+class KlPenalty(TokenRewards):
+    """The KL in the reward; see the module for the formula."""
+
+    settings_type = KlPenaltySettings
+    settings: KlPenaltySettings
+    evidence = "text and code"
+    roles = (REFERENCE,)
+
+    def tokens(self, row: Row) -> NDArray[np.float32]:
+        """See the module."""
+        return -self.settings.beta * (row.behaviour_logp - log_probs(row, REFERENCE))
+
+
+class RtoSettings(RewardSettings):
+    """Settings of RTO."""
+
+    beta: float = Field(0.05, gt=0, description="Scale of the DPO model's log-ratio.")
+    bound: float = Field(0.05, gt=0, description="Largest reward of a token, either way.")
+
+
+class Rto(TokenRewards):
+    """RTO; see the module for the formula."""
+
+    settings_type = RtoSettings
+    settings: RtoSettings
+    evidence = "text and code"
+    roles = (TEACHER, REFERENCE)
+
+    def tokens(self, row: Row) -> NDArray[np.float32]:
+        """See the module; metric clipped, a share of the tokens."""
+        found = self.settings.beta * (log_probs(row, TEACHER) - log_probs(row, REFERENCE))
+        bound, mask = self.settings.bound, row.loss_mask
+        self.fire("clipped", float((np.abs(found[mask]) > bound).sum()), float(mask.sum()))
+        return found.clip(-bound, bound)

@@ -1,0 +1,97 @@
+"""IGPO: a turn is worth what it adds to the student's own belief in the right answer.
+
+    p_k     exp of the mean log-prob of the reference answer's tokens, read after turn k and what it led to;
+            p_0 before the first turn
+    r_k     p_k - p_{k-1}            for every turn but the last
+    r_K     the verdict's value      for the last one
+
+The rewards are by turn (`row.turn_rewards`), for advantages that read them (trloo, mapo); the row's own reward stays
+the verdict. The answer is read after the text `before`, and never enters the student's input. At discount 1 the turns'
+rewards add up to p_{K-1} - p_0 and the verdict. Source: IGPO, github GuoqingWang1/IGPO; the outcome there is a token
+F1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import Field
+
+from opd.errors import ConfigError, DataError
+from opd.wire.types import ScoreItem
+from student.rl.rewards.base import Reward, RewardSettings, known_value
+from student.scoring.needs import STUDENT, Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+    from student.rl.rewards.base import RewardServices
+
+
+class IgpoSettings(RewardSettings):
+    """Settings of IGPO."""
+
+    before: str = Field("", description="Text between the episode so far and the reference answer, such as <answer>.")
+
+
+class Igpo(Reward):
+    """The reward; see the module for the formula."""
+
+    settings_type = IgpoSettings
+    settings: IgpoSettings
+    evidence = "text and code"
+    by_group = False
+
+    def needs(self) -> Needs:
+        """Verdicts, and the student, which reads the reference answers."""
+        return Needs(reward="verdict", models=frozenset({STUDENT}))
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse recipes in which rewards by turn count for nothing.
+
+        Raises:
+            ConfigError: with the setting to change.
+        """
+        chains = [getattr(term, "chain", None) for term in terms]
+        if not any(chain is not None and getattr(chain.first, "reads_turns", False) for chain in chains):
+            raise ConfigError(
+                "reward igpo rewards turns, but no term's advantage reads them; use advantage trloo or mapo."
+            )
+
+    def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
+        """See the module.
+
+        Raises:
+            DataError: for a prompt without a reference answer.
+        """
+        judged = [(row, value) for row in rows if (value := known_value(row)) is not None and row.turns]
+        items, counts = [], []
+        for row, _ in judged:
+            places = [row.turns[0][0], *(start for start, _ in row.turns[1:])]
+            items += [self._item(row, place, services.tokenizer) for place in places]
+            counts.append(len(places))
+        beliefs = iter([_belief(scores.sampled) for scores in services.read(items)])
+        for (row, value), count in zip(judged, counts, strict=True):
+            found = [next(beliefs) for _ in range(count)]
+            row.turn_rewards = (*map(float, np.diff(found)), value)
+            self.fire("belief", found[-1])
+            for gain in row.turn_rewards[:-1]:
+                self.fire("gain", gain)
+
+    def _item(self, row: Row, place: int, tokenizer: Any) -> ScoreItem:
+        """The reference answer as a response to the episode before position `place`."""
+        if not row.prompt.answer:
+            raise DataError(f"{row.prompt.name} has no reference answer, which reward igpo reads; give it one.")
+        before = tokenizer(self.settings.before, add_special_tokens=False)["input_ids"] if self.settings.before else []
+        answer = tokenizer(row.prompt.answer, add_special_tokens=False)["input_ids"]
+        parts = [row.prompt_ids, row.response_ids[:place], np.array([*before, *answer], dtype=np.uint32)]
+        ids = np.concatenate(parts)
+        return ScoreItem(ids, len(ids) - len(answer))
+
+
+def _belief(log_probs: Any) -> float:
+    return float(np.exp(np.asarray(log_probs, dtype=np.float64).mean()))

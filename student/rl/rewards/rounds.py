@@ -1,0 +1,72 @@
+"""Rewards of rows that come in rounds: a reward sees every group whole, whichever rounds its rows came in.
+
+Where a round adds to a group and a reward compares the answers of a group, all rows so far are rewarded anew, as if
+they had come at once: what rewards had given them is taken back first, and so is what rewards had counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.row import Row
+    from student.rl.rewards.base import RewardServices
+    from student.rl.rewards.chain import RewardChain
+
+
+class StepRewards:
+    """Rewards the rows of a step, round after round.
+
+    Args:
+        chain: the rewards of the recipe.
+        services: what they may ask.
+
+    Attributes:
+        rows: everything that has been rewarded.
+    """
+
+    def __init__(self, chain: RewardChain, services: RewardServices) -> None:
+        self._chain, self._services = chain, services
+        self._fired = chain.counted()
+        self._given: list[_Given] = []
+        self._groups: dict[str, list[Row]] = {}
+        self.rows: list[Row] = []
+
+    def __call__(self, rows: Sequence[Row]) -> None:
+        """Reward `rows`, and those before them anew where a group has grown."""
+        again: list[Row] = []
+        if self._chain.by_group and any(row.key.group in self._groups for row in rows):
+            again = list(self.rows)
+            for given in self._given:
+                given.restore()
+            self._chain.recount(self._fired)
+        self._given += [_Given.of(row) for row in rows]
+        for row in rows:
+            self._groups.setdefault(row.key.group, []).append(row)
+        self.rows += rows
+        self._chain.apply([*again, *rows], self._services)
+
+    def group(self, row: Row) -> list[Row]:
+        """All rewarded rows of the group of `row`."""
+        return self._groups[row.key.group]
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a row had before it was rewarded."""
+
+    row: Row
+    values: dict[str, Any]
+
+    @classmethod
+    def of(cls, row: Row) -> _Given:
+        plain = ("reward", "rewarded", "token_rewards", "turn_rewards", "trained", "weight")
+        values = {name: getattr(row, name) for name in plain}
+        return cls(row, values | {"reward_parts": dict(row.reward_parts), "notes": dict(row.notes)})
+
+    def restore(self) -> None:
+        for name, value in self.values.items():
+            setattr(self.row, name, dict(value) if isinstance(value, dict) else value)

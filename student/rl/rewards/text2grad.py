@@ -1,0 +1,98 @@
+"""Text2Grad: a judge quotes what is good and bad in an answer, and the quoted tokens are rewarded.
+
+    r_t = +weight for the tokens of a span that is quoted as good, -weight as bad;   the rest 0
+
+The judge answers with JSON, {"good": ["span", ...], "bad": [...]}; a span that does not occur in the answer is left
+out and counted in text2grad/unmatched, and an answer about which it says nothing readable has an unknown reward. What
+else rewards the row counts at its last token. Advantage gae adds the rewards up; the paper's penalty is reward
+kl_penalty with beta 0.2, which it adapts towards a KL of 6 and we do not. The authors train a judge of their own that
+marks words. Source: the released code, microsoft/Text2Grad; the question is ours.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import Field
+
+from opd.tasks.chat import ChatClient, ChatSettings
+from student.rl.rewards.asked import Asked, AskedSettings
+from student.rl.rewards.by_token import check_seen
+from student.rl.rewards.judge import filled
+from student.rl.text_spans import pieces_of, tokens_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from opd.tasks.prompt import Prompt
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+    from student.rl.rewards.base import RewardServices
+
+_SIGNS = {"good": 1.0, "bad": -1.0}
+
+
+class Text2GradSettings(AskedSettings, ChatSettings):
+    """Settings of Text2Grad."""
+
+    question: str = Field(
+        "Question:\n{prompt}\n\nAnswer:\n{answer}\n\nQuote, word for word, the parts of the answer that are good and "
+        'those that are bad. Answer with JSON alone: {"good": ["..."], "bad": ["..."]}',
+        description="What the judge is asked; {prompt}, {answer} and {reference} stand for those.",
+    )
+
+
+class Text2Grad(Asked):
+    """The reward; see the module for the formula."""
+
+    settings_type = Text2GradSettings
+    settings: Text2GradSettings
+    evidence = "text and code"
+
+    def __init__(self, settings: Text2GradSettings) -> None:
+        super().__init__(settings)
+        self.client = ChatClient(settings)
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse rewards that no advantage sees.
+
+        Raises:
+            ConfigError: naming gae.
+        """
+        check_seen(self.label, terms)
+
+    def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
+        """See the module."""
+        for row, spans in zip(rows, self.told(rows, self.spans), strict=True):
+            self.fire("unknown", float(spans is None))
+            if not self.settings.adds:
+                row.reward = None if spans is None else 0.0
+            if spans is not None:
+                found = self.tokens(pieces_of(row.response_ids, services.tokenizer), spans)
+                found[~row.loss_mask] = 0.0
+                row.token_rewards = found if row.token_rewards is None else row.token_rewards + found
+
+    def spans(self, prompt: Prompt, answer: str) -> list[tuple[str, float]] | None:
+        """Quoted spans with their signs; None where the judge says nothing that can be read."""
+        text = self.client.ask([{"role": "user", "content": filled(self.settings.question, prompt, answer)}])
+        try:
+            said: Any = json.loads(text[text.index("{") : text.rindex("}") + 1])
+        except ValueError:
+            return None
+        if not isinstance(said, dict):
+            return None
+        return [(str(span), sign) for name, sign in _SIGNS.items() for span in said.get(name) or ()]
+
+    def tokens(self, pieces: Sequence[str], spans: Sequence[tuple[str, float]]) -> NDArray[np.float32]:
+        """[T] the reward of each token; spans that overlap add up."""
+        found = np.zeros(len(pieces), np.float32)
+        for span, sign in spans:
+            places = tokens_of(pieces, span)
+            self.fire("unmatched", float(not places))
+            found[places.start : places.stop] += np.float32(sign * self.settings.weight)
+        return found

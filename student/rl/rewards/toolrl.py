@@ -1,0 +1,108 @@
+"""ToolRL: how well the calls of an answer match reference calls, in [-3, 4].
+
+    S      (J(names) + sum over matched pairs of J(parameter names) + equal values) / (1 + |G| + sum_j |parameters|)
+    whole  format + 6 S - 3,    format 1 for at least one call and none that does not parse, else 0
+
+G are the reference calls, J the Jaccard index. Every reference call is matched with at most one of the answer's, the
+best pair first; names must agree. Calls that are not asked for lower J(names). Reference calls stand in the prompt's
+column `calls`: [{"name": ..., "arguments": {...}}]; a row without them has no reward. Source: github qiancheng0/ToolRL.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from opd.errors import DataError
+from opd.tasks.tools import BadCall, Call, parse_reply
+from student.rl.rewards.base import Reward, RewardSettings
+from student.scoring.needs import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.row import Row
+    from student.rl.rewards.base import RewardServices
+
+
+class ToolRlSettings(RewardSettings):
+    """Settings of ToolRL."""
+
+    column: str = Field("calls", description="Column of the prompt with the reference calls.")
+
+
+class ToolRl(Reward):
+    """The reward; see the module for the formula."""
+
+    settings_type = ToolRlSettings
+    settings: ToolRlSettings
+    kind: ClassVar[Literal["whole", "part"]] = "whole"
+    evidence = "text and code"
+    by_group = False
+
+    def needs(self) -> Needs:
+        """No verdicts."""
+        return Needs(reward="any")
+
+    def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
+        """See the module.
+
+        Raises:
+            DataError: for reference calls that are not valid.
+        """
+        for row in rows:
+            wanted = row.prompt.extra.get(self.settings.column)
+            if wanted is None:
+                row.reward = None
+                continue
+            reference = [_reference(one, row) for one in wanted]
+            found = parse_reply(row.text).calls
+            calls = [call for call in found if isinstance(call, Call)]
+            well_formed = bool(found) and not any(isinstance(call, BadCall) for call in found)
+            share = match_share(reference, calls)
+            row.reward = float(well_formed) + 6.0 * share - 3.0
+            self.fire("matched", share)
+
+
+def match_share(reference: Sequence[Call], calls: Sequence[Call]) -> float:
+    """S of the module, in [0, 1]; 1 where nothing is asked for and nothing called."""
+    if not reference:
+        return float(not calls)
+    pairs = sorted(
+        ((_pair(r, c), i, j) for i, r in enumerate(reference) for j, c in enumerate(calls) if r.name == c.name),
+        key=lambda pair: (-pair[0], pair[1], pair[2]),
+    )
+    score, taken, used = _jaccard([r.name for r in reference], [c.name for c in calls]), set[int](), set[int]()
+    for value, i, j in pairs:
+        if i not in taken and j not in used:
+            score += value
+            taken.add(i)
+            used.add(j)
+    return score / (1 + len(reference) + sum(len(one.arguments) for one in reference))
+
+
+def _pair(reference: Call, call: Call) -> float:
+    """J(parameter names) plus the number of equal values."""
+    equal = sum(
+        name in call.arguments and _same(value, call.arguments[name], call.coerced)
+        for name, value in reference.arguments.items()
+    )
+    return _jaccard(list(reference.arguments), list(call.arguments)) + equal
+
+
+def _same(wanted: Any, found: Any, coerced: bool) -> bool:
+    return bool(str(wanted) == found if coerced else wanted == found)
+
+
+def _jaccard(one: Sequence[str], other: Sequence[str]) -> float:
+    """Of multisets; 1 for two empty ones."""
+    a, b = Counter(one), Counter(other)
+    return sum((a & b).values()) / (sum((a | b).values()) or 1) if a or b else 1.0
+
+
+def _reference(one: Any, row: Row) -> Call:
+    if not isinstance(one, dict) or not isinstance(one.get("name"), str):
+        raise DataError(f"a reference call of {row.prompt.name} is {str(one)[:80]}; it needs a name and arguments.")
+    return Call(one["name"], dict(one.get("arguments") or {}))

@@ -1,0 +1,47 @@
+"""The reward of Tulu 3's RLVR: ten for what the verifier accepts, and a penalty for an answer that does not end.
+
+    whole = scale * [verdict is correct],   - penalty for an answer that the length limit cut, right or wrong
+
+Scores of a reward model do not count. The recipe goes on with PPO (objective ppo, method critic), reward kl_penalty
+with beta 0.05 (0.07 at 70B), learning rate 3e-7, temperature 1 and answers of up to 2048 tokens: examples/recipes has
+it. The authors begin the critic from their reward model, ours is heads on the student's features. Sources: arXiv
+2411.15124; scale and penalty from the documentation of allenai/open-instruct.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from student.rl.rewards.base import Reward, RewardSettings, is_correct
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.row import Row
+    from student.rl.rewards.base import RewardServices
+
+
+class Tulu3Settings(RewardSettings):
+    """Settings of the reward."""
+
+    scale: float = Field(10.0, gt=0, description="Reward of a right answer.")
+    penalty: float = Field(10.0, ge=0, description="Taken from nothing for an answer without an end token.")
+
+
+class Tulu3(Reward):
+    """The reward; see the module for the formula."""
+
+    settings_type = Tulu3Settings
+    settings: Tulu3Settings
+    kind: ClassVar[Literal["whole", "part"]] = "whole"
+    evidence = "text and code"
+
+    def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
+        """See the module; metric cut_share."""
+        for row in rows:
+            right = is_correct(row)
+            known = None if right is None else self.settings.scale * right
+            row.reward = -self.settings.penalty if row.truncated else known
+            self.fire("cut_share", float(row.truncated))

@@ -1,0 +1,1 @@
+"""Prompt samplers and curricula of reinforcement learning: methods that choose what a step learns from."""

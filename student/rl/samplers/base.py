@@ -1,0 +1,286 @@
+"""What a prompt sampler is: a method that draws more prompts than a step needs and keeps those worth most.
+
+    pool    = the planned prompts and (candidates - 1) times as many further ones of the run
+    chosen  = the `prompts_per_step` of the pool with the highest scores
+
+Every rank plans the whole step from the same state, which comes from the outcomes of all ranks: so all choose alike,
+and an interrupted step is planned again as it was. What becomes of a prompt is a number in [0, 1], its success: the
+mean reward of its answers, or with `signal: divergence` exp(-d / scale), d the divergence from the teacher in nats per
+token, as the answers' own tokens estimate it. So a sampler works on distillation as on rewards; the map is ours.
+
+Put samplers before other methods of a recipe: prompts that they bring in get rows as the recipe plans them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from opd.wire.types import PayloadSpec
+from student.controllers import Controller, ControllerSettings
+from student.data.plan import plan_step
+from student.data.streams import stream
+from student.scoring.needs import TEACHER, Needs, SignalNeed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+
+    from opd.tasks.prompt import Prompt
+    from student.controllers import Services, StepReport
+    from student.data.outcome import Outcome
+    from student.data.plan import PlannedRow, StepPlan
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe, RolloutSettings
+
+
+class SignalSettings(ControllerSettings):
+    """Settings of methods that learn from the results of prompts."""
+
+    signal: Literal["reward", "divergence"] = Field(
+        "reward", description="What a prompt's success is: its mean reward, or how near the student is to the teacher."
+    )
+    scale: float = Field(1.0, gt=0, description="With signal divergence: nats per token at which success is 1/e.")
+    by: str = Field(
+        "prompt",
+        description="What has a history: each prompt, each domain, or each value of a kept column. Prompts recur in "
+        "tables; a procedural task hardly ever gives one twice, so take its domain or a column there.",
+    )
+    seed: int = Field(0, ge=0, description="Decides what is random in the choice.")
+
+
+class SamplerSettings(SignalSettings):
+    """Settings that every sampler has."""
+
+    candidates: int = Field(4, ge=1, description="Prompts to choose from, in multiples of rollout.prompts_per_step.")
+
+
+class SignalMethod(Controller):
+    """Base of methods that learn from the success of prompts or of kinds of prompts.
+
+    Attributes:
+        evidence: how its formula is known: "text and code", "text", "abstract", "inferred" or "own".
+    """
+
+    settings_type = SignalSettings
+    settings: SignalSettings
+    why_not_stale = "it keeps what a step was planned by until the step is learnt"
+    evidence: ClassVar[str] = ""
+
+    def __init__(self, settings: SignalSettings) -> None:
+        super().__init__(settings)
+        self._rollout: RolloutSettings | None = None
+        self._services: Services | None = None
+        self._notes: dict[str, dict[str, float]] = {}
+        self._planned = -1
+
+    @property
+    def label(self) -> str:
+        """Its name in metrics and notes."""
+        return str(self.settings.name).rpartition(":")[2]
+
+    def needs(self) -> Needs:
+        """Rewards, or the teacher's log-probs of the sampled tokens."""
+        if self.settings.signal == "reward":
+            return Needs(reward="any")
+        return Needs(signals=(SignalNeed(TEACHER, PayloadSpec.sampled()),))
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Keep what rows are planned by."""
+        self._rollout = recipe.rollout
+
+    def start(self, services: Services) -> None:
+        """Keep the services, which give further prompts."""
+        self._services = services
+
+    def arm(self, prompt: Prompt) -> str:
+        """What of a prompt has a history, by the setting `by`."""
+        if self.settings.by == "prompt":
+            return prompt.uid
+        return (prompt.domain or "") if self.settings.by == "domain" else str(prompt.extra.get(self.settings.by, ""))
+
+    def arm_of(self, outcome: Outcome) -> str:
+        """The same of a row that was sampled."""
+        if self.settings.by == "prompt":
+            return outcome.uid
+        return outcome.domain if self.settings.by == "domain" else outcome.tags.get(self.settings.by, "")
+
+    def success(self, outcome: Outcome) -> float | None:
+        """What became of a row, in [0, 1]; None where that is not known."""
+        if not outcome.on_policy:
+            return None
+        if self.settings.signal == "reward":
+            return None if outcome.reward is None else min(max(outcome.reward, 0.0), 1.0)
+        if TEACHER not in outcome.sums or not outcome.tokens:
+            return None
+        divergence = (outcome.sums["behaviour"] - outcome.sums[TEACHER]) / outcome.tokens
+        return math.exp(-max(divergence, 0.0) / self.settings.scale)
+
+    def results(self, outcomes: Sequence[Outcome]) -> dict[str, list[list[float]]]:
+        """The successes of each group of answers, by arm."""
+        groups: dict[tuple[str, str], list[float]] = {}
+        for outcome in outcomes:
+            value = self.success(outcome)
+            if value is not None:
+                groups.setdefault((self.arm_of(outcome), outcome.uid), []).append(value)
+        found: dict[str, list[list[float]]] = {}
+        for (arm, _), values in groups.items():
+            found.setdefault(arm, []).append(values)
+        return found
+
+    def rows_of(self, plan: StepPlan, prompt: Prompt, samples: int | None = None) -> tuple[PlannedRow, ...]:
+        """Rows for a prompt: those that the plan has, or new ones; with `samples`, so many new ones."""
+        known = tuple(row for row in plan.rows if row.key.uid == prompt.uid)
+        if self._rollout is None:
+            raise RuntimeError(f"method {self.settings.name!r} plans before it has seen the recipe.")
+        if not known or samples is not None:
+            s = self._rollout
+            known = plan_step(
+                plan.step,
+                [prompt],
+                samples=samples or s.samples_per_prompt,
+                max_new_tokens=s.max_new_tokens,
+                temperature=s.temperature,
+            ).rows
+        if self.settings.by in ("prompt", "domain"):
+            return known
+        return tuple(replace(row, tags={**row.tags, self.settings.by: self.arm(prompt)}) for row in known)
+
+    def note(self, plan: StepPlan, prompt: Prompt, **values: float) -> None:
+        """Have rows of a prompt of this step tell all ranks `values`, whose means become metrics."""
+        if plan.step != self._planned:
+            self._notes, self._planned = {}, plan.step
+        self._notes[prompt.uid] = {f"{self.label}/{name}": value for name, value in values.items()}
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        """Put the notes on the rows."""
+        for row in rows:
+            row.notes.update(self._notes.get(row.key.uid, {}))
+        return rows
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Means over the prompts of what was noted, and informative_share: those whose answers differ in success."""
+        noted: dict[str, dict[str, float]] = {}
+        for outcome in services.outcomes:
+            noted.setdefault(outcome.uid, dict(outcome.notes))
+        names = sorted({name for notes in noted.values() for name in notes if name.startswith(f"{self.label}/")})
+        metrics = {}
+        for name in names:
+            values = [notes[name] for notes in noted.values() if name in notes]
+            metrics[name] = math.fsum(values) / len(values)
+        groups = [group for found in self.results(services.outcomes).values() for group in found]
+        if groups:
+            metrics[f"{self.label}/informative_share"] = sum(len(set(group)) > 1 for group in groups) / len(groups)
+        return metrics
+
+
+class Sampler(SignalMethod):
+    """Base of samplers: subclasses give `scores`, or `choose`, and learn in `observe`."""
+
+    settings_type = SamplerSettings
+    settings: SamplerSettings
+
+    def plan(self, plan: StepPlan) -> StepPlan:
+        """Choose the prompts of the step."""
+        planned = list({row.key.uid: row.prompt for row in plan.rows}.values())
+        if not planned:
+            return plan
+        rng = stream(self.settings.seed, self.label, plan.step, planned[0].uid)
+        pool = self.draw(planned, plan.step)
+        chosen = self.choose(pool, len(planned), rng, plan)
+        first = {prompt.uid for prompt in planned}
+        for prompt, gain in chosen:
+            values = {"known": float(self.knows(prompt)), "replaced": float(prompt.uid not in first)}
+            self.note(plan, prompt, gain=gain, **values)
+        return replace(plan, rows=tuple(row for prompt, _ in chosen for row in self.rows_for(plan, prompt)))
+
+    def rows_for(self, plan: StepPlan, prompt: Prompt) -> tuple[PlannedRow, ...]:
+        """Rows of a chosen prompt."""
+        return self.rows_of(plan, prompt)
+
+    def draw(self, planned: Sequence[Prompt], step: int) -> list[Prompt]:
+        """The pool: distinct prompts, the planned ones first."""
+        pool = list(planned)
+        if self.settings.candidates > 1:
+            if self._services is None:
+                raise RuntimeError(f"method {self.settings.name!r} plans before it was started.")
+            pool += self._services.prompts(len(planned) * (self.settings.candidates - 1))
+        return list({prompt.uid: prompt for prompt in pool}.values())
+
+    def choose(
+        self, pool: Sequence[Prompt], count: int, rng: np.random.Generator, plan: StepPlan
+    ) -> list[tuple[Prompt, float]]:
+        """The prompts of the step, each with its score above the mean of the pool."""
+        scores = self.scores(pool, rng)
+        order = sorted(range(len(pool)), key=lambda i: (-scores[i], i))[:count]
+        mean = math.fsum(scores) / len(scores)
+        return [(pool[i], scores[i] - mean) for i in sorted(order)]
+
+    def scores(self, pool: Sequence[Prompt], rng: np.random.Generator) -> list[float]:
+        """What each prompt is worth."""
+        raise TypeError(f"{type(self).__name__} does not implement scores")
+
+    def knows(self, prompt: Prompt) -> bool:
+        """Whether there is a history of the prompt, or of its kind."""
+        return False
+
+
+class Rates:
+    """Success rates by arm: the mean of each new group of answers enters with weight 1 - memory.
+
+    Args:
+        memory: weight of the past; 0 keeps the last rate alone.
+    """
+
+    def __init__(self, memory: float) -> None:
+        self.memory = memory
+        self.known: dict[str, float] = {}
+
+    def learn(self, results: Mapping[str, Sequence[Sequence[float]]]) -> None:
+        """Take the successes of a step."""
+        for arm, groups in results.items():
+            for group in groups:
+                mean = math.fsum(group) / len(group)
+                old = self.known.get(arm, mean)
+                self.known[arm] = self.memory * old + (1.0 - self.memory) * mean
+
+    def get(self, arm: str) -> float | None:
+        """The rate of an arm, None while it has none."""
+        return self.known.get(arm)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rates."""
+        return {"rates": dict(self.known)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self.known = {str(arm): float(rate) for arm, rate in state.get("rates", {}).items()}
+
+
+class RateSampler(Sampler):
+    """A sampler whose state is the success rate of each arm."""
+
+    def __init__(self, settings: SamplerSettings) -> None:
+        super().__init__(settings)
+        self.rates = Rates(0.0)
+
+    def knows(self, prompt: Prompt) -> bool:
+        """Whether the arm has a rate."""
+        return self.rates.get(self.arm(prompt)) is not None
+
+    def observe(self, report: StepReport) -> None:
+        """Take the rates of the step."""
+        self.rates.learn(self.results(report.outcomes))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rates."""
+        return self.rates.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore them."""
+        self.rates.load_state_dict(state)

@@ -1,0 +1,113 @@
+"""DRIVE (Pre-GRPO): phases that keep the hardest prompts of the phase before, with more answers to each.
+
+    set of a phase = the `keep` share of the set before it with the lowest success rates,   ties by uid
+    answers to a prompt = `samples` of the phase
+
+Phases begin at given steps; before the first, all prompts are used. Prompts outside the set are passed over, so
+`candidates` bounds how far a step reads on; where it does not find enough, the hardest of the others fill the step
+(metric drive/inside). Source: arXiv 2511.06307 (text; its thresholds are not stated, those here are ours). Its first
+stage, on many easy prompts with 8 answers, is the run before the first phase; its hard stage has 64 answers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, field_validator
+
+from opd.config import Settings
+from student.rl.samplers.base import RateSampler, SamplerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from opd.tasks.prompt import Prompt
+    from student.controllers import StepReport
+    from student.data.plan import PlannedRow, StepPlan
+
+
+class Phase(Settings):
+    """A phase."""
+
+    step: int = Field(ge=1, description="The step it begins with.")
+    keep: float = Field(1 / 3, gt=0, lt=1, description="Share of the prompts before it that it keeps.")
+    samples: int | None = Field(None, ge=1, description="Answers to a prompt; null: as the recipe says.")
+
+
+class DriveSettings(SamplerSettings):
+    """Settings of DRIVE."""
+
+    phases: list[Phase] = Field(
+        default_factory=lambda: [Phase(step=100)], min_length=1, description="The phases, in order of their steps."
+    )
+
+    @field_validator("phases")
+    @classmethod
+    def _order(cls, phases: list[Phase]) -> list[Phase]:
+        steps = [phase.step for phase in phases]
+        if steps != sorted(set(steps)):
+            raise ValueError(f"phases begin at steps {steps}, which must rise")
+        return phases
+
+
+class Drive(RateSampler):
+    """The sampler; see the module. Its state is the rates and the set of the phase."""
+
+    settings_type = DriveSettings
+    settings: DriveSettings
+    evidence = "text"
+
+    def __init__(self, settings: DriveSettings) -> None:
+        super().__init__(settings)
+        self.kept: list[str] | None = None
+        self.entered = 0
+
+    def phase(self, step: int) -> int:
+        """How many phases have begun."""
+        return sum(step >= phase.step for phase in self.settings.phases)
+
+    def draw(self, planned: Sequence[Prompt], step: int) -> list[Prompt]:
+        """Further prompts only once there is a set to find."""
+        return list(planned) if self.kept is None else super().draw(planned, step)
+
+    def scores(self, pool: Sequence[Prompt], rng: np.random.Generator) -> list[float]:
+        """Prompts of the set at random, then the others, the hardest first; without a set as they come."""
+        if self.kept is None:
+            return [-float(i) for i in range(len(pool))]
+        inside = set(self.kept)
+        found = []
+        for prompt, tie in zip(pool, rng.random(len(pool)), strict=True):
+            rate = self.rates.get(self.arm(prompt))
+            found.append(2.0 + float(tie) if self.arm(prompt) in inside else -(1.0 if rate is None else rate))
+        return found
+
+    def rows_for(self, plan: StepPlan, prompt: Prompt) -> tuple[PlannedRow, ...]:
+        """As many as the phase wants."""
+        phase = self.phase(plan.step)
+        return self.rows_of(plan, prompt, self.settings.phases[phase - 1].samples if phase else None)
+
+    def note(self, plan: StepPlan, prompt: Prompt, **values: float) -> None:
+        """Also whether the prompt is of the set."""
+        inside = float(self.kept is None or self.arm(prompt) in self.kept)
+        super().note(plan, prompt, inside=inside, **values)
+
+    def observe(self, report: StepReport) -> None:
+        """Take the rates of the step, and form the set of a phase that begins with the next one."""
+        super().observe(report)
+        while self.entered < self.phase(report.step + 1):
+            keep = self.settings.phases[self.entered].keep
+            known = sorted(self.rates.known) if self.kept is None else self.kept
+            hardest = sorted(known, key=lambda arm: (self.rates.known[arm], arm))
+            self.kept = sorted(hardest[: max(1, round(keep * len(hardest)))])
+            self.entered += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rates, the set, and how many phases formed it."""
+        return {**super().state_dict(), "kept": self.kept, "entered": self.entered}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore them."""
+        super().load_state_dict(state)
+        self.kept, self.entered = state["kept"], int(state["entered"])

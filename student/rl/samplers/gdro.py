@@ -1,0 +1,225 @@
+"""Group-robust RL: weights and numbers of answers by how hard a prompt has proved (Prompt-GDRO, Rollout-GDRO).
+
+    class of a prompt   the bin of its running success rate, edges 0.4 and 0.75, left only `hysteresis` beyond an edge
+    prompt_gdro    score of a class = EMA of its mean loss / its share of the rows,   loss of a row = 1 - success
+                   weight = (1 - gamma) softmax(eta score) + gamma / classes,   mean 1 over the step, at most 15
+    rollout_gdro   answers to a prompt in proportion to sqrt(v) of its class,   v the EMA of its variance of success
+                   whole numbers between `least` and `most` times rollout.samples_per_prompt, in all exactly as planned
+
+The released code weighs by the policy loss of the rows, whose mean is near 0 on policy; here it is the rate of failure.
+It also finds the numbers of answers by a bandit over counts; here they are those that its theory says are best. Prompts
+without a rate are a class of their own. Source: arXiv 2601.19280 and the released code, kishanpb/verl-gdro.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, field_validator
+
+from student.rl.samplers.base import Rates, SignalMethod, SignalSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from opd.tasks.prompt import Prompt
+    from student.controllers import StepReport
+    from student.data.plan import StepPlan
+    from student.data.row import Row
+
+NEW = "new"
+_LARGEST = 15.0
+
+
+class GdroSettings(SignalSettings):
+    """Settings that both share."""
+
+    edges: list[float] = Field(default_factory=lambda: [0.4, 0.75], description="Edges of the bins of success rates.")
+    hysteresis: float = Field(0.03, ge=0, description="How far beyond an edge a prompt must go to change its class.")
+    memory: float = Field(0.5, ge=0, lt=1, description="What a prompt's running rate keeps of the past.")
+    beta: float = Field(0.12, gt=0, le=1, description="Weight of the newest step in the averages of a class.")
+
+    @field_validator("edges")
+    @classmethod
+    def _rise(cls, edges: list[float]) -> list[float]:
+        if edges != sorted(set(edges)) or not all(0 < edge < 1 for edge in edges):
+            raise ValueError(f"edges {edges} must rise between 0 and 1")
+        return edges
+
+
+class Gdro(SignalMethod):
+    """The base: classes of prompts and an average of each; subclasses say of what."""
+
+    settings_type = GdroSettings
+    settings: GdroSettings
+    evidence = "text and code"
+
+    def __init__(self, settings: GdroSettings) -> None:
+        super().__init__(settings)
+        self.rates = Rates(settings.memory)
+        self.classes: dict[str, int] = {}
+        self.average: dict[str, float] = {}
+
+    def class_of(self, prompt: Prompt) -> str:
+        """The class of a prompt."""
+        found = self.classes.get(self.arm(prompt))
+        return NEW if found is None else str(found)
+
+    def measured(self, groups: Sequence[Sequence[float]]) -> float:
+        """What is averaged, of the groups of a class."""
+        raise TypeError(f"{type(self).__name__} does not implement measured")
+
+    def observe(self, report: StepReport) -> None:
+        """Move the averages by the classes that prompts had, then rates and classes."""
+        results = self.results(report.outcomes)
+        by_class: dict[str, list[list[float]]] = {}
+        for arm, groups in results.items():
+            by_class.setdefault(str(self.classes.get(arm, NEW)), []).extend(groups)
+        beta = self.settings.beta
+        for name, groups in sorted(by_class.items()):
+            new = self.measured(groups)
+            self.average[name] = beta * new + (1.0 - beta) * self.average.get(name, new)
+        self.rates.learn(results)
+        for arm in results:
+            self.classes[arm] = self._moved(self.classes.get(arm), self.rates.known[arm])
+
+    def _moved(self, old: int | None, rate: float) -> int:
+        edges, slack = self.settings.edges, self.settings.hysteresis
+        if old is None:
+            return sum(rate >= edge for edge in edges)
+        above = sum(rate >= edge + slack for edge in edges)
+        below = sum(rate >= edge - slack for edge in edges)
+        return max(above, min(old, below))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rates, classes and averages."""
+        return {**self.rates.state_dict(), "classes": dict(self.classes), "average": dict(self.average)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore them."""
+        self.rates.load_state_dict(state)
+        self.classes = {str(arm): int(place) for arm, place in state["classes"].items()}
+        self.average = {str(name): float(value) for name, value in state["average"].items()}
+
+
+class PromptGdroSettings(GdroSettings):
+    """Settings of the weights."""
+
+    eta: float = Field(0.65, gt=0, description="How sharply weights follow scores.")
+    gamma: float = Field(0.01, ge=0, le=1, description="Share of the weight that all classes have alike.")
+
+
+class PromptGdro(Gdro):
+    """The weights; see the module for the formula."""
+
+    settings_type = PromptGdroSettings
+    settings: PromptGdroSettings
+
+    def __init__(self, settings: PromptGdroSettings) -> None:
+        super().__init__(settings)
+        self._weight: dict[str, float] = {}
+
+    def measured(self, groups: Sequence[Sequence[float]]) -> float:
+        """The mean loss."""
+        values = [1.0 - value for group in groups for value in group]
+        return math.fsum(values) / len(values)
+
+    def plan(self, plan: StepPlan) -> StepPlan:
+        """Decide the weight of each prompt, from the rows of all ranks."""
+        names = {row.key.uid: self.class_of(row.prompt) for row in plan.rows}
+        rows = [names[row.key.uid] for row in plan.rows]
+        shares = {name: rows.count(name) / len(rows) for name in sorted(set(rows))}
+        # Losses are divided by the shares, because a frequent class already counts once per row.
+        weights = class_weights(
+            {name: self.average.get(name, 0.0) / share for name, share in shares.items()},
+            self.settings.eta,
+            self.settings.gamma,
+        )
+        # Mean 1 over rows, so that the learning rate keeps its meaning.
+        mean = math.fsum(weights[name] * share for name, share in shares.items()) if rows else 1.0
+        self._weight |= {uid: min(weights[name] / mean, _LARGEST) for uid, name in names.items()}
+        for prompt in {row.key.uid: row.prompt for row in plan.rows}.values():
+            weight = self._weight[prompt.uid]
+            self.note(plan, prompt, moved=abs(weight - 1.0), known=float(names[prompt.uid] != NEW))
+        tagged = {row.key.uid: self.arm(row.prompt) for row in plan.rows}
+        if self.settings.by in ("prompt", "domain"):
+            return plan
+        return replace(
+            plan,
+            rows=tuple(replace(r, tags={**r.tags, self.settings.by: tagged[r.key.uid]}) for r in plan.rows),
+        )
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        """Multiply the weights onto the rows."""
+        for row in super().compose(rows):
+            row.weight *= self._weight.get(row.key.uid, 1.0)
+        return rows
+
+
+class RolloutGdroSettings(GdroSettings):
+    """Settings of the numbers of answers."""
+
+    least: int = Field(2, ge=1, description="Fewest answers to a prompt.")
+    most: float = Field(3.0, ge=1, description="Most answers to a prompt, in multiples of rollout.samples_per_prompt.")
+
+
+class RolloutGdro(Gdro):
+    """The numbers of answers; see the module for the formula."""
+
+    settings_type = RolloutGdroSettings
+    settings: RolloutGdroSettings
+
+    def measured(self, groups: Sequence[Sequence[float]]) -> float:
+        """The mean variance of success."""
+        found = []
+        for group in groups:
+            mean = math.fsum(group) / len(group)
+            found.append(math.fsum((value - mean) ** 2 for value in group) / len(group))
+        return math.fsum(found) / len(found)
+
+    def plan(self, plan: StepPlan) -> StepPlan:
+        """Give each prompt its number of answers; a class that was never measured has the largest variance, 1/4."""
+        prompts = list({row.key.uid: row.prompt for row in plan.rows}.values())
+        if not prompts:
+            return plan
+        planned = len(plan.rows) // len(prompts)
+        names = [self.class_of(prompt) for prompt in prompts]
+        counts = allocate(
+            [self.average.get(name, 0.25) for name in names],
+            len(plan.rows),
+            least=min(self.settings.least, planned),
+            most=max(planned, int(self.settings.most * planned)),
+        )
+        for prompt, name, count in zip(prompts, names, counts, strict=True):
+            self.note(plan, prompt, moved=abs(count - planned), known=float(name != NEW))
+        rows = (self.rows_of(plan, p, n) for p, n in zip(prompts, counts, strict=True))
+        return replace(plan, rows=tuple(row for mine in rows for row in mine))
+
+
+def class_weights(scores: Mapping[str, float], eta: float, gamma: float) -> dict[str, float]:
+    """(1 - gamma) softmax(eta score) + gamma / classes, by class."""
+    if not scores:
+        return {}
+    best = max(scores.values())
+    powers = {name: math.exp(eta * (score - best)) for name, score in scores.items()}
+    total = math.fsum(powers.values())
+    return {name: (1.0 - gamma) * power / total + gamma / len(scores) for name, power in powers.items()}
+
+
+def allocate(variances: Sequence[float], total: int, *, least: int, most: int) -> list[int]:
+    """Whole numbers in [least, most] that add up to `total`, as nearly in proportion to sqrt(variance) as they can be.
+
+    One at a time to the place that is farthest below its share; ties go to the earlier place.
+    """
+    counts = [least] * len(variances)
+    width = [math.sqrt(max(variance, 0.0)) for variance in variances]
+    sum_of_widths = math.fsum(width)
+    share = [total * w / sum_of_widths if sum_of_widths else total / len(width) for w in width]
+    for _ in range(total - sum(counts)):
+        able = [i for i, count in enumerate(counts) if count < most]
+        if not able:
+            break
+        counts[max(able, key=lambda i: (share[i] - counts[i], -i))] += 1
+    return counts

@@ -1,0 +1,140 @@
+"""GPS: a small generative model predicts the success of prompts it has not seen, from those it has.
+
+    observe   q(z | prompts and rates of the step) by an encoder, p(z | steps before) by a recurrent prior
+              one step of Adam on   - E log p(rates | z, prompts) + KL(q || p)
+    predict   g = mean over M draws of z ~ p of the decoder's success rate
+    choose    greedily by   - (g - target)^2 + lambda D
+              D   distance from what is chosen already, plus the distance from the mean of the last steps
+
+The paper's model has about 20M parameters and reads WordLlama embeddings; this one has about 30k and reads signed
+hashes of character n-grams, which need no model, so it generalises over wording and length and not over meaning.
+lambda, M and the widths are ours. Source: arXiv 2602.01970 (text; no code is public).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from student.rl.samplers.base import Sampler, SamplerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from opd.tasks.prompt import Prompt
+    from student.controllers import StepReport
+    from student.data.plan import StepPlan
+    from student.rl.samplers.gps_model import GpsModel
+
+_WIDTH = 64
+
+
+class GpsSettings(SamplerSettings):
+    """Settings of GPS."""
+
+    target: float = Field(0.5, ge=0, le=1, description="Wanted success rate.")
+    diversity: float = Field(0.1, ge=0, description="lambda, weight of the distances.")
+    draws: int = Field(16, ge=1, description="M, draws of the latent for a prediction.")
+    learning_rate: float = Field(3e-3, gt=0, description="Of the model's Adam.")
+    fits: int = Field(4, ge=1, description="Steps of Adam after each step of the run; the paper makes 1.")
+
+
+class Gps(Sampler):
+    """The sampler; see the module. Its state is the model with its optimizer and the mean of the last steps."""
+
+    settings_type = GpsSettings
+    settings: GpsSettings
+    evidence = "text"
+
+    def __init__(self, settings: GpsSettings) -> None:
+        super().__init__(settings)
+        self._model: GpsModel | None = None
+        self._seen = 0
+        self._recent: NDArray[np.float32] = np.zeros(_WIDTH, np.float32)
+        # Outcomes do not hold what prompts say. It is saved, so that a run that is resumed after the update of a step
+        # learns from it; a step that is planned again fills it anew.
+        self._features: dict[str, NDArray[np.float32]] = {}
+
+    @property
+    def model(self) -> GpsModel:
+        """The model, made on first use."""
+        if self._model is None:
+            from student.rl.samplers.gps_model import GpsModel
+
+            self._model = GpsModel(_WIDTH, self.settings.seed, self.settings.learning_rate)
+        return self._model
+
+    def knows(self, prompt: Prompt) -> bool:
+        """Whether the model has seen anything: it needs no history of the prompt itself."""
+        return self._seen > 0
+
+    def choose(
+        self, pool: Sequence[Prompt], count: int, rng: np.random.Generator, plan: StepPlan
+    ) -> list[tuple[Prompt, float]]:
+        """See the module; the score is nearness to the target."""
+        features = np.stack([features_of(prompt) for prompt in pool])
+        rates = self.model.predict(features, self.settings.draws, int(rng.integers(2**31)))
+        near = -((rates - self.settings.target) ** 2)
+        far = np.linalg.norm(features - self._recent, axis=1) if self._seen else np.zeros(len(pool))
+        least = np.full(len(pool), np.inf)
+        chosen: list[int] = []
+        for _ in range(count):
+            # Distance to the nearest prompt chosen so far: the next should add what is not there yet.
+            apart = np.where(np.isinf(least), 0.0, least) + far
+            worth = near + self.settings.diversity * apart
+            worth[chosen] = -np.inf
+            best = int(worth.argmax())
+            chosen.append(best)
+            least = np.minimum(least, np.linalg.norm(features - features[best], axis=1))
+        if plan.step != self._planned:
+            self._features = {}
+        self._features |= {self.arm(pool[i]): features[i] for i in chosen}
+        return [(pool[i], float(near[i] - near.mean())) for i in sorted(chosen)]
+
+    def observe(self, report: StepReport) -> None:
+        """Fit the model to the rates of the step."""
+        results = {arm: groups for arm, groups in self.results(report.outcomes).items() if arm in self._features}
+        if not results:
+            return
+        arms = sorted(results)
+        features = np.stack([self._features[arm] for arm in arms])
+        values = [[value for group in results[arm] for value in group] for arm in arms]
+        rates = np.array([math.fsum(v) / len(v) for v in values], np.float32)
+        self.model.fit(features, rates, self.settings.fits, seed=self._seen)
+        self._recent = (0.5 * self._recent + 0.5 * features.mean(0) if self._seen else features.mean(0)).astype(
+            np.float32
+        )
+        self._seen += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Model, optimizer, steps seen and recent prompts."""
+        model = None if self._model is None else self._model.state_dict()
+        return {"model": model, "seen": self._seen, "recent": self._recent, "features": dict(self._features)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore them."""
+        self._seen, self._recent = int(state["seen"]), np.asarray(state["recent"], np.float32)
+        self._features = {str(arm): np.asarray(value, np.float32) for arm, value in state["features"].items()}
+        self._model = None
+        if state["model"] is not None:
+            self.model.load_state_dict(state["model"])
+
+
+def features_of(prompt: Prompt) -> NDArray[np.float32]:
+    """[64] of unit length: signed hashes of a prompt's character 1- to 3-grams, and its length in the last place."""
+    text = prompt.text if prompt.messages is None else "\n".join(m["content"] for m in prompt.messages)
+    text = f" {text} "
+    found = np.zeros(_WIDTH, np.float32)
+    for size in (1, 2, 3):
+        for start in range(len(text) - size + 1):
+            digest = hashlib.blake2b(text[start : start + size].encode(), digest_size=4).digest()
+            code = int.from_bytes(digest, "little")
+            found[code % (_WIDTH - 1)] += 1.0 if code >> 31 else -1.0
+    found /= max(float(np.linalg.norm(found)), 1e-6)
+    found[-1] = math.log1p(len(text)) / 10.0
+    return found / np.float32(np.linalg.norm(found))

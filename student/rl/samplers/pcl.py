@@ -1,0 +1,131 @@
+"""PCL: prompts whose value, predicted by a model that learns along with the policy, is nearest to a target.
+
+    pool    k times the prompts of a step,   chosen   those with the smallest |V(x) - tau|
+    after the updates V(x) moves towards the mean reward of the answers to each chosen prompt
+
+V is a linear head on the student's hidden state behind the prompt, so that prompts that were never answered have a
+value, and every prompt of the pool costs one forward pass over it; the paper trains a second model of the policy's
+size. Before the first fit V is tau for every prompt. Rank 0 reads for all. Source: arXiv 2510.01135 (text; the head,
+its optimizer and its rate are ours).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from opd.tasks.encode import encode_prompt
+from opd.wire.types import PayloadSpec, ScoreItem
+from student.rl.samplers.base import Sampler, SamplerSettings
+from student.rl.value_head import adamw
+from student.scoring.needs import STUDENT, Needs, merge
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from opd.tasks.prompt import Prompt
+    from student.controllers import StepReport
+    from student.data.plan import StepPlan
+
+
+class PclSettings(SamplerSettings):
+    """Settings of PCL."""
+
+    tau: float = Field(0.5, ge=0, le=1, description="Wanted value.")
+    fits: int = Field(16, ge=1, description="Steps of the head's optimizer after each step of the run.")
+    learning_rate: float = Field(3e-3, gt=0, description="Of the head.")
+
+
+class Pcl(Sampler):
+    """The sampler; see the module. Its state is the head with its moments, and the features of the last step."""
+
+    settings_type = PclSettings
+    settings: PclSettings
+    evidence = "text"
+
+    def __init__(self, settings: PclSettings) -> None:
+        super().__init__(settings)
+        # [H + 1]: weights and, last, the bias; made when the width is known.
+        self.head: NDArray[np.float64] | None = None
+        self.moments: NDArray[np.float64] | None = None
+        self.moved = 0
+        # Outcomes do not hold what prompts say; a run that is resumed after an update learns from what is saved here.
+        self._features: dict[str, NDArray[np.float32]] = {}
+
+    def needs(self) -> Needs:
+        """Also the student, read in process."""
+        return merge([super().needs(), Needs(models=frozenset({STUDENT}))])
+
+    def knows(self, prompt: Prompt) -> bool:
+        """Whether the head has learnt from anything: it needs no history of the prompt itself."""
+        return self.head is not None
+
+    def choose(
+        self, pool: Sequence[Prompt], count: int, rng: np.random.Generator, plan: StepPlan
+    ) -> list[tuple[Prompt, float]]:
+        """See the module; the score is nearness to the target."""
+        features = self._read(pool)
+        if plan.step != self._planned:
+            self._features = {}
+        self._features |= {prompt.uid: found for prompt, found in zip(pool, features, strict=True)}
+        chosen = super().choose(pool, count, rng, plan)
+        self._features = {prompt.uid: self._features[prompt.uid] for prompt, _ in chosen}
+        return chosen
+
+    def scores(self, pool: Sequence[Prompt], rng: np.random.Generator) -> list[float]:
+        """Minus the distance of the value from the target."""
+        return [-abs(self.value(self._features[prompt.uid]) - self.settings.tau) for prompt in pool]
+
+    def value(self, features: NDArray[np.float32]) -> float:
+        """V of a prompt from its features [H]."""
+        return self.settings.tau if self.head is None else float((_with_one(features[None]) @ self.head)[0])
+
+    def _read(self, pool: Sequence[Prompt]) -> NDArray[np.float32]:
+        """[N, H] hidden states behind the prompts, those that rank 0 read."""
+        if self._services is None:
+            raise RuntimeError("method pcl plans before it was started.")
+        ids = [encode_prompt(prompt, self._services.tokenizer) for prompt in pool]
+        # A response of one token, which only says where the prompt ends.
+        items = [ScoreItem(np.array([*found, found[-1]], np.uint32), len(found)) for found in ids]
+        states = [scores.hidden for scores in self._services.read(items, PayloadSpec.hidden(), model=STUDENT)]
+        found = np.stack([np.asarray(state, np.float32)[0] for state in states])
+        return np.asarray(self._services.gather(found)[0], np.float32)
+
+    def observe(self, report: StepReport) -> None:
+        """Move the head towards the mean rewards of the step's prompts."""
+        rewards: dict[str, list[float]] = {}
+        for outcome in report.outcomes:
+            value = self.success(outcome)
+            if value is not None and outcome.uid in self._features:
+                rewards.setdefault(outcome.uid, []).append(value)
+        if not rewards:
+            return
+        uids = sorted(rewards)
+        inputs = _with_one(np.stack([self._features[uid] for uid in uids]))
+        targets = np.array([math.fsum(rewards[uid]) / len(rewards[uid]) for uid in uids])
+        if self.head is None or self.moments is None:
+            self.head = np.zeros(inputs.shape[1])
+            self.head[-1], self.moments = self.settings.tau, np.zeros((2, inputs.shape[1]))
+        for _ in range(self.settings.fits):
+            self.moved += 1
+            slope = inputs.T @ (inputs @ self.head - targets) / len(targets)
+            self.head, self.moments = adamw(self.head, self.moments, slope, self.moved, self.settings.learning_rate)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Head, moments, how often they were moved, and features."""
+        found = {"head": self.head, "moments": self.moments, "moved": self.moved}
+        return found | {"features": dict(self._features)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore them."""
+        self.head, self.moments, self.moved = state["head"], state["moments"], int(state["moved"])
+        self._features = {str(uid): np.asarray(value, np.float32) for uid, value in state["features"].items()}
+
+
+def _with_one(features: NDArray[np.float32]) -> NDArray[np.float64]:
+    """[N, H + 1] features and a 1 for the bias."""
+    return np.concatenate([features.astype(np.float64), np.ones((len(features), 1))], 1)

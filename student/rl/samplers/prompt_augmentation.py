@@ -1,0 +1,122 @@
+"""Prompt augmentation: every prompt of a step is asked through one of several templates, against collapse to one.
+
+    template ~ uniform by (seed, step, prompt), the same for all answers to a prompt
+    reward + format_weight where the answer matches the `format` of its template
+
+A template may begin the answer with a `prefix`, whose tokens are given and not trained on. The prompt keeps its uid, so
+histories and groups are those of the prompt whatever its template. The authors draw from about 13 templates, with
+rewards for each one's format. Source: arXiv 2602.03190 and the released code, wenquanlu/prompt-augmentation-GRPO; their
+templates are not copied.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, field_validator
+
+from opd.config import Settings
+from student.controllers import Controller, ControllerSettings
+from student.data.streams import stream
+from student.data.templates import in_template
+
+if TYPE_CHECKING:
+    from student.controllers import Services
+    from student.data.plan import PlannedRow, StepPlan
+    from student.data.row import Row
+
+_TAG = "template"
+
+
+class Template(Settings):
+    """A way to ask."""
+
+    text: str = Field(description="What the student reads; {prompt} stands for the prompt, or the last user message.")
+    prefix: str = Field("", description="What the answer begins with, given and not trained on.")
+    format: str = Field("", description="A regular expression that a well-formed answer holds; empty for any.")
+
+    @field_validator("text")
+    @classmethod
+    def _holds_prompt(cls, text: str) -> str:
+        if "{prompt}" not in text:
+            raise ValueError(f"template {text[:40]!r} does not hold {{prompt}}")
+        return text
+
+    @field_validator("format")
+    @classmethod
+    def _compiles(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"format {pattern!r} is not a regular expression: {error}") from error
+        return pattern
+
+
+class PromptAugmentationSettings(ControllerSettings):
+    """Settings of the templates."""
+
+    templates: list[Template] = Field(
+        default_factory=lambda: [Template(text="{prompt}"), Template(text="{prompt}\n")],
+        min_length=2,
+        description="The templates, each with text, and prefix and format where it has them.",
+    )
+    format_weight: float = Field(0.0, ge=0, description="Reward of an answer in its template's format.")
+    seed: int = Field(0, ge=0, description="Decides the templates.")
+
+
+class PromptAugmentation(Controller):
+    """The method; see the module. It has no state."""
+
+    settings_type = PromptAugmentationSettings
+    settings: PromptAugmentationSettings
+    why_not_stale = ""
+    evidence = "text and code"
+
+    def __init__(self, settings: PromptAugmentationSettings) -> None:
+        super().__init__(settings)
+        self._prefixes: list[tuple[int, ...]] = [() for _ in settings.templates]
+
+    def start(self, services: Services) -> None:
+        """Encode the prefixes."""
+        for index, template in enumerate(self.settings.templates):
+            if template.prefix:
+                ids = services.tokenizer(template.prefix, add_special_tokens=False)["input_ids"]
+                self._prefixes[index] = tuple(int(token) for token in ids)
+
+    def plan(self, plan: StepPlan) -> StepPlan:
+        """Ask each prompt through its template."""
+        return replace(plan, rows=tuple(self._asked(row) for row in plan.rows))
+
+    def _asked(self, row: PlannedRow) -> PlannedRow:
+        s = self.settings
+        place = int(stream(s.seed, "templates", row.key.step, row.key.uid).integers(len(s.templates)))
+        return replace(
+            row,
+            prompt=in_template(row.prompt, s.templates[place].text),
+            prefix_ids=(*self._prefixes[place], *row.prefix_ids),
+            tags={**row.tags, _TAG: str(place)},
+        )
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        """Reward the format."""
+        for row in rows:
+            place = row.tags.get(_TAG)
+            if place is None:
+                continue
+            template = self.settings.templates[int(place)]
+            if template.format:
+                fits = float(re.search(template.format, row.text, re.DOTALL) is not None)
+                row.notes["prompt_augmentation/format"] = fits
+                if self.settings.format_weight:
+                    row.reward_parts["format"] = self.settings.format_weight * fits
+        return rows
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Metrics templates, how many the step used, and format, the share of answers in theirs."""
+        used = {outcome.tags[_TAG] for outcome in services.outcomes if _TAG in outcome.tags}
+        metrics: dict[str, Any] = {"prompt_augmentation/templates": float(len(used))}
+        name = "prompt_augmentation/format"
+        fits = [outcome.notes[name] for outcome in services.outcomes if name in outcome.notes]
+        return metrics | ({name: sum(fits) / len(fits)} if fits else {})

@@ -1,0 +1,94 @@
+"""SEC: a bandit over kinds of prompts, paid by how much the policy learns from each.
+
+    pay of a kind   mean |A| over its answers of the step,   A = (s - mean s) / std s within a prompt
+    Q <- alpha pay + (1 - alpha) Q,    a kind is drawn with probability softmax(Q / tau), its prompt uniformly
+
+For binary rewards the pay of a prompt is 2 sqrt(p (1 - p)), largest at p = 1/2. Kinds that were never drawn have the
+Q of the best one. Kinds are domains, or values of a kept column such as a difficulty (`by`). Source: arXiv 2505.14970
+(abstract; alpha and tau are ours).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from student.rl.samplers.base import Sampler, SamplerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from opd.tasks.prompt import Prompt
+    from student.controllers import StepReport
+    from student.data.plan import StepPlan
+
+
+class SecSettings(SamplerSettings):
+    """Settings of SEC."""
+
+    by: str = Field("domain", description="What the kinds are: domain, or a kept column of the prompts.")
+    alpha: float = Field(0.5, gt=0, le=1, description="Weight of the newest pay.")
+    tau: float = Field(1.0, gt=0, description="Temperature of the draw.")
+
+
+class Sec(Sampler):
+    """The sampler; see the module for the formula. Its state is Q."""
+
+    settings_type = SecSettings
+    settings: SecSettings
+    evidence = "abstract"
+
+    def __init__(self, settings: SecSettings) -> None:
+        super().__init__(settings)
+        self.value: dict[str, float] = {}
+
+    def knows(self, prompt: Prompt) -> bool:
+        """Whether the kind was paid before."""
+        return self.arm(prompt) in self.value
+
+    def choose(
+        self, pool: Sequence[Prompt], count: int, rng: np.random.Generator, plan: StepPlan
+    ) -> list[tuple[Prompt, float]]:
+        """Draw a kind and then one of its prompts, until there are enough; the score is Q."""
+        best = max(self.value.values(), default=0.0)
+        left: dict[str, list[Prompt]] = {}
+        for prompt in pool:
+            left.setdefault(self.arm(prompt), []).append(prompt)
+        mean = math.fsum(self.value.get(self.arm(p), best) for p in pool) / len(pool)
+        chosen = []
+        for _ in range(count):
+            arms = sorted(left)
+            weights = [math.exp((self.value.get(arm, best) - best) / self.settings.tau) for arm in arms]
+            total = math.fsum(weights)
+            arm = arms[int(rng.choice(len(arms), p=[weight / total for weight in weights]))]
+            mine = left[arm]
+            chosen.append((mine.pop(int(rng.integers(len(mine)))), self.value.get(arm, best) - mean))
+            if not mine:
+                del left[arm]
+        return chosen
+
+    def observe(self, report: StepReport) -> None:
+        """Pay the kinds."""
+        for arm, groups in self.results(report.outcomes).items():
+            pay = [abs(value) for group in groups for value in standardised(group)]
+            new, alpha = math.fsum(pay) / len(pay), self.settings.alpha
+            self.value[arm] = alpha * new + (1.0 - alpha) * self.value.get(arm, new)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Q by kind."""
+        return {"value": dict(self.value)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+        self.value = {str(arm): float(value) for arm, value in state["value"].items()}
+
+
+def standardised(values: Sequence[float]) -> list[float]:
+    """Values less their mean over their deviation; zeros where all are equal."""
+    mean = math.fsum(values) / len(values)
+    width = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    return [(value - mean) / width if width else 0.0 for value in values]

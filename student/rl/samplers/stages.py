@@ -1,0 +1,94 @@
+"""Stages of a run: which domains are learnt from, and how long answers may be, by step (AceReason-Nemotron).
+
+    stages: [{step: 0, domains: [math], max_new_tokens: 8192}, {step: 300, domains: [code]}]
+
+Prompts of other domains are passed over; `candidates` bounds how far a step reads on, and a step with too few prompts
+of its domains is smaller. The paper trains on mathematics first and on code then, with limits that grow; it makes
+exactly one update per batch, which is train.minibatches 1 and train.epochs 1. Source: abstract of AceReason-Nemotron.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pydantic import Field, field_validator
+
+from opd.config import Settings
+from opd.errors import ConfigError
+from student.rl.samplers.base import Sampler, SamplerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from opd.tasks.prompt import Prompt
+    from student.data.plan import PlannedRow, StepPlan
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+
+
+class Stage(Settings):
+    """A stage."""
+
+    step: int = Field(ge=0, description="The step it begins with.")
+    domains: list[str] = Field(default_factory=list, description="Domains of its prompts; empty for all.")
+    max_new_tokens: int | None = Field(None, ge=1, description="Longest answer; null: that of the recipe.")
+
+
+class StagesSettings(SamplerSettings):
+    """Settings of the stages."""
+
+    stages: list[Stage] = Field(
+        default_factory=lambda: [Stage(step=0)], min_length=1, description="The stages, the first at step 0."
+    )
+
+    @field_validator("stages")
+    @classmethod
+    def _order(cls, stages: list[Stage]) -> list[Stage]:
+        steps = [stage.step for stage in stages]
+        if steps != sorted(set(steps)) or steps[0] != 0:
+            raise ValueError(f"stages begin at steps {steps}, which must rise from 0")
+        return stages
+
+
+class Stages(Sampler):
+    """The curriculum; see the module. It has no state: the step decides."""
+
+    settings_type = StagesSettings
+    settings: StagesSettings
+    evidence = "abstract"
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse limits over that of the recipe, which the handshake was made for.
+
+        Raises:
+            ConfigError: with the setting to raise.
+        """
+        super().check(recipe, terms)
+        longest = max((stage.max_new_tokens or 0) for stage in self.settings.stages)
+        if longest > recipe.rollout.max_new_tokens:
+            raise ConfigError(
+                f"a stage of method {self.settings.name!r} has max_new_tokens {longest}, over "
+                f"rollout.max_new_tokens {recipe.rollout.max_new_tokens}; raise that."
+            )
+
+    def stage(self, step: int) -> Stage:
+        """The stage of a step."""
+        return [stage for stage in self.settings.stages if stage.step <= step][-1]
+
+    def choose(
+        self, pool: Sequence[Prompt], count: int, rng: np.random.Generator, plan: StepPlan
+    ) -> list[tuple[Prompt, float]]:
+        """The first prompts of the stage's domains."""
+        domains = self.stage(plan.step).domains
+        found = [prompt for prompt in pool if not domains or (prompt.domain or "") in domains]
+        passed = 1.0 - len(found) / len(pool)
+        return [(prompt, passed) for prompt in found[:count]]
+
+    def rows_for(self, plan: StepPlan, prompt: Prompt) -> tuple[PlannedRow, ...]:
+        """With the limit of the stage."""
+        limit = self.stage(plan.step).max_new_tokens
+        rows = self.rows_of(plan, prompt)
+        return rows if limit is None else tuple(replace(r, max_new_tokens=min(r.max_new_tokens, limit)) for r in rows)

@@ -1,0 +1,111 @@
+"""How many weights reinforcement learning leaves as they were: the share that moved by no more than a bound.
+
+    update_sparsity         share of all trained weights with |w - w_0| <= bound
+    update_sparsity_least   that of the matrix with the smallest share
+
+w_0 is read from the model's files, tensor by tensor, so nothing is kept in memory. Values are compared as they are
+trained; with model.dtype bfloat16 many moves vanish in the rounding. Source: "RL finetunes small subnetworks", arXiv
+2505.11711 (abstract; the bound of 1e-5 is the usual one).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from opd.errors import ConfigError
+from student.controllers import Controller, ControllerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from student.controllers import Services
+    from student.learning.terms import Term
+    from student.recipe import ModelSettings, Recipe
+
+
+class UpdateSparsitySettings(ControllerSettings):
+    """Settings of the measurement."""
+
+    every: int = Field(100, ge=1, description="Steps from one measurement to the next.")
+    bound: float = Field(1e-5, ge=0, description="A weight that moved no farther counts as left alone.")
+
+
+class UpdateSparsity(Controller):
+    """The method; see the module. It has no state."""
+
+    settings_type = UpdateSparsitySettings
+    settings: UpdateSparsitySettings
+    evidence: ClassVar[str] = "abstract"
+
+    def __init__(self, settings: UpdateSparsitySettings) -> None:
+        super().__init__(settings)
+        self._model: ModelSettings | None = None
+        self._files: dict[str, Path] = {}
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse adapters, which have no first weights to compare with.
+
+        Raises:
+            ConfigError: with the setting to change.
+        """
+        if recipe.model.lora is not None:
+            raise ConfigError("method update_sparsity compares weights with the model's files; leave out model.lora.")
+        self._model = recipe.model
+
+    def start(self, services: Services) -> None:
+        """Find the files with the first weights.
+
+        Raises:
+            ConfigError: when they do not hold a trained tensor under its name.
+        """
+        if self._model is None:
+            raise RuntimeError("method update_sparsity starts before it has seen the recipe.")
+        self._files = places_of(self._model.path, self._model.revision)
+        missing = [name for name, _ in services.parameters() if name not in self._files]
+        if missing:
+            raise ConfigError(
+                f"method update_sparsity finds no tensor {missing[0]!r} in the files of {self._model.path}; save the "
+                "model anew with transformers, or leave the method out."
+            )
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Measure; see the module for the metrics."""
+        if (step + 1) % self.settings.every:
+            return {}
+        counts = [self._left_alone(name, tensor) for name, tensor in services.parameters()]
+        least = min(still / size for still, size in counts)
+        share = sum(still for still, _ in counts) / sum(size for _, size in counts)
+        return {"update_sparsity": share, "update_sparsity_least": least}
+
+    def _left_alone(self, name: str, tensor: Tensor) -> tuple[int, int]:
+        """Weights of a tensor that did not move, and all of them."""
+        from safetensors import safe_open
+        from torch.distributed.tensor import DTensor
+
+        now: Any = tensor.detach()
+        now = now.full_tensor() if isinstance(now, DTensor) else now
+        with safe_open(self._files[name], framework="pt") as file:
+            first = file.get_tensor(name).to(now.dtype)
+        still = (now.cpu() - first).abs() <= self.settings.bound
+        return int(still.sum()), still.numel()
+
+
+def places_of(path: str, revision: str | None) -> dict[str, Path]:
+    """The file of each tensor of a model, by the tensor's name."""
+    from safetensors import safe_open
+
+    folder = Path(path)
+    if not folder.is_dir():
+        from huggingface_hub import snapshot_download
+
+        folder = Path(snapshot_download(path, revision=revision, local_files_only=True))
+    found: dict[str, Path] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            found |= dict.fromkeys(tensors.keys(), file)
+    return found

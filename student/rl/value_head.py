@@ -1,0 +1,57 @@
+"""What the critic and those who read its values share: the optimizer of small heads, and a check of the recipe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from student.recipe import Recipe
+
+_BETAS, _EPSILON = (0.9, 0.999), 1e-8
+
+
+def adamw(
+    weights: NDArray[np.float64],
+    moments: NDArray[np.float64],
+    gradient: NDArray[np.float64],
+    moved: int,
+    rate: float,
+    decay: float = 0.0,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """One step of AdamW, on the host in float64 and so the same on every rank.
+
+    Args:
+        weights: of any shape.
+        moments: [2, ...] first and second moment.
+        gradient: of the shape of `weights`.
+        moved: how many steps this makes, from 1.
+        rate: learning rate.
+        decay: decoupled weight decay.
+
+    Returns:
+        Weights and moments after the step; the arguments are left as they are.
+    """
+    low, high = _BETAS
+    first = low * moments[0] + (1 - low) * gradient
+    second = high * moments[1] + (1 - high) * gradient**2
+    size = np.sqrt(second / (1 - high**moved)) + _EPSILON
+    return weights * (1 - rate * decay) - rate * first / (1 - low**moved) / size, np.stack([first, second])
+
+
+def check_critic(recipe: Recipe, who: str) -> None:
+    """Refuse a recipe without a critic.
+
+    Args:
+        recipe: the recipe.
+        who: reads values, for the message.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if not any(str(entry.get("name", "")).rpartition(":")[2].lower() == "critic" for entry in recipe.methods):
+        raise ConfigError(f"{who} reads the values of a critic; add method critic.")
