@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from opd.heads import OutputHead
 from opd.wire.types import PayloadKind, Scores
 from student.data.row import Row
-from student.learning.terms import HeadWeights, SignalTokens
+from student.learning.terms import SignalTokens
 
-HeadLookup = Callable[[str, Row], HeadWeights]
+HeadLookup = Callable[[str, Row], OutputHead]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,6 +88,7 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device) -
         input_ids=_tensor(ids, device),
         attention_mask=_tensor(attention, device),
         row=_flat((np.full(row.length, b, np.int64) for b, row in enumerate(chosen)), device),
+        # The state before a token predicts it.
         source=_flat((len(row.prompt_ids) - 1 + np.arange(row.length) for row in chosen), device),
         token_ids=_flat((row.response_ids.astype(np.int64) for row in chosen), device),
         position=_flat((np.arange(row.length) for row in chosen), device),

@@ -27,7 +27,7 @@ KEYS = ("step", "uid", "sample", "turn", "agent", "rollout")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a row came to.
+    """The outcome of a row.
 
     Attributes:
         step, uid, sample, turn, agent: the row's key.
@@ -129,7 +129,7 @@ def outcome_of(row: Row) -> Outcome:
         DataError: when its reward is not finite.
     """
     mask = row.loss_mask
-    sums = {"behaviour": _sum(row.behaviour_logp, mask)}
+    sums = {"behaviour": _sum(row.behaviour_logp, mask)} if np.isfinite(row.behaviour_logp[mask]).all() else {}
     for (role, _), scores in row.signals.items():
         if scores.sampled is not None:
             sums[role] = _sum(scores.sampled, mask)

@@ -64,10 +64,6 @@ class StepPlan:
         mine = set(groups[rank::ranks])
         return replace(self, rows=tuple(row for row in self.rows if row.key.group in mine))
 
-    def limit_length(self, tokens: int) -> "StepPlan":
-        """The same plan with no response longer than `tokens`."""
-        return replace(self, rows=tuple(replace(r, max_new_tokens=min(r.max_new_tokens, tokens)) for r in self.rows))
-
 
 def plan_step(
     step: int, prompts: Sequence[Prompt], *, samples: int, max_new_tokens: int, temperature: float

@@ -72,6 +72,7 @@ class Row:
         teachers: (teacher, weight) where divergences to several teachers are summed, weights summing to 1; else empty.
         contexts: [P'] uint32 by role: the prompt that this role's model reads instead (a hint, a system prompt of its
             own); the student's input never holds it.
+        unread: roles whose context for this row is missing or too long; the terms that learn from them pass it over.
         signals: scores by (role, payload kind); with `teachers`, each has a role of its own, `teacher_role(name)`.
         verdict: the verifier's; None when it was not asked.
         reward_parts: named parts of the reward; a part that is unknown is absent, never 0.
@@ -79,6 +80,7 @@ class Row:
         rewarded: whether a plug-in's reward stands in for the verdict, so that None in `reward` means unknown.
         token_rewards: [T] float32, rewards by token; None when only the whole is rewarded.
         turn_rewards: rewards by turn of `turns`, in the order of the turns; empty when only the whole is rewarded.
+        values: [T] float32, a critic's value of the state before each token; None without a critic.
         weight: multiplies the row's loss.
         trained: False for rows that count in the statistics of their group and are not learnt from.
         tags: labels such as mode, template or role, for groups, metrics and verifiers.
@@ -102,6 +104,7 @@ class Row:
     teacher: str = ""
     teachers: tuple[tuple[str, float], ...] = ()
     contexts: dict[str, NDArray[np.uint32]] = field(default_factory=dict)
+    unread: frozenset[str] = frozenset()
     signals: dict[SignalKey, Scores] = field(default_factory=dict)
     verdict: Verdict | None = None
     reward_parts: dict[str, float] = field(default_factory=dict)
@@ -109,6 +112,7 @@ class Row:
     rewarded: bool = False
     token_rewards: NDArray[np.float32] | None = None
     turn_rewards: tuple[float, ...] = ()
+    values: NDArray[np.float32] | None = None
     weight: float = 1.0
     trained: bool = True
     tags: Mapping[str, str] = field(default_factory=dict)

@@ -3,6 +3,7 @@
     token_mean      every trained token of the step weighs the same
     sequence_mean   every response weighs the same, its tokens sharing                       (GRPO's paper)
     prompt_mean     every prompt weighs the same, the tokens of its responses sharing        (ScaleRL)
+    turn_mean       every turn of every episode weighs the same, its tokens sharing          (TurnOPD)
     constant        sum over tokens, divided by responses times the length limit             (Dr. GRPO)
     balanced        token mean within each stratum, strata weighted by their responses       (arXiv 2605.04077)
 
@@ -15,6 +16,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from opd import maths
@@ -25,6 +27,7 @@ _MODES = {
     "token_mean": "token_mean",
     "sequence_mean": "sequence_mean",
     "prompt_mean": "sequence_mean",  # of sequences that are prompts
+    "turn_mean": "sequence_mean",  # of sequences that are turns
     "constant": "sequence_sum",
     "balanced": "balanced",
 }
@@ -55,19 +58,38 @@ def position_weights(
     for index, (term, known) in enumerate(zip(terms, strata, strict=True)):
         mode = term.settings.aggregation
         sequences = _numbered(_sequences(term, rows, whole_prompts=mode == "prompt_mean"))
+        of_token, count = spread(sequences), len(set(sequences))
+        if mode == "turn_mean":
+            turns, count = turn_numbers(rows)
+            of_token = torch.from_numpy(turns).to(device)
         labels = [term.stratum(row) for row in rows] if mode == "balanced" else []
+        # In one order on all ranks, also of strata that this one has no row of: sums are taken by index.
         every = sorted({*known, *labels})
         parts[str(index)] = maths.LossWeights(
             mask=trained & spread([term.selects(row) for row in rows]).bool(),
             mode=_MODES[mode],
-            sequence=spread(sequences),
-            num_sequences=len(set(sequences)),
+            sequence=of_token,
+            num_sequences=count,
             stratum=spread([every.index(label) for label in labels]) if mode == "balanced" else None,
             num_strata=max(1, len(every)) if mode == "balanced" else 1,
             length=length_limit if mode == "constant" else 1,
         )
     found = maths.token_weights(parts)
     return [found[str(index)] * factor for index in range(len(terms))]
+
+
+def turn_numbers(rows: Sequence[Row]) -> tuple[NDArray[np.int64], int]:
+    """[N] the turn of each position, counted over the rows, and how many there are.
+
+    What lies between two turns belongs to the earlier one, and what lies before the first to the first; rows without
+    turns are one.
+    """
+    found, first = [np.zeros(0, np.int64)], 0
+    for row in rows:
+        starts = [start for start, _ in row.turns][1:]
+        found.append(first + np.searchsorted(starts, np.arange(row.length), side="right"))
+        first += len(starts) + 1
+    return np.concatenate(found), first
 
 
 def _sequences(term: Term, rows: Sequence[Row], *, whole_prompts: bool) -> list[Hashable]:

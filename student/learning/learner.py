@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from typing import Any
 
@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from opd.errors import CheckpointError, DeviceMemoryError, NonFiniteError
+from opd.heads import OutputHead
 from opd.wire.types import PayloadKind
 from student.data.batch import HeadLookup, MicroBatch, collate, signal_tokens, split
 from student.data.row import Row
@@ -19,7 +20,8 @@ from student.learning.model import ProjectionSpec, Student, project
 from student.learning.objective import Metrics, Objective, Sums, add, of_the_step, to_host
 from student.learning.ranks import Ranks
 from student.learning.schedule import learning_rate
-from student.learning.terms import HeadWeights, SignalTokens, StudentTokens, TeacherShare, TokenBatch
+from student.learning.sharding import full, placed, reshard, units, whole
+from student.learning.terms import SignalTokens, StudentTokens, TeacherShare, TokenBatch
 from student.recipe import TrainSettings
 from student.scoring.needs import HIDDEN, SCORES_AT_TEACHER, TEACHER, Needs, teacher_role
 
@@ -65,7 +67,13 @@ class Learner:
             lr=settings.learning_rate,
             betas=settings.betas,
         )
-        self.wrapped, self.optimizer = accelerator.prepare(student, optimizer)
+        # A sharded student does itself what accelerate's wrapper does for others; that of FSDP is DDP on a CPU.
+        self.sharded = bool(units(student))
+        self.wrapped: Any = student
+        if self.sharded:
+            self.optimizer = accelerator.prepare(optimizer)
+        else:
+            self.wrapped, self.optimizer = accelerator.prepare(student, optimizer)
         self.updates = 0
 
     def step(self, rows: Sequence[Row], step: int) -> dict[str, float]:
@@ -82,7 +90,7 @@ class Learner:
 
         Returns:
             Metrics as (numerator, denominator), summed over micro-batches and ranks; a denominator of 0 says that there
-            was nothing to measure. None when no rank has a row: then nothing was done.
+            was nothing to measure. None when no rank has a row that a term learns from: then nothing was done.
 
         Raises:
             NonFiniteError: when loss or gradient is not finite; the weights are left as they were.
@@ -114,7 +122,7 @@ class Learner:
             ) from error
         if sums is None:
             return None
-        norm = float(self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.settings.max_grad_norm))
+        norm = float(full(self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.settings.max_grad_norm)))
         sizes = {"gradient": norm} | {name: top for name, (top, _) in sums.items() if name.startswith("loss/")}
         for name, value in sizes.items():
             if not math.isfinite(value):
@@ -141,18 +149,24 @@ class Learner:
                 rows, so gradients of disjoint selections add up to the whole.
 
         Returns:
-            Metrics as `update` gives them; None, and no gradient, when no rank has a row.
+            Metrics as `update` gives them; None, and no gradient, when no rank has a row that a term learns from.
         """
         parts = split(rows, self.settings.micro_batch_tokens, by_teacher=HIDDEN in self.needs.student)
+        # Every rank must reduce equally often, whatever it has.
         rounds = max(self.ranks.gather(len(parts)))
         if rounds == 0:
             return None
+        # Over all rows at once, so that weights do not depend on how rows are cut into micro-batches.
         self.objective.prepare(rows)
+        # Where nothing is known of any row, an update would move the weights by decay and momentum alone.
+        if not any(self.ranks.gather(self.objective.selects_any(rows))):
+            return None
         weights = self.objective.position_weights(rows, self.accelerator.device)
         ends = list(accumulate((row.length for row in rows), initial=0))
         sums: Sums = {}
         for index in range(rounds):
             last = index == rounds - 1
+            # Gradients are reduced once, with the last pass.
             with self.accelerator.autocast(), self.accelerator.no_sync(self.wrapped) if not last else nullcontext():
                 if index >= len(parts):
                     self.accelerator.backward(self._filler())
@@ -180,7 +194,9 @@ class Learner:
     def token_batch(self, micro: MicroBatch, *, needs: Needs | None = None) -> TokenBatch:
         """Run the student on a micro-batch and lay out everything that terms see."""
         needs = needs or self.needs
-        hidden = self.wrapped(micro.input_ids, micro.attention_mask, micro.row, micro.source)
+        # Without gradients ranks may make different numbers of passes, which the wrapper of several would not allow.
+        model = self.wrapped if torch.is_grad_enabled() else self.student
+        hidden = model(micro.input_ids, micro.attention_mask, micro.row, micro.source)
         spec = ProjectionSpec(
             needs.student, self.projection.valid_vocab, self.projection.temperature, self.projection.scratch_bytes
         )
@@ -191,7 +207,7 @@ class Learner:
             for need in needs.signals
             if need.role != TEACHER or not several
         }
-        topk = signals.get((TEACHER, PayloadKind.TOPK))
+        topk = next((found for (_, kind), found in signals.items() if kind is PayloadKind.TOPK), None)
         head = self.student.head()  # once: a sharded head is gathered here
         student = project(hidden, head, micro, None if topk is None else topk.ids, spec)
         return TokenBatch(
@@ -219,7 +235,7 @@ class Learner:
         weight: float,
         micro: MicroBatch,
         hidden: Tensor,
-        head: HeadWeights,
+        head: OutputHead,
         student: StudentTokens,
         signals: Mapping[tuple[str, PayloadKind], SignalTokens],
         needs: Needs,
@@ -247,10 +263,19 @@ class Learner:
         return self.objective.loss(batch, weights)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Trained parameters by the name they have in the saved model."""
+        """Trained parameters by the name they have in the saved model; their shards where they are sharded."""
+        reshard(self.student)
         for name, parameter in self.student.lm.named_parameters():
             if parameter.requires_grad:
                 yield name, parameter
+
+    def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """As `named_parameters`, each whole while it is looked at; every rank must run through them."""
+        return ((name, full(parameter.detach())) for name, parameter in self.named_parameters())
+
+    def whole(self) -> AbstractContextManager[None]:
+        """See `student.learning.sharding.whole`."""
+        return whole(self.student)
 
     def state_dict(self) -> dict[str, Any]:
         """Optimizer moments by parameter name, update count and torch's random state."""
@@ -265,8 +290,7 @@ class Learner:
             moments = state["moments"][name]
             if moments:
                 self.optimizer.state[parameter] = {
-                    key: value.clone() if key == "step" else value.to(parameter.device, copy=True)
-                    for key, value in moments.items()
+                    key: value.clone() if key == "step" else placed(value, parameter) for key, value in moments.items()
                 }
         self.updates = int(state["updates"])
         torch.set_rng_state(state["torch_rng"])

@@ -1,6 +1,6 @@
 """The student model: load, run to the hidden states of response positions, project to what the terms asked for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +11,73 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from opd import maths
+from opd.adapters import adapter_settings, fold_adapter, is_adapter, split_adapter
 from opd.errors import ConfigError
 from opd.heads import OutputHead, caps_attention, scale_and_cap
 from opd.maths import TokenScores
 from opd.maths.linear.divergence import gathered
 from student.data.batch import MicroBatch
-from student.learning.terms import HeadWeights, StudentTokens
+from student.learning.lora import add_lora, load_factors
+from student.learning.terms import StudentTokens
+from student.recipe import LoraSettings, ModelSettings
 from student.scoring.needs import HIDDEN, SCORES, SCORES_AT_TEACHER
 
 
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Where a student's weights come from.
+
+    Attributes:
+        base: folder or hub id of a model; also gives the tokenizer.
+        revision: of a hub id.
+        adapter: folder of a PEFT adapter on top of it.
+    """
+
+    base: str
+    revision: str | None = None
+    adapter: Path | None = None
+
+    @classmethod
+    def of(cls, model: ModelSettings, path: str | None = None) -> "Weights":
+        """Those of the recipe's model, or of `path` instead: a model, a PEFT adapter's folder, or BASE+ADAPTER."""
+        if path is None:
+            start = None if model.lora is None else model.lora.start
+            return cls(model.path, model.revision, None if start is None else Path(start).expanduser())
+        base, adapter = split_adapter(path)
+        if adapter is not None:
+            return cls(base, None, adapter)
+        if not is_adapter(path):
+            return cls(path)
+        if model.lora is not None:
+            return cls(model.path, model.revision, Path(path))
+        saved = adapter_settings(Path(path))
+        return cls(str(saved.get("base_model_name_or_path") or model.path), saved.get("revision"), Path(path))
+
+
 def load_student(
-    path: str, *, dtype: str, attention: str | None, gradient_checkpointing: bool, revision: str | None = None
-) -> tuple["Student", PreTrainedTokenizerBase]:
-    """Load a causal LM with its tokenizer from a folder or the hub.
+    path: str,
+    *,
+    dtype: str,
+    attention: str | None,
+    gradient_checkpointing: bool,
+    revision: str | None = None,
+    lora: LoraSettings | None = None,
+    adapter: Path | None = None,
+) -> "Student":
+    """Load a causal LM from a folder or the hub.
+
+    Args:
+        path: folder or hub id.
+        dtype: of the weights; adapters are float32.
+        attention: attention implementation, or None for the model's default.
+        gradient_checkpointing: recompute activations in the backward pass.
+        revision: of a hub id.
+        lora: train adapters instead of the weights.
+        adapter: folder of a PEFT adapter: where `lora` begins; without `lora` it is added to the weights.
 
     Raises:
         ConfigError: when there is no such model, it has no output head, or "sdpa" would drop its attention soft-cap.
     """
-    tokenizer = load_tokenizer(path, revision)
     try:
         if attention in (None, "sdpa"):
             attention = _attention(attention, AutoConfig.from_pretrained(path, revision=revision).get_text_config())
@@ -36,9 +85,15 @@ def load_student(
         model = AutoModelForCausalLM.from_pretrained(path, revision=revision, dtype=getattr(torch, dtype), **extra)
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise _cannot_load(path, error) from error
+    if adapter is not None and lora is None:
+        model = fold_adapter(model, adapter).requires_grad_(True)
+    if lora is not None:
+        add_lora(model, lora, base=path, revision=revision)
+        if adapter is not None:
+            load_factors(model, adapter, lora)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return Student(model), tokenizer
+    return Student(model, starts_at_base=lora is not None and lora.start is None)
 
 
 def _attention(name: str | None, config: Any) -> str | None:
@@ -72,10 +127,16 @@ def _cannot_load(path: str, error: Exception) -> ConfigError:
 
 
 class Student(nn.Module):
-    """A causal LM whose forward stops at the final hidden states, so that the head is applied only where needed."""
+    """A causal LM whose forward stops at the final hidden states, so that the head is applied only where needed.
 
-    def __init__(self, lm: PreTrainedModel) -> None:
+    Args:
+        lm: the model.
+        starts_at_base: it has adapters, and switched off they give the weights that the run began with.
+    """
+
+    def __init__(self, lm: PreTrainedModel, *, starts_at_base: bool = False) -> None:
         super().__init__()
+        self.starts_at_base = starts_at_base
         if lm.get_output_embeddings() is None:
             raise ConfigError(f"model {lm.name_or_path!r} ({type(lm).__name__}) has no output head; give a causal LM.")
         self.lm = lm
@@ -92,12 +153,12 @@ class Student(nn.Module):
         states = base(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
         return states[row, source]
 
-    def head(self) -> HeadWeights:
+    def head(self) -> OutputHead:
         """The output head with gradient; gathered whole when it is sharded."""
         output = self.lm.get_output_embeddings()
         scale, cap = scale_and_cap(self.lm.config.get_text_config())
         bias = getattr(output, "bias", None)
-        return HeadWeights(gathered(output.weight), None if bias is None else gathered(bias), scale, cap)
+        return OutputHead(gathered(output.weight), None if bias is None else gathered(bias), scale, cap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +178,16 @@ class ProjectionSpec:
     scratch_bytes: int = 0
 
 
-def logits_of(hidden: Float[Tensor, "n h"], head: HeadWeights, spec: ProjectionSpec) -> Float[Tensor, "n v"]:
+def logits_of(hidden: Float[Tensor, "n h"], head: OutputHead, spec: ProjectionSpec) -> Float[Tensor, "n v"]:
     """Float32 logits over the valid vocabulary, with scale and soft-cap, divided by the temperature; no gradient."""
     padding = len(head.weight) - spec.valid_vocab
-    logits = OutputHead(head.weight, head.bias, head.logit_scale, head.soft_cap, padding).logits(hidden)
+    logits = replace(head, padding=padding).logits(hidden)
     return logits if spec.temperature == 1.0 else logits / spec.temperature
 
 
 def project(
     hidden: Float[Tensor, "n h"],
-    head: HeadWeights,
+    head: OutputHead,
     batch: MicroBatch,
     teacher_ids: Int[Tensor, "n k"] | None,
     spec: ProjectionSpec,
@@ -141,15 +202,14 @@ def project(
 
 
 def _scores(
-    hidden: Tensor, head: HeadWeights, token_ids: Tensor, ids: Tensor | None, spec: ProjectionSpec
+    hidden: Tensor, head: OutputHead, token_ids: Tensor, ids: Tensor | None, spec: ProjectionSpec
 ) -> TokenScores:
     """Log-probs at the response token and at `ids`, in tiles: logits of size N x V are never held."""
     return maths.linear_token_scores(
         hidden,
-        head.weight,
+        head,
         candidate_ids=ids,
         sampled_ids=token_ids,
-        settings=maths.HeadSettings(head.bias, head.logit_scale, head.soft_cap),
         temperature=spec.temperature,
         vocab_size=spec.valid_vocab,
         scratch_bytes=spec.scratch_bytes or None,

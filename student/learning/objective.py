@@ -48,6 +48,11 @@ class Objective:
         """What all terms together need."""
         return merge(term.needs() for term in self.terms)
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether a term wants old log-probs to be those of the weights that each update starts from."""
+        return any(term.recomputes for term in self.terms)
+
     def bind(self, tokenizer: Any) -> None:
         """Show each term the student's tokenizer."""
         for term in self.terms:
@@ -68,6 +73,10 @@ class Objective:
         """Let each term learn from the finished step."""
         for term in self.terms:
             term.observe(report)
+
+    def selects_any(self, rows: Sequence[Row]) -> bool:
+        """Whether any term learns from any of `rows`, after `prepare`."""
+        return any(term.selects(row) for term in self.terms for row in rows)
 
     def position_weights(self, rows: Sequence[Row], device: torch.device) -> list[Float[Tensor, " N"]]:
         """Per term the weight of every response position of the step, row after row; 0 where it is not trained.

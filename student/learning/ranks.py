@@ -1,7 +1,7 @@
 """What data-parallel ranks tell each other beside gradients; with one rank nothing is sent."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TypeVar
 
@@ -15,6 +15,11 @@ T = TypeVar("T")
 _MARGIN_SECONDS = 600.0
 
 
+def launched_ranks() -> int:
+    """How many ranks a launcher started, which may not have found together yet; 1 without one."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def make_accelerator(mixed_precision: str, patience: float) -> Accelerator:
     """The accelerator of this process, in the group that its launcher describes.
 
@@ -23,15 +28,17 @@ def make_accelerator(mixed_precision: str, patience: float) -> Accelerator:
         patience: seconds that a rank may wait for a teacher while the others wait for it.
 
     Raises:
-        ConfigError: when a launcher started several ranks and they did not find together.
+        ConfigError: when a launcher started several ranks and they did not find together, started one in place of
+            several, or asks accelerate to shard.
     """
+    _check_launcher(os.environ)
     accelerator = Accelerator(
         mixed_precision=mixed_precision,
         # Without this several ranks on a machine that has only CPUs would each train alone.
         cpu=not torch.accelerator.is_available(),
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=patience + _MARGIN_SECONDS))],
     )
-    wanted = int(os.environ.get("WORLD_SIZE", "1"))
+    wanted = launched_ranks()
     if accelerator.num_processes != wanted:
         raise ConfigError(
             f"WORLD_SIZE is {wanted}, but accelerate formed a group of {accelerator.num_processes}; start the ranks "
@@ -40,17 +47,32 @@ def make_accelerator(mixed_precision: str, patience: float) -> Accelerator:
     return accelerator
 
 
+def _check_launcher(environment: Mapping[str, str]) -> None:
+    """Refuse what accelerate would do in silence."""
+    if environment.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true", "yes", "on", "y", "t"):
+        raise ConfigError(
+            "ACCELERATE_USE_FSDP is set, but accelerate's FSDP is plain DDP on a CPU, and here the recipe says how the "
+            "student is sharded: set train.sharding to fsdp and start the ranks with torchrun, without --use_fsdp."
+        )
+    # `accelerate launch --cpu --num_processes 2` tells where two would meet, and starts one.
+    if "ACCELERATE_USE_CPU" in environment and "MASTER_PORT" in environment and "WORLD_SIZE" not in environment:
+        raise ConfigError(
+            "accelerate launch was asked for several processes and started one, as it does with --cpu; start the ranks "
+            "with torchrun --nproc-per-node N -m opd.cli train RECIPE.yaml."
+        )
+
+
 class Ranks:
     """Agreement among ranks. Every rank must make the same calls in the same order.
 
     Args:
-        accelerator: of this process.
+        accelerator: of this process; None for a process that is alone.
     """
 
-    def __init__(self, accelerator: Accelerator) -> None:
-        self._alone = accelerator.num_processes == 1
-        self.count = accelerator.num_processes
-        self.index = accelerator.process_index
+    def __init__(self, accelerator: Accelerator | None = None) -> None:
+        self.count = 1 if accelerator is None else accelerator.num_processes
+        self.index = 0 if accelerator is None else accelerator.process_index
+        self._alone = self.count == 1
 
     def gather(self, value: T) -> list[T]:
         """The values of all ranks, by rank."""
@@ -72,8 +94,12 @@ class Ranks:
             result = work()
         except OpdError as error:
             failure = error
-        if self.any(failure is not None):
-            raise failure or CancelledError("another rank could not go on")
+        said = self.gather(None if failure is None else str(failure))
+        if failure is not None:
+            raise failure
+        for rank, reason in enumerate(said):
+            if reason is not None:
+                raise CancelledError(f"rank {rank} could not go on: {reason.rstrip('.')}")
         return result
 
     def total(self, counts: dict[str, float]) -> dict[str, float]:
@@ -83,3 +109,7 @@ class Ranks:
             for name, value in part.items():
                 sums[name] = sums.get(name, 0.0) + value
         return sums
+
+
+ALONE = Ranks()
+"""A process without others."""

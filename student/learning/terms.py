@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from opd.heads import OutputHead
     from opd.maths import TokenScores
     from student.controllers import StepReport
     from student.data.outcome import Outcome
@@ -48,23 +49,6 @@ def have(value: T | None, what: str) -> T:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HeadWeights:
-    """An output head: logits = soft_cap * tanh(scale * (weight @ h + bias) / soft_cap).
-
-    Attributes:
-        weight: [V, H].
-        bias: [V] or None.
-        logit_scale: 1.0 for none.
-        soft_cap: 0.0 for none.
-    """
-
-    weight: Float[Tensor, "v h"]
-    bias: Float[Tensor, " v"] | None = None
-    logit_scale: float = 1.0
-    soft_cap: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class StudentTokens:
     """The student's distribution at N positions, at the training temperature; None where no term asked.
 
@@ -79,7 +63,7 @@ class StudentTokens:
     scores: TokenScores | None = None
     scores_at_teacher: TokenScores | None = None
     hidden: Float[Tensor, "n h"] | None = None
-    head: HeadWeights | None = None
+    head: OutputHead | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +85,7 @@ class SignalTokens:
     ids: Int[Tensor, "n k"] | None = None
     log_tail: Float[Tensor, " n"] | None = None
     hidden: Float[Tensor, "n h"] | None = None
-    head: HeadWeights | None = None
+    head: OutputHead | None = None
     logits: Float[Tensor, "n v"] | None = None
 
 
@@ -234,7 +218,7 @@ class WeightSchedule(Settings):
         return self.start + done * (self.to - self.start)
 
 
-AGGREGATIONS = ("token_mean", "sequence_mean", "prompt_mean", "constant", "balanced")
+AGGREGATIONS = ("token_mean", "sequence_mean", "prompt_mean", "turn_mean", "constant", "balanced")
 
 
 class TermSettings(Settings):
@@ -246,13 +230,13 @@ class TermSettings(Settings):
     """Multiplies the term's loss: a number, or a schedule {from: 0, to: 0.1, steps: 100}."""
     aggregation: str = "token_mean"
     """How positions are averaged: token_mean (over all trained tokens of the update), sequence_mean (tokens of a
-    response first, then responses), prompt_mean (tokens of all responses to a prompt first, then prompts), constant
-    (sum divided by responses times the length limit: a truncated response keeps exactly the gradients of its tokens),
-    or balanced (token mean within each of `strata`, which weigh by their number of responses). An estimate from the
-    sampled token that is unbiased at its position stays unbiased over responses with constant alone: means divide by
-    lengths, which depend on the sampled tokens. token_mean is biased by about 1 / rows of the step (5 % at 4 rows,
-    0.3 % at 64 in docs/estimators.md), sequence_mean by more (29 % with payload sampled, 11 % with gather), whatever
-    the number of rows."""
+    response first, then responses), prompt_mean (tokens of all responses to a prompt first, then prompts), turn_mean
+    (tokens of a turn of an episode first, then turns), constant (sum divided by responses times the length limit: a
+    truncated response keeps exactly the gradients of its tokens), or balanced (token mean within each of `strata`,
+    which weigh by their number of responses). An estimate from the sampled token that is unbiased at its position
+    stays unbiased over responses with constant alone: means divide by lengths, which depend on the sampled tokens.
+    token_mean is biased by about 1 / rows of the step (5 % at 4 rows, 0.3 % at 64 in docs/estimators.md),
+    sequence_mean by more (29 % with payload sampled, 11 % with gather), whatever the number of rows."""
     strata: str = "domain"
     """What aggregation balanced keeps apart: domain, teacher, or the name of a tag of the rows; in policy losses also
     credit, the sign of the advantage."""
@@ -275,6 +259,22 @@ class Term:
     def __init__(self, settings: Any) -> None:
         self.settings = settings
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether signals of role "student" are read again before every update but the first of a step."""
+        return False
+
+    @property
+    def why_not_stale(self) -> str:
+        """Why the term cannot learn from rows that weights of earlier steps sampled, a clause; "" where it can.
+
+        It can where its loss, given the prefix, does not depend on who drew the token, or is weighted with
+        p(y) / behaviour(y), bounded or not.
+        """
+        if self.settings.rows == "expert":
+            return ""
+        return "it takes what was sampled for the student's own, and has no importance weight"
+
     def needs(self) -> Needs:
         """What the term needs; the loop refuses a run whose fleet cannot serve it."""
         return Needs()
@@ -294,12 +294,13 @@ class Term:
         """Called once before the first step with the student's tokenizer."""
 
     def admits(self, row: Row | Outcome) -> bool:
-        """Whether the setting `rows` lets the term look at a row, or at what became of one."""
+        """Whether the setting `rows` lets the term look at a row, or at its outcome."""
         return self.settings.rows == "all" or row.on_policy == (self.settings.rows == "sampled")
 
     def selects(self, row: Row) -> bool:
         """Whether the term learns from `row`; called after `prepare`. Other rows count in no mean of the term."""
-        return row.trained and self.admits(row)
+        unread = row.unread and any(need.role in row.unread for need in self.needs().signals)
+        return row.trained and self.admits(row) and not unread
 
     def sequence(self, row: Row) -> Hashable:
         """Rows for which this is equal count as one response in aggregation: those of an episode."""
@@ -313,7 +314,7 @@ class Term:
         return row.tags.get(what, "")
 
     def strata(self, outcomes: Sequence[Outcome]) -> list[str]:
-        """Strata of the rows of all ranks, from what became of them."""
+        """Strata of the rows of all ranks, from their outcomes."""
         what = self.settings.strata
         if what in ("domain", "teacher"):
             return sorted({outcome.domain if what == "domain" else outcome.teacher for outcome in outcomes})

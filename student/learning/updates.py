@@ -39,7 +39,7 @@ class Update:
 
 @dataclass
 class Updated:
-    """What the updates of a step came to.
+    """The result of the updates of a step.
 
     Attributes:
         sums: metrics as (numerator, denominator), added over the updates.

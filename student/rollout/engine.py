@@ -14,9 +14,13 @@ and every row carries the version of the weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
 
 from opd.config import Settings
 from opd.registry import Registry
@@ -37,6 +41,8 @@ ROLLOUT_ENGINES.add(
     "transformers", "student.rollout.engine:TransformersEngine", "the trained model itself, with a KV cache"
 )
 
+ROLLOUT_ENGINES.add("vllm", "student.rollout.vllm.engine:VllmEngine", "vLLM in process, on the rows' own streams")
+
 OnRow = Callable[["Row"], None]
 
 
@@ -49,6 +55,14 @@ class EngineSettings(Settings):
 
     name: str
     """Registered name, or a dotted path "package.module:Class"."""
+    mismatch_rows: int = Field(
+        0, ge=0, description="Rows of a step that the student reads again to measure the mismatch; 0: none."
+    )
+    mismatch_limit: float | None = Field(
+        None,
+        gt=0,
+        description="The run stops when the mean |log p - log q| per token of a step is over it, nats; null: never.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +88,14 @@ class RolloutEngine:
     """Base of rollout engines; subclasses implement `sample` and, where they hold weights of their own, `sync`."""
 
     settings_type: ClassVar[type[EngineSettings]] = EngineSettings
+    holds_weights: ClassVar[bool] = False
+    """Whether it samples from weights of its own, which `sync` replaces, and not from the trained model itself. Rows
+    are then sampled ahead (`train.max_staleness`) by this engine, else by one on a copy of the student."""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
         self.version = 0
+        self._counts: dict[str, float] = {}
 
     def check(self, recipe: Recipe) -> None:
         """Look at the whole recipe before anything is loaded, also in a dry run.
@@ -94,8 +112,8 @@ class RolloutEngine:
         """Sample from `parameters` from now on.
 
         Args:
-            parameters: names, as the saved model has them, and trained tensors on the student's device; only valid
-                during the call.
+            parameters: names, as the saved model has them, and trained tensors on the student's device; they change
+                only before another sync.
             version: steps of the run that the weights have seen; sampled tokens carry it.
         """
         self.version = version
@@ -126,6 +144,14 @@ class RolloutEngine:
         engine.version = self.version
         return engine
 
+    def take(self) -> dict[str, float]:
+        """Counts since they were last taken, as "engine/NAME", for the metrics of a step."""
+        counts, self._counts = self._counts, {}
+        return counts
+
+    def _count(self, name: str, amount: float) -> None:
+        self._counts[f"engine/{name}"] = self._counts.get(f"engine/{name}", 0.0) + amount
+
     def close(self) -> None:
         """Release what the engine holds."""
 
@@ -150,6 +176,42 @@ class TransformersEngine(RolloutEngine):
         )
 
 
+class CopyEngine(TransformersEngine):
+    """Samples from a copy of the student, whose trained tensors `sync` replaces."""
+
+    holds_weights = True
+
+    def sync(self, parameters: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """See `RolloutEngine.sync`; tensors on the copy's device are used as they are, and must not change."""
+        given = dict(parameters)
+        for name, parameter in self.setup.model.named_parameters():
+            if name in given:
+                parameter.data = given[name].to(parameter.device)
+        super().sync(given.items(), version)
+
+
+def sample_or_play(
+    engine: RolloutEngine,
+    player: EpisodePlayer,
+    planned: Sequence[PlannedRow],
+    *,
+    purpose: tuple[object, ...] = ("rollout",),
+    on_row: OnRow = ignore,
+) -> list[Row]:
+    """See `RolloutEngine.sample`; episodes are played by `player`, turn by turn."""
+    played = [row for row in planned if player.plays(row)]
+    if not played:
+        return engine.sample(planned, purpose=purpose, on_row=on_row)
+
+    def turn(rows: Sequence[PlannedRow], names: tuple[object, ...]) -> list[Row]:
+        return engine.sample(rows, purpose=names)
+
+    others = [row for row in planned if not player.plays(row)]
+    found = iter(engine.sample(others, purpose=purpose, on_row=on_row) if others else [])
+    episodes = iter(player.play(played, turn, purpose=purpose, on_row=on_row))
+    return [next(episodes if player.plays(row) else found) for row in planned]
+
+
 class Sampler:
     """The run's rollout engine, given the present weights before it samples.
 
@@ -167,34 +229,40 @@ class Sampler:
         self.version = 0
         self._synced: tuple[int, int] | None = None
         self._exposed = False
+        self._lock = threading.RLock()
 
     def moved(self, version: int) -> None:
         """Say that the weights have changed, and are those after `version` steps."""
         self.version, self._synced, self._exposed = version, None, False
 
     def expose(self) -> None:
-        """Have every rollout until the next `moved` sync: somebody holds the tensors and may write to them."""
+        """Have every rollout until the next `moved` sync: a controller holds the tensors and may write to them."""
         self._exposed = True
 
     def sample(
         self, planned: Sequence[PlannedRow], *, purpose: tuple[object, ...] = ("rollout",), on_row: OnRow = ignore
     ) -> list[Row]:
-        """See `RolloutEngine.sample`; with the weights as they are now."""
+        """See `RolloutEngine.sample`; with the weights as they are now. Ranks of a sharded student call it together."""
         present = (self.version, self._learner.updates)
-        if self._exposed or self._synced != present:
-            self._engine.sync(self._learner.named_parameters(), self.version)
-            self._synced = present
-        played = [row for row in planned if self._player.plays(row)]
-        if not played:
-            return self._engine.sample(planned, purpose=purpose, on_row=on_row)
+        with self._lock:
+            if self._exposed or self._synced != present:
+                self._engine.sync(self._learner.whole_parameters(), self.version)
+                self._synced = present
+            with nullcontext() if self._engine.holds_weights else self._learner.whole():
+                if not planned:  # another rank has rows, and all of them gather the weights
+                    return []
+                return sample_or_play(self._engine, self._player, planned, purpose=purpose, on_row=on_row)
 
-        def turn(rows: Sequence[PlannedRow], names: tuple[object, ...]) -> list[Row]:
-            return self._engine.sample(rows, purpose=names)
+    @contextmanager
+    def lend(self) -> Iterator[RolloutEngine]:
+        """The engine for another thread, which syncs it itself; others wait until it is given back."""
+        with self._lock:
+            self._synced = None
+            yield self._engine
 
-        others = [row for row in planned if not self._player.plays(row)]
-        found = iter(self._engine.sample(others, purpose=purpose, on_row=on_row) if others else [])
-        episodes = iter(self._player.play(played, turn, purpose=purpose, on_row=on_row))
-        return [next(episodes if self._player.plays(row) else found) for row in planned]
+    def take(self) -> dict[str, float]:
+        """See `RolloutEngine.take`."""
+        return self._engine.take()
 
     def fork(self, model: PreTrainedModel) -> RolloutEngine:
         """See `RolloutEngine.fork`."""

@@ -7,8 +7,9 @@ and `tool_mask` True. Sampled ids stay as they were sampled, and are trained and
 The random stream of a turn is named by the row's key and the turn, so an episode does not depend on its batch.
 
 An episode that breaks (its environment raises, hangs or dies) ends there: what was sampled is kept as a row that is
-not trained on, with an unknown verdict and the tag `ended`: success, failure, turns, tokens, replay, or broken. The KV
-cache is built anew in each turn, so an episode costs the square of its turns.
+not trained on, with an unknown verdict. The tag `ended` tells: success, failure, done (without word whether it was
+solved), turns, tokens, replay, or broken. The KV cache is built anew in each turn, so an episode costs the square of
+its turns.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class _Episode:
     turns: list[tuple[int, int]] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    tools: bool = False
+    bad_calls: float = 0.0
     ended: str = ""
     success: bool | None = None
 
@@ -168,7 +171,8 @@ class EpisodePlayer:
         if isinstance(seen, EpisodeError):
             episode.ended = f"broken: {seen.kind}"
             return
-        episode.prompt = with_observation(episode.planned.prompt, seen.text)
+        episode.prompt = with_observation(episode.planned.prompt, seen.text, self._tokenizer, seen.tools)
+        episode.tools = bool(seen.tools)
         self._judge(episode, seen)
 
     def _replay(self, episodes: Mapping[int, _Episode]) -> None:
@@ -190,7 +194,7 @@ class EpisodePlayer:
         rows = sample([self._planned(episode) for episode in active.values()], purpose)
         for episode, row in zip(active.values(), rows, strict=True):
             episode.take(row)
-        actions = {number: episode.texts[-1] for number, episode in active.items()}
+        actions = {number: self._action(episode) for number, episode in active.items()}
         for number, seen in self._step(active, actions).items():
             episode = active[number]
             self._answer(episode, seen)
@@ -198,6 +202,17 @@ class EpisodePlayer:
                 episode.ended = "turns"
             if not episode.ended and len(episode.ids) >= episode.planned.max_new_tokens:
                 episode.ended = "tokens"
+
+    def _action(self, episode: _Episode) -> str:
+        """The student's turn as the environment reads it.
+
+        Where there are tools, special tokens stay: some tokenizers mark calls by them.
+        """
+        if not episode.tools:
+            return episode.texts[-1]
+        start, end = episode.turns[-1]
+        ids = [i for i in episode.ids[start:end] if i not in self._stops]
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def _planned(self, episode: _Episode) -> PlannedRow:
         left = episode.planned.max_new_tokens - len(episode.ids)
@@ -215,12 +230,18 @@ class EpisodePlayer:
         if isinstance(seen, EpisodeError):
             episode.ended = f"broken: {seen.kind}"
             return
+        episode.bad_calls += float(seen.info.get("bad_calls", 0))
         if episode.turns and len(episode.rewards) < len(episode.turns):
             episode.rewards.append(seen.reward or 0.0)
         self._judge(episode, seen)
         if not episode.ended:
             ids = encode_turn(
-                seen.text, episode.planned.prompt, self._tokenizer, sampled=episode.ids, stops=self._stops
+                seen.text,
+                episode.prompt,
+                self._tokenizer,
+                sampled=episode.ids,
+                stops=self._stops,
+                results=seen.results,
             )
             if len(episode.ids) + len(ids) >= episode.planned.max_new_tokens:
                 episode.ended = "tokens"
@@ -228,9 +249,13 @@ class EpisodePlayer:
                 episode.hear(ids, self._spec.candidates)
 
     def _judge(self, episode: _Episode, seen: Observation) -> None:
-        if seen.done:
-            episode.success = seen.success if seen.success is not None else (seen.reward or 0.0) > 0
-            episode.ended = "success" if episode.success else "failure"
+        if not seen.done:
+            return
+        if seen.success is None and seen.reward is None and not any(episode.rewards):
+            episode.ended = "done"  # nothing tells whether it was solved
+            return
+        episode.success = seen.success if seen.success is not None else (seen.reward or 0.0) > 0
+        episode.ended = "success" if episode.success else "failure"
 
     def _row(self, episode: _Episode) -> Row:
         """The episode as one row; its key is the planned one."""
@@ -267,6 +292,8 @@ class EpisodePlayer:
             trained=not broken,
         )
         row.notes |= {"turns": float(len(episode.turns)), "replayed": float(len(episode.plan.replay))}
+        if episode.tools:
+            row.notes["bad_calls"] = episode.bad_calls
         return row
 
     def _step(self, episodes: Mapping[int, _Episode], actions: Mapping[int, str]) -> dict[int, Seen]:

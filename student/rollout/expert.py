@@ -1,4 +1,4 @@
-"""Rows whose response is given as text: encoded, then read once by the student for log-probs and candidates.
+"""Rows whose response is given as text: encoded, then read once by the student where the objective looks at that.
 
 `behaviour_logp` holds the student's own log-probs, as if it had sampled the response: nobody knows those of the true
 author. Terms that need a real sampler look at `Row.on_policy`, which is False.
@@ -48,7 +48,7 @@ def expert_rows(
     """
     stops = spec.stops(tokenizer)
     rows = [_encode(p, ids, tokenizer, stops, policy_version) for p, ids in zip(planned, prompts, strict=True)]
-    for temperature in sorted({p.temperature for p in planned}):
+    for temperature in sorted({p.temperature for p in planned} if spec.read_given else ()):
         same = [row for row, p in zip(rows, planned, strict=True) if p.temperature == temperature]
         longest = max(len(row.prompt_ids) + row.length for row in same)
         for part in split(same, spec.batch_rows * longest):
@@ -76,7 +76,7 @@ def _encode(
         prompt=planned.prompt,
         prompt_ids=prompt_ids,
         response_ids=np.array(ids, dtype=np.uint32),
-        behaviour_logp=np.zeros(len(ids), dtype=np.float32),
+        behaviour_logp=np.full(len(ids), np.nan, dtype=np.float32),
         policy_version=np.full(len(ids), policy_version, dtype=np.int32),
         loss_mask=np.ones(len(ids), dtype=np.bool_),
         truncated=truncated,
@@ -96,6 +96,7 @@ def _read(model: "PreTrainedModel", rows: Sequence[Row], spec: RolloutSpec, temp
     hidden = student(micro.input_ids, micro.attention_mask, micro.row, micro.source)
     head, projection = student.head(), ProjectionSpec(frozenset(), spec.valid_vocab, temperature, _CHUNK)
     logp, candidates = [], []
+    # In pieces: log-probs [n, V] of all positions at once would be the largest tensor of a run.
     for start in range(0, len(hidden), _CHUNK):
         piece = slice(start, start + _CHUNK)
         scores = logits_of(hidden[piece], head, projection).log_softmax(-1)

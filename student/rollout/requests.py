@@ -55,6 +55,11 @@ class Request:
         self.logp: list[float] = []
         self.candidates: list[NDArray[np.uint32]] = []
 
+    @property
+    def longest(self) -> int:
+        """Tokens that prompt and response may have together."""
+        return len(self.input_ids) + self.planned.max_new_tokens
+
     def uniforms(self) -> NDArray[np.float64]:
         """[max_new_tokens] a uniform number in (0, 1) for every token, from the row's own stream."""
         key = self.planned.key

@@ -1,13 +1,13 @@
 """What a rollout strategy may ask, and how ranks keep in step while they run one.
 
-Ranks may need different numbers of rows, but never of rounds: whoever loops over rounds decides by what `any`,
+Ranks may need different numbers of rows, but never of rounds: every loop over rounds decides by what `any`,
 `gather` or `outcomes` gave, which is the same on every rank. A rank that cannot go on says so in its next exchange,
-and the others stop too; a strategy whose ranks part company is ended by an error instead of a wait without end.
+and the others stop too; a strategy whose ranks fall out of step fails with an error instead of waiting forever.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from opd.errors import CancelledError, OpdError
 from opd.tasks.prompt import Prompt
@@ -31,9 +31,9 @@ class _InStep(Ranks):
         self.over = False  # another rank has failed and hears nothing more
 
     def gather(self, value: T) -> list[T]:
-        return self.tell(_ASKS, value)
+        return self.exchange(_ASKS, value)
 
-    def tell(self, kind: str, value: T) -> list[T]:
+    def exchange(self, kind: str, value: T) -> list[T]:
         """Exchange `value` with the ranks that are at the same place.
 
         Raises:
@@ -47,46 +47,82 @@ class _InStep(Ranks):
         places = {(other, taken) for other, taken, _ in told}
         if kind != _FAILED and len(places) > 1:
             raise RuntimeError(
-                f"the ranks of a rollout strategy have parted: {sorted(places)} (what they do, prompts they took); "
+                f"the ranks of a rollout strategy are out of step: {sorted(places)} (what they do, prompts they took); "
                 "loop over rounds by what Rollouts.any, gather or outcomes gave, and ask for prompts on every rank."
             )
         return [value for _, _, value in told]
 
 
+class Stages(Protocol):
+    """What the loop does for a strategy, on this rank.
+
+    Attributes:
+        judges_first: whether rows can be judged before models are asked about them: no reward reads their signals.
+    """
+
+    judges_first: bool
+
+    def sample(self, planned: Sequence[PlannedRow], *, ask: bool) -> list[Row]:
+        """Sample rows; each is on its way to the verifier, and with `ask` to the models, as soon as it ends."""
+
+    def ask(self, rows: Sequence[Row]) -> None:
+        """Send judged rows to the models; returns at once."""
+
+    def judge(self, rows: Sequence[Row]) -> None:
+        """Wait for verdicts and rewards."""
+
+    def score(self, rows: Sequence[Row], *, judged: bool) -> None:
+        """Wait for the signals of rows that were sent, and unless they were `judged` for verdicts and rewards."""
+
+    def extract(self, rows: Sequence[Row]) -> list[str | None]:
+        """The final answer of each row."""
+
+
 class Rollouts:
     """What a strategy may ask; rank-local unless it says otherwise.
 
+    A strategy that learns from all it samples says `score(sample(planned))`, and models work while the student still
+    samples. One that may leave rows out says `judge(planned)`: no model is asked about a row before it is chosen.
+    Rewards see each group whole, over all rounds.
+
     Args:
-        sample: samples planned rows; each is submitted for scoring when it ends.
-        score: waits until rows have their signals, verdicts and rewards.
+        stages: sampling, judging and scoring.
         plan: the plan of the given prompts, as the methods of the run rewrite it.
         cursor: the run's prompts.
         ranks: all ranks.
 
     Attributes:
         rows: everything that was sampled, for costs and metrics.
-        rounds: calls of `sample`.
+        scored: what of it models were asked about.
+        rounds: calls of `sample` and `judge`.
         measured: what the strategy measured, by name, as (numerator, denominator) of this rank.
     """
 
     def __init__(
         self,
-        sample: Callable[[Sequence[PlannedRow]], list[Row]],
-        score: Callable[[Sequence[Row]], list[Row]],
+        stages: Stages,
         plan: Callable[[Sequence[Prompt]], StepPlan],
         cursor: PromptCursor,
         ranks: Ranks,
     ) -> None:
-        self._sample, self._score, self._plan, self._cursor = sample, score, plan, cursor
+        self._stages, self._plan, self._cursor = stages, plan, cursor
         self._ranks = _InStep(ranks, cursor)
         self._owner: dict[str, int] = {}  # rank of each group; a prompt drawn twice stays where it is
         self._samples: dict[str, int] = {}  # first free sample index of each group
+        self._waiting: dict[int, Row] | None = None  # judged rows of which no model was asked; None: none were judged
         self.rows: list[Row] = []
+        self.scored: list[Row] = []
+        self._kept: list[Row] = []  # judged rows that models were asked about
         self.rounds = 0
         self.measured: dict[str, tuple[float, float]] = {}
 
+    @property
+    def ranks(self) -> tuple[int, int]:
+        """How many ranks there are, and which this one is."""
+        return self._ranks.count, self._ranks.index
+
     def run(self, strategy: Strategy, plan: StepPlan) -> list[Row]:
-        """The rows that `strategy` makes of the whole plan; where it fails on a rank, it fails on all.
+        """The rows that `strategy` makes of the whole plan, scored; where it fails on a rank, it fails on all.
 
         Raises:
             OpdError: of this rank.
@@ -94,11 +130,14 @@ class Rollouts:
         """
         try:
             rows = strategy.run(self._mine(plan), self)
+            if self._waiting is not None:
+                self.keep(rows)
+                self._stages.score(self._kept, judged=True)
         except OpdError:
             if not self._ranks.over:
-                self._ranks.tell(_FAILED, None)
+                self._ranks.exchange(_FAILED, None)
             raise
-        self._ranks.tell(_DONE, None)
+        self._ranks.exchange(_DONE, None)
         return rows
 
     def sample(self, planned: Sequence[PlannedRow]) -> list[Row]:
@@ -106,14 +145,45 @@ class Rollouts:
 
         Every rank calls it equally often, with no rows if need be.
         """
+        return self._sampled(planned, ask=True)
+
+    def _sampled(self, planned: Sequence[PlannedRow], *, ask: bool) -> list[Row]:
         self.rounds += 1
-        rows = self._sample(planned) if planned else []
+        rows = self._stages.sample(planned, ask=ask)
         self.rows += rows
+        if ask:
+            self.scored += rows
         return rows
 
     def score(self, rows: Sequence[Row]) -> list[Row]:
         """Wait for signals, verdicts and rewards of sampled rows. Every rank calls it as often as `sample`."""
-        return self._score(rows)
+        self._stages.score(rows, judged=False)
+        return list(rows)
+
+    def judge(self, planned: Sequence[PlannedRow]) -> list[Row]:
+        """Sample rows and wait for their verdicts and rewards; models are asked about those that the strategy returns.
+
+        Every rank calls it equally often, with no rows if need be. Where a reward reads what models say about the rows,
+        they are asked about all of them.
+        """
+        if not self._stages.judges_first:
+            return self.score(self.sample(planned))
+        rows = self._sampled(planned, ask=False)
+        self._stages.judge(rows)
+        self._waiting = {**(self._waiting or {}), **{id(row): row for row in rows}}
+        return rows
+
+    def keep(self, rows: Sequence[Row]) -> None:
+        """Begin to score judged rows that will be among those returned, while further ones are sampled."""
+        waiting = self._waiting or {}
+        chosen = [row for row in rows if waiting.pop(id(row), None) is not None]
+        self._stages.ask(chosen)
+        self._kept += chosen
+        self.scored += chosen
+
+    def extract(self, rows: Sequence[Row]) -> list[str | None]:
+        """The final answer of each row, in a form that equal answers share; None where there is none."""
+        return self._stages.extract(rows)
 
     def more(self, prompts: int) -> StepPlan:
         """This rank's share of a plan of `prompts` further prompts of the run; every rank asks for as many."""

@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+_BLOCK = 256
+
 
 def draw(
     logits: Float[Tensor, "b v"], uniform: Float[Tensor, " b"], temperature: float, valid_vocab: int
@@ -26,14 +28,41 @@ def draw(
     if temperature > 0:
         scaled = scaled / temperature
     logp = torch.log_softmax(scaled, dim=-1)
-    if temperature == 0:
-        ids = logp.argmax(dim=-1)
-    else:
-        cdf = logp.double().exp().cumsum(dim=-1)
-        # Scaling the uniform by the total keeps the draw inside the vocabulary whatever the rounding of the sum.
-        target = (uniform.to(cdf.device) * cdf[:, -1]).unsqueeze(-1)
-        ids = torch.searchsorted(cdf, target, right=True).squeeze(-1).clamp_(max=valid_vocab - 1)
+    ids = logp.argmax(dim=-1) if temperature == 0 else _invert(logp.exp(), uniform.to(logp.device))
     return ids, logp.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+
+
+def _invert(p: Float[Tensor, "b v"], uniform: Float[Tensor, " b"]) -> Int[Tensor, " b"]:
+    """The smallest id whose cumulative weight exceeds the uniform times the whole.
+
+    In two steps, so that float64 is needed for the sums of blocks and for the one block that holds the id, not for the
+    whole vocabulary: first the block, then the id in it.
+    """
+    blocks = torch.nn.functional.pad(p, (0, -p.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))
+    sums = blocks.sum(-1).double().cumsum(-1)
+    target = uniform * sums[:, -1]
+    block = torch.searchsorted(sums, target.unsqueeze(-1), right=True).clamp_(max=sums.shape[-1] - 1)
+    before = torch.where(block > 0, sums.gather(-1, (block - 1).clamp(min=0)), 0.0)
+    rows = torch.arange(len(p), device=p.device)
+    inside = blocks[rows, block.squeeze(-1)].double().cumsum(-1)
+    # A block's float32 sum may round above that of its parts: what is left over belongs to its last id with any weight.
+    left = torch.minimum(target.unsqueeze(-1) - before, inside[:, -1:] * (1 - 1e-15))
+    return (block * _BLOCK + torch.searchsorted(inside, left, right=True)).squeeze(-1)
+
+
+def draw_mixed(
+    logits: Float[Tensor, "b v"], uniform: Float[Tensor, " b"], temperature: Float[Tensor, " b"], valid_vocab: int
+) -> tuple[Int[Tensor, " b"], Float[Tensor, " b"]]:
+    """`draw` for rows that may have different temperatures."""
+    levels = temperature.unique().tolist()
+    if len(levels) == 1:
+        return draw(logits, uniform, levels[0], valid_vocab)
+    ids = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
+    logp = torch.zeros(len(logits), device=logits.device)
+    for level in levels:
+        chosen = temperature == level
+        ids[chosen], logp[chosen] = draw(logits[chosen], uniform[chosen], level, valid_vocab)
+    return ids, logp
 
 
 def most_likely(scores: Float[Tensor, "b v"], k: int, keep: tuple[int, ...] = ()) -> Int[Tensor, "b k"]:

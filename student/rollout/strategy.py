@@ -1,9 +1,14 @@
 """Rollout strategies: how the plan of a step becomes rows, in rounds that all ranks take together.
 
-    single              every planned row, once
-    dynamic_sampling    further prompts until enough groups have rewards that differ
+    single                  every planned row, once
+    dynamic_sampling        further prompts until enough groups have rewards that differ
+    adaptive_oversampling   as many more prompts as the last steps lost
+    reinforce_ada           further answers until a prompt has right and wrong ones
+    self_interference       only prompts that greedy decoding does not solve
+    lte, guide, icpo        a second pass, or an answer, under a hint that is not trained on
+    replay, rorecomp        groups of earlier steps beside the new ones
 
-A strategy samples, has rows scored, looks at what became of them on all ranks, and may sample more. It asks everything
+A strategy samples, has rows scored, looks at their outcomes on all ranks, and may sample more. It asks everything
 of `Rollouts`; what it decides by must come from there, so that every rank decides the same. A third party adds one
 through the entry-point group `opd.rollout_strategies`.
 """
@@ -35,6 +40,26 @@ for name, path, summary in [
         "strategies.dynamic_sampling:DynamicSampling",
         "further prompts until enough groups have rewards that differ",
     ),
+    (
+        "adaptive_oversampling",
+        "strategies.adaptive_oversampling:AdaptiveOversampling",
+        "dynamic sampling in one round, as large as the last steps were wasteful (CodeV-R1)",
+    ),
+    (
+        "reinforce_ada",
+        "strategies.reinforce_ada:ReinforceAda",
+        "further answers until a prompt has right and wrong ones, and a balanced choice of them",
+    ),
+    (
+        "self_interference",
+        "strategies.self_interference:SelfInterference",
+        "only prompts that greedy decoding does not solve (SELF)",
+    ),
+    ("lte", "strategies.lte:Lte", "all-wrong groups try again, told of their wrong answers"),
+    ("guide", "strategies.guide:Guide", "all-wrong groups try again under a stored hint"),
+    ("icpo", "strategies.icpo:Icpo", "one answer of each group is written after a worked example"),
+    ("replay", "strategies.replay:Replay", "groups of earlier steps beside the new ones"),
+    ("rorecomp", "strategies.rorecomp:RoRecomp", "short right and long wrong answers first, the rest later"),
 ]:
     STRATEGIES.add(name, f"student.rollout.{path}", summary)
 
@@ -50,6 +75,8 @@ class Strategy:
     """Base of strategies; subclasses implement `run`."""
 
     settings_type: ClassVar[type[StrategySettings]] = StrategySettings
+    why_not_stale: ClassVar[str] = "it decides by the outcomes of the step's rows, which are sampled steps ahead"
+    """Why it cannot work with `train.max_staleness`, a clause; "" where it samples the plan as it is, once."""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
@@ -92,6 +119,8 @@ class Strategy:
 
 class Single(Strategy):
     """Every planned row, once."""
+
+    why_not_stale = ""
 
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
         """See `Strategy.run`."""

@@ -1,21 +1,24 @@
-"""Sample responses with a transformers model and a KV cache: left-padded prompts, a random stream per row.
+"""Sample responses with a transformers model and a KV cache, a random stream per row.
 
-A row leaves as soon as it has finished, through a callback, so that it can be scored while others still run. When
-half of a batch has finished, the cache is cut down to the rows that go on.
+Rows are decoded in slots that are filled again as they become free (`student.rollout.slots`); where a model does not
+allow that (sliding windows, states that are no keys and values, flash attention), in batches
+(`student.rollout.batches`).
+A row leaves as soon as it has finished, through a callback, so that it can be scored while others still run.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
-import numpy as np
 import torch
-from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from student.data.plan import PlannedRow
 from student.data.row import Row
-from student.rollout.expert import expert_rows
+from student.rollout.batches import BatchDecoder
 from student.rollout.requests import Request
-from student.rollout.sampling import draw, most_likely
+from student.rollout.rows import Finish, evaluating, sample_rows
+from student.rollout.slots import SlotDecoder, takes_slots
 from student.rollout.spec import RolloutSpec
 
 __all__ = ["RolloutSpec", "rollout"]
@@ -45,118 +48,42 @@ def rollout(
     Returns:
         The rows in the order of `planned`.
     """
-    was_training = model.training
-    model.eval()
-    rows: dict[int, Row] = {}
-    try:
-        requests = [Request(p, tokenizer, spec, purpose) for p in planned]
-        given = [i for i, p in enumerate(planned) if p.answer is not None]
-        if given:
-            prompts = [requests[i].prompt_ids for i in given]
-            answered = expert_rows(model, tokenizer, [planned[i] for i in given], prompts, spec, policy_version)
-            for i, row in zip(given, answered, strict=True):
-                rows[i] = row
-                on_row(row)
-        # Rows of similar prompt length share a batch; the order is a function of the plan, so it resumes.
-        sampled = (i for i, p in enumerate(planned) if p.answer is None)
-        order = sorted(sampled, key=lambda i: (len(requests[i].input_ids), i))
-        for start in range(0, len(order), spec.batch_rows):
-            indices = order[start : start + spec.batch_rows]
 
-            def finish(position: int, indices: list[int] = indices) -> None:
-                row = requests[indices[position]].row(tokenizer, policy_version)
-                rows[indices[position]] = row
-                on_row(row)
+    def decode(requests: Sequence[Request], order: Sequence[int], finish: Finish) -> None:
+        with torch.no_grad(), evaluating(model), _precision(model, spec):
+            _decode(model, requests, order, spec, finish)
 
-            _Decoder(model, [requests[i] for i in indices], spec).run(finish)
-    finally:
-        model.train(was_training)
-    return [rows[i] for i in range(len(planned))]
+    return sample_rows(
+        model, tokenizer, planned, spec, decode, policy_version=policy_version, purpose=purpose, on_row=on_row
+    )
 
 
-class _Decoder:
-    """Decodes a batch of rows token by token.
+def _decode(
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    order: Sequence[int],
+    spec: RolloutSpec,
+    finish: Finish,
+) -> None:
+    if takes_slots(model):
+        SlotDecoder(model, [requests[i] for i in order], spec).run(lambda position: finish(order[position]))
+        return
+    left = deque(order)
+    while left:
+        batch: list[int] = []
+        longest = 0
+        while left and len(batch) < spec.rows(max(longest, requests[left[0]].longest)):
+            longest = max(longest, requests[left[0]].longest)
+            batch.append(left.popleft())
 
-    Finished rows stay in the batch as ballast until they are half of it, because cutting a KV cache is a copy.
-    """
+        def ended(position: int, batch: list[int] = batch) -> None:
+            finish(batch[position])
 
-    def __init__(self, model: PreTrainedModel, batch: Sequence[Request], spec: RolloutSpec) -> None:
-        self.model, self.batch, self.spec = model, batch, spec
-        self.uniforms = [request.uniforms() for request in batch]
-        self.slots = list(range(len(batch)))
-        self.running = set(self.slots)
-        self.input_ids, self.mask = _left_pad([request.input_ids for request in batch], model.device)
-        self.positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
-        self.temperature = torch.tensor([request.planned.temperature for request in batch], device=model.device)
-        self.cache = DynamicCache(config=model.config)
-
-    @torch.no_grad()
-    def run(self, finish: Callable[[int], None]) -> None:
-        """Decode until every row has finished; calls finish(index in the batch)."""
-        step = 0
-        while self.running:
-            logits = self.model(
-                input_ids=self.input_ids,
-                attention_mask=self.mask,
-                position_ids=self.positions,
-                past_key_values=self.cache,
-                use_cache=True,
-                logits_to_keep=1,
-            ).logits[:, -1]
-            ids = self._sample(logits, step, finish)
-            step += 1
-            self._extend(ids)
-
-    def _sample(self, logits: Tensor, step: int, finish: Callable[[int], None]) -> Tensor:
-        device, vocab = logits.device, self.spec.valid_vocab
-        drawn = [self.uniforms[i][step] if i in self.running else 0.5 for i in self.slots]
-        ids, logp = _draw_mixed(
-            logits, torch.tensor(drawn, dtype=torch.float64, device=device), self.temperature, vocab
-        )
-        top = None
-        if self.spec.candidates:
-            found = most_likely(logits[:, :vocab], self.spec.candidates, self.spec.keep_ids)
-            top = found.cpu().numpy().astype(np.uint32)
-        for slot, (token, log_prob) in enumerate(zip(ids.tolist(), logp.tolist(), strict=True)):
-            index = self.slots[slot]
-            if index not in self.running:
-                continue
-            if self.batch[index].take(token, log_prob, None if top is None else top[slot]):
-                self.running.discard(index)
-                finish(index)
-        return ids
-
-    def _extend(self, ids: Tensor) -> None:
-        if 2 * len(self.running) <= len(self.slots) and self.running:
-            keep = [slot for slot, index in enumerate(self.slots) if index in self.running]
-            index = torch.tensor(keep, device=ids.device)
-            self.cache.batch_select_indices(index)
-            self.mask, self.positions = self.mask[index], self.positions[index]
-            self.temperature, ids = self.temperature[index], ids[index]
-            self.slots = [self.slots[slot] for slot in keep]
-        self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.slots), 1)], dim=1)
-        self.positions = self.positions[:, -1:] + 1
-        self.input_ids = ids.unsqueeze(-1)
+        BatchDecoder(model, [requests[i] for i in batch], spec).run(ended)
 
 
-def _draw_mixed(logits: Tensor, uniform: Tensor, temperature: Tensor, valid_vocab: int) -> tuple[Tensor, Tensor]:
-    """`draw` for rows that may have different temperatures."""
-    levels = temperature.unique().tolist()
-    if len(levels) == 1:
-        return draw(logits, uniform, levels[0], valid_vocab)
-    ids = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
-    logp = torch.zeros(len(logits), device=logits.device)
-    for level in levels:
-        chosen = temperature == level
-        ids[chosen], logp[chosen] = draw(logits[chosen], uniform[chosen], level, valid_vocab)
-    return ids, logp
-
-
-def _left_pad(prompts: Sequence[np.ndarray], device: torch.device) -> tuple[Tensor, Tensor]:
-    width = max(len(p) for p in prompts)
-    ids = np.zeros((len(prompts), width), dtype=np.int64)
-    mask = np.zeros((len(prompts), width), dtype=np.int64)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = prompt
-        mask[row, width - len(prompt) :] = 1
-    return torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device)
+def _precision(model: PreTrainedModel, spec: RolloutSpec) -> AbstractContextManager[object]:
+    """Autocast over the whole rollout: each weight is cast once, and keys and values are half as large."""
+    if spec.autocast is None:
+        return nullcontext()
+    return torch.autocast(model.device.type, spec.autocast)

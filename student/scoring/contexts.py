@@ -1,11 +1,24 @@
 """Prompts that the scoring models read instead of the student's: hints, solutions, system prompts of their own.
 
-A context is a template over the columns of a prompt. It changes what a model reads before the response and nothing of
-the response, so that signals stay aligned with the student's tokens; its ids never enter the student's input.
+A context is a template over the columns of a prompt, and over what became of the row and of its group:
+
+    row.response        the response itself, as text
+    row.reward          its reward; none where it is unknown
+    row.correct         whether the verifier found it right; none where it could not tell
+    row.feedback        what the verifier or the environment said of it
+    row.truncated       whether the length limit cut it
+    group.best          the best other answer to the prompt, of those with at least the reward `success`
+    group.worst         the worst other answer, of those with less
+    group.mean_reward   mean reward of the group; none where none is known
+
+Texts that do not exist are empty, so that a template can ask {% if group.best %}. A context that reads any of these is
+made when the row has been judged, with its whole group, and the model is asked then; one that reads the columns alone
+is asked when the row ends. Contexts change what a model reads before the response and nothing of the response, so that
+signals stay aligned with the student's tokens; their ids never enter the student's input.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +28,8 @@ from opd.config import Settings
 from opd.errors import ConfigError, DataError
 from opd.tasks.encode import encode_prompt
 from opd.tasks.prompt import Prompt
+from opd.tasks.verdict import VerdictStatus
+from student.data.outcome import reward_of
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -28,7 +43,8 @@ class ContextSettings(Settings):
     """What a model reads before the response, in place of the student's prompt.
 
     Both texts are Jinja templates over `prompt` (the prompt's text, or the last user message), `answer`, `domain` and
-    the further columns of the prompt (`keep_columns` of a table).
+    the further columns of the prompt (`keep_columns` of a table), and over `row` and `group`: what became of the row
+    and of the other answers to its prompt (docs/methods.md).
     """
 
     system: str | None = Field(
@@ -36,7 +52,16 @@ class ContextSettings(Settings):
     )
     prompt: str | None = Field(None, description="Text of the prompt, or of the last user message of a chat.")
     max_tokens: int | None = Field(
-        None, ge=1, description="A longer context is an error; null: rollout.max_prompt_tokens."
+        None,
+        ge=1,
+        description="A longer context is an error, and one made from outcomes is not read (see skip_without); null: "
+        "rollout.max_prompt_tokens.",
+    )
+    success: float = Field(1.0, description="Least reward of an answer that may be group.best.")
+    skip_without: list[Literal["row.feedback", "group.best", "group.worst"]] = Field(
+        default_factory=list,
+        description="Rows for which all of these are empty teach nothing: the terms that learn from this model pass "
+        "them over (SDPO: [group.best, row.feedback]). Metric context_missing_share counts them.",
     )
     template_options: dict[str, Any] | None = Field(
         None, description="What the chat template is given beside the messages; null: what the prompt gives it."
@@ -46,6 +71,10 @@ class ContextSettings(Settings):
     def _check(self) -> "ContextSettings":
         if self.system is None and self.prompt is None:
             raise ValueError("a context needs a text for system, for prompt, or for both")
+        said = f"{self.system or ''}{self.prompt or ''}"
+        unread = [name for name in self.skip_without if name not in said]
+        if unread:
+            raise ValueError(f"skip_without names {unread[0]}, which no text of the context reads; leave it out")
         return self
 
 
@@ -65,14 +94,20 @@ class Context:
         self._system = _template(settings.system, f"contexts.{role}.system")
         self._prompt = _template(settings.prompt, f"contexts.{role}.prompt")
         self._options = settings.template_options
+        self._read = _names(settings.system) | _names(settings.prompt)
 
-    def render(self, prompt: Prompt) -> Prompt:
-        """The prompt that the role reads for `prompt`.
+    @property
+    def reads_outcomes(self) -> bool:
+        """Whether it can only be made once the row has been judged."""
+        return bool(self._read & {"row", "group"})
+
+    def render(self, prompt: Prompt, facts: Mapping[str, Any] | None = None) -> Prompt:
+        """The prompt that the role reads for `prompt`; `facts` are those of `facts_of`.
 
         Raises:
             DataError: when a template names a column that the prompt lacks, or a system message meets a plain text.
         """
-        columns = _columns(prompt)
+        columns = {**_columns(prompt), **(facts or {})}
         text = None if self._prompt is None else self._filled(self._prompt, columns, prompt)
         system = None if self._system is None else self._filled(self._system, columns, prompt)
         if prompt.messages is None:
@@ -103,6 +138,47 @@ class Context:
             ) from error
 
 
+def reads_outcomes(role: str, settings: ContextSettings) -> bool:
+    """Whether the context of `role` can only be made once a row has been judged.
+
+    Raises:
+        ConfigError: for a text that is no valid template.
+    """
+    return Context(role, settings).reads_outcomes
+
+
+def facts_of(row: "Row", group: Sequence["Row"], success: float) -> dict[str, dict[str, Any]]:
+    """What templates may read of a judged row, under `row`, and of all judged answers to its prompt, under `group`."""
+    verdict = row.verdict if row.verdict is not None and row.verdict.known else None
+    rewards = [(reward, other) for other in group if (reward := reward_of(other)) is not None]
+    others = [(reward, other) for reward, other in rewards if other.key.rollout != row.key.rollout]
+    # Of equal ones the first that was planned.
+    others.sort(key=lambda one: (one[1].key.sample, one[1].key.turn))
+    best = max((one for one in others if one[0] >= success), key=lambda one: one[0], default=None)
+    worst = min((one for one in others if one[0] < success), key=lambda one: one[0], default=None)
+    return {
+        "row": {
+            "response": row.text,
+            "reward": reward_of(row),
+            "correct": None if verdict is None else verdict.status is VerdictStatus.CORRECT,
+            "feedback": "" if row.verdict is None else row.verdict.reason,
+            "truncated": row.truncated,
+        },
+        "group": {
+            "best": "" if best is None else best[1].text,
+            "worst": "" if worst is None else worst[1].text,
+            "mean_reward": sum(reward for reward, _ in rewards) / len(rewards) if rewards else None,
+        },
+    }
+
+
+_EXAMPLE = {
+    "row": {"response": "...", "reward": 0.0, "correct": False, "feedback": "...", "truncated": False},
+    "group": {"best": "...", "worst": "...", "mean_reward": 0.5},
+}
+"""Stands for outcomes before there are any."""
+
+
 class Contexts:
     """The contexts of a recipe as token ids.
 
@@ -110,10 +186,15 @@ class Contexts:
         settings: by role or model.
         tokenizer: the student's, which is the teachers' too.
         limit: longest context in tokens where its settings say nothing.
+
+    Attributes:
+        late: roles whose contexts are made from outcomes.
     """
 
     def __init__(self, settings: Mapping[str, ContextSettings], tokenizer: Any, limit: int) -> None:
+        self._settings = settings
         self._contexts = {role: (Context(role, one), one.max_tokens or limit) for role, one in settings.items()}
+        self.late = frozenset(role for role, (context, _) in self._contexts.items() if context.reads_outcomes)
         self._tokenizer = tokenizer
         self._encoded: dict[str, NDArray[np.uint32]] = {}  # rows of a group share their prompt
 
@@ -121,22 +202,45 @@ class Contexts:
         return bool(self._contexts)
 
     def fill(self, row: "Row") -> None:
-        """Give a row the ids that each role reads instead of its prompt.
+        """Give a row the ids that each role reads instead of its prompt, where no outcome is needed to know them.
 
         Raises:
             DataError: when a context cannot be rendered or is too long.
         """
-        for role in self._contexts:
+        for role in self._contexts.keys() - self.late:
             row.contexts[role] = self.encode(role, row.prompt)
 
+    def fill_late(self, rows: Sequence["Row"], group: Callable[["Row"], Sequence["Row"]]) -> None:
+        """Give judged rows the contexts that are made from outcomes; none to those that have nothing to tell.
+
+        Args:
+            rows: judged rows.
+            group: all judged rows of the group of a row.
+
+        Raises:
+            DataError: when a context cannot be rendered.
+        """
+        for row in rows:
+            for role in sorted(self.late):
+                context, limit = self._contexts[role]
+                settings = self._settings[role]
+                facts = facts_of(row, group(row), settings.success)
+                told = [facts[kind][name] for kind, _, name in (part.partition(".") for part in settings.skip_without)]
+                row.contexts.pop(role, None)
+                if told and not any(told):
+                    continue
+                ids = np.array(encode_prompt(context.render(row.prompt, facts), self._tokenizer), dtype=np.uint32)
+                if len(ids) <= limit:
+                    row.contexts[role] = ids
+
     def encode(self, role: str, prompt: Prompt) -> NDArray[np.uint32]:
-        """[P'] uint32: the context of `role` for `prompt`.
+        """[P'] uint32: the context of `role` for `prompt`, with an example in place of outcomes.
 
         Raises:
             DataError: when it cannot be rendered or is too long.
         """
         context, limit = self._contexts[role]
-        rendered = context.render(prompt)
+        rendered = context.render(prompt, _EXAMPLE if role in self.late else None)
         ids = self._encoded.get(rendered.uid)
         if ids is None:
             ids = np.array(encode_prompt(rendered, self._tokenizer), dtype=np.uint32)
@@ -164,6 +268,14 @@ def _columns(prompt: Prompt) -> dict[str, Any]:
 def _last_user(messages: Any) -> int:
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     return users[-1] if users else len(messages) - 1
+
+
+def _names(text: str | None) -> set[str]:
+    """The names that a valid template reads."""
+    from jinja2 import meta
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    return set() if text is None else meta.find_undeclared_variables(ImmutableSandboxedEnvironment().parse(text))
 
 
 def _template(text: str | None, where: str) -> "Template | None":

@@ -1,6 +1,6 @@
 """The handshake: before the first step, student and every served model must fit, or the run is refused.
 
-Checks tokenizer, vocabulary, payloads, temperature and limits, and scores one probe twice per served model.
+Checks tokenizer, vocabulary, payloads, temperature and limits, and scores one test row twice per served model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from opd.wire.fingerprint import tokenizer_fingerprint
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
 from student.recipe import Recipe, TeacherSettings
-from student.scoring.needs import LOCAL_MODELS, REFERENCE, STUDENT, TEACHER, Needs
+from student.scoring.needs import LOCAL_MODELS, REFERENCE, TEACHER, Needs
 from student.scoring.targets import build_router, destination
 
 _KINDS = {
@@ -103,7 +103,7 @@ def shake_hands(
             infos[name] = _checked(fleet, recipe, needs, tokenizer, name, named[name])
         for name, wanted in named.items():
             roles[name] = roles.get(name, set()) | wanted
-    _check_contexts(recipe, roles, needs)
+    _check_contexts(recipe, roles)
     return Scoring(infos, frozenset(local))
 
 
@@ -121,21 +121,16 @@ def _checked(
     _check_tokenizer(info, tokenizer, tokenizer_fingerprint(tokenizer))
     _check_needs(info, recipe, needs, roles)
     if not fleet.recorded:
-        _check_probe(fleet, info, recipe.teachers.fleet.health.agreement_nats)
+        _check_self_agreement(fleet, info, recipe.teachers.fleet.health.agreement_nats)
     return info
 
 
-def _check_contexts(recipe: Recipe, roles: Mapping[str, set[str]], needs: Needs) -> None:
-    """Refuse a context that no model reads, or that would change what the old policy is.
+def _check_contexts(recipe: Recipe, roles: Mapping[str, set[str]]) -> None:
+    """Refuse a context that no model reads.
 
     Raises:
         ConfigError: naming it.
     """
-    if STUDENT in recipe.contexts and any(need.role == STUDENT for need in needs.signals):
-        raise ConfigError(
-            "contexts.student would change the old policy, whose log-probs the objective asks the student for; name "
-            "the context teacher."
-        )
     readers = {*roles, *(role for wanted in roles.values() for role in wanted)}
     for name in recipe.contexts:
         if name not in readers:
@@ -212,15 +207,15 @@ def _check_needs(info: pb.TeacherInfo, recipe: Recipe, needs: Needs, roles: set[
             )
 
 
-def _check_probe(fleet: ScoreSource, info: pb.TeacherInfo, tolerance: float) -> None:
-    """Score one probe twice: a teacher that disagrees with itself beyond the tolerance cannot teach."""
+def _check_self_agreement(fleet: ScoreSource, info: pb.TeacherInfo, tolerance: float) -> None:
+    """Score one test row twice: a teacher that disagrees with itself beyond the tolerance cannot teach."""
     ids = np.arange(8, dtype=np.uint32) % max(1, info.tokenizer.size)
     first, second = (fleet.score(info.name, [ScoreItem(ids, 4)], PayloadSpec.sampled())[0].sampled for _ in range(2))
     if first is None or second is None:
-        raise IncompatibleTeacherError(f"teacher {info.name!r} answered the probe without log-probs.")
+        raise IncompatibleTeacherError(f"teacher {info.name!r} answered the test row without log-probs.")
     gap = float(np.abs(first - second).max())
     if not gap <= tolerance:
         raise IncompatibleTeacherError(
-            f"teacher {info.name!r} scored the same probe {gap:.3g} nats apart, over the tolerance of {tolerance:g}; "
+            f"teacher {info.name!r} scored one test row {gap:.3g} nats apart, over the tolerance of {tolerance:g}; "
             "look for mixed weights or precision among its replicas."
         )

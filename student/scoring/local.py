@@ -5,7 +5,9 @@ initial   the weights of step 0: a reference without a server
 ema       e <- decay e + (1 - decay) w after a step, kept in float32: a teacher that follows slowly
 
 Payloads sampled, topk, gather and hidden, always in float32: what a self-teacher teaches is often smaller than the
-rounding of a payload on the wire. `initial` and `ema` cost one copy of the trained tensors each.
+rounding of a payload on the wire. `initial` and `ema` cost one copy of the trained tensors each; under `model.lora`
+those are the adapters, and `initial` is the model with its adapters off, for nothing (`ema` averages the factors, not
+their products).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,16 +18,17 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from opd import maths
 from opd.errors import CheckpointError, ConfigError
+from opd.heads import OutputHead
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from student.data.row import Row
+from student.learning.lora import adapters_off
 from student.learning.model import Student
 from student.learning.ranks import Ranks
-from student.learning.terms import HeadWeights
+from student.learning.sharding import full, placed, reshard, units
 from student.recipe import EmaSettings, TrainSettings
 from student.scoring.needs import EMA, INITIAL, LOCAL_MODELS, STUDENT
 
@@ -66,13 +69,11 @@ class LocalModels:
         self.temperature = temperature
         self.models: tuple[str, ...] = ()
         self._copies: dict[str, dict[str, Tensor]] = {}
-        self._heads: dict[str, HeadWeights] = {}
+        self._heads: dict[str, OutputHead] = {}
 
     def _trained(self) -> Iterator[tuple[str, Tensor]]:
         # A sharded root stays gathered after its forward: its parameters would be those of that moment, not the shards.
-        for module in self._student.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        reshard(self._student)
         return ((name, p) for name, p in self._student.lm.named_parameters() if p.requires_grad)
 
     @torch.no_grad()
@@ -89,7 +90,7 @@ class LocalModels:
                 raise ConfigError(f"model {model!r} is not answered in process; {', '.join(LOCAL_MODELS)} are.")
         self.models = tuple(model for model in LOCAL_MODELS if model in wanted)
         for model in self.models:
-            if model == STUDENT or model in self._copies:
+            if model == STUDENT or model in self._copies or self._is_base(model):
                 continue
             if not fresh:
                 raise CheckpointError(
@@ -97,6 +98,10 @@ class LocalModels:
                     "begin a new run."
                 )
             self._copies[model] = {name: _kept(p, model) for name, p in self._trained()}
+
+    def _is_base(self, model: str) -> bool:
+        """Whether `model` is the student with its adapters off, which takes no copy."""
+        return model == INITIAL and self._student.starts_at_base and model not in self._copies
 
     @torch.no_grad()
     def score(
@@ -141,9 +146,11 @@ class LocalModels:
             with self._weights(model):
                 head = self._student.head()
                 if spec.kind is PayloadKind.HIDDEN:
+                    # The student's head is copied, because the update will move it before the signal is used up.
                     self._heads[model] = _detached(head, copied=model == STUDENT)
                 for part in parts:
                     poll()
+                    # A rank of a sharded student that has run out still takes part in gathering the weights.
                     chosen = [requests[i] for i in part] or [_FILLER]
                     scores = self._read(chosen, head, spec if part else PayloadSpec.sampled(), level)
                     found.update(zip(part, scores, strict=False))
@@ -160,11 +167,11 @@ class LocalModels:
                 parts[-1].append(index)
             else:
                 parts.append([index])
-        if any(isinstance(module, FSDPModule) for module in self._student.modules()):
+        if units(self._student):
             parts += [[] for _ in range(max(self._ranks.gather(len(parts))) - len(parts))]
         return parts
 
-    def _read(self, items: Sequence[ScoreItem], head: HeadWeights, spec: PayloadSpec, level: float) -> list[Scores]:
+    def _read(self, items: Sequence[ScoreItem], head: OutputHead, spec: PayloadSpec, level: float) -> list[Scores]:
         width = max(len(item.token_ids) for item in items)
         ids = np.zeros((len(items), width), np.int64)
         attention = np.zeros((len(items), width), np.int64)
@@ -184,25 +191,20 @@ class LocalModels:
         self,
         items: Sequence[ScoreItem],
         hidden: Float[Tensor, "n h"],
-        head: HeadWeights,
+        head: OutputHead,
         spec: PayloadSpec,
         level: float,
         cuts: np.ndarray,
     ) -> list[Scores]:
-        settings = maths.HeadSettings(head.bias, head.logit_scale, head.soft_cap)
-        tiles: dict[str, Any] = {
-            "settings": settings,
-            "vocab_size": self._valid_vocab,
-            "scratch_bytes": self._scratch_bytes or None,
-        }
+        tiles: dict[str, Any] = {"vocab_size": self._valid_vocab, "scratch_bytes": self._scratch_bytes or None}
         ids: Tensor | None = None
         if spec.kind is PayloadKind.TOPK:
-            ids = maths.linear_topk(hidden, head.weight, min(spec.k, self._valid_vocab), **tiles)
+            ids = maths.linear_topk(hidden, head, min(spec.k, self._valid_vocab), **tiles)
         elif spec.kind is PayloadKind.GATHER:
             ids = self._tensor(np.concatenate([_gathered(item) for item in items]))
         sampled = self._tensor(np.concatenate([item.response_ids for item in items]))
         scores = maths.linear_token_scores(
-            hidden, head.weight, candidate_ids=ids, sampled_ids=sampled, temperature=level, **tiles
+            hidden, head, candidate_ids=ids, sampled_ids=sampled, temperature=level, **tiles
         )
         at_tokens = np.split(_host(scores.sampled), cuts)
         if ids is None:
@@ -218,7 +220,7 @@ class LocalModels:
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array.astype(np.int64)).to(self._device)
 
-    def head(self, model: str) -> HeadWeights:
+    def head(self, model: str) -> OutputHead:
         """The head that `model` had when it last answered with hidden states, float32 on the device."""
         return self._heads[model]
 
@@ -227,6 +229,10 @@ class LocalModels:
         """The student with the weights of `model` in place of its own."""
         if model == STUDENT:
             yield
+            return
+        if self._is_base(model):
+            with adapters_off(self._student.lm):
+                yield
             return
         copies, own = self._copies[model], {}
         try:
@@ -247,8 +253,16 @@ class LocalModels:
         Raises:
             ConfigError: for weights that were not kept.
         """
+        if self._is_base(model) and model in self.models:
+            if decay:
+                raise ConfigError(
+                    "model initial is the base without adapters, of which no average can be kept; copy it instead."
+                )
+            self._copies[model] = {name: _kept(p, model) for name, p in self._trained()}
         if model not in self._copies:
-            raise ConfigError(f"no weights were kept for model {model!r}; name it in the needs of whoever moves it.")
+            raise ConfigError(
+                f"no weights were kept for model {model!r}; name it in the needs of the plug-in that moves it."
+            )
         for name, p in self._trained():
             kept = self._copies[model][name]
             kept.copy_(p) if decay == 0.0 else kept.lerp_(p.detach().to(kept.dtype), 1.0 - decay)
@@ -265,8 +279,7 @@ class LocalModels:
     def _distance(self, model: str) -> float:
         """Euclidean distance between a kept copy and the student's weights."""
         gaps = [(p.detach().float() - self._copies[model][name].float()).norm() for name, p in self._trained()]
-        norms = [gap.full_tensor() if isinstance(gap, DTensor) else gap for gap in gaps]
-        return float(torch.stack(norms).norm())
+        return float(torch.stack([full(gap) for gap in gaps]).norm())
 
     def state_dict(self) -> dict[str, Any]:
         """The kept weights, by model and parameter."""
@@ -282,7 +295,7 @@ class LocalModels:
             here = dict(self._trained())
             if set(here) != set(tensors):
                 raise CheckpointError(f"the kept weights {model!r} of the checkpoint are those of another student.")
-            self._copies[model] = {name: tensors[name].to(p.device, copy=True) for name, p in here.items()}
+            self._copies[model] = {name: placed(tensors[name], p) for name, p in here.items()}
 
 
 def _put(parameter: Tensor, value: Tensor) -> None:
@@ -298,14 +311,12 @@ def _kept(parameter: Tensor, model: str) -> Tensor:
     return copy.float() if model != INITIAL else copy
 
 
-def _detached(head: HeadWeights, *, copied: bool) -> HeadWeights:
+def _detached(head: OutputHead, *, copied: bool) -> OutputHead:
     def plain(tensor: Tensor) -> Tensor:
         tensor = tensor.detach()
         return tensor.float().clone() if copied else tensor.float()
 
-    return HeadWeights(
-        plain(head.weight), None if head.bias is None else plain(head.bias), head.logit_scale, head.soft_cap
-    )
+    return OutputHead(plain(head.weight), None if head.bias is None else plain(head.bias), head.scale, head.soft_cap)
 
 
 def _host(tensor: Tensor) -> np.ndarray:
@@ -314,5 +325,5 @@ def _host(tensor: Tensor) -> np.ndarray:
 
 def _gathered(item: ScoreItem) -> np.ndarray:
     if item.gather_ids is None:
-        raise ConfigError("payload gather needs ids to ask at, but a row has no candidates.")
+        raise ConfigError("payload gather needs candidate ids, but a row has no candidates.")
     return item.gather_ids

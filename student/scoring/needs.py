@@ -59,9 +59,9 @@ class Needs:
     Attributes:
         signals: payloads from served models.
         candidates: K, the student's K most likely ids per position, kept at rollout; 0 for none.
-        reward: "verdict" when each row must be verified, "any" when it needs a reward, whoever gives it, else "".
+        reward: "verdict" when each row must be verified, "any" when it needs a reward from any source, else "".
         student: what of the student's distribution, of {"scores", "scores_at_teacher", "hidden"}.
-        models: of {"student", "initial", "ema"}, kept for whoever reads them through the services.
+        models: of {"student", "initial", "ema"}, kept for plug-ins that read them through the services.
     """
 
     signals: tuple[SignalNeed, ...] = ()
@@ -104,7 +104,8 @@ def merge(needs: Iterable[Needs], *, temperature: float | None = None) -> Needs:
         temperature: of the rollouts, for signals that name none.
 
     Raises:
-        ConfigError: for a role that does not exist, or when two terms want different temperatures from one role.
+        ConfigError: for a role that does not exist, when two terms want different temperatures from one role, or top-k
+            lists from two.
     """
     every = list(needs)
     for role in (signal.role for need in every for signal in need.signals):
@@ -113,6 +114,7 @@ def merge(needs: Iterable[Needs], *, temperature: float | None = None) -> Needs:
     widest: dict[tuple[str, PayloadKind], PayloadSpec] = {}
     temperatures: dict[str, float | None] = {}
     for signal in (signal for need in every for signal in need.signals):
+        # The temperature divides logits; hidden states come before them.
         if signal.spec.kind is not PayloadKind.HIDDEN:
             wanted = temperature if signal.temperature is None else signal.temperature
             known = temperatures.setdefault(signal.role, wanted)
@@ -121,10 +123,18 @@ def merge(needs: Iterable[Needs], *, temperature: float | None = None) -> Needs:
         key = (signal.role, signal.spec.kind)
         if key not in widest or signal.spec.k > widest[key].k:
             widest[key] = signal.spec
+    # Both bring the log-prob of the sampled token as well.
     for role, kind in list(widest):
         carried = any((role, rich) in widest for rich in (PayloadKind.TOPK, PayloadKind.GATHER))
         if kind is PayloadKind.SAMPLED and carried:
             del widest[role, kind]
+    lists = sorted(role for role, kind in widest if kind is PayloadKind.TOPK)
+    if len(lists) > 1:
+        raise ConfigError(
+            f"payload topk is asked of {' and '.join(lists)}, but the student is compared at the ids of one model; use "
+            "payload gather or hidden for one of them."
+        )
+    # A row has one set of candidates, at which all roles are asked: as many as the largest need.
     gathered = [spec.k for (_, kind), spec in widest.items() if kind is PayloadKind.GATHER]
     candidates = max([need.candidates for need in every] + gathered, default=0)
     signals = tuple(

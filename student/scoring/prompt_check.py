@@ -7,6 +7,7 @@ import numpy as np
 
 from opd.errors import DataError
 from opd.tasks.encode import encode_prompt
+from opd.tasks.environments.base import ENVIRONMENT
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
 from student.recipe import Recipe
@@ -32,8 +33,8 @@ def check_prompts(recipe: Recipe, needs: Needs, source: PromptSource) -> None:
 
 
 def can_judge(prompts: Sequence[Prompt], source: PromptSource) -> bool:
-    """Whether the verifier comes to a verdict on an answer to any of `prompts`."""
-    return any(prompt.answer is not None for prompt in prompts) or any(
+    """Whether the verifier comes to a verdict on an answer to any of `prompts`; environments judge their episodes."""
+    return any(prompt.answer is not None or ENVIRONMENT in prompt.extra for prompt in prompts) or any(
         source.verify(prompt, "").known for prompt in prompts
     )
 

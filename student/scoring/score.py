@@ -8,17 +8,16 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from opd.errors import ConfigError
 from opd.fleet.membership.outage import OutageHooks, OutageWatch
 from opd.fleet.source import ScoreSource
-from opd.wire.types import Head, PayloadKind, PayloadSpec, ScoreItem, Scores
+from opd.heads import OutputHead
+from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from student.data.row import Row, SignalKey
-from student.learning.terms import HeadWeights
 from student.recipe import TeacherSettings
 from student.scoring.contexts import Contexts
 from student.scoring.local import LocalModels
@@ -28,16 +27,20 @@ from student.scoring.stops import StopMap
 from student.scoring.targets import Target, Targets
 from student.scoring.verify import Verification
 
+if TYPE_CHECKING:
+    from student.rl.rewards.rounds import StepRewards
+
 _POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What is asked of one model about a row; the row keeps the answer under `key`."""
+    """What is asked of one model about a row, under the context of `reads`; the row keeps the answer under `key`."""
 
     key: SignalKey
     target: Target
     need: SignalNeed
+    reads: str
     spec: PayloadSpec
     item: ScoreItem
 
@@ -55,7 +58,7 @@ class Scorer:
         local: the models in process; None when no term needs any.
         contexts: what models read instead of a row's prompt; None where all read the prompt.
         stops: maps the stop tokens of served models onto the student's; None where they stay as they are.
-        reward: rewards rows that have their signals and verdicts.
+        rewards: makes what rewards the rows of a batch that comes in one piece; None where there are no rewards.
 
     Attributes:
         hooks: what to call, in the waiting thread, while a teacher is away.
@@ -73,17 +76,19 @@ class Scorer:
         local: LocalModels | None = None,
         contexts: Contexts | None = None,
         stops: StopMap | None = None,
-        reward: Callable[[Sequence[Row]], None] = lambda rows: None,
+        rewards: Callable[[], "StepRewards"] | None = None,
     ) -> None:
         self._fleet = fleet
         self._settings = settings
         self.needs = needs
-        self._verification, self._reward = verification, reward
+        self._verification, self._rewards = verification, rewards
         self._device = device
         self._local, self._contexts = local, contexts
+        # Without rewards, as in evaluations, there are no outcomes, and models read the student's prompt.
+        self._late = contexts.late if contexts is not None and needs.reward else frozenset()
         self._stops = stops or StopMap((), {})
         self._targets = Targets(settings, needs, fleet.teachers() if fleet is not None else (), known)
-        self._heads: dict[str, HeadWeights] = {}
+        self._heads: dict[str, OutputHead] = {}
         self._pending: dict[int, list[tuple[_Request, Future[Scores]]]] = {}
         self.hooks = OutageHooks()
 
@@ -93,15 +98,36 @@ class Scorer:
         return self._local is not None and bool(self._local.models)
 
     def submit(self, row: Row) -> None:
-        """Start scoring a row; returns at once."""
+        """Start judging and scoring a row; returns at once."""
+        self.verify(row)
+        self.ask(row)
+
+    def verify(self, row: Row) -> None:
+        """Start judging a row; returns at once."""
         if self.needs.reward == "verdict":
             self._verification.submit(row)
+
+    def ask(self, row: Row) -> None:
+        """Start scoring a row; returns at once. Contexts that are made from outcomes wait until it is judged."""
         if self._contexts is not None:
             self._contexts.fill(row)
+        self._send_all(row, late=False)
+
+    def _ask_late(self, rows: Sequence[Row], rewards: "StepRewards | None") -> None:
+        """Ask the models whose contexts are made from outcomes."""
+        if self._contexts is None or rewards is None:
+            return
+        self._contexts.fill_late(rows, rewards.group)
+        for row in rows:
+            self._send_all(row, late=True)
+            row.unread = frozenset(r.need.role for r, _ in self._pending[id(row)] if r.reads not in row.contexts)
+
+    def _send_all(self, row: Row, *, late: bool) -> None:
         self._pending[id(row)] = [
             # What is read in process gets its answer when the row is collected, with many others.
             (request, Future() if request.target.local else self._send(request, row.key.group))
             for request in self._requests(row)
+            if (request.reads in self._late) == late
         ]
 
     def _requests(self, row: Row) -> Iterator[_Request]:
@@ -110,10 +136,11 @@ class Scorer:
         for need in self.needs.signals:
             for target in self._targets.of(need.role, row, parts):
                 # A teacher may have a context of its own, else it reads that of all teachers.
-                role = target.model if need.role == TEACHER and target.model in row.contexts else need.role
+                own = target.model in row.contexts or target.model in self._late
+                role = target.model if need.role == TEACHER and own else need.role
                 item = row.score_item(gather=need.spec.kind is PayloadKind.GATHER, role=role)
                 spec, asked = self._stops.ask(target.model, need.spec, item)
-                yield _Request((target.role, need.spec.kind), target, need, spec, asked)
+                yield _Request((target.role, need.spec.kind), target, need, role, spec, asked)
 
     def _send(self, request: _Request, group: str) -> Future[Scores]:
         if self._fleet is None:
@@ -132,17 +159,56 @@ class Scorer:
             found[role] = found.get(role, 0) + len(request.item.token_ids)
         return found
 
-    def collect(self, rows: Sequence[Row], *, poll: Callable[[], None] = lambda: None) -> float:
-        """Wait until every row has its signals and, where they are needed, its verdict; then reward the rows.
+    def judge(
+        self, rows: Sequence[Row], rewards: "StepRewards | None" = None, *, poll: Callable[[], None] = lambda: None
+    ) -> None:
+        """Wait until every row has its verdict, where one is needed; then reward the rows.
 
         Args:
-            rows: rows that were submitted.
+            rows: rows that were submitted, or given to `verify`.
+            rewards: of the step, where rows come in rounds.
+            poll: see `collect`.
+        """
+        if self.needs.reward == "verdict":
+            self._verification.collect(rows, poll=poll)
+        rewards = self._begun(rewards)
+        if self.needs.reward and rewards is not None:
+            rewards(rows)
+
+    def collect(
+        self,
+        rows: Sequence[Row],
+        rewards: "StepRewards | None" = None,
+        *,
+        judged: bool = False,
+        poll: Callable[[], None] = lambda: None,
+    ) -> float:
+        """Wait until every row has its signals and, unless they were `judged` before, is judged.
+
+        Args:
+            rows: rows that were submitted, or given to `ask`.
+            rewards: of the step, where rows come in rounds.
+            judged: whether the rows have their verdicts and rewards.
             poll: called about twice a second while waiting, and before each batch that is read in process; may raise
                 to give up (then all calls are cancelled).
 
         Returns:
             Seconds spent waiting for the fleet.
         """
+        rewards = self._begun(rewards)
+        waited = self._answer(rows, poll)
+        if not judged:
+            self.judge(rows, rewards, poll=poll)
+        if self._late:
+            self._ask_late(rows, rewards)
+            waited += self._answer(rows, poll)
+        return waited
+
+    def _begun(self, rewards: "StepRewards | None") -> "StepRewards | None":
+        return self._rewards() if rewards is None and self._rewards is not None else rewards
+
+    def _answer(self, rows: Sequence[Row], poll: Callable[[], None]) -> float:
+        """Wait for what has been asked about `rows`; returns seconds spent waiting for the fleet."""
         calls = [(row, self._pending.pop(id(row), [])) for row in rows]
         futures = [future for _, mine in calls for _, future in mine]
         try:
@@ -154,12 +220,7 @@ class Scorer:
                 future.cancel()
         for row, mine in calls:
             self._keep(row, mine)
-        waited = time.monotonic() - begin
-        if self.needs.reward == "verdict":
-            self._verification.collect(rows, poll=poll)
-        if self.needs.reward:
-            self._reward(rows)
-        return waited
+        return time.monotonic() - begin
 
     def reread(self, rows: Sequence[Row], *, poll: Callable[[], None] = lambda: None) -> dict[str, int]:
         """Read what the terms want of role "student" again, with the weights of now; returns positions read."""
@@ -209,7 +270,7 @@ class Scorer:
         for key, parts in answers.items():
             row.signals[key] = parts[0][0] if len(parts) == 1 else mix_scores(parts)
 
-    def head_of(self, role: str, row: Row) -> HeadWeights:
+    def head_of(self, role: str, row: Row) -> OutputHead:
         """The head of the model that `role` means for `row`, float32 on the device, fetched once."""
         target = self._targets.model_of(role, row)
         name = target.model
@@ -221,17 +282,8 @@ class Scorer:
         key = f"{name}/{head.hash}"
         found = self._heads.get(key)
         if found is None:
-            found = _to_device(head, self._device)
+            found = OutputHead.received(head, self._device)
             # Replaced and never changed, because a probe asks in its own thread.
             others = {k: v for k, v in self._heads.items() if not k.startswith(f"{name}/")}
             self._heads = {**others, key: found}
         return found
-
-
-def _to_device(head: Head, device: torch.device) -> HeadWeights:
-    def tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-        host = torch.from_numpy(array)
-        return (host.view(torch.bfloat16) if head.dtype == "bf16" else host).float().to(device)
-
-    bias = None if head.bias is None else tensor(head.bias)
-    return HeadWeights(tensor(head.weight), bias, head.logit_scale, head.soft_cap)

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opd.errors import ConfigError, IncompatibleTeacherError
+from opd.heads import OutputHead
 from opd.tasks.stops import STOP_ADVICE
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 from student.data.row import Row
-from student.learning.terms import HeadWeights
 from student.recipe import Recipe
 from student.scoring.needs import TEACHER, Needs
 
@@ -175,7 +175,7 @@ def _check(needs: Needs, infos: Mapping[str, pb.TeacherInfo], stops: StopMap) ->
 
 
 def stop_log_ratios(
-    rows: Iterable[Row], head_of: Callable[[str, Row], HeadWeights], valid_vocab: int, temperature: float
+    rows: Iterable[Row], head_of: Callable[[str, Row], OutputHead], valid_vocab: int, temperature: float
 ) -> list[float]:
     """Log T - log S of the stop token, in nats, for each sampled row that ended by itself and whose teacher told it.
 
@@ -186,7 +186,7 @@ def stop_log_ratios(
         temperature: of the rollout; divides the logits of hidden states.
     """
     found: list[float] = []
-    unprojected: dict[int, tuple[HeadWeights, list[tuple[Row, Any]]]] = {}
+    unprojected: dict[int, tuple[OutputHead, list[tuple[Row, Any]]]] = {}
     for row in rows:
         if row.truncated or not row.on_policy or row.turns[1:]:
             continue
@@ -206,7 +206,7 @@ def stop_log_ratios(
 
 
 def _from_hidden(
-    head: HeadWeights, ends: Sequence[tuple[Row, Any]], valid_vocab: int, temperature: float
+    head: OutputHead, ends: Sequence[tuple[Row, Any]], valid_vocab: int, temperature: float
 ) -> list[float]:
     """The log-ratios at the last tokens of rows, from the teacher's hidden states there."""
     import torch

@@ -7,14 +7,15 @@
 
 A group in which all rewards are equal has no advantage, so it only dilutes the batch. Groups are chosen among those of
 all ranks, in the order in which they were drawn, so the choice does not depend on how rows are spread over ranks.
-Selection makes the batch one of prompts of medium difficulty: the gradient is that of another mix of prompts. All that
-is sampled is counted among the costs. The paper draws without a bound; here `rounds` bounds it, and a step learns from
+Teachers are asked about the chosen groups alone, while further rounds are sampled. Selection makes the batch one of
+prompts of medium difficulty: the gradient is that of another mix of prompts. All that is sampled is counted among the
+costs. The paper draws without a bound; here `rounds` bounds it, and a step learns from
 fewer groups when it is reached (metric dynamic_sampling/filled).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -50,22 +51,15 @@ class DynamicSampling(Strategy):
 
     settings_type = DynamicSamplingSettings
     settings: DynamicSamplingSettings
+    evidence: ClassVar[str] = "text and code"
 
     def needs(self) -> Needs:
         """Rewards."""
         return Needs(reward="any")
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse groups of one answer, whose rewards cannot differ.
-
-        Raises:
-            ConfigError: with the setting to raise.
-        """
-        if recipe.rollout.samples_per_prompt < 2:
-            raise ConfigError(
-                "rollout.strategy dynamic_sampling compares the answers to a prompt, but rollout.samples_per_prompt is "
-                f"{recipe.rollout.samples_per_prompt}; set it to 2 or more, for example 8."
-            )
+        """Refuse groups of one answer."""
+        check_groups(self, recipe)
 
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
         """See `Strategy.run`."""
@@ -74,11 +68,13 @@ class DynamicSampling(Strategy):
         kept: dict[str, None] = {}
         drawn = 0
         for left in reversed(range(self.settings.rounds)):
-            rows = rollouts.score(rollouts.sample(plan.rows))
+            rows = rollouts.judge(plan.rows)
             pool += rows
-            groups = _rewards(rollouts.outcomes(rows))
+            groups = rewards_of(rollouts.outcomes(rows))
             drawn += len(groups)
             kept |= {group: None for group, rewards in groups.items() if len(rewards) > 1}
+            sure = set(list(kept)[:want])
+            rollouts.keep([row for row in rows if row.key.group in sure])
             missing = want - len(kept)
             if missing <= 0 or not left:
                 break
@@ -90,7 +86,20 @@ class DynamicSampling(Strategy):
         return [row for row in pool if row.key.group in chosen]
 
 
-def _rewards(outcomes: Iterable[Outcome]) -> dict[str, set[float]]:
+def check_groups(strategy: Strategy, recipe: Recipe) -> None:
+    """Refuse groups of one answer, whose rewards cannot differ.
+
+    Raises:
+        ConfigError: with the setting to raise.
+    """
+    if recipe.rollout.samples_per_prompt < 2:
+        raise ConfigError(
+            f"rollout.strategy {strategy.settings.name} compares the answers to a prompt, but "
+            f"rollout.samples_per_prompt is {recipe.rollout.samples_per_prompt}; set it to 2 or more, for example 8."
+        )
+
+
+def rewards_of(outcomes: Iterable[Outcome]) -> dict[str, set[float]]:
     """The different known rewards of each group."""
     groups: dict[str, set[float]] = {}
     for outcome in outcomes:

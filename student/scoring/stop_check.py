@@ -20,14 +20,14 @@ _PROMPTS = 8
 _TOKENS = 256
 
 
-class StopProbe:
+class StopCheck:
     """Samples a few answers and asks the teachers for the log-probs of their last tokens.
 
     Args:
         recipe: gives limits, temperature and the teachers' settings.
         sampler: writes the answers.
         source: the training prompts.
-        infos: the served models; without any there is nothing to probe.
+        infos: the served models; without any there is nothing to check.
         stops: ids that end the student's responses.
         scorer_of: makes a scorer for needs and a map of stop tokens.
     """

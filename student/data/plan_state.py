@@ -1,0 +1,59 @@
+"""Plans to and from checkpoints: of a step whose rows were under way when the run was saved."""
+
+from dataclasses import asdict
+from typing import Any
+
+from opd.tasks.prompt import Prompt
+from student.data.plan import EpisodePlan, PlannedRow, StepPlan
+from student.data.row import RowKey
+from student.data.row_state import prompt_from_state, prompt_to_state
+
+
+def plan_to_state(plan: StepPlan) -> dict[str, Any]:
+    """JSON values; a prompt that several rows share is written once."""
+    numbers: dict[int, int] = {}
+    prompts: list[dict[str, Any]] = []
+
+    def number(prompt: Prompt) -> int:
+        if id(prompt) not in numbers:
+            numbers[id(prompt)] = len(prompts)
+            prompts.append(prompt_to_state(prompt))
+        return numbers[id(prompt)]
+
+    rows = [
+        {
+            "key": asdict(row.key),
+            "prompt": number(row.prompt),
+            "behaviour_prompt": None if row.behaviour_prompt is None else number(row.behaviour_prompt),
+            "max_new_tokens": row.max_new_tokens,
+            "temperature": row.temperature,
+            "answer": row.answer,
+            "prefix_ids": list(row.prefix_ids),
+            "stop_ids": sorted(row.stop_ids),
+            "tags": dict(row.tags),
+            "episode": None if row.episode is None else [row.episode.turns, list(row.episode.replay)],
+        }
+        for row in plan.rows
+    ]
+    return {"step": plan.step, "prompts": prompts, "rows": rows}
+
+
+def plan_from_state(state: dict[str, Any]) -> StepPlan:
+    """The plan that `plan_to_state` was given."""
+    prompts = [prompt_from_state(prompt) for prompt in state["prompts"]]
+    rows = [
+        PlannedRow(
+            key=RowKey(**row["key"]),
+            prompt=prompts[row["prompt"]],
+            max_new_tokens=int(row["max_new_tokens"]),
+            temperature=float(row["temperature"]),
+            answer=row["answer"],
+            prefix_ids=tuple(row["prefix_ids"]),
+            behaviour_prompt=None if row["behaviour_prompt"] is None else prompts[row["behaviour_prompt"]],
+            stop_ids=frozenset(row["stop_ids"]),
+            tags=dict(row["tags"]),
+            episode=None if row["episode"] is None else EpisodePlan(row["episode"][0], tuple(row["episode"][1])),
+        )
+        for row in state["rows"]
+    ]
+    return StepPlan(int(state["step"]), tuple(rows))

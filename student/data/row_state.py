@@ -1,0 +1,64 @@
+"""Rows to and from checkpoints: what was sampled, its reward and its labels; signals of models are not kept."""
+
+from dataclasses import asdict, fields
+from typing import Any
+
+import numpy as np
+
+from opd.tasks.prompt import Prompt
+from student.data.row import Row, RowKey
+
+_ARRAYS = {
+    "prompt_ids": np.uint32,
+    "response_ids": np.uint32,
+    "behaviour_logp": np.float32,
+    "policy_version": np.int32,
+    "loss_mask": np.bool_,
+    "candidates": np.uint32,
+    "behaviour_prompt_ids": np.uint32,
+    "tool_mask": np.bool_,
+    "token_rewards": np.float32,
+}
+_PLAIN = ("truncated", "text", "origin", "teacher", "reward", "rewarded", "weight", "trained")
+
+
+def row_to_state(row: Row) -> dict[str, Any]:
+    """JSON values and arrays, for `student.run.state_io`."""
+    state: dict[str, Any] = {name: getattr(row, name) for name in _PLAIN}
+    state |= {name: value.copy() for name in _ARRAYS if (value := getattr(row, name)) is not None}
+    return state | {
+        "key": asdict(row.key),
+        "prompt": prompt_to_state(row.prompt),
+        "turns": [list(turn) for turn in row.turns],
+        "turn_rewards": list(row.turn_rewards),
+        "reward_parts": dict(row.reward_parts),
+        "tags": dict(row.tags),
+    }
+
+
+def row_from_state(state: dict[str, Any]) -> Row:
+    """The row that `row_to_state` was given, without signals, verdict and notes."""
+    arrays: dict[str, Any] = {name: np.asarray(state[name], dtype) for name, dtype in _ARRAYS.items() if name in state}
+    return Row(
+        key=RowKey(**state["key"]),
+        prompt=prompt_from_state(state["prompt"]),
+        turns=tuple((int(start), int(end)) for start, end in state["turns"]),
+        turn_rewards=tuple(state["turn_rewards"]),
+        reward_parts=dict(state["reward_parts"]),
+        tags=dict(state["tags"]),
+        **arrays,
+        **{name: state[name] for name in _PLAIN},
+    )
+
+
+def prompt_to_state(prompt: Prompt) -> dict[str, Any]:
+    """JSON values."""
+    return {field.name: getattr(prompt, field.name) for field in fields(Prompt)}
+
+
+def prompt_from_state(state: dict[str, Any]) -> Prompt:
+    """The prompt that `prompt_to_state` was given."""
+    messages = state["messages"]
+    if messages is not None:
+        messages = tuple(dict(message) for message in messages)
+    return Prompt(**{**state, "messages": messages})

@@ -1,0 +1,15 @@
+"""A prompt asked in other words: who it is, its answer and its labels stay."""
+
+from dataclasses import replace
+
+from opd.tasks.prompt import Prompt
+
+
+def in_template(prompt: Prompt, text: str) -> Prompt:
+    """The prompt with `text` for its own, {prompt} standing for that; in a chat, for the last user message."""
+    if prompt.messages is None:
+        return replace(prompt, text=text.replace("{prompt}", prompt.text or ""))
+    messages = [dict(message) for message in prompt.messages]
+    last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=len(messages) - 1)
+    messages[last]["content"] = text.replace("{prompt}", messages[last]["content"])
+    return replace(prompt, messages=tuple(messages))

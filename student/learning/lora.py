@@ -1,0 +1,138 @@
+"""LoRA (arXiv 2106.09685) and DoRA (arXiv 2402.09353) students: peft's layers inside the model, its folders in and out.
+
+    y = W x + (alpha / r) B A x        W frozen; A [r, in], B [out, r] trained, B = 0 at first
+
+Only the factors are trained, saved, kept in copies and given to rollout engines that hold weights of their own, always
+in float32, also over a bfloat16 base: rounded to bfloat16 a small update would move nothing. The model with its
+adapters off is the base bit for bit, so that the reference `initial` costs no memory. Heads and embeddings cannot be
+targets: losses read the head's weight itself, and would miss an adapter on it in silence.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from opd.adapters import ADAPTER_WEIGHTS, adapter_settings, import_peft
+from opd.errors import CheckpointError, ConfigError
+from student.recipe import LoraSettings
+
+ADAPTER = "default"
+_PREFIX = "base_model.model."
+
+
+def add_lora(lm: PreTrainedModel, settings: LoraSettings, *, base: str, revision: str | None = None) -> None:
+    """Freeze `lm` and give it trainable factors, in place.
+
+    Args:
+        lm: a causal LM without adapters.
+        settings: the recipe's `model.lora`.
+        base: folder or hub id that `lm` came from; the saved adapter names it.
+        revision: of a hub id.
+
+    Raises:
+        ConfigError: when peft is missing, or the targets match nothing, the head or the embeddings.
+    """
+    peft = import_peft()
+    targets = settings.targets if isinstance(settings.targets, str) else list(settings.targets)
+    config = peft.LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=0.0,
+        target_modules=targets,
+        use_dora=settings.dora,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        lm.add_adapter(config, ADAPTER)
+    except ValueError as error:
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        raise ConfigError(f"model.lora.targets {settings.targets!r} do not fit this model: {reason}.") from error
+    for name, module in (("head", lm.get_output_embeddings()), ("embeddings", lm.get_input_embeddings())):
+        if any("lora_" in part for part, _ in module.named_parameters()):
+            raise ConfigError(
+                f"model.lora.targets {settings.targets!r} match the {name}, which losses read past an adapter; name "
+                "layers of attention and MLP, or all-linear."
+            )
+    for name, parameter in lm.named_parameters():
+        if "lora_" in name:
+            parameter.data = parameter.data.float()
+    saved: Any = lm.peft_config[ADAPTER]
+    # As peft's own loaders follow it: a folder by its full path, so that the adapter loads from anywhere.
+    saved.base_model_name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base
+    saved.revision = revision
+
+
+def load_factors(lm: PreTrainedModel, folder: Path, settings: LoraSettings) -> None:
+    """Copy the factors of a saved adapter into those of `lm`.
+
+    Raises:
+        ConfigError, CheckpointError: when it cannot be read, or its rank, alpha, kind or targets are others.
+    """
+    check_same(adapter_settings(folder), settings, folder)
+    try:
+        tensors = load_file(folder / ADAPTER_WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"adapter {folder} cannot be read: {error}.") from error
+    saved = {_own_name(name): tensor for name, tensor in tensors.items()}
+    mine = {name: parameter for name, parameter in lm.named_parameters() if "lora_" in name}
+    for name in sorted(saved.keys() | mine.keys()):
+        theirs, here = (list(side[name].shape) if name in side else None for side in (saved, mine))
+        if theirs != here:
+            raise CheckpointError(
+                f"adapter {folder} does not fit model.lora: tensor {name} is {theirs} there and {here} here."
+            )
+    with torch.no_grad():
+        for name, parameter in mine.items():
+            parameter.copy_(saved[name])
+
+
+def check_same(saved: dict[str, Any], settings: LoraSettings, folder: Path) -> None:
+    """Refuse an adapter whose shape or scale is not the recipe's.
+
+    Args:
+        saved: its adapter_config.json.
+        settings: the recipe's `model.lora`.
+        folder: for the message.
+
+    Raises:
+        CheckpointError: naming the first difference.
+    """
+    wanted = {"rank": settings.rank, "alpha": settings.alpha, "dora": settings.dora}
+    keys = {"rank": "r", "alpha": "lora_alpha", "dora": "use_dora"}
+    for name, value in wanted.items():
+        found = saved.get(keys[name])
+        if found != value:
+            raise CheckpointError(
+                f"adapter {folder} has {name} {found}, but model.lora.{name} is {value}; set it to {found}, or begin "
+                "a new run."
+            )
+
+
+def _own_name(name: str) -> str:
+    """The name of a saved factor within the model: peft leaves the adapter's name out of its files."""
+    name = name.removeprefix(_PREFIX)
+    if name.endswith("lora_magnitude_vector"):
+        return f"{name}.{ADAPTER}.weight"
+    stem, _, last = name.rpartition(".")
+    return f"{stem}.{ADAPTER}.{last}"
+
+
+def has_lora(lm: PreTrainedModel) -> bool:
+    """Whether a model has adapters."""
+    return bool(getattr(lm, "_hf_peft_config_loaded", False))
+
+
+@contextmanager
+def adapters_off(lm: PreTrainedModel) -> Iterator[None]:
+    """The base model, bit for bit. Changes state of the modules: no other thread may run them meanwhile."""
+    lm.disable_adapters()
+    try:
+        yield
+    finally:
+        lm.enable_adapters()

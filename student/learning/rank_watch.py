@@ -1,0 +1,193 @@
+"""Ranks that learn at once when one of them ends: each keeps a connection to the first, which passes on what it hears.
+
+Collectives learn of a lost rank late and without its name: NCCL at its time limit, gloo in the next exchange. Here a
+rank says why it ends, or its connection breaks, and every other one ends with that rank's error: where it can, through
+its own exceptions (an error of a collective is renamed), and where it hangs in a collective, after a few seconds.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import selectors
+import socket
+import sys
+import threading
+from types import TracebackType
+from typing import Any, Protocol
+
+from opd.errors import OpdError, RankLostError
+
+GRACE_SECONDS = 3.0
+"""For ending by itself, once another rank has ended."""
+_NEWS_SECONDS = 2.0
+"""For hearing of another rank, once a collective has failed."""
+_JOIN_SECONDS = 60.0
+_KILLED = "it said nothing, so it was killed, or its machine was lost"
+
+
+class Exchange(Protocol):
+    """What is needed of `Ranks`."""
+
+    count: int
+    index: int
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, by rank."""
+
+
+class RankWatch:
+    """Watches the other ranks from a thread; nothing for a process that is alone.
+
+    Args:
+        ranks: all ranks.
+        grace: seconds for ending by itself, once another rank has ended.
+    """
+
+    def __init__(self, ranks: Exchange, grace: float = GRACE_SECONDS) -> None:
+        self._index, self._grace = ranks.index, grace
+        self._news = threading.Event()
+        self._heard: tuple[int, str] | None = None
+        self._own: str | None = None
+        self._over = False
+        self._lock = threading.Lock()
+        self._peers: dict[socket.socket, int] = {}
+        self._why: dict[int, str] = {}
+        self._done: set[int] = set()
+        if ranks.count == 1:
+            return
+        server = socket.create_server(("", 0)) if ranks.index == 0 else None
+        told = (server.getsockname()[1], secrets.token_hex()) if server is not None else None
+        port, secret = ranks.gather(told)[0]
+        if server is not None:
+            self._accept(server, secret, ranks.count - 1)
+        else:
+            first = socket.create_connection((os.environ.get("MASTER_ADDR", "127.0.0.1"), port), _JOIN_SECONDS)
+            first.sendall(_line({"secret": secret, "rank": ranks.index}))
+            self._peers[first] = 0
+        for peer in self._peers:
+            _keep_alive(peer)
+        os.register_at_fork(after_in_child=self._forget)
+        threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+
+    def _accept(self, server: socket.socket, secret: str, count: int) -> None:
+        server.settimeout(_JOIN_SECONDS)
+        with server:
+            while len(self._peers) < count:
+                peer, _ = server.accept()
+                peer.settimeout(_JOIN_SECONDS)
+                with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                    hello = json.loads(_read_line(peer))
+                    if secrets.compare_digest(hello["secret"], secret):
+                        self._peers[peer] = int(hello["rank"])
+                        continue
+                peer.close()
+
+    def _forget(self) -> None:
+        """In a forked child: a connection that it holds too would not break with this rank."""
+        for peer in self._peers:
+            peer.close()
+
+    def _watch(self) -> None:
+        selector, rest = selectors.DefaultSelector(), dict.fromkeys(self._peers, b"")
+        for peer, rank in self._peers.items():
+            peer.setblocking(True)
+            selector.register(peer, selectors.EVENT_READ, (peer, rank))
+        while rest:
+            for key, _ in selector.select():
+                peer, rank = key.data
+                try:
+                    data = peer.recv(65536)
+                except OSError:
+                    data = b""
+                if not data:
+                    selector.unregister(peer)
+                    del rest[peer]
+                    if rank not in self._done:
+                        self._hear({"lost": rank, "why": self._why.get(rank, _KILLED)}, peer)
+                    continue
+                *lines, rest[peer] = (rest[peer] + data).split(b"\n")
+                for line in lines:
+                    self._hear(json.loads(line), peer)
+
+    def _hear(self, said: dict[str, Any], source: socket.socket) -> None:
+        """Take what was said of a rank, and pass it on to the others."""
+        if self._index == 0:
+            self._tell(said, source)
+        if "done" in said:
+            self._done.add(said["done"])
+            return
+        final = "lost" in said
+        rank = said["lost" if final else "ending"]
+        self._why.setdefault(rank, said["why"])
+        if rank == self._index:
+            return
+        if self._heard is None:
+            self._heard = (rank, self._why[rank])
+            self._news.set()
+        timer = threading.Timer(self._grace, self._give_up, (final,))
+        timer.daemon = True
+        timer.start()
+
+    def _tell(self, said: dict[str, Any], apart_from: socket.socket | None = None) -> None:
+        with self._lock:
+            for peer in self._peers:
+                if peer is not apart_from:
+                    with contextlib.suppress(OSError):
+                        peer.sendall(_line(said))
+
+    def _give_up(self, final: bool) -> None:
+        """End this process, unless it is ending by itself; what ends together may still be saving together."""
+        if self._over or (self._own is not None and not final) or self._heard is None:
+            return
+        sentence = self._own or str(self._lost())
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"error: {sentence}\n")
+            sys.stderr.flush()
+        os._exit(RankLostError.exit_code)
+
+    def _lost(self) -> RankLostError:
+        rank, why = self._heard or (0, _KILLED)
+        return RankLostError(f"rank {rank} ended: {why.rstrip('.')}; the run goes on from its last checkpoint.")
+
+    def ending(self, error: BaseException) -> None:
+        """Say that this rank ends with `error`, while it may still save together with others that end too."""
+        if self._own is None:
+            self._own = str(error) if isinstance(error, OpdError) else f"{type(error).__name__}: {error}"
+            self._tell({"ending": self._index, "why": self._own})
+
+    def rename(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """As an exit callback, before those that report an error: one of a collective becomes that of the lost rank.
+
+        Raises:
+            RankLostError: in its place.
+        """
+        of_collective = kind is not None and issubclass(kind, RuntimeError) and self._peers and self._own is None
+        if of_collective and self._news.wait(_NEWS_SECONDS):
+            raise self._lost() from error
+
+    def leave(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """As an exit callback: say how this rank ends. From then on it is not ended by others."""
+        if error is not None and not isinstance(error, RankLostError):
+            self.ending(error)
+        self._tell({"done": self._index})
+        self._over = True
+
+
+def _line(said: dict[str, Any]) -> bytes:
+    return json.dumps(said).encode() + b"\n"
+
+
+def _read_line(peer: socket.socket) -> bytes:
+    found = b""
+    while not found.endswith(b"\n") and len(found) < 1000 and (data := peer.recv(1)):
+        found += data
+    return found
+
+
+def _keep_alive(peer: socket.socket) -> None:
+    """Have the connection to a machine that has gone break within half a minute."""
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

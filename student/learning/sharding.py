@@ -1,0 +1,127 @@
+"""Sharded students (FSDP2, torch's `fully_shard`): each rank keeps its part of the weights, gradients and moments.
+
+    a forward gathers one layer at a time; head, embeddings and final norm stay gathered until the backward pass
+    a backward pass averages gradients over the ranks as it scatters them: what DDP does, shard by shard
+
+With `train.mixed_precision: bf16` layers are gathered and run in bfloat16, while shards, gradients and moments stay in
+the weights' own dtype: float32 masters that cost 16 bytes a parameter over all ranks, not on each. Without gradients
+ranks may make different numbers of forwards only within `whole`, which holds all weights on every rank.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from student.learning.model import Student
+
+_LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+
+
+def shard(student: Student, device: torch.device, *, half: bool) -> Callable[[], None]:
+    """Shard a student over all ranks, in place; to be done before its optimizer is made.
+
+    Args:
+        student: with the same weights on every rank.
+        device: of this rank; the shards are there.
+        half: gather and run in bfloat16.
+
+    Returns:
+        Closes what was opened for it.
+
+    Raises:
+        RuntimeError: when torch left a tensor whole.
+    """
+    alone = not dist.is_initialized()
+    if alone:  # one process without a launcher: a group of its own
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    dtype = torch.bfloat16 if half else None
+    layers = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    # Hidden states leave in float32, as accelerate's wrapper of an unsharded student gives them.
+    root = MixedPrecisionPolicy(
+        param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32 if half else None
+    )
+    names = set(getattr(student.lm, "_no_split_modules", None) or ())
+    for module in list(student.lm.modules()):
+        if type(module).__name__ in names:
+            fully_shard(module, mesh=mesh, mp_policy=layers)
+    fully_shard(student, mesh=mesh, mp_policy=root)
+    left = [name for name, parameter in student.named_parameters() if not isinstance(parameter, DTensor)]
+    if left:
+        raise RuntimeError(f"fully_shard left {len(left)} tensors whole on every rank, {left[0]} first")
+    with torch.no_grad():  # the first forward decides which module is the root
+        one = torch.ones((1, 1), dtype=torch.long, device=device)
+        student(one, one, *torch.zeros((2, 1), dtype=torch.long, device=device))
+    reshard(student)
+    return dist.destroy_process_group if alone else lambda: None
+
+
+def units(student: nn.Module) -> list[FSDPModule]:
+    """The modules that are gathered as one, the student itself first; none where it is not sharded."""
+    return [module for module in student.modules() if isinstance(module, FSDPModule)]
+
+
+def mesh_of(student: nn.Module) -> DeviceMesh | None:
+    """The ranks over which a student is sharded; None where it is not."""
+    return next((p.device_mesh for p in student.parameters() if isinstance(p, DTensor)), None)
+
+
+def reshard(student: nn.Module) -> None:
+    """Have the student's parameters be its shards: after a forward those of the root are gathered tensors."""
+    for module in units(student):
+        module.reshard()
+
+
+@contextmanager
+def whole(student: nn.Module) -> Iterator[None]:
+    """All weights of a sharded student on every rank; nothing for one that is not sharded.
+
+    Every rank must enter it at the same time. Within it, without gradients, each may run as many forwards as it likes,
+    also of parts of the student, and must not write to its parameters.
+    """
+    found = units(student)
+    if not found:
+        yield
+        return
+    for module in found:
+        module.unshard()
+        module.set_reshard_after_forward(False, recurse=False)
+    try:
+        yield
+    finally:
+        for module in found:
+            module.reshard()
+        for layer in found[1:]:  # the root is not resharded after its forward: its backward begins at once
+            layer.set_reshard_after_forward(True, recurse=False)
+
+
+def placed(value: Tensor, like: Tensor) -> Tensor:
+    """A copy of `value`, whole or sharded, on the device and with the sharding of `like`; its dtype stays."""
+    if not isinstance(like, DTensor):
+        plain = value.full_tensor() if isinstance(value, DTensor) else value
+        return plain.to(like.device, copy=True)
+    if isinstance(value, DTensor):
+        return value.clone()
+    value = value.to(like.device)
+    # Every rank has the whole value and takes its part: nothing is sent.
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None).clone()
+
+
+def layer_of(name: str) -> int | None:
+    """The number of the decoder layer that a parameter's name tells; None outside the layers."""
+    found = _LAYER.search(f".{name}")
+    return None if found is None else int(found[1])
+
+
+def full(tensor: Tensor) -> Tensor:
+    """A tensor whole; every rank must ask for it where it is sharded."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

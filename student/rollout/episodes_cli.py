@@ -1,0 +1,149 @@
+"""`opd episodes show RUN` and `opd episodes record TASK`: transcripts of a run, and paths for methods that replay."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from opd.errors import ConfigError, DataError
+
+app = typer.Typer(no_args_is_help=True, help="Episodes: read those of a run, record paths that solve problems.")
+_LEVELS = ((0.1, "green"), (1.0, "yellow"))
+"""Nats up to which a token has this colour; above them it is red."""
+
+
+@app.command()
+def show(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder; its samples.jsonl holds the episodes.")],
+    step: Annotated[int | None, typer.Option(help="Only episodes after so many steps.")] = None,
+    ended: Annotated[
+        str | None, typer.Option(help="Only those that ended so: success, failure, turns, broken ...")
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, help="Most episodes, the last ones of the run.")] = 3,
+) -> None:
+    """Print episodes turn by turn: each of the student's tokens in the colour of its divergence from the teacher."""
+    from rich.console import Console
+
+    found = [
+        sample
+        for sample in samples_of(run)
+        if (step is None or sample["step"] == step) and (ended is None or sample["episode"]["ended"].startswith(ended))
+    ]
+    if not found:
+        raise DataError(f"{run} has no such episode in samples.jsonl; see `samples` in its recipe.")
+    console = Console()
+    for sample in found[-count:]:
+        _print(sample, console)
+
+
+@app.command()
+def record(
+    task: Annotated[str, typer.Argument(help="Task whose problems know a path (lock, rooms), or a run folder.")],
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[key=value ...]", help="Settings of the task.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="JSON lines with prompt, environment, path.")] = Path(
+        "paths.jsonl"
+    ),
+    count: Annotated[int, typer.Option(min=1, help="Problems of a task.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Of the problems.")] = 0,
+) -> None:
+    """Write prompts with paths that were played and solved: a task's own, or the student's successes in a run."""
+    folder = Path(task)
+    lines = list(successes(folder) if (folder / "samples.jsonl").is_file() else gold(task, options or [], count, seed))
+    if not lines:
+        raise DataError(f"nothing of {task} solved its problem, so there is no path to write.")
+    with out.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    typer.echo(f"wrote {len(lines)} paths to {out}")
+
+
+def samples_of(run: Path) -> list[dict[str, Any]]:
+    """The episodes among a run's kept answers.
+
+    Raises:
+        DataError: when the folder keeps no answers.
+    """
+    try:
+        lines = (run / "samples.jsonl").read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise DataError(f"{run} holds no samples.jsonl ({error.strerror}); name a run folder.") from error
+    return [sample for line in lines if (sample := json.loads(line)).get("episode")]
+
+
+def successes(run: Path) -> Iterator[dict[str, Any]]:
+    """A line for every problem that the student solved, with the actions of its shortest success."""
+    best: dict[str, dict[str, Any]] = {}
+    for sample in samples_of(run):
+        episode = sample["episode"]
+        actions = sample["answers"]
+        known = best.get(sample["uid"])
+        if episode["ended"] == "success" and (known is None or len(actions) < len(known["path"])):
+            line = {"prompt": sample["prompt"], "answer": sample["reference"], "domain": sample["domain"]}
+            best[sample["uid"]] = {**line, "environment": episode["environment"], "path": actions}
+    yield from best.values()
+
+
+def gold(task: str, options: list[str], count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """A line for every problem whose own path, played in the environment, solves it.
+
+    Raises:
+        ConfigError: for a task that knows no paths.
+    """
+    import yaml
+
+    from opd.config import parse_settings
+    from opd.tasks.build import build_prompts
+    from opd.tasks.environments.base import ENVIRONMENT, PATH
+    from opd.tasks.environments.host import make_environment
+    from opd.tasks.settings import TaskSettings
+
+    pairs = [option.partition("=") for option in options]
+    chosen = {key: yaml.safe_load(value) for key, _, value in pairs}
+    source = build_prompts(parse_settings(TaskSettings, {"task": task, "options": chosen}), seed=seed)
+    try:
+        for prompt in source.prompts("train", count):
+            if not {ENVIRONMENT, PATH} <= prompt.extra.keys():
+                raise ConfigError(f"problems of task {task!r} have no known path; record those of a run instead.")
+            world = make_environment(dict(prompt.extra[ENVIRONMENT]))
+            seen = world.reset(prompt, 0)
+            for action in prompt.extra[PATH]:
+                seen = world.step(action)
+            world.close()
+            if seen.success:
+                content = prompt.text if prompt.messages is None else [dict(m) for m in prompt.messages]
+                yield {"prompt": content, "answer": prompt.answer, "domain": prompt.domain, **prompt.extra}
+    finally:
+        source.close()
+
+
+def _print(sample: Mapping[str, Any], console: Any) -> None:
+    from rich.text import Text
+
+    episode, pieces = sample["episode"], sample["pieces"]
+    reward = "" if sample["reward"] is None else f", reward {sample['reward']:.3g}"
+    console.rule(f"step {sample['step']} ({sample['label']}), {episode['ended']}{reward}")
+    console.print(Text(episode["opening"], style="dim"))
+    turn = 0
+    for segment in episode["segments"]:
+        if segment["who"] == "environment":
+            console.print(Text(segment["text"], style="dim"))
+            continue
+        turn += 1
+        kl = "" if segment["kl"] is None else f", {segment['kl']:.3f} nats"
+        line = Text(f"[turn {turn}, {segment['end'] - segment['start']} tokens{kl}] ", style="bold")
+        known = pieces[segment["start"] : segment["end"]]
+        if len(known) == segment["end"] - segment["start"]:
+            for text, value, _ in known:
+                line.append(text, style=_colour(value))
+        else:  # long answers are kept with their first tokens alone
+            line.append(segment["text"])
+        console.print(line)
+
+
+def _colour(value: float | None) -> str:
+    if value is None:
+        return ""
+    return next((colour for most, colour in _LEVELS if abs(value) <= most), "red")

@@ -1,0 +1,307 @@
+"""Decode rows in slots: a slot whose row has finished is filled again, so that the batch stays full to the end.
+
+    slot s    prompt | sampled ... | not yet          keys and values [slots, heads, capacity, head size] per layer
+    forward   one token for every slot, at its own position, over the columns up to the longest live row
+
+Rows are padded on the right, to multiples of 16, prompts run apart and are copied in, and no product has fewer than
+four rows: on a CPU a row's tokens and log-probs are then the same bits for any number of slots and any order of the
+others, up to 192 tokens or so; above, a wider batch may move the last bits. When nothing waits any more the live rows
+are moved together and the empty slots left out. Samples of one prompt share its forward.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from opd.heads import OutputHead, scale_and_cap
+from student.rollout.requests import Request
+from student.rollout.sampling import draw_mixed, most_likely
+from student.rollout.spec import LEAST_ROWS, RolloutSpec
+
+_STEP = 16
+_PREFILL_TOKENS = 16_384
+_FULL = "full_attention"
+_known: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+
+
+def settled(tokens: int) -> int:
+    """The width that `tokens` columns are padded to."""
+    return -(-tokens // _STEP) * _STEP
+
+
+class Place:
+    """Where the slots are; shared by all layers.
+
+    Attributes:
+        position: [S] int64, the column that each slot writes next.
+        width: columns that the forward reads.
+    """
+
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self.slots = torch.arange(slots, device=device)
+        self.position = torch.zeros(slots, dtype=torch.long, device=device)
+        self.width = _STEP
+
+    def attention(self, dtype: torch.dtype | None) -> Tensor:
+        """[S, 1, 1, width]: what each slot may read; bool, or what is added to scores of `dtype`."""
+        seen = torch.arange(self.width, device=self.position.device) <= self.position[:, None]
+        if dtype is not None:
+            seen = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)
+        return seen[:, None, None, :]
+
+
+class SlotLayer(DynamicLayer):
+    """Keys and values of all slots in one layer; a forward of one token per slot writes each at its own column.
+
+    Args:
+        place: where the slots are.
+        like: a layer of the model's own cache that has been written to, for shapes and dtype.
+        capacity: columns.
+        dtype: of keys and values where it is not that of `like`: under autocast the rotation widens keys again.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, place: Place, like: Any, capacity: int, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        keys, values = like.keys, like.values
+        self.place = place
+        self.dtype, self.device, self.is_initialized = dtype or keys.dtype, keys.device, True
+        slots = len(place.slots)
+        # Zeros, not whatever is there: a masked column still meets a weight of 0, and 0 times NaN is NaN.
+        self.keys = keys.new_zeros(slots, keys.shape[1], capacity, keys.shape[3], dtype=self.dtype)
+        self.values = values.new_zeros(slots, values.shape[1], capacity, values.shape[3], dtype=self.dtype)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write one token per slot; gives all columns that are read."""
+        place = self.place
+        self.keys[place.slots, :, place.position] = key_states[:, :, 0].to(self.dtype)
+        self.values[place.slots, :, place.position] = value_states[:, :, 0].to(self.dtype)
+        return self.keys[:, :, : place.width], self.values[:, :, : place.width]
+
+    def put(self, slots: Tensor, prompt: Any, rows: Tensor) -> None:
+        """Copy the prompts `rows` of a cache's layer into `slots`."""
+        width = prompt.keys.shape[2]
+        self.keys[slots, :, :width] = prompt.keys[rows].to(self.dtype)
+        self.values[slots, :, :width] = prompt.values[rows].to(self.dtype)
+
+    def move(self, old: Tensor, new: Tensor, count: int) -> None:
+        """Move slots `old` to `new`, and leave out all from `count` on."""
+        width = self.place.width
+        self.keys[new, :, :width] = self.keys[old, :, :width]
+        self.values[new, :, :width] = self.values[old, :, :width]
+        self.keys, self.values = self.keys[:count], self.values[:count]
+
+
+class SlotDecoder:
+    """Decodes rows in slots.
+
+    Args:
+        model: causal LM in eval mode, one that `takes_slots`.
+        requests: what to decode, in the order in which they get slots.
+        spec: shared settings.
+    """
+
+    def __init__(self, model: PreTrainedModel, requests: Sequence[Request], spec: RolloutSpec) -> None:
+        self.model, self.requests, self.spec = model, requests, spec
+        longest = max(request.longest for request in requests)
+        count = max(LEAST_ROWS, min(spec.rows(longest), len(requests)))
+        self.capacity = settled(longest)
+        self.place = Place(count, model.device)
+        self.cache: DynamicCache | None = None
+        self.layers: list[SlotLayer] = []
+        self.owner: list[int | None] = [None] * count
+        self.last = torch.zeros(count, dtype=torch.long, device=model.device)
+        self.length = [0] * count
+        self.uniforms: dict[int, Any] = {}
+        self.waiting = deque(range(len(requests)))
+        self.quota = max(1, count // 8)
+        self.head = _head(model, spec.valid_vocab)
+        self._mask_dtype = model.dtype if model.config._attn_implementation == "eager" else None
+
+    @torch.no_grad()
+    def run(self, finish: Callable[[int], None]) -> None:
+        """Decode until every row has finished; calls finish(index in requests)."""
+        while True:
+            live = sum(owner is not None for owner in self.owner)
+            free = len(self.owner) - live
+            # Several at once: while prompts are read, no slot decodes.
+            if self.waiting and (free >= self.quota or not live):
+                self._fill(finish)
+                continue
+            if not live:
+                return
+            if not self.waiting and len(self.owner) > LEAST_ROWS and 4 * live <= 3 * len(self.owner):
+                self._shrink(max(LEAST_ROWS, live))
+            self._step(finish)
+
+    def _fill(self, finish: Callable[[int], None]) -> None:
+        """Give free slots to waiting rows: prompts of one width in one forward, each once."""
+        free = [slot for slot, owner in enumerate(self.owner) if owner is None]
+        taken = [self.waiting.popleft() for _ in free[: len(self.waiting)]]
+        groups: dict[int, list[tuple[int, int]]] = {}
+        for slot, index in zip(free, taken, strict=False):
+            groups.setdefault(settled(len(self.requests[index].input_ids)), []).append((slot, index))
+        for width, pairs in groups.items():
+            some = max(1, _PREFILL_TOKENS // width)
+            for start in range(0, len(pairs), some):
+                self._prefill(width, pairs[start : start + some], finish)
+
+    def _prefill(self, width: int, pairs: Sequence[tuple[int, int]], finish: Callable[[int], None]) -> None:
+        prompts: dict[bytes, int] = {}
+        rows = [prompts.setdefault(self.requests[index].input_ids.tobytes(), len(prompts)) for _, index in pairs]
+        ids = np.zeros((len(prompts), width), np.int64)
+        for line, text in enumerate(prompts):
+            read = np.frombuffer(text, np.uint32)
+            ids[line, : len(read)] = read
+        device = self.model.device
+        cache = DynamicCache(config=self.model.config)
+        # Padding on the right needs no mask: nothing before it can see it.
+        states = self.model.base_model(torch.from_numpy(ids).to(device), past_key_values=cache, use_cache=True)
+        at = torch.tensor(rows, device=device)
+        slots = torch.tensor([slot for slot, _ in pairs], device=device)
+        if self.cache is None:
+            self.layers = [SlotLayer(self.place, layer, self.capacity, self.spec.autocast) for layer in cache.layers]
+            self.cache = _joined(self.model, self.layers)
+        for layer, prompt in zip(self.layers, cache.layers, strict=True):
+            layer.put(slots, prompt, at)
+        lengths = [len(self.requests[index].input_ids) for _, index in pairs]
+        for (slot, index), length in zip(pairs, lengths, strict=True):
+            self.owner[slot], self.length[slot] = index, length
+            self.uniforms[index] = self.requests[index].uniforms()
+        ends = torch.tensor(lengths, device=device) - 1
+        hidden = states.last_hidden_state[at, ends]
+        self.place.position[slots] = ends + 1
+        self.last[slots] = self._sample(hidden, [slot for slot, _ in pairs], finish)
+
+    def _step(self, finish: Callable[[int], None]) -> None:
+        """One token for every live slot."""
+        place = self.place
+        longest = max(length for length, owner in zip(self.length, self.owner, strict=True) if owner is not None)
+        # Attention sums over settled widths, so that a row's bits do not follow the length of its neighbours.
+        place.width = min(settled(longest + 1), self.capacity)
+        states = self.model.base_model(
+            input_ids=self.last[:, None],
+            position_ids=place.position[:, None],
+            attention_mask=place.attention(self._mask_dtype),
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        live = [owner is not None for owner in self.owner]
+        self.length = [length + here for length, here in zip(self.length, live, strict=True)]
+        place.position += torch.tensor(live, device=place.position.device)
+        self.last = self._sample(states.last_hidden_state[:, 0], range(len(self.owner)), finish)
+
+    def _sample(self, hidden: Float[Tensor, "n h"], slots: Sequence[int], finish: Callable[[int], None]) -> Tensor:
+        """A token for each of `slots`; what an empty one draws is not kept."""
+        count, vocab = len(slots), self.spec.valid_vocab
+        # Products of fewer rows have other bits, and a row must not depend on how many others are left.
+        if count < LEAST_ROWS:
+            hidden = torch.nn.functional.pad(hidden, (0, 0, 0, LEAST_ROWS - count))
+        logits = self.head.logits(hidden)[:count]
+        owners = [self.owner[slot] for slot in slots]
+        drawn = [0.5 if i is None else self.uniforms[i][len(self.requests[i].ids)] for i in owners]
+        levels = [1.0 if i is None else self.requests[i].planned.temperature for i in owners]
+        # Empty slots take a temperature in use: with a single one, rows need not be sorted by it.
+        used = next((level for i, level in zip(owners, levels, strict=True) if i is not None), 1.0)
+        levels = [used if i is None else level for i, level in zip(owners, levels, strict=True)]
+        ids, logp = draw_mixed(
+            logits,
+            torch.tensor(drawn, dtype=torch.float64, device=logits.device),
+            torch.tensor(levels, device=logits.device),
+            vocab,
+        )
+        top = None
+        if self.spec.candidates:
+            found = most_likely(logits, self.spec.candidates, self.spec.keep_ids)
+            top = found.cpu().numpy().astype(np.uint32)
+        for line, (token, log_prob) in enumerate(zip(ids.tolist(), logp.tolist(), strict=True)):
+            index, slot = owners[line], slots[line]
+            if index is not None and self.requests[index].take(token, log_prob, None if top is None else top[line]):
+                self.owner[slot] = None
+                del self.uniforms[index]
+                finish(index)
+        return ids
+
+    def _shrink(self, count: int) -> None:
+        """Move live rows into the first `count` slots and leave out the others."""
+        live = [slot for slot, owner in enumerate(self.owner) if owner is not None]
+        low = [slot for slot in range(count) if self.owner[slot] is None]
+        moves = list(zip([slot for slot in live if slot >= count], low, strict=False))
+        device, place = self.model.device, self.place
+        old, new = (torch.tensor([pair[side] for pair in moves], dtype=torch.long, device=device) for side in (0, 1))
+        for layer in self.layers:
+            layer.move(old, new, count)
+        place.position[new], self.last[new] = place.position[old], self.last[old]
+        place.position, place.slots, self.last = place.position[:count], place.slots[:count], self.last[:count]
+        for source, target in moves:
+            self.owner[target], self.length[target] = self.owner[source], self.length[source]
+        self.owner, self.length = self.owner[:count], self.length[:count]
+
+
+def _joined(model: PreTrainedModel, layers: Sequence[SlotLayer]) -> DynamicCache:
+    cache = DynamicCache(config=model.config)
+    cache.layers = list(layers)
+    return cache
+
+
+def _head(model: PreTrainedModel, valid_vocab: int) -> OutputHead:
+    output: Any = model.get_output_embeddings()
+    scale, cap = scale_and_cap(model.config.get_text_config())
+    return OutputHead(output.weight, getattr(output, "bias", None), scale, cap, len(output.weight) - valid_vocab)
+
+
+def takes_slots(model: PreTrainedModel) -> bool:
+    """Whether slots give this model's numbers: full attention alone, by torch's or the model's own code; tried out."""
+    if model not in _known:
+        _known[model] = _is_plain(model) and _agrees(model)
+    return _known[model]
+
+
+def _is_plain(model: PreTrainedModel) -> bool:
+    config = model.config.get_text_config()
+    layers = getattr(config, "layer_types", None)
+    sliding = layers is None and getattr(config, "sliding_window", None)
+    plain = model.config._attn_implementation in ("sdpa", "eager")
+    return plain and not sliding and set(layers or [_FULL]) == {_FULL} and model.base_model is not model
+
+
+@torch.no_grad()
+def _agrees(model: PreTrainedModel) -> bool:
+    """Two short rows, one token in slots, against forwards over the whole rows."""
+    ids = torch.tensor([[1, 2, 3, 4, 5], [5, 4, 3, 0, 0]], device=model.device)
+    lengths = torch.tensor([5, 3], device=model.device)
+    rows, place = torch.arange(2, device=model.device), Place(2, model.device)
+    try:
+        prompts = DynamicCache(config=model.config)
+        model.base_model(ids, past_key_values=prompts, use_cache=True)
+        layers = [SlotLayer(place, layer, _STEP) for layer in prompts.layers]
+        for layer, prompt in zip(layers, prompts.layers, strict=True):
+            layer.put(rows, prompt, rows)
+        place.position[:] = lengths
+        mask = place.attention(model.dtype if model.config._attn_implementation == "eager" else None)
+        last = torch.tensor([[7], [6]], device=model.device)
+        found = model.base_model(
+            input_ids=last,
+            position_ids=lengths[:, None],
+            attention_mask=mask,
+            past_key_values=_joined(model, layers),
+            use_cache=True,
+        ).last_hidden_state[:, 0]
+        for row, length in enumerate((5, 3)):
+            whole = torch.cat([ids[row, :length], last[row]])[None]
+            wanted = model.base_model(whole, use_cache=False).last_hidden_state[0, -1]
+            if (found[row] - wanted).abs().max() > 0.05 * wanted.abs().max():
+                return False
+    except (TypeError, ValueError, RuntimeError, AttributeError, AssertionError, IndexError):
+        return False
+    return True

@@ -1,0 +1,73 @@
+"""The stages of a step that a rollout strategy goes through: sampling, judging and scoring, with the parts of a job."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from student.data.plan import PlannedRow
+from student.data.row import Row
+from student.job import Job
+from student.rl.rewards.rounds import StepRewards
+from student.rollout.ahead import Ahead
+from student.run.telemetry import StageClock
+
+
+class StepStages:
+    """Implements `student.rollout.rounds.Stages` for one step: each row is scored from the moment it is finished.
+
+    Args:
+        job: the parts.
+        step: the step.
+        clock: takes the time of each stage.
+        poll: called between rows and while waiting; may raise to give up.
+    """
+
+    def __init__(self, job: Job, step: int, clock: StageClock, poll: Callable[[], None]) -> None:
+        self._job, self._step, self._clock, self._poll = job, step, clock, poll
+        self._asked: float | None = None  # when the first row was sent to the models
+        self._rewards = StepRewards(job.rewards, job.services)
+        self.judges_first = not job.rewards.reads_signals
+
+    def sample(self, planned: Sequence[PlannedRow], *, ask: bool) -> list[Row]:
+        """See `Stages.sample`."""
+        if self._job.ahead is not None:
+            return self._sampled_ahead(self._job.ahead, planned) if planned else []
+        begin = self._job.scorer.submit if ask else self._job.scorer.verify
+
+        def on_row(row: Row) -> None:
+            self._poll()
+            self._asked = self._asked or time.monotonic()
+            begin(row)
+
+        with self._clock.stage("rollout"):
+            return self._job.sampler.sample(planned, on_row=on_row)
+
+    def _sampled_ahead(self, ahead: Ahead, planned: Sequence[PlannedRow]) -> list[Row]:
+        """Rows that have been sampled and sent already, or are being sampled."""
+        with self._clock.stage("wait_rollout"):
+            found = ahead.take(self._step, tuple(planned), self._poll)
+        self._asked = found.sent
+        self._clock.beside = {"rollout_seconds": found.end - found.begin, "sampler_idle_seconds": found.idle}
+        self._clock.draw("sampler", "rollout", found.begin, found.end)
+        return found.rows
+
+    def ask(self, rows: Sequence[Row]) -> None:
+        """See `Stages.ask`."""
+        for row in rows:
+            self._job.scorer.ask(row)
+
+    def judge(self, rows: Sequence[Row]) -> None:
+        """See `Stages.judge`."""
+        with self._clock.stage("wait_verifier"):
+            self._job.scorer.judge(rows, self._rewards, poll=self._poll)
+
+    def score(self, rows: Sequence[Row], *, judged: bool) -> None:
+        """See `Stages.score`."""
+        with self._clock.stage("wait_teacher"):
+            self._job.scorer.collect(rows, self._rewards, judged=judged, poll=self._poll)
+        if self._asked is not None:
+            self._clock.draw("teachers", "scoring", self._asked, time.monotonic())
+            self._asked = None
+
+    def extract(self, rows: Sequence[Row]) -> list[str | None]:
+        """See `Stages.extract`."""
+        return self._job.services.extract(rows)

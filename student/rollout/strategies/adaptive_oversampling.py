@@ -1,0 +1,96 @@
+"""Adaptive oversampling: one round, larger by as much as the last steps had to throw away (CodeV-R1's DAPO).
+
+    prompts of the round = min(ceil(B / (1 - e)), cap B),   B the prompts of the plan
+    e <- decay e + (1 - decay) (groups whose rewards all agree / groups sampled)
+
+B of the groups whose rewards differ, chosen at random, are learnt from; fewer where the round has fewer. Dynamic
+sampling gets them in further rounds instead, which wait for each other. Source: abstract of CodeV-R1; the rule is
+inferred from its description, decay and cap are ours.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from student.data.streams import stream
+from student.rollout.strategies.dynamic_sampling import check_groups, rewards_of
+from student.rollout.strategy import Strategy, StrategySettings
+from student.scoring.needs import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.controllers import StepReport
+    from student.data.plan import StepPlan
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+    from student.rollout.rounds import Rollouts
+
+_DISCARDED = "adaptive_oversampling/discarded_share"
+
+
+class AdaptiveOversamplingSettings(StrategySettings):
+    """Settings of the oversampling."""
+
+    decay: float = Field(0.8, ge=0, lt=1, description="What the average of the waste keeps of the past.")
+    cap: float = Field(4.0, ge=1, description="Most prompts of a step, in multiples of rollout.prompts_per_step.")
+    seed: int = Field(0, ge=0, description="Decides which groups are learnt from where there are too many.")
+
+
+class AdaptiveOversampling(Strategy):
+    """The strategy; its state is the average waste."""
+
+    settings_type = AdaptiveOversamplingSettings
+    settings: AdaptiveOversamplingSettings
+    evidence: ClassVar[str] = "inferred"
+
+    def __init__(self, settings: AdaptiveOversamplingSettings) -> None:
+        super().__init__(settings)
+        self.waste = 0.0
+
+    def needs(self) -> Needs:
+        """Rewards."""
+        return Needs(reward="any")
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse groups of one answer."""
+        check_groups(self, recipe)
+
+    def size(self, prompts: int) -> int:
+        """Prompts of a round that shall leave `prompts` of them."""
+        most = max(prompts, math.floor(self.settings.cap * prompts))
+        return most if self.waste >= 1.0 else min(math.ceil(prompts / (1.0 - self.waste) - 1e-9), most)
+
+    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+        """See `Strategy.run`."""
+        want = sum(rollouts.gather(len({row.key.group for row in plan.rows})))
+        more = self.size(want) - want
+        if more:
+            plan = replace(plan, rows=(*plan.rows, *rollouts.more(more).rows))
+        rows = rollouts.judge(plan.rows)
+        groups = rewards_of(rollouts.outcomes(rows))
+        mixed = [group for group, rewards in groups.items() if len(rewards) > 1]
+        order = stream(self.settings.seed, "adaptive_oversampling", plan.step).permutation(len(mixed))
+        chosen = {mixed[int(place)] for place in order[:want]}
+        rollouts.measure(_DISCARDED, len(groups) - len(mixed), len(groups))
+        rollouts.measure("adaptive_oversampling/filled", len(chosen), want)
+        return [row for row in rows if row.key.group in chosen]
+
+    def observe(self, report: StepReport) -> None:
+        """Move the average."""
+        share, decay = report.metrics.get(_DISCARDED), self.settings.decay
+        if share is not None:
+            self.waste = decay * self.waste + (1.0 - decay) * share
+
+    def state_dict(self) -> dict[str, Any]:
+        """The average."""
+        return {"waste": self.waste}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+        self.waste = float(state["waste"])

@@ -1,0 +1,78 @@
+"""Guide: groups without a right answer are sampled again, whole, under a hint that is stored with the prompt.
+
+    mean reward of a group < low     all its answers again under the hint; these take the places of all
+    band                             only groups with low <= mean reward <= high are learnt from, hinted or not
+
+The hint is a kept column of the prompts (`prompts.keep_columns: [hint]`). The loss is mixed_context, ratio to the
+policy under the hint; the authors' gamma is the 0.9 quantile of the ratios of the batch, of which mixed_context has
+the constant form alone. Source: arXiv 2506.13923 and the released code, vaskar-open-source-research/guide_rl.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from opd.errors import DataError
+from student.rollout.strategies.hinted import Hinted, by_uid, rewards_by_row, under_hint
+from student.rollout.strategy import StrategySettings
+
+if TYPE_CHECKING:
+    from student.data.plan import PlannedRow, StepPlan
+    from student.data.row import Row
+    from student.rollout.rounds import Rollouts
+
+
+class GuideSettings(StrategySettings):
+    """Settings of Guide."""
+
+    column: str = Field("hint", description="Kept column of the prompts that holds the hint.")
+    text: str = Field("{prompt}\n{hint}", description="Where hint and prompt stand.")
+    low: float = Field(1e-3, description="Least mean reward of a group that is learnt from, and that needs no hint.")
+    high: float = Field(0.999, description="Largest mean reward of a group that is learnt from.")
+    band: bool = Field(True, description="Leave groups outside the band out.")
+
+
+class Guide(Hinted):
+    """The strategy; it has no state."""
+
+    settings_type = GuideSettings
+    settings: GuideSettings
+    evidence: ClassVar[str] = "text and code"
+
+    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+        """See `Strategy.run`."""
+        s = self.settings
+        rows = rollouts.judge(plan.rows)
+        means = self._means(rows, rollouts)
+        groups = by_uid(rows)
+        hard = {uid for uid in groups if means.get(uid, s.low) < s.low}
+        again = rollouts.again([row for row in plan.rows if row.key.uid in hard])
+        hinted = rollouts.judge([self._hinted(row) for row in again])
+        means |= self._means(hinted, rollouts)
+        groups |= by_uid(hinted)
+        kept = {uid: mine for uid, mine in groups.items() if not s.band or s.low <= means.get(uid, -1.0) <= s.high}
+        rollouts.measure("guide/tried_share", len(hard), len(groups))
+        rollouts.measure("guide/kept_share", len(kept), len(groups))
+        found = [row for mine in kept.values() for row in mine]
+        rollouts.measure("hinted_share", sum(not row.on_policy for row in found), len(found))
+        return found
+
+    def _hinted(self, row: PlannedRow) -> PlannedRow:
+        hint = row.prompt.extra.get(self.settings.column)
+        if hint is None:
+            raise DataError(
+                f"{row.prompt.name} has no column {self.settings.column!r}, which rollout.strategy guide reads its "
+                "hint from; name it in prompts.keep_columns."
+            )
+        return under_hint(row, self.settings.text.replace("{hint}", str(hint)))
+
+    @staticmethod
+    def _means(rows: list[Row], rollouts: Rollouts) -> dict[str, float]:
+        """The mean of the known rewards of each prompt."""
+        found: dict[str, list[float]] = {}
+        for (uid, _), reward in rewards_by_row(rows, rollouts).items():
+            if reward is not None:
+                found.setdefault(uid, []).append(reward)
+        return {uid: sum(values) / len(values) for uid, values in found.items()}

@@ -1,0 +1,70 @@
+"""What strategies with hints share: answers written under another prompt than the one they are trained under.
+
+A hinted row is sampled under `behaviour_prompt` and trained under the plain prompt; its origin is hinted, so terms with
+`rows: sampled` pass it over. `mixed_context` is the loss that its papers have; any policy loss with `rows: all` takes
+it as an off-policy row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from opd.errors import ConfigError
+from student.data.templates import in_template
+from student.rollout.strategy import Strategy
+from student.scoring.needs import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from student.data.plan import PlannedRow
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+    from student.rollout.rounds import Rollouts
+
+
+class Hinted(Strategy):
+    """The base."""
+
+    def needs(self) -> Needs:
+        """Rewards."""
+        return Needs(reward="any")
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse objectives that pass hinted rows over.
+
+        Raises:
+            ConfigError: naming the loss to use.
+        """
+        if all(term.settings.rows != "all" for term in terms):
+            raise ConfigError(
+                f"no term learns from the hinted rows of rollout.strategy {self.settings.name}; use mixed_context, or "
+                "set rows: all in a policy loss."
+            )
+
+
+def under_hint(planned: PlannedRow, text: str) -> PlannedRow:
+    """The row sampled under `text`, in which {prompt} stands for its prompt; its tag `context` says so."""
+    tags = {**planned.tags, "context": "hinted"}
+    return replace(planned, behaviour_prompt=in_template(planned.prompt, text), tags=tags)
+
+
+def by_uid(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Rows of each prompt."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.key.uid, []).append(row)
+    return found
+
+
+def rewards_by_row(rows: Sequence[Row], rollouts: Rollouts) -> Mapping[tuple[str, int], float | None]:
+    """The reward of every row of all ranks, by uid and sample; every rank must call it."""
+    return {(outcome.uid, outcome.sample): outcome.reward for outcome in rollouts.outcomes(rows)}
+
+
+def all_wrong(rewards: Sequence[float | None], threshold: float) -> bool:
+    """Whether every known reward is under the threshold, and one is known."""
+    known = [reward for reward in rewards if reward is not None]
+    return bool(known) and max(known) < threshold

@@ -1,0 +1,119 @@
+"""ICPO: one answer of each group is written after a worked example, as an expert that the policy holds in itself.
+
+    the last planned answer of a group is sampled under a random example before the prompt         (IEF)
+    it stays where its reward is at least `least`, else the group is one answer smaller            (ERRS)
+    its reward + beta max(0, 1 - step / steps)                                                     (RS)
+
+It is trained under the plain prompt. The loss is mixed_context with `denominator: one`, where r is pi(y | x) itself.
+Examples are given in the recipe or in a file, a line {"prompt": ..., "answer": ...} each. Source: arXiv 2510.26519 and
+the released code, Celine-hxy/ICPO, whose shaping has 0.1 where a note on the paper has 0.01.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from opd.errors import ConfigError
+from student.data.streams import stream
+from student.rollout.strategies.hinted import Hinted, rewards_by_row, under_hint
+from student.rollout.strategy import StrategySettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.plan import PlannedRow, StepPlan
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+    from student.rollout.rounds import Rollouts
+
+
+class IcpoSettings(StrategySettings):
+    """Settings of ICPO."""
+
+    examples: list[str] = Field(default_factory=list, description="Worked examples as text.")
+    file: Path | None = Field(None, description='A .jsonl file with "prompt" and "answer" in each line.')
+    text: str = Field("{example}\n\n{prompt}", description="Where example and prompt stand.")
+    least: float = Field(1.0, description="delta, least reward of an answer after an example that is kept.")
+    beta: float = Field(1.0, ge=0, description="Bonus of a kept one in the first step.")
+    steps: int = Field(400, ge=1, description="T, steps until the bonus is 0.")
+    seed: int = Field(0, ge=0, description="Decides the examples.")
+
+
+class Icpo(Hinted):
+    """The strategy; it has no state."""
+
+    settings_type = IcpoSettings
+    settings: IcpoSettings
+    evidence: ClassVar[str] = "text and code"
+
+    def __init__(self, settings: IcpoSettings) -> None:
+        super().__init__(settings)
+        self._examples: list[str] = []
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse a recipe without examples, or with groups of one.
+
+        Raises:
+            ConfigError: with the setting to give.
+        """
+        super().check(recipe, terms)
+        if recipe.rollout.samples_per_prompt < 2:
+            raise ConfigError("rollout.strategy icpo gives one answer of a group; raise rollout.samples_per_prompt.")
+        self.examples()
+
+    def examples(self) -> list[str]:
+        """The worked examples.
+
+        Raises:
+            ConfigError: when there are none, or the file cannot be read.
+        """
+        if not self._examples:
+            self._examples = [*self.settings.examples, *_read(self.settings.file)]
+        if not self._examples:
+            raise ConfigError("rollout.strategy icpo has no worked example; give examples, or a file.")
+        return self._examples
+
+    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+        """See `Strategy.run`."""
+        s = self.settings
+        last = {row.key.uid: row.key for row in plan.rows}
+        planned = [self._expert(row) if last[row.key.uid] == row.key else row for row in plan.rows]
+        rows = rollouts.judge(planned)
+        rewards = rewards_by_row(rows, rollouts)
+        bonus = s.beta * max(0.0, 1.0 - plan.step / s.steps)
+        kept = []
+        for row in rows:
+            if last[row.key.uid] != row.key:
+                kept.append(row)
+                continue
+            reward = rewards[row.key.uid, row.key.sample]
+            good = reward is not None and reward >= s.least
+            rollouts.measure("icpo/kept_share", float(good))
+            if good:
+                row.reward_parts["icpo"] = bonus
+                kept.append(row)
+        rollouts.measure("hinted_share", sum(not row.on_policy for row in kept), len(kept))
+        return kept
+
+    def _expert(self, row: PlannedRow) -> PlannedRow:
+        examples = self.examples()
+        place = int(stream(self.settings.seed, "icpo", row.key.step, row.key.uid).integers(len(examples)))
+        return under_hint(row, self.settings.text.replace("{example}", examples[place]))
+
+
+def _read(path: Path | None) -> list[str]:
+    if path is None:
+        return []
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [f"{line['prompt']}{line['answer']}" for line in lines]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as worked examples ({type(error).__name__}: {error}); each line must be a JSON "
+            'object with "prompt" and "answer".'
+        ) from error

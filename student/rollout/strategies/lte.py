@@ -1,0 +1,80 @@
+"""LTE: groups without a right answer try again, told which answers were wrong, and the right ones take their places.
+
+    all answers wrong  ->  as many further answers under the prompt with a hint
+        all of them cut off        the hint asks to think concisely
+        some cut off               that, and the list of the different wrong answers
+        none cut off               the list
+    each right one takes the place of a wrong one of the group, chosen at random
+
+The hint never holds the reference answer. The words of the hints are ours. The loss is mixed_context: ratio to the
+policy under the hint, shaped by r / (r + gamma). Source: arXiv 2510.26109 (text; its code could not be read).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from student.data.streams import stream
+from student.rollout.strategies.hinted import Hinted, all_wrong, by_uid, rewards_by_row, under_hint
+from student.rollout.strategy import StrategySettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.plan import StepPlan
+    from student.data.row import Row
+    from student.rollout.rounds import Rollouts
+
+
+class LteSettings(StrategySettings):
+    """Settings of LTE."""
+
+    threshold: float = Field(1.0, description="Least reward of a right answer.")
+    concise: str = Field("Think concisely.", description="Hint for answers that were cut off.")
+    answers: str = Field(
+        "These answers are wrong: {answers}. Do not mention this note.",
+        description="Hint with the wrong answers, for which {answers} stands.",
+    )
+    seed: int = Field(0, ge=0, description="Decides which wrong answers give way.")
+
+
+class Lte(Hinted):
+    """The strategy; it has no state."""
+
+    settings_type = LteSettings
+    settings: LteSettings
+    evidence: ClassVar[str] = "text"
+
+    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+        """See `Strategy.run`."""
+        threshold = self.settings.threshold
+        rows = rollouts.judge(plan.rows)
+        rewards = rewards_by_row(rows, rollouts)
+        groups = by_uid(rows)
+        hard = [uid for uid, mine in groups.items() if all_wrong([rewards[uid, r.key.sample] for r in mine], threshold)]
+        hints = {uid: self.hint(groups[uid], rollouts.extract(groups[uid])) for uid in hard}
+        again = rollouts.again([row for row in plan.rows if row.key.uid in hints])
+        hinted = rollouts.judge([under_hint(row, hints[row.key.uid]) for row in again])
+        after = rewards_by_row(hinted, rollouts)
+        for uid, found in by_uid(hinted).items():
+            right = [row for row in found if (after[uid, row.key.sample] or 0.0) >= threshold]
+            order = stream(self.settings.seed, "lte", plan.step, uid).permutation(len(groups[uid]))
+            leave = {int(place) for place in order[: len(right)]}
+            groups[uid] = [row for place, row in enumerate(groups[uid]) if place not in leave] + right
+            rollouts.measure("lte/helped_share", float(bool(right)))
+        rollouts.measure("lte/tried_share", len(hard), len(groups))
+        kept = [row for mine in groups.values() for row in mine]
+        rollouts.measure("hinted_share", sum(not row.on_policy for row in kept), len(kept))
+        return kept
+
+    def hint(self, rows: Sequence[Row], answers: Sequence[str | None]) -> str:
+        """The prompt with what there is to say of a group of wrong answers."""
+        said = []
+        if any(row.truncated for row in rows):
+            said.append(self.settings.concise)
+        wrong = dict.fromkeys(a for row, a in zip(rows, answers, strict=True) if a is not None and not row.truncated)
+        if wrong:
+            said.append(self.settings.answers.replace("{answers}", ", ".join(wrong)))
+        return "\n".join(["{prompt}", *said])

@@ -1,0 +1,93 @@
+"""Reinforce-Ada: answers to a prompt in rounds, until it has enough right and wrong ones, then a balanced choice.
+
+    round     rollout.samples_per_prompt further answers to every prompt that is still open, at most `rounds` times
+    balanced  closed by keep / 2 right and keep / 2 wrong answers
+    positive  closed by a single right answer
+    learnt from: `keep` answers, half right and half wrong where there are as many, filled up from the other kind
+
+Answers that are not chosen stay in the statistics (`row.trained` False), so a group's mean is that of all answers: with
+3 right ones among 16 the credit of group_mean without deviation is 13/16 and -3/16, whichever 4 are learnt from. That
+is the paper's global baseline. Source: arXiv 2510.04996 and the released code, RLHFlow/Reinforce-Ada.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from student.rollout.strategies.hinted import rewards_by_row
+from student.rollout.strategy import Strategy, StrategySettings
+from student.scoring.needs import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.plan import StepPlan
+    from student.data.row import Row
+    from student.rollout.rounds import Rollouts
+
+
+class ReinforceAdaSettings(StrategySettings):
+    """Settings of Reinforce-Ada."""
+
+    rounds: int = Field(4, ge=1, description="Most rounds of a step.")
+    keep: int = Field(4, ge=2, description="Answers to a prompt that are learnt from.")
+    rule: Literal["balanced", "positive"] = Field("balanced", description="When a prompt has enough answers.")
+    threshold: float = Field(0.5, description="Least reward of a right answer.")
+
+
+class ReinforceAda(Strategy):
+    """The strategy; it has no state."""
+
+    settings_type = ReinforceAdaSettings
+    settings: ReinforceAdaSettings
+    evidence: ClassVar[str] = "text and code"
+
+    def needs(self) -> Needs:
+        """Rewards."""
+        return Needs(reward="any")
+
+    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+        """See `Strategy.run`."""
+        planned: dict[str, list[int]] = {}
+        for index, one in enumerate(plan.rows):
+            planned.setdefault(one.key.uid, []).append(index)
+        rows: list[Row] = []
+        open_ = list(plan.rows)
+        for left in reversed(range(self.settings.rounds)):
+            rows += rollouts.score(rollouts.sample(open_))
+            # Of all rounds: rewards that compare the answers to a prompt change as it gets more of them.
+            rewards = rewards_by_row(rows, rollouts)
+            found: dict[str, list[tuple[Row, float | None]]] = {uid: [] for uid in planned}
+            for row in rows:
+                found[row.key.uid].append((row, rewards[row.key.uid, row.key.sample]))
+            missing = [uid for uid, answers in found.items() if not self._enough(answers)]
+            if not left or not rollouts.any(bool(missing)):
+                break
+            open_ = rollouts.again([plan.rows[index] for uid in missing for index in planned[uid]])
+        for answers in found.values():
+            mixed = self._choose(answers)
+            rollouts.measure("reinforce_ada/answers", len(answers))
+            rollouts.measure("reinforce_ada/mixed_share", mixed)
+        return [row for answers in found.values() for row, _ in answers]
+
+    def _kinds(self, answers: Sequence[tuple[Row, float | None]]) -> tuple[list[Row], list[Row]]:
+        known = [(row, reward >= self.settings.threshold) for row, reward in answers if reward is not None]
+        return [row for row, right in known if right], [row for row, right in known if not right]
+
+    def _enough(self, answers: Sequence[tuple[Row, float | None]]) -> bool:
+        right, wrong = self._kinds(answers)
+        if self.settings.rule == "positive":
+            return bool(right)
+        return min(len(right), len(wrong)) >= self.settings.keep // 2
+
+    def _choose(self, answers: Sequence[tuple[Row, float | None]]) -> bool:
+        """Mark the answers that are learnt from, the first of each kind; whether both kinds are among them."""
+        right, wrong = self._kinds(answers)
+        keep = self.settings.keep
+        take = min(len(right), max(keep // 2, keep - len(wrong)))
+        chosen = {id(row) for row in (*right[:take], *wrong[: keep - take])}
+        for row, _ in answers:
+            row.trained = row.trained and id(row) in chosen
+        return 0 < take < len(chosen)

@@ -1,0 +1,171 @@
+"""Replay: groups of earlier steps beside the new ones, by how much they had to teach and how old they are.
+
+    learnt from = the groups of the plan and `share` times as many kept ones
+    drawn in proportion to max(|A|, floor)^power clip(freshness, 0.1, 1),   |A| the mean |r - mean r| of the group
+    freshness of a kept group: 1 when it enters, times `fade` for every later step
+
+Only groups whose rewards differ are kept, the newest `capacity` of them, the same on every rank. Replayed rows have
+origin replay and the log-probs of the policy that sampled them: use a loss that is made for old rows (topr, cispo,
+rec, or a clip) with `rows: all`. Their rewards stay those they had. Source: the law is DR.Q's (released code,
+dmksjfl/DR.Q, which replays single transitions of robots: priority max(|delta|, 1)^0.4, fade 0.9999 by insert); that it
+is |A| of groups here, and its floor, are ours.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from opd.errors import ConfigError
+from student.data.outcome import reward_of
+from student.data.row_state import row_from_state, row_to_state
+from student.data.streams import stream
+from student.rollout.strategy import Strategy, StrategySettings
+from student.scoring.needs import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.controllers import StepReport
+    from student.data.plan import StepPlan
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+    from student.rollout.rounds import Rollouts
+
+_LEAST_FRESH = 0.1
+
+
+class ReplaySettings(StrategySettings):
+    """Settings that replaying strategies share."""
+
+    capacity: int = Field(256, ge=1, description="Most groups that are kept.")
+    seed: int = Field(0, ge=0, description="Decides what is replayed.")
+
+
+class Replaying(Strategy):
+    """Base of strategies that keep groups; subclasses give `kept_of` and `drawn`.
+
+    Attributes:
+        groups: kept groups, the oldest first, each a list of rows.
+    """
+
+    settings_type = ReplaySettings
+    settings: ReplaySettings
+
+    def __init__(self, settings: ReplaySettings) -> None:
+        super().__init__(settings)
+        self.groups: list[list[Row]] = []
+        # What the step in progress adds, once it has updated. It is saved with the rest, so that a run that is resumed
+        # after the update keeps it; a step that is taken again fills it anew.
+        self._new: list[list[Row]] = []
+        self._drawn: list[int] = []
+
+    def needs(self) -> Needs:
+        """Rewards."""
+        return Needs(reward="any")
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse terms that pass replayed rows over, or whose signals are not kept.
+
+        Raises:
+            ConfigError: with what to change.
+        """
+        name = self.settings.name
+        if all(term.settings.rows != "all" for term in terms):
+            raise ConfigError(f"no term learns from what rollout.strategy {name} replays; set rows: all in one.")
+        for term in terms:
+            if term.needs().signals:
+                raise ConfigError(
+                    f"term {term.settings.name!r} needs signals of models, which rollout.strategy {name} does not "
+                    "keep; use a loss on rewards with ratio_to behaviour."
+                )
+
+    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+        """See `Strategy.run`."""
+        rows = rollouts.score(rollouts.sample(plan.rows))
+        groups: dict[str, list[Row]] = {}
+        for row in rows:
+            groups.setdefault(row.key.group, []).append(row)
+        found = rollouts.gather([self.kept_of(group) for group in groups.values()])
+        new = [group for part in found for group in part if group]
+        self._new = sorted(new, key=lambda group: group[0].key.group)
+        self._drawn = self.drawn(plan.step, sum(rollouts.gather(len(groups))))
+        count, index = rollouts.ranks
+        old = [row for place in self._drawn[index::count] for row in self.groups[place]]
+        rollouts.measure("replayed_share", len(old), len(old) + len(rows))
+        return rows + [row_from_state(row_to_state(row)) for row in old]
+
+    def kept_of(self, group: Sequence[Row]) -> list[Row]:
+        """What of a new group is kept, as it shall be replayed; nothing for none."""
+        raise TypeError(f"{type(self).__name__} does not implement kept_of")
+
+    def drawn(self, step: int, groups: int) -> list[int]:
+        """Places of the kept groups to replay beside so many new ones."""
+        raise TypeError(f"{type(self).__name__} does not implement drawn")
+
+    def observe(self, report: StepReport) -> None:
+        """Keep the groups of the step."""
+        self.groups = (self.groups + self._new)[-self.settings.capacity :]
+        self._new = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """The kept groups."""
+        return {
+            "groups": [[row_to_state(row) for row in group] for group in self.groups],
+            "new": [[row_to_state(row) for row in group] for group in self._new],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore them."""
+        self.groups = [[row_from_state(row) for row in group] for group in state["groups"]]
+        self._new = [[row_from_state(row) for row in group] for group in state["new"]]
+
+
+class PrioritisedSettings(ReplaySettings):
+    """Settings of the replay."""
+
+    share: float = Field(0.25, gt=0, description="Replayed groups, in multiples of the new ones.")
+    power: float = Field(0.4, ge=0, description="How sharply groups that taught more are preferred.")
+    floor: float = Field(0.05, gt=0, description="Least |A| that counts.")
+    fade: float = Field(0.99, gt=0, le=1, description="Freshness that is left after a further step.")
+
+
+class Replay(Replaying):
+    """The strategy; see the module for the formula."""
+
+    settings_type = PrioritisedSettings
+    settings: PrioritisedSettings
+    evidence: ClassVar[str] = "inferred"
+
+    def kept_of(self, group: Sequence[Row]) -> list[Row]:
+        """Groups whose rewards differ."""
+        return [as_replayed(row) for row in group] if len(set(map(reward_of, group)) - {None}) > 1 else []
+
+    def drawn(self, step: int, groups: int) -> list[int]:
+        """By the law of the module, without repetition."""
+        count = min(round(self.settings.share * groups), len(self.groups))
+        if not count:
+            return []
+        weights = [self._priority(group, step) for group in self.groups]
+        total = sum(weights)
+        rng = stream(self.settings.seed, "replay", step)
+        places = rng.choice(len(weights), size=count, replace=False, p=[weight / total for weight in weights])
+        return sorted(int(place) for place in places)
+
+    def _priority(self, group: Sequence[Row], step: int) -> float:
+        s = self.settings
+        rewards = [row.reward for row in group if row.reward is not None]
+        mean = sum(rewards) / len(rewards)
+        size = sum(abs(reward - mean) for reward in rewards) / len(rewards)
+        fresh = s.fade ** (step - 1 - group[0].key.step)
+        return float(max(size, s.floor) ** s.power * min(max(fresh, _LEAST_FRESH), 1.0))
+
+
+def as_replayed(row: Row, *, trained: bool | None = None) -> Row:
+    """A copy of a row as it will be replayed: nothing of its step but what was sampled and its reward."""
+    copy = row_from_state(row_to_state(row))
+    copy.origin, copy.reward, copy.rewarded, copy.reward_parts = "replay", reward_of(row), True, {}
+    copy.trained = row.trained if trained is None else trained
+    return copy

@@ -1,0 +1,53 @@
+"""An episode for readers: who said what, turn by turn, and how far the student's turns were from the teacher."""
+
+from typing import Any
+
+import numpy as np
+
+from opd.tasks.environments.base import ENVIRONMENT
+from student.data.row import Row
+from student.scoring.needs import TEACHER
+
+
+def transcript_of(row: Row, tokenizer: Any) -> dict[str, Any] | None:
+    """How an episode went, as JSON; None for a row that is not an episode.
+
+    Returns:
+        environment: as the prompt names it; ended; opening: the end of the prompt that the student read, with the first
+        observation; segments: {"who": "student" or "environment", "start", "end": its tokens in the response, "text",
+        "kl": sum of log S - log T over a student's turn, nats, None where it is not known}.
+    """
+    if "ended" not in row.tags or ENVIRONMENT not in row.prompt.extra:
+        return None
+    scores = next(
+        (
+            s.sampled
+            for (role, _), s in row.signals.items()
+            if role.partition("/")[0] == TEACHER and s.sampled is not None
+        ),
+        None,
+    )
+    segments, last = [], 0
+    for start, end in [*row.turns, (row.length, row.length)]:
+        if last < start:
+            segments.append(_segment("environment", last, start, row, tokenizer, None))
+        if start < end:
+            segments.append(_segment("student", start, end, row, tokenizer, scores))
+        last = end
+    return {
+        "environment": dict(row.prompt.extra[ENVIRONMENT]),
+        "ended": row.tags["ended"],
+        "opening": tokenizer.decode(row.prompt_ids),
+        "segments": segments,
+    }
+
+
+def _segment(
+    who: str, start: int, end: int, row: Row, tokenizer: Any, scores: "np.ndarray[Any, Any] | None"
+) -> dict[str, Any]:
+    kl = None
+    if scores is not None:
+        ratio = float((row.behaviour_logp[start:end].astype(np.float64) - scores[start:end]).sum())
+        kl = round(ratio, 4) if np.isfinite(ratio) else None
+    text = tokenizer.decode(row.response_ids[start:end])
+    return {"who": who, "start": start, "end": end, "text": text, "kl": kl}

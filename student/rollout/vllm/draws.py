@@ -1,0 +1,80 @@
+"""The rows that vLLM is drawing for, handed over within the process."""
+
+from collections.abc import Sequence
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opd.errors import NonFiniteError, RolloutEngineError
+from student.rollout.requests import Request
+from student.rollout.spec import RolloutSpec
+
+
+class Draw:
+    """Numbers that a row draws with, and what it has drawn.
+
+    Args:
+        spec: what every rollout of the run shares.
+        uniforms: [T] numbers in (0, 1), one for each token.
+        temperature: divides the logits; 0 is greedy.
+        given: tokens to take instead of drawing: then log-probs of these are what is wanted.
+
+    Attributes:
+        name: what a request to vLLM calls it.
+        ids, logp, candidates: what has been drawn, a token each.
+    """
+
+    def __init__(
+        self, spec: RolloutSpec, uniforms: NDArray[np.float64], temperature: float, given: Sequence[int] = ()
+    ) -> None:
+        self.name = uuid4().hex
+        self.spec, self.temperature = spec, temperature
+        self._uniforms, self._given = uniforms, given
+        self.ids: list[int] = []
+        self.logp: list[float] = []
+        self.candidates: list[NDArray[np.uint32] | None] = []
+
+    def uniform(self, position: int) -> float:
+        """The number for the token at `position`; any where none is left, as for a row that has just ended."""
+        return float(self._uniforms[position]) if position < len(self._uniforms) else 0.5
+
+    def forced(self, position: int) -> int | None:
+        """The token to take at `position`, or None to draw one."""
+        return self._given[position] if position < len(self._given) else None
+
+    def put(self, position: int, token: int, logp: float, candidates: NDArray[np.uint32] | None) -> None:
+        """Keep what was drawn at `position`, in place of anything from there on."""
+        del self.ids[position:], self.logp[position:], self.candidates[position:]
+        self.ids.append(token)
+        self.logp.append(logp)
+        self.candidates.append(candidates)
+
+    def deliver(self, request: Request, token_ids: Sequence[int]) -> None:
+        """Give the request its tokens.
+
+        Args:
+            request: the row.
+            token_ids: what vLLM says it took.
+
+        Raises:
+            RolloutEngineError: when that is not what was drawn.
+            NonFiniteError: for a log-prob that is NaN or infinite.
+        """
+        count = len(token_ids)
+        if list(token_ids) != self.ids[:count] or not count:
+            raise RolloutEngineError(
+                f"vLLM took other tokens for {request.planned.prompt.name} than were drawn for it; leave "
+                "rollout.engine.options that touch sampling or scheduling out."
+            )
+        if not np.isfinite(self.logp[:count]).all():
+            raise NonFiniteError(
+                f"the student gave no finite log-probs while it answered {request.planned.prompt.name}; lower "
+                "train.learning_rate, or resume from an earlier checkpoint."
+            )
+        for token, logp, candidates in zip(token_ids, self.logp, self.candidates, strict=False):
+            request.take(token, logp, candidates)
+
+
+DRAWS: dict[str, Draw] = {}
+"""By name, while vLLM runs them: request parameters are copied on their way, so they carry the name alone."""

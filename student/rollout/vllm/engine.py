@@ -1,0 +1,320 @@
+"""Rollout engine vllm: vLLM runs the model in this process, and draws from the rows' own random streams.
+
+So a run resumes to the same rows, and samples what engine transformers would but for rounding: a row differs only where
+a uniform number falls within the rounding of a boundary between two tokens. Log-probs are those of the distribution
+drawn from, at the row's temperature; candidates are any number of ids.
+
+    sync     all weights in place (`weights`), then the prefix cache is emptied, then the known row is compared
+    sample   a request per row; each leaves as soon as it has ended
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from opd.errors import ConfigError, DataError, RolloutEngineError
+from student.rollout.engine import EngineSetup, OnRow, RolloutEngine, ignore
+from student.rollout.lost import EngineLostError
+from student.rollout.vllm.settings import VllmSettings, check_vllm
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from student.data.plan import PlannedRow
+    from student.data.row import Row
+    from student.recipe import Recipe
+    from student.rollout.requests import Request
+    from student.rollout.rows import Finish
+    from student.rollout.vllm.draws import Draw
+
+Ended = Callable[[int, Sequence[int]], object]
+_RESTARTS = 2
+_SPARE = 256
+"""Tokens of the cache beside those of the recipe: vLLM rounds the longest row up to blocks, and keeps a block back."""
+_HALVES = ("bfloat16", "float16")
+
+
+class VllmEngine(RolloutEngine):
+    """Samples with vLLM, from a copy of the weights that it is given at each sync; see the module."""
+
+    settings_type = VllmSettings
+    settings: VllmSettings
+    holds_weights = True
+
+    def __init__(self, settings: VllmSettings) -> None:
+        super().__init__(settings)
+        self._llm: Any = None
+        self._whole = False
+        self._asleep = False
+        self._given: dict[str, Tensor] = {}
+
+    def check(self, recipe: Recipe) -> None:
+        """See `RolloutEngine.check`."""
+        check_vllm(self.settings, recipe)
+
+    def open(self, setup: EngineSetup) -> None:
+        """Start vLLM, with random weights: those of the run come with the first sync.
+
+        Raises:
+            ConfigError: when vLLM cannot run the model, or sleep is asked of a CPU.
+        """
+        # A fast tokenizer may not be used by two threads at once, and rows may be sampled beside learning.
+        super().open(dataclasses.replace(setup, tokenizer=copy.deepcopy(setup.tokenizer)))
+        import torch
+
+        from student.rollout.vllm.known_row import KnownRow
+        from student.rollout.vllm.launch import start
+        from student.rollout.vllm.streams import RowStreams
+
+        self._dtype = self._own_dtype()
+        sleep = self.settings.sleep
+        if sleep and not torch.cuda.is_available():
+            raise ConfigError("rollout.engine.sleep gives a GPU's memory back, and there is no GPU here; leave it out.")
+        config = setup.model.config.get_text_config()
+        cache = setup.spec.cache_tokens
+        self._longest = min(int(getattr(config, "max_position_embeddings", cache)), cache)
+        options = {
+            "dtype": self._dtype,
+            "revision": setup.revision,
+            "max_model_len": self._longest,
+            "max_num_seqs": setup.spec.batch_rows,
+            "kv_cache_memory_bytes": (cache + _SPARE) * cache_bytes(config, 4 if self._dtype == "float32" else 2),
+            # What vLLM asks to be free before it looks at the line above.
+            "gpu_memory_utilization": 0.05,
+            "seed": 0,
+            "enable_sleep_mode": sleep,
+        }
+        self._llm = start(
+            setup.path,
+            options
+            | self.settings.options
+            | {
+                "load_format": "dummy",
+                "skip_tokenizer_init": True,
+                "async_scheduling": False,
+                "logits_processors": [RowStreams],
+            },
+        )
+        self._whole = False
+        self._known = KnownRow.of(setup.spec, self._longest)
+        try:
+            self._score_known_row()
+        except EngineLostError as error:
+            raise ConfigError(f"vLLM loads student {setup.path!r}, but cannot run it: {error}") from error
+
+    def sync(self, parameters: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """See `RolloutEngine.sync`.
+
+        Raises:
+            RolloutEngineError: when vLLM, also one started anew, does not hold the student's weights afterwards; it is
+                not sampled from then, until a sync succeeds.
+        """
+        began = time.monotonic()
+        self._given, self.version = dict(parameters), version
+        try:
+            self._renew()
+        except EngineLostError:
+            if not self._may_restart():
+                raise
+            self._renew()
+            self._count("restarts", 1)
+        self._count("syncs", 1)
+        self._count("sync_seconds", time.monotonic() - began)
+
+    def sample(
+        self, planned: Sequence[PlannedRow], *, purpose: tuple[object, ...] = ("rollout",), on_row: OnRow = ignore
+    ) -> list[Row]:
+        """See `RolloutEngine.sample`. Should vLLM fail, it is started again and samples what is left.
+
+        Raises:
+            DataError: for a row that may become longer than the model or the cache allows.
+            EngineLostError: when vLLM failed three times, or once where there are several ranks.
+        """
+        found: list[Row | None] = [None] * len(planned)
+        failures = 0
+        try:
+            while left := [i for i, row in enumerate(found) if row is None]:
+                try:
+                    if failures:
+                        self._renew()
+                        self._count("restarts", 1)
+                    rows: Sequence[Row | None] = self._rows([planned[i] for i in left], purpose, on_row)
+                except EngineLostError as error:
+                    failures += 1
+                    if failures > _RESTARTS or not self._may_restart():
+                        raise
+                    rows = error.rows
+                for i, row in zip(left, rows, strict=False):
+                    found[i] = row
+        finally:
+            self._rest()
+        return [row for row in found if row is not None]
+
+    def _rows(self, planned: Sequence[PlannedRow], purpose: tuple[object, ...], on_row: OnRow) -> list[Row]:
+        from student.rollout.rows import sample_rows
+
+        setup = self.setup
+        self._wake()
+        return sample_rows(
+            setup.model,
+            setup.tokenizer,
+            planned,
+            setup.spec,
+            self._decode,
+            policy_version=self.version,
+            purpose=purpose,
+            on_row=on_row,
+        )
+
+    def close(self) -> None:
+        """End vLLM and free its memory."""
+        llm, self._llm, self._whole = self._llm, None, False
+        if llm is not None:
+            from student.rollout.vllm.launch import end
+
+            end(llm)
+
+    def _own_dtype(self) -> str:
+        if self.settings.dtype != "auto":
+            return self.settings.dtype
+        return str(self.setup.spec.autocast or self.setup.model.dtype).removeprefix("torch.")
+
+    def _renew(self) -> None:
+        """Have vLLM, started again if need be, hold the weights of the last sync, and no numbers of older ones."""
+        from student.rollout.vllm.known_row import Reader, distance
+        from student.rollout.vllm.weights import checkpoint_tensors
+
+        if self._llm is None:
+            self.open(self.setup)
+        self._wake()
+        self._whole = False
+        tensors = checkpoint_tensors(self.setup.model, self._given.items())
+        try:
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
+        except Exception as error:
+            self._abandon()  # half of its layers are in pieces
+            reason = " ".join(str(error).split())[:300].rstrip(".")
+            raise EngineLostError(f"vLLM did not take the student's weights: {reason}.") from error
+        if self._llm.reset_prefix_cache() is False:
+            raise RolloutEngineError("vLLM did not empty its prefix cache: it still holds what old weights computed.")
+        expected = Reader(self.setup.model, self.setup.spec).log_probs(self._known, self._given)
+        gap = distance(self._score_known_row(), expected)
+        bound = self.settings.tolerance or (0.3 if self._dtype in _HALVES else 0.005)
+        if gap > bound:
+            raise RolloutEngineError(
+                f"after a sync, vLLM's log-probs of the known row are {gap:.3g} nats from the student's, over "
+                f"rollout.engine.tolerance {bound:g}: it holds other weights or computes otherwise; set rollout.engine "
+                "to {name: transformers}, or raise the tolerance if the numbers of a lower precision are meant."
+            )
+        self._whole = True
+
+    def _score_known_row(self) -> list[float]:
+        """Log-probs that vLLM gives the known row's answer."""
+        draw = self._known.draw(self.setup.spec)
+        self._run([(draw, self._known.prompt, frozenset(), len(self._known.answer))], lambda place, ids: None)
+        return draw.logp
+
+    def _decode(self, requests: Sequence[Request], order: Sequence[int], finish: Finish) -> None:
+        from student.rollout.vllm.draws import Draw
+
+        if not self._whole:
+            raise RolloutEngineError("vLLM does not hold the student's weights; sync it before it samples.")
+        work, draws = [], []
+        for i in order:
+            request = requests[i]
+            if request.longest > self._longest:
+                raise DataError(
+                    f"{request.planned.prompt.name} may become {request.longest} tokens long with its answer, over the "
+                    f"{self._longest} that the model and rollout.cache_tokens allow; lower rollout.max_new_tokens or "
+                    "raise rollout.cache_tokens."
+                )
+            draws.append(Draw(self.setup.spec, request.uniforms(), request.planned.temperature))
+            work.append((draws[-1], request.input_ids.tolist(), request.stops, request.planned.max_new_tokens))
+
+        def ended(place: int, token_ids: Sequence[int]) -> None:
+            draws[place].deliver(requests[order[place]], token_ids)
+            finish(order[place])
+
+        self._run(work, ended)
+
+    def _run(self, work: Sequence[tuple[Draw, Sequence[int], frozenset[int], int]], ended: Ended) -> None:
+        """Have vLLM answer (draw, prompt, stop ids, most tokens), and call ended(place, its tokens) for each.
+
+        Raises:
+            EngineLostError: when vLLM failed; it is closed then.
+        """
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        from student.rollout.vllm.draws import DRAWS
+
+        engine = self._llm.llm_engine
+        running: dict[str, int] = {}
+        names = [draw.name for draw, *_ in work]
+        try:
+            for place, (draw, prompt, stops, limit) in enumerate(work):
+                params = SamplingParams(
+                    temperature=0.0,
+                    max_tokens=limit,
+                    stop_token_ids=sorted(stops),
+                    ignore_eos=True,
+                    detokenize=False,
+                    output_kind=RequestOutputKind.FINAL_ONLY,
+                    extra_args={"draw": draw.name},
+                )
+                DRAWS[draw.name] = draw
+                running[draw.name] = place
+                self._guarded(engine.add_request, draw.name, {"prompt_token_ids": list(prompt)}, params)
+            while running:
+                for output in self._guarded(engine.step):
+                    if output.finished and output.request_id in running:
+                        ended(running.pop(output.request_id), output.outputs[0].token_ids)
+        finally:
+            if running and self._llm is not None:
+                engine.abort_request(list(running))
+            for name in names:
+                DRAWS.pop(name, None)
+
+    def _guarded(self, call: Any, *args: Any) -> Any:
+        try:
+            return call(*args)
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".")
+            self._abandon()
+            raise EngineLostError(f"vLLM failed while it sampled ({reason}).") from error
+
+    def _abandon(self) -> None:
+        """Close an engine that has failed, which may fail as well."""
+        try:
+            self.close()
+        except Exception:
+            self._llm = None
+
+    @staticmethod
+    def _may_restart() -> bool:
+        """Not with several ranks: vLLM starts by steps that all of them take together."""
+        from student.rollout.vllm.launch import alone
+
+        return alone()
+
+    def _rest(self) -> None:
+        if self.settings.sleep and self._llm is not None and not self._asleep:
+            self._llm.sleep(level=1)
+            self._asleep = True
+
+    def _wake(self) -> None:
+        if self._asleep and self._llm is not None:
+            self._llm.wake_up()
+        self._asleep = False
+
+
+def cache_bytes(config: Any, itemsize: int) -> int:
+    """Bytes of keys and values of a token in all layers, if every one is a layer of full attention."""
+    heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    size = int(getattr(config, "head_dim", None) or math.ceil(config.hidden_size / config.num_attention_heads))
+    return 2 * int(config.num_hidden_layers) * heads * size * itemsize

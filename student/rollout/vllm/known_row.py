@@ -1,0 +1,87 @@
+"""A row that the engine and the student both score after every sync, so that stale weights cannot stay unseen.
+
+Its tokens are pseudo-random ids over the whole vocabulary. The engine reads its prompt, which is longer than a block of
+the cache wherever rows can be, and is made to take given tokens after it: the way that every rollout takes, through the
+prompt's cached blocks, the body and the head. The engine starts from random weights and answers the row once with them;
+so the first comparison after a sync fails for whatever a sync does not reach, however little training moves it.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import functional_call
+from transformers import PreTrainedModel
+
+from student.data.streams import stream
+from student.rollout.spec import RolloutSpec
+from student.rollout.vllm.draws import Draw
+
+ANSWER = 8
+_PROMPT = 272
+"""Over two blocks of 128 tokens, the largest that vLLM chooses by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRow:
+    """The row: ids of the prompt, and of the answer whose log-probs are compared."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+    @classmethod
+    def of(cls, spec: RolloutSpec, longest: int) -> "KnownRow":
+        """The run's, within `longest` tokens."""
+        size = max(1, min(_PROMPT, longest - ANSWER))
+        ids = stream(spec.seed, "known row").integers(0, spec.valid_vocab, size + ANSWER).tolist()
+        return cls(tuple(ids[:size]), tuple(ids[size:]))
+
+    def draw(self, spec: RolloutSpec) -> Draw:
+        """What makes the engine take the answer."""
+        return Draw(spec, np.full(ANSWER, 0.5), 1.0, self.answer)
+
+
+class Reader:
+    """Scores known rows with the student's code and given weights; never with the model itself, which may be training.
+
+    Args:
+        model: the student.
+        spec: what every rollout of the run shares.
+    """
+
+    def __init__(self, model: PreTrainedModel, spec: RolloutSpec) -> None:
+        self._model, self._spec = model, spec
+        shapes = {id(t): torch.empty_like(t, device="meta") for t in _tensors(model).values()}
+        for parameter in model.parameters():
+            shapes[id(parameter)] = torch.nn.Parameter(shapes[id(parameter)], requires_grad=False)
+        self._code = copy.deepcopy(model, shapes).eval()
+
+    @torch.no_grad()
+    def log_probs(self, row: KnownRow, parameters: Mapping[str, Tensor]) -> NDArray[np.float32]:
+        """[8] log-probs of the answer, nats.
+
+        Args:
+            row: the row.
+            parameters: trained parameters by name, in place of the model's own of the same name.
+        """
+        device, half = self._model.device, self._spec.autocast
+        ids = torch.tensor([[*row.prompt, *row.answer]], device=device)
+        given = {name: tensor.to(device) for name, tensor in parameters.items()}
+        with torch.autocast(device.type, half or torch.bfloat16, enabled=half is not None):
+            logits = functional_call(self._code, {**_tensors(self._model), **given}, (ids,)).logits[0]
+        logp = logits[len(row.prompt) - 1 : -1, : self._spec.valid_vocab].float().log_softmax(-1)
+        return logp.gather(-1, ids[0, len(row.prompt) :, None])[:, 0].cpu().numpy()
+
+
+def _tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def distance(one: Sequence[float] | NDArray[np.float32], other: NDArray[np.float32]) -> float:
+    """The largest difference of two rows of log-probs, nats; infinite where one is not finite."""
+    gap = np.abs(np.asarray(one, np.float64) - other)
+    return float(gap.max()) if np.isfinite(gap).all() else float("inf")

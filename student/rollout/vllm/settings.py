@@ -1,0 +1,104 @@
+"""What a recipe may say of vLLM, and what is refused before anything is loaded; imports neither torch nor vLLM."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from opd.errors import ConfigError
+from student.rollout.engine import EngineSettings
+
+if TYPE_CHECKING:
+    from student.recipe import Recipe
+
+
+class VllmSettings(EngineSettings):
+    """Settings of rollout engine vllm."""
+
+    mismatch_rows: int = Field(
+        16, ge=0, description="Rows of a step that the student reads again to measure the mismatch; 0: none."
+    )
+    mismatch_limit: float | None = Field(
+        0.2,
+        gt=0,
+        description="The run stops when the mean |log p - log q| per token of a step is over it, nats; null: never.",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Of vLLM's weights, keys and values; auto: what the student's own forward computes in."
+    )
+    tolerance: float | None = Field(
+        None,
+        gt=0,
+        description="Largest difference in the log-probs of the known row after a sync, nats; null: 0.005 in float32, "
+        "0.3 in halves.",
+    )
+    sleep: bool = Field(
+        False,
+        description="Give the GPU's memory back between rollouts: weights wait in the host's memory, keys and values "
+        "are dropped.",
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="Further arguments of vllm.LLM.")
+
+
+_OURS = frozenset(
+    {"model", "dtype", "seed", "load_format", "logits_processors", "skip_tokenizer_init", "async_scheduling", "runner"}
+    | {"speculative_config", "tensor_parallel_size", "pipeline_parallel_size", "enable_sleep_mode", "max_model_len"}
+)
+
+
+def check_vllm(settings: VllmSettings, recipe: Recipe) -> None:
+    """Refuse what cannot work.
+
+    Raises:
+        ConfigError: when vLLM is missing, lacks the student's family, or an option is not the recipe's to set.
+    """
+    if find_spec("vllm") is None:
+        raise ConfigError(
+            "rollout.engine vllm needs vLLM, which is not installed; install it with pip install 'opd[vllm]', on a "
+            "machine without a GPU as scripts/engines.sh does, or set rollout.engine to {name: transformers}."
+        )
+    ours = sorted(_OURS & settings.options.keys())
+    if ours:
+        raise ConfigError(f"rollout.engine.options.{ours[0]} is set by the engine itself; leave it out.")
+    if recipe.train.sharding == "fsdp":
+        raise ConfigError(
+            "rollout.engine vllm reads whole weights in its process, and train.sharding fsdp keeps a part in each; set "
+            "rollout.engine to {name: transformers}, or train.sharding to none."
+        )
+    if recipe.train.max_staleness and any(method.get("name") == "expert_rows" for method in recipe.methods):
+        raise ConfigError(
+            "rollout.engine vllm reads the given answers of expert_rows with the student itself, which learns while "
+            "train.max_staleness samples; set max_staleness to 0, or rollout.engine to {name: transformers}."
+        )
+    families = _families(recipe)
+    known = _known_families() if families else frozenset()
+    if families and not known.intersection(families):
+        raise ConfigError(
+            f"vLLM has no model of the family {' or '.join(families)} of student {recipe.model.path!r}; set "
+            "rollout.engine to {name: transformers}."
+        )
+
+
+def _families(recipe: Recipe) -> list[str]:
+    """The student's architectures by its config; none where it has no config, which is another's to refuse."""
+    from transformers import PretrainedConfig
+
+    from student.learning.model import Weights
+
+    weights = Weights.of(recipe.model)
+    try:
+        found, _ = PretrainedConfig.get_config_dict(weights.base, revision=weights.revision)
+    except (OSError, ValueError):
+        return []
+    return [str(name) for name in found.get("architectures") or []]
+
+
+def _known_families() -> frozenset[str]:
+    from student.rollout.vllm.launch import prepare
+
+    prepare()
+    from vllm import ModelRegistry
+
+    return frozenset(ModelRegistry.get_supported_archs())

@@ -1,0 +1,73 @@
+"""What vLLM draws: each token from its row's own random stream, by the code that every engine of ours draws with.
+
+vLLM calls a logits processor before it samples. This one draws itself, keeps the token's log-prob at the row's
+temperature and the row's candidates, and leaves vLLM logits of which only that token is possible. So vLLM runs the
+model, its cache and its scheduler, and nothing random is left to it; it need not compute or move log-probs either.
+
+vLLM may ask for a position more than once (a prompt that it reads in pieces, a row that it puts off and takes up
+again): the last answer counts. The module imports vLLM, so only the engine imports it, when it starts.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.v1.sample.logits_processor import LogitsProcessor
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+
+from student.rollout.sampling import draw_mixed, most_likely
+from student.rollout.vllm.draws import DRAWS, Draw
+
+__all__ = ["RowStreams"]
+
+
+class RowStreams(LogitsProcessor):  # type: ignore[misc]
+    """Draws for the rows of a batch; see the module. Made by vLLM."""
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        self._rows: dict[int, tuple[Draw, list[int]]] = {}
+
+    def is_argmax_invariant(self) -> bool:
+        """No: greedy decoding takes what is drawn here."""
+        return False
+
+    def update_state(self, batch_update: Any) -> None:
+        """Follow the rows to their places in the batch."""
+        process_dict_updates(self._rows, batch_update, _entry)
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """[rows, V]: -inf but for the token that each row draws."""
+        if not self._rows:
+            return logits
+        places = sorted(self._rows)
+        draws = [self._rows[place][0] for place in places]
+        positions = [len(self._rows[place][1]) for place in places]
+        spec, device = draws[0].spec, logits.device
+        at = torch.tensor(places, device=device)
+        chosen = logits[at, : spec.valid_vocab].float()
+        # A row of NaN has no token to draw: it gets any, with a log-prob of NaN, which `Draw.deliver` refuses.
+        broken = ~chosen.logsumexp(-1).isfinite()
+        chosen[broken] = 0.0
+        uniforms = [draw.uniform(position) for draw, position in zip(draws, positions, strict=True)]
+        levels = torch.tensor([draw.temperature for draw in draws], device=device)
+        drawn = torch.tensor(uniforms, dtype=torch.float64, device=device)
+        ids, logp = draw_mixed(chosen, drawn, levels, spec.valid_vocab)
+        for line, (draw, position) in enumerate(zip(draws, positions, strict=True)):
+            if (token := draw.forced(position)) is not None:
+                ids[line], logp[line] = token, (chosen[line] / (draw.temperature or 1.0)).log_softmax(-1)[token]
+        logp[broken] = torch.nan
+        top = None
+        if spec.candidates:
+            top = most_likely(chosen, spec.candidates, spec.keep_ids).cpu().numpy().astype(np.uint32)
+        for line, (token, log_prob) in enumerate(zip(ids.tolist(), logp.tolist(), strict=True)):
+            draws[line].put(positions[line], token, log_prob, None if top is None else top[line])
+        logits[at] = -torch.inf
+        logits[at, ids] = 0.0
+        return logits
+
+
+def _entry(params: Any, prompt_ids: list[int] | None, output_ids: list[int]) -> tuple[Draw, list[int]] | None:
+    """The row's draw, and vLLM's own list of its tokens, whose length is the position that comes next."""
+    name = (params.extra_args or {}).get("draw")
+    return None if name is None else (DRAWS[name], output_ids)

@@ -1,0 +1,205 @@
+"""Memory of a rank by part, and which setting makes too large a part smaller.
+
+    always      weights, AdamW's moments, copies of weights
+    learning    gradients, what autograd keeps of the largest micro-batch, tiles of logits and the head's gradient
+    rollout     keys and values of the slots, logits of a decoding step
+
+An engine vllm has its weights and its cache always, or while it decodes where it sleeps between.
+
+Under `train.sharding: fsdp` a rank has its part of weights, gradients and moments; what it gathers for a while, a layer
+and what lies outside the layers, comes to that, and all weights while it decodes.
+
+The peak is that of `always` with the larger of the other two, or with both where steps are sampled ahead.
+"""
+
+from dataclasses import dataclass
+
+from opd.errors import ConfigError
+from student.recipe import Recipe
+from student.rollout.engine import ROLLOUT_ENGINES
+from student.rollout.slots import settled
+from student.rollout.spec import LEAST_ROWS
+from student.scoring.needs import EMA, INITIAL, Needs
+from student.sizing.hardware import GIB, Hardware
+from student.sizing.shape import Shape
+
+_USABLE = 0.92
+"""Of a device: allocators lose some of it between tensors."""
+_GATHERED_LAYERS = 2
+"""That in use, and the next one."""
+VLLM_CACHE = "keys and values of vLLM"
+_LOGIT_COPIES = 4
+"""Logits, log-probs, probabilities and their padded blocks in a decoding step, float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of a rank.
+
+    Attributes:
+        always: by part.
+        learning: by part.
+        rollout: by part.
+        reserve: of libraries.
+        together: whether rollouts and learning go on at the same time (train.max_staleness).
+    """
+
+    always: dict[str, float]
+    learning: dict[str, float]
+    rollout: dict[str, float]
+    reserve: float = 0.0
+    together: bool = False
+
+    @property
+    def peak(self) -> float:
+        """The most at once, without the reserve."""
+        learning, rollout = sum(self.learning.values()), sum(self.rollout.values())
+        return sum(self.always.values()) + (learning + rollout if self.together else max(learning, rollout))
+
+
+def micro_batch(recipe: Recipe) -> tuple[int, int]:
+    """(rows, width) of the largest micro-batch: rows of the longest prompt and response."""
+    width = recipe.rollout.max_prompt_tokens + recipe.rollout.max_new_tokens
+    return max(1, recipe.train.micro_batch_tokens // width), width
+
+
+def slots(recipe: Recipe, ranks: int) -> int:
+    """Responses decoded together on a rank."""
+    rollout = recipe.rollout
+    longest = rollout.max_prompt_tokens + rollout.max_new_tokens
+    mine = -(-rollout.prompts_per_step // ranks) * rollout.samples_per_prompt
+    return max(LEAST_ROWS, min(rollout.batch_rows, mine, max(LEAST_ROWS, rollout.cache_tokens // longest)))
+
+
+def _asked_by_name(recipe: Recipe) -> set[str]:
+    """Models that the recipe's teachers group names."""
+    teachers = recipe.teachers
+    if teachers is None:
+        return set()
+    found = [teachers.default, teachers.reference, *teachers.routes.values()]
+    return {name for one in found for name in ([one] if isinstance(one, str) else one or ())}
+
+
+def memory_of(recipe: Recipe, shape: Shape, needs: Needs, device: Hardware, *, gpu: bool, ranks: int = 1) -> Memory:
+    """What a rank takes.
+
+    Args:
+        recipe: the job.
+        shape: its student.
+        needs: of terms and controllers.
+        device: gives the reserve.
+        gpu: whether tiles of logits have their size on a GPU.
+        ranks: data-parallel processes.
+    """
+    rows, width = micro_batch(recipe)
+    sharded = recipe.train.sharding == "fsdp"
+    parts = ranks if sharded else 1
+    wide = shape.trained * 4
+    names = {str(method.get("name")) for method in recipe.methods}
+    named = needs.local | _asked_by_name(recipe)
+    copies = {
+        "copy for the reference initial": shape.trained_bytes if INITIAL in named and recipe.model.lora is None else 0,
+        "moving average": wide if EMA in named else 0,
+        "copies of effopd": 2 * shape.trained_bytes if "effopd" in names else 0,
+        "copy of adwin's probe": shape.weight_bytes + shape.trained_bytes if "adwin" in names and ranks == 1 else 0,
+    }
+    lag = recipe.train.max_staleness
+    if lag:
+        # On a CPU the sampling copy is one of those that are kept on the host.
+        copies["weights that steps are sampled with"] = shape.trained_bytes * (1 if gpu else lag + 1)
+    longest = settled(recipe.rollout.max_prompt_tokens + recipe.rollout.max_new_tokens)
+    here = slots(recipe, ranks)
+    scratch = (recipe.train.logit_scratch_mib or (1024 if gpu else 128)) * 2**20
+    positions = rows * recipe.rollout.max_new_tokens
+    decoding = {
+        "all weights gathered": shape.total * shape.width if sharded and not _holds_weights(recipe) else 0,
+        "keys and values": here * longest * shape.cache_bytes,
+        "those of a layer, laid out to be read": here * longest * shape.cache_bytes / shape.layers,
+        "logits of a decoding step": _LOGIT_COPIES * here * shape.vocabulary * 4,
+    }
+    engine: dict[str, float] = {}
+    if recipe.rollout.engine.get("name") == "vllm":
+        engine = {
+            "weights of vLLM": shape.total * shape.width,
+            VLLM_CACHE: recipe.rollout.cache_tokens * shape.cache_bytes,
+        }
+        decoding, engine = (engine, {}) if recipe.rollout.engine.get("sleep") else ({}, engine)
+    return Memory(
+        always={
+            "weights": shape.weight_bytes / parts,
+            "moments of AdamW": 2 * shape.trained_bytes / parts,
+            **{name: size / parts for name, size in copies.items() if size},
+            **engine,
+        },
+        learning={
+            "gradients": shape.trained_bytes / parts,
+            "activations of a micro-batch": shape.activation_bytes(rows, width),
+            "tiles of logits": min(scratch, positions * shape.vocabulary * 4),
+            "gradients of head and embeddings": shape.head_bytes,
+            "buckets of gradients between ranks": shape.trained_bytes if ranks > 1 and not sharded else 0,
+            "weights gathered": (shape.outside + _GATHERED_LAYERS * shape.layer) * shape.width if sharded else 0,
+            "gradients to be scattered": _scattered(shape) if sharded else 0,
+        },
+        rollout=decoding,
+        reserve=device.reserve,
+        together=lag > 0,
+    )
+
+
+def _scattered(shape: Shape) -> float:
+    """Gradients of a gathered part before each rank has its share: as they come, and in float32 to be reduced.
+
+    Those of head and embeddings, which are counted apart, are freed by then.
+    """
+    share = shape.trained / shape.total
+    return max(0.0, share * max(shape.outside, shape.layer) * (shape.width + 4) - shape.head_bytes)
+
+
+def _holds_weights(recipe: Recipe) -> bool:
+    """Whether the rollout engine decodes with weights of its own."""
+    engine = ROLLOUT_ENGINES.load(str(recipe.rollout.engine["name"]))
+    return bool(engine.holds_weights)
+
+
+def check_fits(memory: Memory, device: Hardware, recipe: Recipe) -> None:
+    """Refuse a run that cannot fit.
+
+    Raises:
+        ConfigError: naming what it takes, what there is, and the setting to change.
+    """
+    room = device.memory * _USABLE - memory.reserve
+    if memory.peak <= room:
+        return
+    always, learning, rollout = (sum(part.values()) for part in (memory.always, memory.learning, memory.rollout))
+    said = (
+        f"a rank takes {memory.peak / GIB:.1f} GiB at its peak, but {device.name} has room for {max(room, 0) / GIB:.1f}"
+    )
+    cache, over = memory.always.get(VLLM_CACHE, 0.0), memory.peak - room
+    if cache > over:
+        fitting = int(recipe.rollout.cache_tokens * (1 - over / cache))
+        raise ConfigError(
+            f"{said}, {cache / GIB:.1f} of it for vLLM's cache; set rollout.cache_tokens to {fitting} or less, now "
+            f"{recipe.rollout.cache_tokens}, or rollout.engine.sleep to true."
+        )
+    fixed = always + memory.learning["gradients"]
+    if fixed > 0.9 * room:
+        lora = "" if recipe.model.lora is not None else "train adapters (model.lora) or "
+        if recipe.train.sharding == "none":
+            lora = f"shard them over ranks (train.sharding: fsdp), {lora}"
+        else:
+            lora = f"start more ranks, {lora}"
+        raise ConfigError(
+            f"{said}: weights, gradients and moments alone take {fixed / GIB:.1f}; {lora}a smaller model."
+        )
+    if rollout > learning:
+        fitting = int(recipe.rollout.cache_tokens * max(0.0, room - always) / rollout)
+        raise ConfigError(f"{said}; set rollout.cache_tokens to {fitting} or less, now {recipe.rollout.cache_tokens}.")
+    ways = [] if recipe.model.gradient_checkpointing else ["set model.gradient_checkpointing to true"]
+    rows, width = micro_batch(recipe)
+    if rows > 1:
+        part = memory.learning["activations of a micro-batch"]
+        fitting = max(width, int(rows * width * max(0.0, part - (memory.peak - room)) / part))
+        ways.append(f"set train.micro_batch_tokens to {fitting} or less, now {recipe.train.micro_batch_tokens}")
+    elif not ways:
+        ways.append(f"shorten the longest response (rollout.max_new_tokens, now {recipe.rollout.max_new_tokens})")
+    raise ConfigError(f"{said}; {' or '.join(ways)}.")

@@ -1,0 +1,74 @@
+"""`opd plan RECIPE`: what a run will take, before anything of it is loaded."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def plan(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="The student job.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[dotted.key=value ...]", help="Replace keys of the recipe.")
+    ] = None,
+    on: Annotated[
+        str, typer.Option("--hardware", help="Device of a rank: here, h200, h100, a100, a100-40, l40s or rtx4090.")
+    ] = "here",
+    ranks: Annotated[int, typer.Option(min=1, help="Data-parallel processes, one device each.")] = 1,
+    mean_tokens: Annotated[
+        float, typer.Option(help="Mean tokens of a response; 0 takes half of rollout.max_new_tokens.")
+    ] = 0.0,
+) -> None:
+    """Say what a run takes: memory of a rank by part, step time by stage, bytes on the network.
+
+    Memory is counted on the model's shapes and compared with measurements in the tests; times are arithmetic with the
+    assumptions of student/sizing/times.py. A run that cannot fit is refused with the setting to change.
+    """
+    from opd.config import load_settings
+    from student.recipe import Recipe
+    from student.sizing.hardware import hardware
+
+    job = load_settings(Recipe, recipe, overrides or ())
+    for line in describe(job, hardware(on), ranks=ranks, mean=mean_tokens):
+        typer.echo(line)
+
+
+def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0) -> Iterator[str]:
+    """The plan, line by line.
+
+    Raises:
+        ConfigError: at the end, when the run cannot fit.
+    """
+    import torch
+
+    from student.plugins import build_plugins
+    from student.sizing.hardware import GIB
+    from student.sizing.memory import check_fits, memory_of, micro_batch, slots
+    from student.sizing.shape import Shape
+    from student.sizing.times import times_of
+
+    needs = build_plugins(recipe).needs
+    gpu = "CPU" not in device.name
+    half = recipe.train.mixed_precision == "bf16" or (recipe.train.mixed_precision == "auto" and gpu)
+    shape = Shape(recipe.model, torch.bfloat16 if half else None, sharded=recipe.train.sharding == "fsdp")
+    memory = memory_of(recipe, shape, needs, device, gpu=gpu, ranks=ranks)
+    rows, width = micro_batch(recipe)
+    yield f"student of {shape.total / 1e6:.1f} M parameters, {shape.trained / 1e6:.2f} M trained, on {device.name}"
+    yield f"micro-batch of {rows} x {width} tokens, {slots(recipe, ranks)} responses decoded together"
+    for title, parts in (("always", memory.always), ("learning", memory.learning), ("rollout", memory.rollout)):
+        for name, size in parts.items():
+            if size:
+                yield f"  {title:9} {name:36} {size / GIB:9.3f} GiB"
+    room = f"{device.memory / GIB:.1f} GiB of memory, {device.reserve / GIB:.1f} of it for libraries"
+    yield f"peak of a rank {memory.peak / GIB:.3f} GiB; the device has {room}"
+    mean = mean or recipe.rollout.max_new_tokens / 2
+    times = times_of(recipe, shape, needs, device, mean=mean, ranks=ranks)
+    yield f"a step of {times.tokens:.0f} response tokens ({mean:.0f} each) on {ranks} rank(s), by arithmetic:"
+    for stage, seconds in times.stages.items():
+        yield f"  {stage:9} {seconds:9.2f} s, bound by {times.bound[stage]}"
+    yield f"  {times.tokens / times.step:.0f} response tokens per second, without waiting for teachers"
+    yield f"  network {times.sent / 1e6:.1f} MB to teachers, {times.received / 1e6:.1f} MB from them"
+    if ranks > 1:
+        yield f"  between ranks {times.exchanged / 1e9:.1f} GB to each"
+    check_fits(memory, device, recipe)

@@ -1,0 +1,140 @@
+"""What a student is made of, in bytes, from its config alone: no weights are loaded and nothing is computed.
+
+The model runs on torch's fake tensors, which have a shape and no content: what autograd keeps of a forward is counted
+tensor by tensor, for any family, with adapters, autocast and recomputation as the run would have them.
+"""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from opd.errors import ConfigError
+from student.learning.lora import add_lora
+from student.learning.model import Student
+from student.learning.sharding import layer_of
+from student.recipe import ModelSettings
+
+
+class Shape:
+    """A student without content.
+
+    Args:
+        settings: the recipe's `model` group.
+        autocast: dtype of the forward's products, or None for that of the weights.
+        sharded: whether the forward runs on weights of dtype `autocast`, gathered from the ranks, in place of casting.
+
+    Attributes:
+        total: parameters, tied ones once.
+        trained: of these, those that are trained.
+        weight_bytes: of all parameters.
+        trained_bytes: of the trained ones, and so of their gradients.
+        head_bytes: of the gradients of head and embeddings in float32 before they are added to those that are kept, two
+            even where the weights are tied; 0 where they are frozen.
+        layer: parameters of the largest decoder layer.
+        outside: parameters outside the layers.
+        width: bytes of a weight in the forward.
+        layers: decoder layers.
+        vocabulary: rows of the head.
+        hidden: size of its inputs.
+        cache_bytes: of keys and values, per token.
+
+    Raises:
+        ConfigError: when the model's config cannot be read.
+    """
+
+    def __init__(self, settings: ModelSettings, autocast: torch.dtype | None = None, *, sharded: bool = False) -> None:
+        try:
+            config: Any = AutoConfig.from_pretrained(settings.path, revision=settings.revision)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the config of model {settings.path!r} cannot be read; check model.path.") from error
+        self._autocast = autocast
+        self._checkpointing = settings.gradient_checkpointing
+        extra = {"attn_implementation": settings.attention} if settings.attention in ("sdpa", "eager") else {}
+        with torch.device("meta"):
+            lm = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype), **extra)
+            if settings.lora is not None:
+                add_lora(lm, settings.lora, base=settings.path)
+        parameters = list(lm.parameters())
+        trained = [p for p in parameters if p.requires_grad]
+        self.total, self.trained = (sum(p.numel() for p in found) for found in (parameters, trained))
+        self.weight_bytes, self.trained_bytes = (_bytes(found) for found in (parameters, trained))
+        self.width = (autocast or lm.dtype).itemsize
+        parts: dict[int | None, int] = {None: 0}
+        for name, parameter in lm.named_parameters():
+            parts[layer_of(name)] = parts.get(layer_of(name), 0) + parameter.numel()
+        self.outside = parts.pop(None)
+        self.layer = max(parts.values(), default=0)
+        with FakeTensorMode(allow_non_fake_inputs=True) as self._fake:
+            _without_content(lm, autocast if sharded else None)
+            self._student = Student(lm).train()
+            head = lm.get_output_embeddings().weight
+            self.vocabulary, self.hidden = head.shape
+            both = (head, lm.get_input_embeddings().weight)
+            self.head_bytes = sum(weight.numel() * 4 for weight in both if weight.requires_grad)
+            self.layers = int(config.get_text_config().num_hidden_layers)
+            self.cache_bytes = self._cache_bytes(lm)
+
+    def _cache_bytes(self, lm: Any) -> int:
+        cache = DynamicCache(config=lm.config)
+        with torch.no_grad():
+            lm.base_model(torch.zeros(1, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
+        tensors = [t for layer in cache.layers for t in (layer.keys, layer.values)]  # type: ignore[union-attr]
+        width = (self._autocast or lm.dtype).itemsize
+        return sum(t.numel() for t in tensors if t is not None) * width
+
+    def activation_bytes(self, rows: int, width: int) -> int:
+        """What autograd keeps of a forward over [rows, width], with one layer's recomputation where layers are."""
+        lm: Any = self._student.lm
+        whole = self._saved(rows, width)
+        if not self._checkpointing:
+            return whole
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        kept = self._saved(rows, width)
+        lm.gradient_checkpointing_disable()
+        return kept + whole // self.layers
+
+    def _saved(self, rows: int, width: int) -> int:
+        own = {p.untyped_storage()._cdata for p in self._student.parameters()}
+        found: dict[int, int] = {}
+        kept = []  # alive, so that no two storages have one address
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in own:
+                found[storage._cdata] = storage.nbytes()
+                kept.append(tensor)
+            return tensor
+
+        casting = nullcontext() if self._autocast is None else torch.autocast("cpu", self._autocast)
+        with self._fake, casting, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            ids = torch.zeros(rows, width, dtype=torch.long)
+            at = torch.zeros(rows * width, dtype=torch.long)
+            self._student(ids, torch.ones_like(ids), at, at)
+        return sum(found.values())
+
+
+def _without_content(model: torch.nn.Module, dtype: torch.dtype | None = None) -> None:
+    """Give a model on device meta fake tensors of the CPU, whose kernels decide what is kept; ties stay.
+
+    Args:
+        model: it is changed in place.
+        dtype: of its parameters from now on, or None for their own.
+    """
+    made: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is not None:
+                    if id(tensor) not in made:
+                        is_parameter = isinstance(tensor, torch.nn.Parameter)
+                        kind = dtype if dtype is not None and is_parameter else tensor.dtype
+                        fake = torch.empty(tensor.shape, dtype=kind, device="cpu")
+                        made[id(tensor)] = torch.nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
+                    held[name] = made[id(tensor)]  # type: ignore[assignment]
+
+
+def _bytes(tensors: list[torch.nn.Parameter]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
