@@ -1,53 +1,85 @@
-"""Answers of a teacher to training prompts, written once per experiment for arms that learn from a file.
-
-Each line: {"prompt": ..., "answer": ..., "tokens": ...}; sampled at temperature 1 in a fixed random stream.
-"""
+"""Answers of a teacher to training prompts, written once per world for arms that learn from a file."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from opd.files import write_whole
 from opd.tasks.build import build_prompts
+from opd.tasks.modes import asked_content
 from opd.tasks.prompt import Prompt
-from student.data.plan import plan_step
-from student.lab.experiment import TUNING_SEED, Arm
-from student.lab.plan import Plan
-from student.learning.model import load_student
+from student.answers import AnswerReport, check_how, write_answers
+from student.lab.experiment import ROUTED, Arm, Replicate
+from student.lab.plan import ExperimentPlan
 from student.recipe import Recipe
-from student.rollout.transformers import RolloutSpec, rollout
+
+DRAWS = {"verified": 4, "best": 4}
 
 
-def write_answers(plan: Plan, say: Callable[[str], None] = lambda line: None) -> None:
-    """Write `plan.answers` unless it is there: one answer for each distinct prompt that any run trains on."""
-    if plan.answers.is_file() or plan.experiment.answers_of is None:
+def write_all(
+    plan: ExperimentPlan, world: int, arms: Iterable[Arm], log: Callable[[str], None] = lambda line: None
+) -> None:
+    """Write the files that `arms` want unless they are there: an answer for each prompt that any run trains on."""
+    if plan.experiment.answers_of is None:
         return
-    torch.set_num_threads(1)
-    recipe = Recipe.model_validate({"run": "unused", **plan.recipe(Arm("answers", ""), 0, 1e-3)})
-    settings = recipe.rollout
-    prompts = list(training_prompts(plan, recipe).values())
-    path = str(plan.cast.model(plan.experiment.answers_of).path)
-    model, tokenizer = load_student(path, dtype="float32", attention=None, gradient_checkpointing=False)
-    spec = RolloutSpec(0, 256, 0, len(tokenizer), settings.max_prompt_tokens)
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    draft = plan.answers.with_suffix(".part")
-    with draft.open("w", encoding="utf-8") as file:
-        for start in range(0, len(prompts), 2048):
-            part = prompts[start : start + 2048]
-            planned = plan_step(0, part, samples=1, max_new_tokens=settings.max_new_tokens, temperature=1.0).rows
-            for row in rollout(model.lm, tokenizer, planned, spec, purpose=("answers",)):
-                line = {"prompt": row.prompt.text, "answer": row.text, "tokens": row.length}
-                file.write(json.dumps(line) + "\n")
-            say(f"{plan.experiment.answers_of} has answered {start + len(part)} of {len(prompts)} training prompts")
-    draft.rename(plan.answers)
+    for how in plan.answer_kinds(arms):
+        if not plan.answers(world, how).is_file():
+            torch.set_num_threads(1)
+            log(_answer(plan, world, how))
 
 
-def training_prompts(plan: Plan, recipe: Recipe) -> dict[int, Prompt]:
-    """The distinct training prompts of all seeds of an experiment, by content."""
+def _answer(plan: ExperimentPlan, world: int, how: str) -> str:
+    """Write one file; gives a line for people."""
+    author, out = str(plan.experiment.answers_of), plan.answers(world, how)
+    data = plan.recipe(Arm("answers", ""), Replicate(world, world), 1e-3)
+    recipe = Recipe.model_validate({"run": "unused", **data})
+    source = build_prompts(recipe.prompts, seed=world, modes=recipe.modes)
+    prompts = list(training_prompts(plan, recipe, world).values())
+    # The models of the short form are hardly trained: no answer of theirs is ever correct.
+    way = check_how("best" if how == "verified" and plan.form == "quick" else how)
+
+    def write(asked: Sequence[Prompt], name: str, file: Path) -> AnswerReport:
+        model = str(plan.models[world].model(name).path)
+        return write_answers(recipe, source, asked, model, file, how=way, draws=DRAWS.get(how, 1))
+
+    if author != ROUTED:
+        found = [write(prompts, author, out)]
+    else:
+        routes = plan.experiment.routes
+        parts = {domain: out.with_suffix(f".{domain}.jsonl") for domain in routes}
+        found = [
+            write([prompt for prompt in prompts if prompt.domain == domain], routes[domain], part)
+            for domain, part in parts.items()
+        ]
+        _join(list(parts.values()), out)
+    answered, asked = sum(part.answered for part in found), sum(part.prompts for part in found)
+    return f"{author} of world {world} answered {answered} of {asked} prompts, {how}"
+
+
+def _join(parts: Sequence[Path], out: Path) -> None:
+    """One file, and one report, of those of several authors."""
+    reports = [json.loads(part.with_suffix(".report.json").read_text(encoding="utf-8")) for part in parts]
+    sums = {name: sum(report[name] for report in reports) for name in ("prompts", "answered", "tokens", "drawn")}
+    out.with_suffix(".report.json").write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
+    write_whole(out, "".join(part.read_text(encoding="utf-8") for part in parts))
+
+
+def training_prompts(plan: ExperimentPlan, recipe: Recipe, world: int) -> dict[int, Prompt]:
+    """The distinct training prompts of all runs in a world, by what they ask."""
     count = recipe.train.steps * recipe.rollout.prompts_per_step
     found: dict[int, Prompt] = {}
-    for seed in (*plan.seeds, TUNING_SEED):
-        source = build_prompts(recipe.prompts, seed=seed)
-        found |= {prompt.content_hash: prompt for prompt in source.prompts("train", count)}
+    seeds = {r.seed for r in (*plan.replicates, plan.tuning_replicate) if r.world == world}
+    for seed in sorted(seeds):
+        source = build_prompts(recipe.prompts, seed=seed, modes=recipe.modes)
+        found |= {asked_content(prompt): prompt for prompt in source.prompts("train", count)}
         source.close()
     return found
+
+
+def drawn_share(plan: ExperimentPlan, world: int, how: str) -> float:
+    """Tokens that the teacher drew per token in its file of answers."""
+    data: dict[str, Any] = json.loads(plan.answers(world, how).with_suffix(".report.json").read_text(encoding="utf-8"))
+    return float(data["drawn"]) / max(1, int(data["tokens"]))

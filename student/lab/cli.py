@@ -1,7 +1,9 @@
-"""`opd lab`: reproduce the papers' claims in the tiny world.
+"""`opd lab`: reproduce the papers' claims in the tiny world, or put a question of one's own to it.
 
 opd lab list
-opd lab run windows_restate --quick
+opd lab run baselines --quick
+opd lab run mine.py                 # a file with an EXPERIMENT; docs/lab.md has one
+opd lab premise exopd               # only what the method assumes, before any arm runs
 opd lab report
 """
 
@@ -15,6 +17,9 @@ import typer
 
 app = typer.Typer(no_args_is_help=True, help="Reproduce the claims of the papers in the tiny world.")
 
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="[NAME|FILE.py]...", help="Experiments; all when none is named.")
+]
 Root = Annotated[Path, typer.Option("--root", help="Folder of the lab's models and runs.")]
 Quick = Annotated[bool, typer.Option("--quick", help="The short form: a minute or two, shows that everything runs.")]
 Out = Annotated[
@@ -38,63 +43,80 @@ def list_experiments() -> None:
     from student.lab.experiments import NAMES, load_experiment
 
     table = Table()
-    for column in ("", "name", "title", "runs"):
+    for column in ("", "name", "title", "world", "runs"):
         table.add_column(column)
     for name in NAMES:
         experiment = load_experiment(name)
-        runs = len(experiment.arms) * len(experiment.seeds)
+        runs = len(experiment.arms) * len(experiment.replicates)
         swept = sum(len(arm.learning_rates) for arm in experiment.arms if arm.same_rate_as is None)
-        table.add_row(experiment.letter, name, experiment.title, f"{runs} + {swept} of the sweep")
+        table.add_row(experiment.letter, name, experiment.title, experiment.world, f"{runs} + {swept} of the sweep")
     Console().print(table)
 
 
 @app.command()
 def run(
-    names: Annotated[list[str] | None, typer.Argument(help="Experiments; all when none is named.")] = None,
+    names: Names = None,
     arms: Annotated[str, typer.Option("--arms", help="Only these arms, separated by commas.")] = "",
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Runs at a time, one process and thread each.")] = 2,
     root: Root = DEFAULT_ROOT,
     quick: Quick = False,
 ) -> None:
-    """Run experiments; finished runs are kept, interrupted ones go on."""
-    from rich.console import Console
-
+    """Run experiments; finished runs are kept, interrupted ones go on, wherever the folder stands now."""
     from student.lab.experiments import NAMES, load_experiment
-    from student.lab.runner import run_experiment
-    from student.lab.world import open_world
+    from student.lab.runner import make_plan, run_experiment
 
-    # SIGTERM like Ctrl-C: runs save, servers stop.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    os.environ["OMP_NUM_THREADS"] = "1"  # for the workers: threads of one process fight those of the others
-    console = Console()
+    log = _prepare()
     form = "quick" if quick else "full"
-
-    def say(line: str) -> None:
-        console.print(line, highlight=False, soft_wrap=True)
-
     experiments = [load_experiment(name) for name in names or NAMES]
     chosen = [name for name in arms.split(",") if name]
     for experiment in experiments:
         for name in chosen:
             experiment.arm(name)
-    say("building the tiny world where it is missing (many minutes for the full form)")
-    root = root.resolve()  # recipes, by which finished runs are known, hold paths
-    cast = open_world(root, form)
     for experiment in experiments:
-        say(f"({experiment.letter}) {experiment.title}")
-        results = run_experiment(experiment, cast, root, form=form, jobs=jobs, arms=chosen, say=say)
+        log(f"({experiment.letter}) {experiment.title}; worlds are built where they are missing, in minutes")
+        results = run_experiment(make_plan(experiment, root.resolve(), form), jobs=jobs, arms=chosen, log=log)
         for claim in results["claims"]:
-            say(f"  {claim['outcome']:>14}: {claim['claim']}{_numbers(claim)}")
+            log(f"  {claim['outcome']:>14}: {claim['claim']}, {claim['scope'] or 'not judged'}{_numbers(claim)}")
 
 
 @app.command()
-def report(root: Root = DEFAULT_ROOT, out: Out = None, quick: Quick = False) -> None:
+def premise(names: Names = None, root: Root = DEFAULT_ROOT, quick: Quick = False) -> None:
+    """Measure what the methods of experiments assume of their worlds, without running an arm."""
+    from student.lab.experiments import NAMES, load_experiment
+    from student.lab.premises import measure_premises
+    from student.lab.runner import make_plan
+
+    log = _prepare()
+    for name in names or NAMES:
+        experiment = load_experiment(name)
+        if not experiment.premises:
+            log(f"{experiment.name} has no premise to measure")
+            continue
+        for finding in measure_premises(make_plan(experiment, root.resolve(), "quick" if quick else "full"), log):
+            log(f"{finding.name}: {'present' if finding.present else 'absent'} ({finding.text})")
+
+
+@app.command()
+def report(names: Names = None, root: Root = DEFAULT_ROOT, out: Out = None, quick: Quick = False) -> None:
     """Write results.md, plots and a JSON per experiment from what is finished."""
+    from student.lab.experiments import NAMES
     from student.lab.report import write_report
 
     target = out or (root / "report" if quick else Path("docs"))
-    for path in write_report(root.resolve(), target, form="quick" if quick else "full"):
+    form = "quick" if quick else "full"
+    for path in write_report(root.resolve(), target, form=form, names=tuple(names or NAMES)):
         typer.echo(path)
+
+
+def _prepare() -> Any:
+    """Obey SIGTERM like Ctrl-C, so that runs save and servers stop; gives a function that prints a line."""
+    from rich.console import Console
+
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the workers: threads of one process fight those of the others
+    console = Console()
+    return lambda line: console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _numbers(claim: dict[str, Any]) -> str:

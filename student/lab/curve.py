@@ -13,6 +13,8 @@ import numpy as np
 
 TAIL = 3
 """Evaluations at the end of a run whose mean is its final value."""
+PLATEAU = 0.01
+"""Accuracy that an arm at its plateau gains, at most, from the last but three to the last three evaluations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +49,19 @@ class Curve:
         values = [v for v in getattr(self, measure)[1:] if v is not None]
         return float(np.mean(values[-TAIL:])) if values else float("nan")
 
+    def last_gain(self) -> float:
+        """How much accuracy the mean of the last `TAIL` evaluations is above that of the `TAIL` before."""
+        values = self.accuracy[1:]
+        if len(values) < 2 * TAIL:
+            return float("nan")
+        return float(np.mean(values[-TAIL:]) - np.mean(values[-2 * TAIL : -TAIL]))
+
     def at(self, measure: str, tokens: float) -> float:
-        """`measure` where `tokens` had been sampled, by linear interpolation."""
+        """`measure` where `tokens` had been sampled, by linear interpolation of the mean of `TAIL` neighbours."""
         pairs = [(t, v) for t, v in zip(self.tokens, getattr(self, measure), strict=True) if v is not None]
-        return float(np.interp(tokens, [t for t, _ in pairs], [v for _, v in pairs]))
+        near = TAIL // 2
+        smooth = [np.mean([v for _, v in pairs[max(0, i - near) : i + near + 1]]) for i in range(len(pairs))]
+        return float(np.interp(tokens, [t for t, _ in pairs], smooth))
 
     def cost_to(self, level: float, cost: str) -> float:
         """`cost` (tokens or flops) at which accuracy first reached `level`, interpolated; infinite when it never did.

@@ -1,119 +1,194 @@
-"""Accuracy of models and of finished runs on the held-out prompts: sampled as the recipe says, and greedy.
+"""Levels of models and of finished runs on the held-out prompts: sampled, greedy, and pass@k, side by side.
 
-A method that sharpens the student's distribution gains accuracy of sampled answers and perhaps nothing else; the
-greedy accuracy shows which.
+A method that sharpens the student gains accuracy of sampled answers and perhaps nothing else: the greedy accuracy shows
+that, and pass@64 shows what it lost (arXiv 2608.11829: distillation may raise the mean and lower pass@k).
 """
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from opd.config import parse_settings
+from opd.files import write_whole
+from opd.tasks.modes import ModeSettings
 from student.evaluate_model import evaluate_model
-from student.lab.experiment import ROUTED, Arm
-from student.lab.plan import Plan
-from student.lab.runs import Run, beside
+from student.lab.experiment import OF_MODE, ROUTED, Arm, Replicate
+from student.lab.plan import ExperimentPlan
+from student.lab.runs import Run, beside, read_json
+from student.orbit.figures import OWN, across_modes
 from student.recipe import Recipe
 
-Say = Callable[[str], None]
+SAMPLES, WIDE_SAMPLES = 8, 64
+"""Answers per prompt at temperature 1: of the accuracy, and of pass@64 on a part of the prompts."""
+_WIDE_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What a model reaches on the prompts of one seed.
+    """What a model reaches on the prompts of one replicate.
 
     Attributes:
-        accuracy: of sampled answers.
+        accuracy: of answers sampled at temperature 1, which is pass@1.
         greedy: of greedy answers.
+        pass8: share of prompts with a correct answer among 8, without bias.
+        pass64: the same among 64, on a quarter of the prompts.
+        modes: figures of modes by name, of the answers at temperature 1, see `student.orbit.figures`.
     """
 
     accuracy: float
-    greedy: float
+    greedy: float = math.nan
+    pass8: float = math.nan
+    pass64: float = math.nan
+    modes: Mapping[str, float] = field(default_factory=dict)
+
+    def get(self, measure: str) -> float:
+        """A measure of a claim: a field, or "mode/" and a figure of modes; nan where it is not known."""
+        if measure.startswith(OF_MODE):
+            return float(self.modes.get(measure.removeprefix(OF_MODE), math.nan))
+        return float(getattr(self, measure))
 
 
-Levels = dict[str, dict[int, Level]]
-"""Levels by model and seed."""
+Levels = dict[str, dict[Replicate, Level]]
+"""Levels by model and replicate."""
 
 
-def grade_models(plan: Plan, say: Say) -> Levels:
-    """Levels of the evaluated models and, with several teachers, of the prompts' own teachers; kept in files."""
+@dataclass(frozen=True, slots=True)
+class ModelGrade:
+    """A model of the world to be graded on the prompts of a replicate.
+
+    Attributes:
+        name: as in the experiment.
+        replicate: whose prompts.
+        file: where the figures go.
+        recipe: gives prompts and limits.
+        model: folder of the weights.
+    """
+
+    name: str
+    replicate: Replicate
+    file: Path
+    recipe: Mapping[str, Any]
+    model: Path
+
+
+def grades(plan: ExperimentPlan, world: int) -> list[ModelGrade]:
+    """What is still to be graded of the models of a world: the evaluated ones, and the prompts' own teachers."""
     experiment = plan.experiment
     names = dict.fromkeys((*experiment.evaluated, *experiment.routes.values()))
+    found = []
     for name in [name for name in names if name != ROUTED]:
-        for seed in plan.seeds:
-            out = _model_file(plan, name, seed)
-            if out.is_file():
-                continue
-            path = str(plan.cast.model(name).path)
-            recipe = plan.recipe(Arm("models", ""), seed, plan.default_rate())
-            found = {"sampled": _evaluate(recipe, path), "greedy": _evaluate(recipe, path, greedy=True)}
-            _write(out, found)
-            say(f"{name} on the prompts of seed {seed}: accuracy {found['sampled']['accuracy']:.3f}")
-    return read_models(plan)
+        for replicate in [replicate for replicate in plan.replicates if replicate.world == world]:
+            file = _model_file(plan, name, replicate)
+            if not file.is_file():
+                recipe = plan.recipe(Arm("models", ""), replicate, plan.default_rate())
+                found.append(ModelGrade(name, replicate, file, recipe, plan.models[world].model(name).path))
+    return found
 
 
-def grade_runs(plan: Plan, runs: Sequence[Run], say: Say) -> None:
-    """Greedy accuracy of the last weights of finished runs, written beside their folders."""
-    for run in runs:
-        if run.done and read_greedy(run) is None:
-            found = _evaluate(run.recipe, str(Path(run.summary()["checkpoint"]) / "model"), greedy=True)
-            _write(beside(run.folder, ".greedy.json"), {"key": run.key, **found})
-            say(f"{run.folder}: greedy accuracy {found['accuracy']:.3f}")
+def grade_model(grade: ModelGrade) -> None:
+    """Write the figures of a model, by domain too."""
+    _write(grade.file, _measure(grade.recipe, grade.model))
 
 
-def read_greedy(run: Run) -> float | None:
-    """Greedy accuracy of a finished run; None when it was not measured on this recipe."""
-    path = beside(run.folder, ".greedy.json")
-    data = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return float(data["accuracy"]) if data.get("key") == run.key else None
+def grade_run(run: Run) -> None:
+    """Write the figures of a finished run's last weights beside its folder, unless they are there."""
+    if read_level(run) is None:
+        _write(beside(run.folder, ".level.json"), _measure(run.recipe, run.model))
 
 
-def read_models(plan: Plan) -> Levels:
-    """What `grade_models` found so far."""
+def read_level(run: Run) -> Level | None:
+    """What the last weights of a run reach; None when it was not measured yet."""
+    path = beside(run.folder, ".level.json")
+    return _level(read_json(path, "remove it and run the arm again")) if path.is_file() else None
+
+
+def read_models(plan: ExperimentPlan) -> Levels:
+    """What was graded so far."""
     experiment = plan.experiment
     levels: Levels = {}
     for name in experiment.evaluated:
         if name == ROUTED:
             continue
-        files = {seed: _model_file(plan, name, seed) for seed in plan.seeds}
-        levels[name] = {seed: _level(json.loads(file.read_text())) for seed, file in files.items() if file.is_file()}
+        files = {replicate: _model_file(plan, name, replicate) for replicate in plan.replicates}
+        levels[name] = {r: _level(read_json(file, "remove it")) for r, file in files.items() if file.is_file()}
     if ROUTED in experiment.evaluated:
         levels[ROUTED] = _routed(plan)
     return levels
 
 
-def _evaluate(recipe: Any, model: str, *, greedy: bool = False) -> dict[str, Any]:
-    recipe = {**recipe, "run": "unused", "methods": [], "objective": [{"name": "opd", "payload": "sampled"}]}
-    recipe["eval"] = {**recipe["eval"], "reverse_kl": False} | ({"temperature": 0.0} if greedy else {})
-    return evaluate_model(parse_settings(Recipe, recipe, source=f"evaluation of {model}"), model)
+def _measure(recipe: Mapping[str, Any], model: Path) -> dict[str, Any]:
+    prompts = int(recipe["eval"]["prompts"])
+    return {
+        "sampled": measure_model(recipe, model, {"samples": SAMPLES}),
+        "greedy": measure_model(recipe, model, {"temperature": 0.0, "samples": 1}),
+        "wide": measure_model(recipe, model, {"samples": WIDE_SAMPLES, "prompts": max(1, prompts // _WIDE_SHARE)}),
+    }
 
 
-def _level(data: dict[str, Any]) -> Level:
-    return Level(float(data["sampled"]["accuracy"]), float(data["greedy"]["accuracy"]))
+def measure_model(recipe: Mapping[str, Any], model: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`evaluate_model` without teachers, by the `eval` group of a run's recipe with `settings` over it."""
+    data = {
+        **recipe,
+        "run": "unused",
+        "methods": [],
+        "rewards": [],
+        "objective": [{"name": "opd", "payload": "sampled"}],
+    }
+    data["eval"] = {**data["eval"], "reverse_kl": False, **settings}
+    return evaluate_model(parse_settings(Recipe, data, source=f"evaluation of {model}"), str(model))
 
 
-def _routed(plan: Plan) -> dict[int, Level]:
-    """Each prompt answered by the teacher of its domain."""
+def _level(data: Mapping[str, Any]) -> Level:
+    def passes(how: str, k: int) -> float:
+        return float(data[how]["pass_at"].get(str(k), [math.nan])[0])
+
+    return Level(
+        float(data["sampled"]["accuracy"]),
+        float(data["greedy"]["accuracy"]),
+        passes("sampled", SAMPLES),
+        passes("wide", WIDE_SAMPLES),
+        data["sampled"].get("modes", {}),
+    )
+
+
+def _routed(plan: ExperimentPlan) -> dict[Replicate, Level]:
+    """Each prompt answered by the teacher of its domain; pass@k is not known by domain."""
     found = {}
-    for seed in plan.seeds:
-        files = {domain: _model_file(plan, name, seed) for domain, name in plan.experiment.routes.items()}
+    for replicate in plan.replicates:
+        files = {domain: _model_file(plan, name, replicate) for domain, name in plan.experiment.routes.items()}
         if all(file.is_file() for file in files.values()):
             data = {domain: json.loads(file.read_text(encoding="utf-8")) for domain, file in files.items()}
-            found[seed] = Level(*(_share(data, how) for how in ("sampled", "greedy")))
+            modes = _own_modes(plan, {domain: one["sampled"].get("modes", {}) for domain, one in data.items()})
+            found[replicate] = Level(_share(data, "sampled"), _share(data, "greedy"), modes=modes)
     return found
 
 
-def _share(data: dict[str, Any], how: str) -> float:
+def _own_modes(plan: ExperimentPlan, figures: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Figures of teachers that each answer in their own mode; empty without modes."""
+    modes = {name: ModeSettings(**mode) for name, mode in plan.experiment.recipe.get("modes", {}).items()}
+    names = [(mode, f"{figure}/{mode}") for mode in figures for figure in OWN]
+    own = {key: figures[mode][key] for mode, key in names if key in figures[mode]}
+    return own | across_modes(own, modes) if modes else {}
+
+
+def _share(data: Mapping[str, Any], how: str) -> float:
     own = [data[domain][how]["domains"][domain] for domain in data]
     return float(sum(part["accuracy"] * part["prompts"] for part in own) / sum(part["prompts"] for part in own))
 
 
-def _model_file(plan: Plan, name: str, seed: int) -> Path:
-    return plan.folder / "levels" / f"{name}-{seed}.json"
+def _model_file(plan: ExperimentPlan, name: str, replicate: Replicate) -> Path:
+    world = plan.models[replicate.world].world.key[:8]
+    return plan.world_folder(replicate.world) / "levels" / f"{name}-{replicate.seed}-{world}.json"
 
 
-def _write(path: Path, data: dict[str, Any]) -> None:
+def _write(path: Path, data: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(data, indent=1) + "\n")
+
+
+def as_json(levels: Mapping[Replicate, Level]) -> dict[str, dict[str, float]]:
+    """Levels by the name of their replicate."""
+    return {replicate.name: asdict(level) for replicate, level in levels.items()}

@@ -1,32 +1,35 @@
-"""From an experiment to its runs: which recipe each arm, seed and learning rate gets."""
+"""From an experiment to its runs: which recipe each arm, replicate and learning rate gets."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from student.lab.experiment import TUNING_SEED, Arm, Experiment
+from student.lab.experiment import TUNING_SEED, Arm, Experiment, Replicate
 from student.lab.runs import Run, flatten, merge
 from student.lab.tiny.presets import world_plan
-from student.lab.world import Cast
+from student.lab.world import WorldModels
+
+_ANSWERS = re.compile(r"\{answers:(\w+)\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ExperimentPlan:
     """Builds the runs of one experiment in one form.
 
     Attributes:
         experiment: what to run.
         form: "full" or "quick".
-        root: folder of the lab.
-        cast: the models.
+        root: folder of the lab; it may be moved, with everything in it, at any time that nothing runs.
+        models: the models, by world seed.
         addresses: of the teacher servers; none when only finished runs are read.
     """
 
     experiment: Experiment
     form: str
     root: Path
-    cast: Cast
+    models: Mapping[int, WorldModels]
     addresses: tuple[str, ...] = ()
 
     @property
@@ -35,23 +38,43 @@ class Plan:
         return self.root / self.form / self.experiment.name
 
     @property
-    def seeds(self) -> tuple[int, ...]:
-        """Seeds of the form."""
-        return self.experiment.seeds if self.form == "full" else self.experiment.seeds[:2]
+    def replicates(self) -> tuple[Replicate, ...]:
+        """Replicates of the form: the short one has two run seeds in one world."""
+        if self.form == "full":
+            return self.experiment.replicates
+        return tuple(Replicate(self.experiment.worlds[0], seed) for seed in self.experiment.seeds[:2])
 
     @property
-    def answers(self) -> Path:
-        """File with the teacher's answers, for arms that learn from them."""
-        return self.folder / "answers.jsonl"
+    def worlds(self) -> tuple[int, ...]:
+        """World seeds of the form."""
+        return tuple(dict.fromkeys(replicate.world for replicate in self.replicates))
 
-    def recipe(self, arm: Arm, seed: int, rate: float) -> dict[str, Any]:
+    @property
+    def tuning_replicate(self) -> Replicate:
+        """Where learning rates are chosen: a run seed of its own in the first world."""
+        return Replicate(self.worlds[0], TUNING_SEED)
+
+    def world_folder(self, world: int) -> Path:
+        """Where the runs in a world are."""
+        return self.folder / f"world-{world}"
+
+    def answers(self, world: int, how: str) -> Path:
+        """File with a teacher's answers, drawn `how`, for arms that learn from them."""
+        return self.world_folder(world) / f"answers-{how}.jsonl"
+
+    def answer_kinds(self, arms: Iterable[Arm]) -> tuple[str, ...]:
+        """How `arms` want answers drawn."""
+        found = [m[1] for arm in arms for v in arm.overrides.values() if (m := _match(v))]
+        return tuple(dict.fromkeys(found))
+
+    def recipe(self, arm: Arm, replicate: Replicate, rate: float) -> dict[str, Any]:
         """The complete recipe of a run, without its folder."""
-        experiment = self.experiment
-        tasks = world_plan("lab").tasks
+        experiment, models = self.experiment, self.models[replicate.world]
+        tasks = world_plan(str(experiment.world_file)).tasks
         mix = [tasks[name].model_dump(mode="json", exclude_defaults=True) for name in experiment.tasks]
         base: dict[str, Any] = {
-            "seed": seed,
-            "model": {"path": str(self.cast.model("base").path)},
+            "seed": replicate.seed,
+            "model": {"path": str(models.model(arm.student or experiment.student).path)},
             "teachers": {
                 "endpoints": list(self.addresses),
                 "default": experiment.served[0],
@@ -59,7 +82,7 @@ class Plan:
             },
             "prompts": mix[0] if len(mix) == 1 else {"mix": mix},
         }
-        recipe = merge(merge(base, flatten(experiment.recipe)), self._resolved(arm.overrides))
+        recipe = merge(merge(base, flatten(experiment.recipe)), self._resolved(arm.overrides, replicate.world))
         recipe = merge(recipe, {"train.learning_rate": rate, "train.threads": 1})
         return recipe if self.form == "full" else merge(recipe, self._quick(recipe))
 
@@ -73,13 +96,21 @@ class Plan:
             if not key.startswith("methods.0.") or key.split(".")[2] in first
         }
 
-    def _resolved(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
-        return {k: str(self.answers) if v == "{answers}" else v for k, v in overrides.items()}
+    def _resolved(self, overrides: Mapping[str, Any], world: int) -> dict[str, Any]:
+        return {k: str(self.answers(world, m[1])) if (m := _match(v)) else v for k, v in overrides.items()}
 
-    def run(self, arm: Arm, seed: int, rate: float) -> Run:
-        """The run of an arm with a seed and a learning rate."""
-        name = f"seed-{seed}" if seed != TUNING_SEED else f"tune-{rate:g}"
-        return Run(arm.name, seed, self.folder / arm.name / name, self.recipe(arm, seed, rate), rate)
+    def run(self, arm: Arm, replicate: Replicate, rate: float) -> Run:
+        """The run of an arm in a replicate with a learning rate."""
+        name = f"seed-{replicate.seed}" if replicate != self.tuning_replicate else f"tune-{rate:g}"
+        return Run(
+            arm.name,
+            replicate,
+            self.world_folder(replicate.world) / arm.name / name,
+            self.recipe(arm, replicate, rate),
+            rate,
+            root=self.root,
+            world_key=self.models[replicate.world].world.key,
+        )
 
     def default_rate(self) -> float:
         """The recipe's own learning rate."""
@@ -95,4 +126,8 @@ class Plan:
         rates = self.rates(arm)
         if arm.same_rate_as is not None or len(rates) == 1:
             return []
-        return [self.run(arm, TUNING_SEED, rate) for rate in rates]
+        return [self.run(arm, self.tuning_replicate, rate) for rate in rates]
+
+
+def _match(value: object) -> re.Match[str] | None:
+    return _ANSWERS.fullmatch(value) if isinstance(value, str) else None

@@ -2,30 +2,31 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from opd.errors import ConfigError
-from student.lab.experiment import ROUTED, Experiment
+from student.lab.curve import Curve
+from student.lab.experiment import ROUTED, RULE, Experiment
 from student.lab.experiments import NAMES, load_experiment
 from student.lab.plots import plot_experiment
-from student.lab.runner import read_results
-from student.lab.stats import bootstrap
-from student.lab.world import open_world
+from student.lab.runner import find_plan, read_results
+from student.lab.stats import t_interval
 
 _TEMPLATE = Path(__file__).parent / "results.md.jinja"
 
 
-def write_report(root: Path, out: Path, *, form: str) -> list[Path]:
-    """Write results.md and, below results/, a PNG and a JSON for each experiment whose runs are all finished.
+def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAMES) -> list[Path]:
+    """Write results.md and, below results/, a PNG and a JSON for each experiment that has an arm with all replicates.
 
     Args:
         root: folder of the lab.
         out: folder of the report.
         form: "full" or "quick".
+        names: experiments, by name or file.
 
     Returns:
         The files written.
@@ -33,83 +34,129 @@ def write_report(root: Path, out: Path, *, form: str) -> list[Path]:
     Raises:
         ConfigError: when no experiment has been begun, rather than to write a report of nothing over another.
     """
-    started = [name for name in NAMES if (root / form / name).is_dir()]
+    experiments = [load_experiment(name) for name in names]
+    started = [one for one in experiments if (root / form / one.name).is_dir()]
     if not started:
         raise ConfigError(f"there are no runs of the {form} form in {root}; give their folder with --root.")
     folder = out / "results"
     folder.mkdir(parents=True, exist_ok=True)
-    cast = open_world(root, form)
     written, sections = [], []
-    unfinished = dict.fromkeys(NAMES, "not begun")
-    for name in started:
-        experiment = load_experiment(name)
-        data = read_results(experiment, cast, root, form=form)
-        if data["finished_runs"] < data["planned_runs"]:
-            unfinished[name] = f"{data['finished_runs']} of {data['planned_runs']} runs are finished"
+    unfinished = {one.name: (one, "not run again") for one in experiments}
+    for experiment in started:
+        data = read_results(find_plan(experiment, root, form))
+        arms = [arm for arm in data["arms"] if len(arm["seeds"]) == len(data["replicates"])]
+        if not arms:
+            unfinished[experiment.name] = (experiment, f"{data['finished_runs']} of {data['planned_runs']} runs")
             continue
-        del unfinished[name]
-        target = folder / f"{name}.json"
+        del unfinished[experiment.name]
+        data = {**data, "arms": arms}
+        target = folder / f"{experiment.name}.json"
         target.write_text(json.dumps(_rounded(data), indent=1) + "\n", encoding="utf-8")
-        plot = folder / f"{name}.png"
+        plot = folder / f"{experiment.name}.png"
         plot_experiment(data, experiment.title, plot)
         written += [target, plot]
         sections.append(_section(experiment, data))
     sections.sort(key=lambda section: section["letter"])
-    missing = [{"experiment": load_experiment(name), "state": state} for name, state in unfinished.items()]
+    missing = [{"experiment": one, "state": state} for one, state in unfinished.values()]
     environment = jinja2.Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
-    models = [{"name": name, "parameters": model.parameters} for name, model in cast.world.models.items()]
     page = out / "results.md"
-    page.write_text(template.render(sections=sections, missing=missing, form=form, models=models), encoding="utf-8")
+    page.write_text(template.render(sections=sections, missing=missing, form=form, rule=RULE), encoding="utf-8")
     return [page, *written]
 
 
 def _section(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
     """What the template shows of one experiment."""
+    names = {arm["name"] for arm in data["arms"]}
+    left = [arm.title for arm in experiment.arms if arm.name not in names]
     return {
         "name": experiment.name,
         "letter": experiment.letter,
         "title": experiment.title,
         "question": experiment.question,
         "note": experiment.note,
+        "decision": experiment.decision,
+        "changes": experiment.changes,
         "finished": data["finished_runs"],
         "planned": data["planned_runs"],
-        "models": {_model(name): _levels(found) for name, found in data["models"].items() if found},
-        "arms": [_arm(arm) for arm in data["arms"] if arm["seeds"]],
-        "claims": [_claim(claim) for claim in data["claims"]],
+        "left": left,
+        "replicates": len(data["replicates"]),
+        "worlds": ", ".join(f"{world['name']} {seed} ({world['key'][:8]})" for seed, world in data["worlds"].items()),
+        "teachers": ", ".join(f"{name} {found['seconds']:.0f} s" for name, found in data["teachers"].items()),
+        "models": [_model(name, found) for name, found in data["models"].items() if found],
+        "premises": [_premise(premise) for premise in data["premises"]],
+        "arms": [_arm(arm) for arm in data["arms"]],
+        "modes": _modes(data),
+        "claims": [_claim(claim) for claim in data["claims"] if claim["outcome"] != "incomplete"],
     }
 
 
-def _arm(arm: Mapping[str, Any]) -> dict[str, str]:
-    from student.lab.curve import Curve
+def _premise(premise: Mapping[str, Any]) -> dict[str, str]:
+    numbers = "; ".join(f"world {world}: {text}" for world, text in premise["numbers"].items())
+    return {"text": premise["text"], "state": "present" if premise["present"] else "absent", "numbers": numbers}
 
+
+def _levels(levels: Sequence[Mapping[str, float] | None]) -> dict[str, str]:
+    found = [level for level in levels if level is not None]
+    return {
+        "accuracy": _interval([level["accuracy"] for level in found], 3),
+        **{name: _mean([level[name] for level in found]) for name in ("greedy", "pass8", "pass64")},
+    }
+
+
+def _model(name: str, found: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
+    return {"title": _model_title(name), **_levels(list(found.values()))}
+
+
+def _modes(data: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Accuracy and tokens of each mode, and the figures across modes; empty for an experiment without modes."""
+    levels = {_model_title(name): list(found.values()) for name, found in data["models"].items()}
+    levels |= {arm["title"]: [seed["level"] for seed in arm["seeds"] if seed["level"]] for arm in data["arms"]}
+    rows = []
+    for title, found in levels.items():
+        figures = [level.get("modes") or {} for level in found]
+        names = [key.removeprefix("tokens/") for key in (figures[0] if figures else {}) if key.startswith("tokens/")]
+
+        def mean(name: str, digits: int = 3, figures: Sequence[Mapping[str, float]] = figures) -> str:
+            values = [one[name] for one in figures if name in one]
+            return f"{sum(values) / len(values):.{digits}f}" if values else ""
+
+        if names:
+            modes = ", ".join(f"{name} {mean(f'accuracy/{name}')} in {mean(f'tokens/{name}', 1)}" for name in names)
+            rows.append(
+                {"title": title, "modes": modes, "monotone": mean("monotone"), "hypervolume": mean("hypervolume")}
+            )
+    return rows
+
+
+def _model_title(name: str) -> str:
+    return "each prompt's own teacher" if name == ROUTED else f"model `{name}`"
+
+
+def _arm(arm: Mapping[str, Any]) -> dict[str, str]:
     curves = [Curve(**seed["curve"]) for seed in arm["seeds"]]
     totals = [seed["totals"] for seed in arm["seeds"]]
+    count = len(curves)
 
     def mean(name: str) -> float:
-        return sum(t.get(name, 0.0) for t in totals) / len(totals)
-
-    def tokens(purpose: str, kind: str = "sampled_tokens") -> str:
-        return _thousands(mean(f"cost/{purpose}/{kind}"))
+        return sum(t.get(name, 0.0) for t in totals) / count
 
     scored = sum(mean(f"cost/{p}/{r}_positions") for p in ("train", "probe", "gate") for r in ("teacher", "reference"))
     divergences = [curve.final("reverse_kl") for curve in curves]
-    rollout = mean("cost/train/sampled_tokens") + mean("cost/train/expert_tokens")
     return {
         "title": arm["title"],
         "rate": f"{arm['rate']:g}{_edge(arm)}",
-        "accuracy": _interval([curve.final("accuracy") for curve in curves], 3),
-        "greedy": _mean([seed["greedy"] for seed in arm["seeds"]]),
-        "reverse_kl": "" if any(map(math.isnan, divergences)) else _interval(divergences, 4),
-        "rollout": _thousands(rollout),
-        "probe": tokens("probe"),
-        "gate": tokens("gate"),
+        **_levels([seed["level"] for seed in arm["seeds"]]),
+        "reverse_kl": "" if any(map(math.isnan, divergences)) else f"{sum(divergences) / count:.4f}",
+        "plateau": "yes" if arm["at_plateau"] else f"no ({100 * arm['last_gain']:+.1f})",
+        "tokens": _thousands(mean("cost/train/sampled_tokens") + mean("cost/train/expert_tokens")),
+        "besides": _thousands(mean("cost/probe/sampled_tokens") + mean("cost/gate/sampled_tokens")),
+        "drawn": _thousands(sum(seed["drawn"] for seed in arm["seeds"]) / count),
         "scored": _thousands(scored),
-        "flops": f"{sum(c.flops[-1] for c in curves) / len(curves) / 1e9:,.4g}",
-        "cpu": f"{sum(s['cpu_seconds'] for s in arm['seeds']) / len(totals):.0f}",
-        "wall": f"{sum(s['wall_seconds'] for s in arm['seeds']) / len(totals):.0f}",
+        "flops": f"{sum(c.flops[-1] for c in curves) / count / 1e9:,.4g}",
+        "cpu": f"{sum(s['cpu_seconds'] for s in arm['seeds']) / count:.0f}",
         "fired": "" if all(s["fired"] for s in arm["seeds"]) else "never fired",
     }
 
@@ -124,26 +171,21 @@ def _claim(claim: Mapping[str, Any]) -> dict[str, str]:
     interval, numbers = claim["interval"], ""
     if interval is not None:
         kind = "ratio" if claim["ratio"] else "difference"
-        seeds = ", ".join(f"{value:.3g}" for value in claim["seeds"])
-        numbers = f"{kind} {interval['mean']:.3g} ({interval['low']:.3g} to {interval['high']:.3g}); seeds {seeds}"
-    return {"text": claim["claim"], "outcome": claim["outcome"], "numbers": numbers or claim["why"]}
+        pairs = ", ".join(f"{value:.3g}" for value in claim["pairs"].values())
+        numbers = f"{kind} {interval['mean']:.3g} ({interval['low']:.3g} to {interval['high']:.3g}); {pairs}"
+    text = f"{claim['claim']}, {claim['scope']}" if claim["scope"] else claim["claim"]
+    return {"text": text, "outcome": claim["outcome"], "numbers": numbers or claim["why"]}
 
 
-def _model(name: str) -> str:
-    return "Each prompt's own teacher" if name == ROUTED else f"Model `{name}`"
+def _mean(values: Sequence[float]) -> str:
+    known = [value for value in values if value is not None and not math.isnan(value)]
+    return f"{sum(known) / len(known):.3f}" if known else ""
 
 
-def _levels(found: Mapping[str, Mapping[str, float]]) -> str:
-    levels = list(found.values())
-    return f"{_interval([x['accuracy'] for x in levels], 3)}, greedy {_mean([x['greedy'] for x in levels])}"
-
-
-def _mean(values: list[float]) -> str:
-    return "" if any(map(math.isnan, values)) else f"{sum(values) / len(values):.3f}"
-
-
-def _interval(values: list[float], digits: int) -> str:
-    found = bootstrap(values)
+def _interval(values: Sequence[float], digits: int) -> str:
+    if len(values) < 2:
+        return _mean(values)
+    found = t_interval(values)
     return f"{found.mean:.{digits}f} ({found.low:.{digits}f} to {found.high:.{digits}f})"
 
 

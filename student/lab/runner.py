@@ -1,94 +1,144 @@
-"""Run an experiment: serve its teachers, choose learning rates, train all seeds, evaluate models; all resumable."""
+"""Run an experiment: serve its teachers, measure premises, choose learning rates, train, grade; all of it resumable."""
 
 import json
 import multiprocessing
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from opd.errors import CancelledError
-from student.lab.answers import write_answers
-from student.lab.evaluate import grade_models, grade_runs, read_models
-from student.lab.experiment import Arm, Experiment
-from student.lab.plan import Plan
-from student.lab.results import choose_rate, collect, judge, to_json
-from student.lab.runs import Run, train_run
-from student.lab.world import Cast, served
+from filelock import FileLock, Timeout
 
-Say = Callable[[str], None]
+from opd.errors import CancelledError, ConfigError
+from student.lab import premises
+from student.lab.answers import write_all
+from student.lab.evaluate import ModelGrade, as_json, grade_model, grade_run, grades, read_level, read_models
+from student.lab.experiment import Arm, Experiment
+from student.lab.plan import ExperimentPlan
+from student.lab.results import arm_json, choose_rate, collect, sizes
+from student.lab.runs import Run, train_run
+from student.lab.verdicts import judge
+from student.lab.world import WorldModels, find_world, open_world, served
+
+Log = Callable[[str], None]
+
+
+def make_plan(experiment: Experiment, root: Path, form: str) -> ExperimentPlan:
+    """The plan of an experiment with its worlds, built where they are missing."""
+    draft = ExperimentPlan(experiment, form, root, {})
+    return replace(draft, models={world: open_world(root, experiment, world, form) for world in draft.worlds})
+
+
+def find_plan(experiment: Experiment, root: Path, form: str) -> ExperimentPlan:
+    """The plan of an experiment with its worlds as they are, built by whatever version; results name their keys.
+
+    Raises:
+        DataError: when one of them is not there.
+    """
+    draft = ExperimentPlan(experiment, form, root, {})
+    return replace(draft, models={world: find_world(root, experiment, world, form) for world in draft.worlds})
 
 
 def run_experiment(
-    experiment: Experiment,
-    cast: Cast,
-    root: Path,
-    *,
-    form: str,
-    jobs: int,
-    arms: Sequence[str] = (),
-    say: Say = lambda line: None,
+    plan: ExperimentPlan, *, jobs: int, arms: Sequence[str] = (), log: Log = lambda line: None
 ) -> dict[str, Any]:
     """Do all runs of an experiment that are not done yet and return its results.
 
     Args:
-        experiment: what to run.
-        cast: the models.
-        root: folder of the lab.
-        form: "full" or "quick".
+        plan: the experiment with its worlds.
         jobs: runs at a time, each in a process with one thread; 1 runs them in this process. As many servers are
             started: one alone cannot keep up with two students.
         arms: restrict to these arms; all when empty.
-        say: called with a line for people whenever a run ends.
+        log: called with a line for people whenever a run ends.
 
     Raises:
+        ConfigError: when another process works on the same experiment in the same root.
         OpdError: when a run fails; the others are stopped, and running the experiment again goes on.
     """
-    plan = Plan(experiment, form, root, cast)
+    experiment = plan.experiment
     chosen = [arm for arm in experiment.arms if not arms or arm.name in arms]
-    with served(cast, experiment.served, plan.folder, replicas=jobs) as addresses:
-        plan = Plan(experiment, form, root, cast, addresses)
-        if experiment.answers_of is not None:
-            write_answers(plan, say)
-        _train([run for arm in chosen for run in plan.tuning(arm)], jobs, say)
-        runs = seed_runs(plan, chosen)
-        _train(runs, jobs, say)
-        grade_runs(plan, runs, say)
-        models = grade_models(plan, say)
-    results = collect(plan)
-    verdicts = [judge(experiment, claim, results, models) for claim in experiment.claims]
-    data = to_json(plan, results, verdicts, models)
-    (plan.folder / "results.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    with _alone(plan.folder):
+        premises.measure_premises(plan, log)
+        for world in plan.worlds:
+            with served(plan.models[world], experiment.served, plan.world_folder(world), replicas=jobs) as addresses:
+                here = replace(plan, addresses=addresses)
+                write_all(here, world, chosen, log)
+                if world == plan.tuning_replicate.world:
+                    tuned = [experiment.arm(arm.same_rate_as) if arm.same_rate_as else arm for arm in chosen]
+                    unique = {arm.name: arm for arm in tuned}
+                    _work([run for arm in unique.values() for run in here.tuning(arm)], jobs, log)
+                runs = [run for run in seed_runs(here, chosen) if run.replicate.world == world]
+                _work([*grades(here, world), *runs], jobs, log, graded=True)
+        data = read_results(plan)
+        (plan.folder / "results.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     return data
 
 
-def read_results(experiment: Experiment, cast: Cast, root: Path, *, form: str) -> dict[str, Any]:
-    """Results of what is finished, without running anything."""
-    plan = Plan(experiment, form, root, cast)
-    models = read_models(plan)
-    results = collect(plan)
-    return to_json(plan, results, [judge(experiment, claim, results, models) for claim in experiment.claims], models)
+def read_results(plan: ExperimentPlan) -> dict[str, Any]:
+    """Results of what is finished as JSON values, without running anything."""
+    models, results, findings = read_models(plan), collect(plan), premises.read_premises(plan)
+    replicates = plan.replicates
+    experiment = plan.experiment
+    verdicts = [judge(experiment, claim, results, models, replicates, findings) for claim in experiment.claims]
+    return {
+        "experiment": experiment.name,
+        "form": plan.form,
+        "worlds": {
+            str(seed): {"name": one.world.preset, "key": one.world.key} for seed, one in sorted(plan.models.items())
+        },
+        "replicates": [replicate.name for replicate in replicates],
+        "planned_runs": len(experiment.arms) * len(replicates),
+        "finished_runs": sum(len(arm.seeds) for arm in results),
+        "sizes": asdict(sizes(plan)),
+        "teachers": _teachers(plan),
+        "models": {name: as_json(found) for name, found in models.items()},
+        "premises": premises.to_json(findings),
+        "arms": [arm_json(arm) for arm in results],
+        "claims": [asdict(verdict) for verdict in verdicts],
+    }
 
 
-def seed_runs(plan: Plan, arms: Iterable[Arm]) -> list[Run]:
-    """Runs of all seeds at the chosen rates, seed after seed, so that an interrupted lab has whole pairs."""
+def _teachers(plan: ExperimentPlan) -> dict[str, dict[str, float]]:
+    """What the served models cost to make, in seconds of the machine that built them, mean over worlds."""
+    worlds: list[WorldModels] = list(plan.models.values())
+    return {
+        name: {"seconds": sum(world.model(name).seconds for world in worlds) / len(worlds)}
+        for name in plan.experiment.served
+    }
+
+
+def seed_runs(plan: ExperimentPlan, arms: Iterable[Arm]) -> list[Run]:
+    """Runs of all replicates at the chosen rates, seed after seed, so that an interrupted lab has whole pairs."""
     rates = {arm.name: choose_rate(plan, arm)[0] for arm in arms}
-    return [plan.run(arm, seed, rates[arm.name]) for seed in plan.seeds for arm in arms]
+    return [plan.run(arm, replicate, rates[arm.name]) for replicate in plan.replicates for arm in arms]
 
 
-def _train(runs: Sequence[Run], jobs: int, say: Say) -> None:
-    waiting = [run for run in runs if not run.done]
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout as error:
+        raise ConfigError(f"another process runs the experiment in {folder}; wait for it, or use --root.") from error
 
-    def tell(run: Run) -> None:
-        left = sum(not other.done for other in waiting)
-        after = run.summary()["after"]
-        kl = "" if after["reverse_kl"] is None else f", reverse KL {after['reverse_kl']:.4f}"
-        say(f"{run.folder}: accuracy {after['accuracy']:.3f}{kl}; {left} of {len(waiting)} runs left")
+
+def _work(tasks: Sequence[Run | ModelGrade], jobs: int, log: Log, *, graded: bool = False) -> None:
+    """Train runs (and, with `graded`, grade their last weights) and grade models, `jobs` at a time."""
+    waiting = [task for task in tasks if not isinstance(task, Run) or not _finished(task, graded)]
+    left = len(waiting)
+
+    def report(task: Run | ModelGrade) -> None:
+        nonlocal left
+        left -= 1
+        log(f"{_outcome(task)}; {left} of {len(waiting)} left")
 
     if jobs == 1 or len(waiting) < 2:
-        for run in waiting:
-            tell(train_run(run))
+        for task in waiting:
+            report(_do(task, graded))
         return
     # Spawned, because a forked child of a process with gRPC threads may hang. Workers are kept for all runs: loading
     # torch takes longer than many a run of the short form.
@@ -96,8 +146,9 @@ def _train(runs: Sequence[Run], jobs: int, say: Say) -> None:
     stop = spawn.Event()
     pool = ProcessPoolExecutor(min(jobs, len(waiting)), mp_context=spawn, initializer=_enter_worker, initargs=(stop,))
     try:
-        for future in as_completed([pool.submit(_train_unless_stopped, run) for run in waiting]):
-            tell(future.result())
+        futures: list[Future[Run | ModelGrade]] = [pool.submit(_do_unless_stopped, task, graded) for task in waiting]
+        for future in as_completed(futures):
+            report(future.result())
     except BaseException:
         # The executor hands runs to its workers ahead of time; without the event these would begin after the stop.
         stop.set()
@@ -108,6 +159,28 @@ def _train(runs: Sequence[Run], jobs: int, say: Say) -> None:
         pool.shutdown(cancel_futures=True)
 
 
+def _finished(run: Run, graded: bool) -> bool:
+    return run.done and (not graded or read_level(run) is not None)
+
+
+def _do(task: Run | ModelGrade, graded: bool) -> Run | ModelGrade:
+    if isinstance(task, ModelGrade):
+        grade_model(task)
+        return task
+    train_run(task)
+    if graded:
+        grade_run(task)
+    return task
+
+
+def _outcome(task: Run | ModelGrade) -> str:
+    if isinstance(task, ModelGrade):
+        return f"{task.name} on the prompts of {task.replicate.name} is graded"
+    level = read_level(task)
+    accuracy = task.summary()["after"]["accuracy"] if level is None else level.accuracy
+    return f"{task.name}: accuracy {accuracy:.3f}" + ("" if level is None else f", greedy {level.greedy:.3f}")
+
+
 _STOPS: list[Event] = []
 """In a worker: the event that ends its work."""
 
@@ -116,7 +189,7 @@ def _enter_worker(stop: Event) -> None:
     _STOPS.append(stop)
 
 
-def _train_unless_stopped(run: Run) -> Run:
+def _do_unless_stopped(task: Run | ModelGrade, graded: bool) -> Run | ModelGrade:
     if any(stop.is_set() for stop in _STOPS):
-        raise CancelledError(f"{run.folder} was not begun: the lab was stopped.")
-    return train_run(run)
+        raise CancelledError("a run was not begun: the lab was stopped")
+    return _do(task, graded)

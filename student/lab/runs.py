@@ -1,74 +1,115 @@
 """One run of the lab: a recipe in a folder, trained by the same loop as `opd train`, resumable.
 
-A folder is reused when it holds a finished run of the same recipe, resumed when it holds an interrupted one, and
-emptied otherwise.
+A folder's name ends in a hash of all that decides the result, with paths taken relative to the lab's root: so the lab
+may be moved, a changed recipe gets a folder of its own and overwrites nothing, and an interrupted run is found again.
 """
 
 import hashlib
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from opd.config import parse_settings
+from opd.errors import DataError
+from student.lab.experiment import Replicate
 
-_VOLATILE = ("run", "teachers.endpoints", "teachers.default")
+_VOLATILE = ("run", "teachers.endpoints")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Run:
     """A recipe to be trained.
 
     Attributes:
         arm: name of the arm.
-        seed: run seed.
-        folder: run folder.
+        replicate: world and run seed.
+        place: the folder but for the hash that its name ends in.
         recipe: complete recipe, without `run`.
         rate: the learning rate, for the table.
+        root: folder of the lab.
+        world_key: what the world was built from.
     """
 
     arm: str
-    seed: int
-    folder: Path
+    replicate: Replicate
+    place: Path
     recipe: Mapping[str, Any] = field(hash=False)
     rate: float = 0.0
+    root: Path = Path()
+    world_key: str = ""
+
+    @cached_property
+    def key(self) -> str:
+        """Hash of all that decides the result, 16 hex digits."""
+        kept = {k: v for k, v in flatten(self.recipe).items() if k not in _VOLATILE}
+        # Methods are a list of groups, in which paths hide too.
+        text = json.dumps([kept, self.world_key], sort_keys=True).replace(f"{self.root}/", "")
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     @property
-    def key(self) -> str:
-        """Hash of all in the recipe that decides the result, 16 hex digits."""
-        kept = {k: v for k, v in flatten(self.recipe).items() if k not in _VOLATILE}
-        return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=8).hexdigest()
+    def folder(self) -> Path:
+        """The run folder."""
+        return beside(self.place, f"-{self.key[:8]}")
+
+    @property
+    def name(self) -> str:
+        """The folder for people, relative to the lab's root."""
+        return str(self.folder.relative_to(self.root)) if self.folder.is_relative_to(self.root) else str(self.folder)
 
     @property
     def done(self) -> bool:
-        """Whether the folder holds the finished run of this recipe."""
-        return self._mark() == self.key and (self.folder / "summary.json").is_file()
+        """Whether the run is finished."""
+        return (self.folder / "summary.json").is_file()
 
-    def _mark(self) -> str | None:
-        path = beside(self.folder, ".key")
-        return path.read_text() if path.is_file() else None
+    @property
+    def resumable(self) -> bool:
+        """Whether the run was interrupted after a checkpoint."""
+        return any((self.folder / "checkpoints").glob("step-*/manifest.json"))
 
-    def prepare(self) -> bool:
-        """Make the folder ready; returns whether there is something to resume."""
-        if self._mark() == self.key and any((self.folder / "checkpoints").glob("step-*/manifest.json")):
-            return True
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        beside(self.folder, ".key").write_text(self.key)
-        return False
+    @property
+    def model(self) -> Path:
+        """The weights of a finished run, wherever the lab stands now."""
+        return self.folder / "checkpoints" / Path(self.summary()["checkpoint"]).name / "model"
 
     def records(self) -> list[dict[str, Any]]:
-        """All records of metrics.jsonl."""
-        text = (self.folder / "metrics.jsonl").read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.splitlines()]
+        """All records of metrics.jsonl.
+
+        Raises:
+            DataError: when the file is damaged.
+        """
+        path = self.folder / "metrics.jsonl"
+        try:
+            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} is damaged ({error}); remove {self.folder} and run the arm again.") from error
 
     def summary(self) -> dict[str, Any]:
-        """The run's summary.json."""
-        data: dict[str, Any] = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
-        return data
+        """The run's summary.json.
+
+        Raises:
+            DataError: when it is damaged.
+        """
+        return read_json(self.folder / "summary.json", f"remove {self.folder} and run the arm again")
+
+
+def read_json(path: Path, advice: str) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        DataError: when it is damaged, with `advice` on what to do.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is damaged ({error}); {advice}.") from error
+    if not isinstance(data, dict):
+        raise DataError(f"{path} is damaged (no JSON object); {advice}.")
+    return data
 
 
 def beside(folder: Path, suffix: str) -> Path:
@@ -102,8 +143,10 @@ def merge(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
     return result
 
 
-def train_run(run: Run) -> Run:
+def train_run(run: Run, log: Callable[[str], None] = lambda line: None) -> Run:
     """Train `run` to its end in this process; returns at once when it is done already.
+
+    A folder that was left before its first checkpoint has nothing to go on from: it is named and begun again.
 
     Raises:
         OpdError: when the run fails, or is stopped by a signal (then it goes on from its checkpoint next time).
@@ -118,11 +161,15 @@ def train_run(run: Run) -> Run:
 
     if run.done:
         return run
-    resume = run.prepare()
+    resume = run.resumable
+    if run.folder.exists() and not resume:
+        log(f"{run.name} was left before its first checkpoint; it begins again")
+        shutil.rmtree(run.folder)
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
     recipe = parse_settings(Recipe, {"run": str(run.folder), **run.recipe}, source=f"arm {run.arm}")
     cpu, wall = time.process_time(), time.monotonic()
-    with beside(run.folder, ".log").open("a", encoding="utf-8") as log:
-        sinks = Telemetry(RunFolder(run.folder), recipe.train.steps, 0, Console(file=log, width=120))
+    with beside(run.folder, ".log").open("a", encoding="utf-8") as file:
+        sinks = Telemetry(RunFolder(run.folder), recipe.train.steps, 0, Console(file=file, width=120))
         try:
             train(recipe, resume=resume, telemetry=sinks)
         finally:

@@ -1,20 +1,24 @@
-"""Paired seeds and bootstrap intervals.
+"""Intervals over paired replicates, small samples taken seriously.
 
-With a handful of seeds a percentile bootstrap is narrow (it never leaves the range of the seeds seen), so every table
-also gives the seeds themselves.
+A replicate is a pair (world seed, run seed); two arms of one replicate share world, prompts and random streams, so
+their difference is what is judged. Intervals are Student's t with n - 1 degrees of freedom, on logarithms for ratios.
+Replicates of one world share its models and are not independent of each other: besides the interval, every world must
+agree (`student.lab.verdicts`).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
 
-RESAMPLES = 10_000
+LEVEL = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean with a 95 % bootstrap interval over `count` seeds."""
+    """A mean with a two-sided 95 % t interval over `count` replicates."""
 
     mean: float
     low: float
@@ -22,32 +26,27 @@ class Interval:
     count: int
 
 
-def bootstrap(values: Sequence[float], *, seed: int = 0) -> Interval:
-    """Percentile bootstrap of the mean, 95 %.
-
-    Args:
-        values: one per seed, finite.
-        seed: of the resampling.
+def t_interval(values: Sequence[float]) -> Interval:
+    """Mean and 95 % t interval of independent values, two at least.
 
     Raises:
-        ValueError: without values.
+        ValueError: with fewer than two values.
     """
-    if not values:
-        raise ValueError("values is empty; give at least one")
+    if len(values) < 2:
+        raise ValueError(f"values has {len(values)} entries; an interval needs two at least")
     data = np.asarray(values, dtype=np.float64)
-    picks = np.random.default_rng(seed).integers(0, len(data), size=(RESAMPLES, len(data)))
-    means = data[picks].mean(axis=1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return Interval(float(data.mean()), float(low), float(high), len(data))
+    mean = float(data.mean())
+    half = float(stats.t.ppf(0.5 + LEVEL / 2, len(data) - 1) * data.std(ddof=1) / math.sqrt(len(data)))
+    return Interval(mean, mean - half, mean + half, len(data))
 
 
-def bootstrap_ratio(tops: Sequence[float], bottoms: Sequence[float], *, seed: int = 0) -> Interval:
-    """Geometric mean of the paired ratios top / bottom, with a bootstrap interval; all values positive and finite.
+def paired_ratio(tops: Sequence[float], bottoms: Sequence[float]) -> Interval:
+    """Geometric mean of the paired ratios top / bottom with its t interval; all values positive and finite.
 
     Raises:
-        ValueError: for sequences of different lengths.
+        ValueError: for sequences of different lengths, or fewer than two pairs.
     """
     if len(tops) != len(bottoms):
         raise ValueError(f"tops has {len(tops)} values and bottoms {len(bottoms)}; pairs are needed")
-    logs = bootstrap([float(np.log(a / b)) for a, b in zip(tops, bottoms, strict=True)], seed=seed)
-    return Interval(float(np.exp(logs.mean)), float(np.exp(logs.low)), float(np.exp(logs.high)), logs.count)
+    logs = t_interval([math.log(a / b) for a, b in zip(tops, bottoms, strict=True)])
+    return Interval(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high), logs.count)

@@ -18,6 +18,11 @@ for name, path, summary in [
     ("vopd", "distil.vopd:Vopd", "sampled distillation with the KL as control variate"),
     ("poweropd", "distil.poweropd:PowerOpd", "sampled distillation with a Box-Cox reward"),
     ("reopold", "distil.reopold:Reopold", "sampled distillation with a floor under the reward, in two phases"),
+    ("iw_opd", "distil.iw_opd:IwOpd", "sampled distillation with more weight on early tokens"),
+    ("compressed", "distil.compressed:Compressed", "sampled distillation with the log-ratio clipped or logarithmic"),
+    ("gated_exopd", "distil.gated_exopd:GatedExOpd", "ExOPD only at tokens where student and teacher agree"),
+    ("tide", "distil.tide:Tide", "bounded punishment of excess, the teacher's top k where words are missing"),
+    ("tail_null", "distil.tail_null:TailNull", "a null: a negative advantage for unlikely tokens, without a teacher"),
     ("tropd", "distil.tropd:Tropd", "sampled distillation in a trust region, forward KL outside"),
     ("tip", "distil.tip:TokenSelection", "distillation on the tokens with the highest entropy or divergence"),
 ]:
@@ -29,10 +34,15 @@ for name, path, summary in [
     ("fixed_window", "windows.windows:FixedWindow", "train on a fixed prefix of each response (TOPD)"),
     ("first_n", "windows.windows:FirstN", "train on the first N tokens (ESR)"),
     ("staircase", "windows.windows:Staircase", "a rollout window that grows by stairs (POPD)"),
+    ("random_tokens", "windows.random_tokens:RandomTokens", "train on a random part of each response: a null"),
     ("linear_window", "windows.windows:LinearWindow", "a rollout window that grows in a straight line"),
     ("prune_opd", "windows.prune_opd:PruneOpd", "end responses where student and teacher have drifted apart"),
     ("effopd", "jumps.effopd:EffOpd", "jump along the path of the weights, as long as a gate accepts"),
     ("tcod", "curricula.tcod:Tcod", "distil the turns of episodes one after the other (TCOD)"),
+    ("turnopd", "curricula.turnopd:TurnOpd", "as many turns of episodes as pay, by what full ones tell (TurnOPD)"),
+    ("prefix_replay", "curricula.prefix_replay:PrefixReplay", "one turn at a place of a recorded path (ReOPD)"),
+    ("episode_filter", "curricula.episode_filter:EpisodeFilter", "episodes not to learn from (Mini-o3, SimpleTIR)"),
+    ("modes", "curricula.modes:Modes", "more rows for the modes that lag behind their teachers (ORBIT)"),
     ("mask_tokens", "distil.mask_tokens:MaskTokens", "leave special tokens out of every loss"),
 ]:
     CONTROLLERS.add(name, f"student.methods.{path}", summary)

@@ -39,7 +39,7 @@ def orbit(
         return
     from student.orbit.driver import run_orbit
 
-    state = run_orbit(job, resume=resume, say=typer.echo)
+    state = run_orbit(job, resume=resume, log=typer.echo)
     typer.echo(f"student: {state.checkpoints['fusion']}")
     for warning in state.warnings.values():
         typer.echo(f"warning: {warning}")
@@ -52,13 +52,15 @@ def _check(job: "OrbitRecipe", *, offline: bool, show: bool) -> None:
     from student.orbit.recipe import FUSION, fusion_recipe, merge_settings, rl_recipe
     from student.plugins import build_plugins
 
-    first, *_ = job.modes
-    recipes = {mode: rl_recipe(job, mode, job.model.path if mode == first else f"<{mode}>") for mode in job.modes}
+    first, *_ = job.trained
+    recipes = {mode: rl_recipe(job, mode, job.model.path if mode == first else f"<{mode}>") for mode in job.trained}
     recipes[FUSION] = fusion_recipe(job, "<merge>", job.teachers.endpoints or ["localhost:7070"])
-    merge_settings(job, dict.fromkeys(job.modes, "<model>"))
+    merged = merge_settings(job, {mode: f"<{mode}>" for mode in job.trained})
     for stage, found in recipes.items():
         build_plugins(found)
         if show:
+            if stage == FUSION:
+                typer.echo(f"# merge\n{yaml.safe_dump(merged.model_dump(mode='json'))}")
             typer.echo(f"# stage {stage}\n{yaml.safe_dump(found.model_dump(mode='json', exclude_defaults=True))}")
     if offline:
         return

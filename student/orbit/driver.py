@@ -11,9 +11,7 @@ it, the same command with --resume goes on where it stood. Source: arXiv 2601.08
 published: budgets, merge weights and the fusion's rates are ours).
 """
 
-import hashlib
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,54 +19,86 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from opd.errors import CancelledError, StageError
 from student.orbit.merge import merge
-from student.orbit.recipe import FUSION, MERGE, OrbitRecipe, fusion_recipe, merge_settings, rl_recipe
+from student.orbit.plot import plot_modes
+from student.orbit.process import Stages
+from student.orbit.recipe import FUSION, MERGE, OrbitRecipe, fusion_recipe, merge_settings, rl_recipe, stage_hashes
 from student.orbit.state import State
 from student.recipe import Recipe
 from student.run.local_server import served
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
+QUARTERS = 4
 
 
-def run_orbit(orbit: OrbitRecipe, *, resume: bool, say: Say) -> State:
+def run_orbit(orbit: OrbitRecipe, *, resume: bool, log: Log) -> State:
     """Run what is left of all stages.
 
     Args:
         orbit: the recipe.
         resume: go on with a run that was stopped.
-        say: tells a person what happens.
+        log: takes one line for people about what happens.
 
     Raises:
-        RunFolderError: when the folder is in use, or follows another recipe.
+        RunFolderError: when the folder is in use, or what is done there followed another recipe.
         StageError: when a stage's process fails, with its exit code.
         CancelledError: after Ctrl-C or SIGTERM; the stage has saved its state.
     """
-    text = yaml.safe_dump(orbit.model_dump(mode="json"), sort_keys=False)
-    state = State.open(orbit.run, hashlib.sha256(text.encode()).hexdigest(), resume=resume)
-    state.save()
-    (orbit.run / "orbit.yaml").write_text(text, encoding="utf-8")
+    hashes = stage_hashes(orbit)
+    with Stages(orbit.run) as stages:
+        state = State.open(orbit.run, hashes, resume=resume)
+        state.settings = hashes
+        state.save()
+        text = yaml.safe_dump(orbit.model_dump(mode="json"), sort_keys=False)
+        (orbit.run / "orbit.yaml").write_text(text, encoding="utf-8")
+        try:
+            _run(orbit, state, stages, log)
+        except CancelledError:
+            where = f" in stage {state.running}" if state.running else ""
+            raise CancelledError(f"stopped{where}; continue with --resume.") from None
+    return state
+
+
+def _run(orbit: OrbitRecipe, state: State, stages: Stages, log: Log) -> None:
+    """What is left of all stages."""
     model = orbit.model.path
-    for mode in orbit.modes:
-        model = _train(orbit, state, mode, partial(rl_recipe, orbit, mode, model), say)
+    for mode in orbit.trained:
+        model = _train(orbit, state, stages, mode, partial(rl_recipe, orbit, mode, model), log)
     if MERGE not in state.checkpoints:
         state.running = MERGE
         state.save()
         folder = orbit.stage_folder(MERGE)
         if not folder.exists():
-            merge(merge_settings(orbit, {mode: state.checkpoints[mode] for mode in orbit.modes}), folder)
+            merge(merge_settings(orbit, {mode: state.checkpoints[mode] for mode in orbit.trained}), folder)
         _done(state, MERGE, folder)
-        say(f"merged the teachers of {len(orbit.modes)} modes by {orbit.merge.method} into {folder}")
+        log(f"merged the teachers of {len(orbit.trained)} modes by {orbit.merge.method} into {folder}")
     if FUSION not in state.checkpoints:
-        with _teachers(orbit, state, say) as endpoints:
-            merged = state.checkpoints[MERGE]
-            _train(orbit, state, FUSION, partial(fusion_recipe, orbit, merged, endpoints), say)
-    return state
+        state.running = FUSION
+        state.save()
+        with teachers(orbit, state, log) as endpoints:
+            merged, taught = state.checkpoints[MERGE], _teacher_accuracy(orbit)
+            _train(orbit, state, stages, FUSION, partial(fusion_recipe, orbit, merged, endpoints, taught), log)
+    folders = {mode: orbit.stage_folder(mode) for mode in orbit.trained}
+    plot_modes(list(orbit.modes), folders, orbit.stage_folder(FUSION), orbit.run / "modes.png")
 
 
-def _train(orbit: OrbitRecipe, state: State, stage: str, make: Callable[[], Recipe], say: Say) -> str:
+def _teacher_accuracy(orbit: OrbitRecipe) -> dict[str, float]:
+    """Accuracy of each mode's teacher within its budget, where its stage has evaluated it."""
+    found = {}
+    for mode in orbit.trained:
+        path = orbit.stage_folder(mode) / "summary.json"
+        summary = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        accuracy = (summary.get("after") or {}).get("accuracy")
+        if accuracy is not None:
+            found[mode] = accuracy
+    return found
+
+
+def _train(orbit: OrbitRecipe, state: State, stages: Stages, stage: str, make: Callable[[], Recipe], log: Log) -> str:
     """Run a stage's job unless it is done; returns the folder of its last model."""
     if stage in state.checkpoints:
         return state.checkpoints[stage]
@@ -80,31 +110,25 @@ def _train(orbit: OrbitRecipe, state: State, stage: str, make: Callable[[], Reci
     state.save()
     summary = recipe.run / "summary.json"
     if not summary.exists():
-        begun = recipe.run.exists() and any(recipe.run.iterdir())
-        say(f"stage {stage}: {'continuing' if begun else 'starting'} {path}")
-        _call(orbit, stage, [str(path), *(["--resume"] if begun else [])])
+        begun = (recipe.run / "recipe.yaml").exists()
+        log(f"stage {stage}: {'continuing' if begun else 'starting'} {path}")
+        _call(orbit, stages, stage, [str(path), *(["--resume"] if begun else [])])
     found = json.loads(summary.read_text(encoding="utf-8"))
-    warning = _no_progress(stage, recipe.run, found)
+    warning = no_progress(stage, recipe.run, found)
     if warning:
         state.warnings[stage] = warning
-        say(f"warning: {warning}")
+        log(f"warning: {warning}")
     _done(state, stage, Path(found["checkpoint"]) / "model")
     return state.checkpoints[stage]
 
 
-def _call(orbit: OrbitRecipe, stage: str, arguments: list[str]) -> None:
-    process = subprocess.Popen([*(orbit.launch or [sys.executable]), "-m", "opd.cli", "train", *arguments])
-    try:
-        code = process.wait()
-    except (KeyboardInterrupt, CancelledError):
-        process.terminate()  # Ctrl-C reaches the stage by itself, a SIGTERM to this process does not
-        process.wait()
-        raise CancelledError(f"stopped in stage {stage}; continue with --resume.") from None
+def _call(orbit: OrbitRecipe, stages: Stages, stage: str, arguments: list[str]) -> None:
+    code = stages.run([*(orbit.launch or [sys.executable]), "-m", "opd.cli", "train", *arguments])
     if code == CancelledError.exit_code:
-        raise CancelledError(f"stopped in stage {stage}; continue with --resume.")
+        raise CancelledError(f"stage {stage} was stopped")
     if code:
         raise StageError(
-            f"stage {stage} ended with exit code {code}, see above; mend the cause and continue with --resume."
+            f"stage {stage} ended with exit code {code}, see above; fix the cause and continue with --resume."
         )
 
 
@@ -114,28 +138,43 @@ def _done(state: State, stage: str, model: Path) -> None:
     state.save()
 
 
-def _no_progress(stage: str, folder: Path, summary: dict[str, Any]) -> str | None:
-    """The sentence for a reinforcement stage after which the student is not better than before it."""
+def no_progress(stage: str, folder: Path, summary: dict[str, Any]) -> str | None:
+    """The sentence, with the curve, for a stage after which the student is not better than before it; None for none.
+
+    Args:
+        stage: its name.
+        folder: its run folder.
+        summary: its summary.json.
+    """
+    text = (folder / "metrics.jsonl").read_text(encoding="utf-8")
+    records = [json.loads(line) for line in text.splitlines()]
     before, after = ((summary.get(name) or {}).get("accuracy") for name in ("before", "after"))
-    if stage == FUSION or before is None or after is None or after > before:
+    if before is not None and after is not None:
+        evaluated = [record for record in records if "eval/accuracy" in record]
+        points = [f"{record['eval/accuracy']:.3f} at step {record['step']}" for record in evaluated]
+        shown = ", ".join([f"accuracy {before:.3f} before", *points, f"{after:.3f} after"])
+    else:  # without evaluations, what the stage was rewarded for
+        rewards = [float(record["reward"]) for record in records if "reward" in record]
+        parts = [part for part in np.array_split(rewards, QUARTERS) if len(part)]
+        before, after = (float(parts[0].mean()), float(parts[-1].mean())) if len(parts) == QUARTERS else (0.0, 1.0)
+        shown = "reward by quarter of the steps " + ", ".join(f"{part.mean():.3f}" for part in parts)
+    if after > before:
         return None
-    curve = []
-    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        if "eval/accuracy" in record:
-            curve.append(f"{record['eval/accuracy']:.3f} at step {record['step']}")
-    shown = ", ".join([f"{before:.3f} before", *curve, f"{after:.3f} after"])
-    return f"stage {stage} made no progress within its budget: accuracy {shown}; its teacher has nothing to teach."
+    what = "the student is not better than the merge" if stage == FUSION else "its teacher has nothing to teach"
+    return f"stage {stage} made no progress within its budget: {shown}; {what}."
 
 
 @contextmanager
-def _teachers(orbit: OrbitRecipe, state: State, say: Say) -> Iterator[dict[str, list[str]] | list[str]]:
+def teachers(orbit: OrbitRecipe, state: State, log: Log) -> Iterator[dict[str, list[str]] | list[str]]:
     """The modes' teachers, served: on this machine, or on the given servers with their weights pushed."""
     names = orbit.teacher_names
-    models = {names[mode]: state.checkpoints[mode] for mode in orbit.modes}
+    models = {names[mode]: state.checkpoints[mode] for mode in orbit.trained}
     if not orbit.teachers.endpoints:
         with served(models, orbit.run / "server", orbit.teachers.flags) as address:
-            say(f"serving the teachers {', '.join(models)} at {address}")
+            state.teachers = {mode: state.checkpoints[mode] for mode in orbit.trained}
+            state.servers = {mode: [address] for mode in orbit.trained}
+            state.save()
+            log(f"serving the teachers {', '.join(models)} at {address}")
             yield [address]
         return
     from opd.config import parse_settings
@@ -145,12 +184,12 @@ def _teachers(orbit: OrbitRecipe, state: State, say: Say) -> Iterator[dict[str, 
     settings = parse_settings(FleetSettings, {"security": orbit.teachers.security} if orbit.teachers.security else {})
     endpoints = {names[mode]: list(places) for mode, places in orbit.teachers.endpoints.items()}
     with TeacherFleet.connect(endpoints, settings=settings) as fleet:
-        for mode in orbit.modes:
+        for mode in orbit.trained:
             folder = state.checkpoints[mode]
             update = fleet.update_weights(names[mode], folder)
-            state.teachers[mode] = folder
+            state.teachers[mode], state.servers[mode] = folder, endpoints[names[mode]]
             if update.failures:
                 state.warnings[f"teacher {mode}"] = update.sentence()
             state.save()
-            say(f"pushed {folder}: {update.sentence()}")
+            log(f"pushed {folder}: {update.sentence()}")
     yield endpoints

@@ -17,7 +17,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -63,7 +62,7 @@ class MergeSettings(Settings):
         if self.method in NEEDS_BASE and self.base is None:
             raise ValueError(f"method {self.method} takes differences to a base model; set base")
         if self.method not in NEEDS_BASE and self.base is not None:
-            raise ValueError(f"method {self.method} knows no base model; list it among the models or take out base")
+            raise ValueError(f"method {self.method} uses no base model; list it among the models or remove base")
         if self.method == "slerp" and len(self.models) != 2:
             raise ValueError(f"slerp joins exactly two models, not {len(self.models)}; use linear or ties")
         return self
@@ -164,16 +163,17 @@ def _run(settings: MergeSettings, out: Path) -> str:
         from mergekit.options import MergeOptions
     except ImportError as error:
         raise ConfigError(f"merging needs mergekit ({error}); install it with pip install 'opd[merge]'.") from None
-    with TemporaryDirectory(dir=out.parent, prefix=f"{out.name}.adapters.") as cache:
-        options = MergeOptions(
-            out_shard_size=SHARD_BYTES,
-            copy_tokenizer=True,
-            write_model_card=False,
-            quiet=True,
-            random_seed=settings.seed,
-            lora_merge_cache=cache,
-        )
-        run_merge(MergeConfiguration.model_validate(_config(settings)), str(out), options)
+    adapters = out / ".adapters"  # in the unfinished folder, so that a merge that is killed leaves nothing else
+    options = MergeOptions(
+        out_shard_size=SHARD_BYTES,
+        copy_tokenizer=True,
+        write_model_card=False,
+        quiet=True,
+        random_seed=settings.seed,
+        lora_merge_cache=str(adapters),
+    )
+    run_merge(MergeConfiguration.model_validate(_config(settings)), str(out), options)
+    shutil.rmtree(adapters, ignore_errors=True)
     return version("mergekit")
 
 

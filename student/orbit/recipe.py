@@ -1,5 +1,8 @@
 """The recipe of `opd orbit`: modes, the keys of their stages, the merge, and where teachers are served."""
 
+import hashlib
+import json
+from collections.abc import KeysView, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ from student.recipe import ModelSettings, Recipe
 from student.run.local_server import CPU
 
 FUSION, MERGE = "fusion", "merge"
+LEAKAGE = 16
+"""Problems on which the fusion measures leakage between modes, unless its recipe says otherwise."""
 
 
 class MergeRule(Settings):
@@ -69,6 +74,8 @@ class OrbitRecipe(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> "OrbitRecipe":
+        if self.model.lora is not None:
+            raise ValueError("model.lora does not go with ORBIT, which merges whole models; remove it")
         names = list(self.modes)
         for wide, narrow in pairwise(names):
             if self.modes[narrow].budget >= self.modes[wide].budget:
@@ -76,19 +83,32 @@ class OrbitRecipe(Settings):
                     f"budgets must fall from mode to mode, but {narrow} has {self.modes[narrow].budget} after "
                     f"{self.modes[wide].budget} of {wide}; list modes from the widest budget to the narrowest"
                 )
+        if len(self.trained) < 2:
+            raise ValueError("fewer than two modes have a weight above 0, so that there is nothing to fuse")
+        for name, mode in self.modes.items():
+            if not mode.weight and mode.teacher not in self.teacher_names.values():
+                raise ValueError(
+                    f"mode {name} has weight 0 and no stage that would make a teacher {mode.teacher or name}; "
+                    f"let its teacher be that of a trained mode: {', '.join(self.teacher_names.values())}"
+                )
         for key, found in (("stages", self.stages), ("merge.weights", self.merge.weights)):
-            unknown = sorted(found.keys() - self.modes.keys())
+            unknown = sorted(found.keys() - self.trained)
             if unknown:
-                raise ValueError(f"{key} names {', '.join(unknown)}, but modes are {', '.join(names)}")
-        unserved = sorted(self.modes.keys() - self.teachers.endpoints.keys()) if self.teachers.endpoints else []
+                raise ValueError(f"{key} names {', '.join(unknown)}, but modes are {', '.join(self.trained)}")
+        unserved = sorted(self.trained - self.teachers.endpoints.keys()) if self.teachers.endpoints else []
         if unserved:
             raise ValueError(f"teachers.endpoints serves no teacher of mode {', '.join(unserved)}; name its servers")
         return self
 
     @property
+    def trained(self) -> KeysView[str]:
+        """The modes that have a stage and a teacher of their own, in order."""
+        return {name: None for name, mode in self.modes.items() if mode.weight}.keys()
+
+    @property
     def teacher_names(self) -> dict[str, str]:
-        """The name that each mode's teacher is served under."""
-        return {name: mode.teacher or name for name, mode in self.modes.items()}
+        """The name that each trained mode's teacher is served under."""
+        return {name: self.modes[name].teacher or name for name in self.trained}
 
     def stage_folder(self, stage: str) -> Path:
         """The run folder of a stage, or of the merged model."""
@@ -96,23 +116,38 @@ class OrbitRecipe(Settings):
 
 
 def rl_recipe(orbit: OrbitRecipe, mode: str, model: str) -> Recipe:
-    """The recipe of a mode's reinforcement stage, which starts from the folder `model`."""
-    keys = _merged(orbit.rl, orbit.stages.get(mode, {}))
+    """The recipe of a mode's reinforcement stage, which starts from the folder `model`.
+
+    Unless the recipe names rewards, an answer that its budget cut earns nothing, however right it reads.
+    """
+    keys = {"rewards": [{"name": "dler"}]} | _merged(orbit.rl, orbit.stages.get(mode, {}))
     return _recipe(orbit, mode, model, keys, {mode: orbit.modes[mode]})
 
 
-def fusion_recipe(orbit: OrbitRecipe, model: str, endpoints: dict[str, list[str]] | list[str]) -> Recipe:
+def fusion_recipe(
+    orbit: OrbitRecipe,
+    model: str,
+    endpoints: dict[str, list[str]] | list[str],
+    taught: Mapping[str, float] | None = None,
+) -> Recipe:
     """The recipe of the fusion: on-policy distillation, every row from the teacher of its own mode.
 
     Args:
         orbit: the whole recipe.
         model: folder of the merged student.
         endpoints: of the teachers, as `teachers.endpoints`.
+        taught: accuracy of the modes' teachers within their budgets, for recoveries.
     """
     teachers: dict[str, Any] = {"endpoints": endpoints}
     if orbit.teachers.security:
         teachers["fleet"] = {"security": orbit.teachers.security}
-    return _recipe(orbit, FUSION, model, _merged({"teachers": teachers}, orbit.fusion), orbit.modes)
+    modes = {
+        name: mode if mode.teacher_accuracy is not None else mode.model_copy(update={"teacher_accuracy": accuracy})
+        for name, mode in orbit.modes.items()
+        for accuracy in [(taught or {}).get(name)]
+    }
+    ours = {"teachers": teachers, "eval": {"leakage": LEAKAGE}}
+    return _recipe(orbit, FUSION, model, _merged(ours, orbit.fusion), modes)
 
 
 def merge_settings(orbit: OrbitRecipe, models: dict[str, str]) -> MergeSettings:
@@ -128,6 +163,25 @@ def merge_settings(orbit: OrbitRecipe, models: dict[str, str]) -> MergeSettings:
         "dtype": rule.dtype,
     }
     return parse_settings(MergeSettings, raw, source="merge")
+
+
+def stage_hashes(orbit: OrbitRecipe) -> dict[str, str]:
+    """SHA-256 of all that decides what each stage gives, in order; not of where it runs or who serves it.
+
+    The order of keys in the recipe's file means nothing. The teachers' accuracy is measured on the way and left out.
+    """
+    first, *_ = orbit.trained
+    found: dict[str, Any] = {
+        mode: rl_recipe(orbit, mode, orbit.model.path if mode == first else "<model>").model_dump(mode="json")
+        for mode in orbit.trained
+    }
+    found[MERGE] = merge_settings(orbit, {mode: f"<{mode}>" for mode in orbit.trained}).model_dump(mode="json")
+    found[FUSION] = fusion_recipe(orbit, "<model>", []).model_dump(mode="json")
+    for settings in found.values():
+        for key in ("run", "teachers"):
+            settings.pop(key, None)
+    texts = {stage: json.dumps(settings, sort_keys=True) for stage, settings in found.items()}
+    return {stage: hashlib.sha256(text.encode()).hexdigest() for stage, text in texts.items()}
 
 
 def _recipe(orbit: OrbitRecipe, stage: str, model: str, keys: dict[str, Any], modes: dict[str, ModeSettings]) -> Recipe:

@@ -1,11 +1,12 @@
 """What `opd orbit` has done so far: one small file, renamed into place after every change."""
 
 import json
-import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from opd.errors import RunFolderError
+from opd.files import write_whole
 
 
 @dataclass(slots=True)
@@ -14,51 +15,60 @@ class State:
 
     Attributes:
         path: the file.
-        recipe: SHA-256 of the recipe that the stages follow.
+        settings: stage to the SHA-256 of what it was begun with, see `student.orbit.recipe.stage_hashes`.
         checkpoints: stage to the folder of the model that it ended with.
         running: the stage that was begun and has not ended, "" for none.
         teachers: mode to the folder whose weights its servers were given last.
+        servers: mode to the addresses that its teacher is, or was last, served at.
         warnings: what a person should look at, by stage.
     """
 
     path: Path
-    recipe: str
+    settings: dict[str, str] = field(default_factory=dict)
     checkpoints: dict[str, str] = field(default_factory=dict)
     running: str = ""
     teachers: dict[str, str] = field(default_factory=dict)
+    servers: dict[str, list[str]] = field(default_factory=dict)
     warnings: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, folder: Path, recipe: str, *, resume: bool) -> "State":
+    def open(cls, folder: Path, wanted: Mapping[str, str], *, resume: bool) -> "State":
         """The state of a new run, or of one that goes on.
 
+        What is left may follow a changed recipe; what is done may not.
+
+        Args:
+            folder: of the run.
+            wanted: hashes of the settings of all stages, in order.
+            resume: whether the run goes on.
+
         Raises:
-            RunFolderError: when the folder is in use and `resume` is not set, or holds no state of this recipe.
+            RunFolderError: when the folder is in use and `resume` is not set, holds no state that can be read, or a
+                stage that is done had other settings.
         """
         path = folder / "state.json"
         if not resume:
-            if folder.exists() and any(folder.iterdir()):
+            if folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
                 raise RunFolderError(f"folder {folder} is not empty; continue with --resume or choose another run.")
-            return cls(path, recipe)
+            return cls(path)
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            state = cls(path, **json.loads(path.read_text(encoding="utf-8")))
         except OSError as error:
             raise RunFolderError(f"{path} cannot be read ({error.strerror}); start without --resume.") from error
-        except ValueError as error:
-            raise RunFolderError(f"{path} is damaged ({error}); restore it or start another run.") from error
-        if data["recipe"] != recipe:
+        except (ValueError, TypeError) as error:
             raise RunFolderError(
-                f"the stages in {folder} follow another recipe; use the one that is saved there as orbit.yaml."
-            )
-        return cls(path, **data)
+                f"{path} is damaged or of another version of opd ({error}); restore it or start another run."
+            ) from error
+        for stage in state.checkpoints:
+            if state.settings.get(stage) != wanted.get(stage):
+                raise RunFolderError(
+                    f"stage {stage} in {folder} is done and had other settings than this recipe gives it; use those of "
+                    "orbit.yaml there, or start another run. Only what is not done yet may change."
+                )
+        return state
 
     def save(self) -> None:
         """Write the file, whole or not at all."""
         data = {name: value for name, value in asdict(self).items() if name != "path"}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        part = self.path.with_suffix(".part")
-        with part.open("w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self.path)
+        write_whole(self.path, json.dumps(data, indent=1))

@@ -1,33 +1,87 @@
 """The experiments, a file each; `opd lab list` shows them in this order."""
 
 import importlib
+import importlib.util
+from pathlib import Path
+from typing import get_args
 
 from opd.errors import ConfigError
-from student.lab.experiment import Experiment
+from student.lab.experiment import OF_MODE, TUNING_SEED, VALUE, Experiment, Measure
 
 _WHERE = {
+    "baselines": "baselines:SUMS",
+    "baselines_sorting": "baselines:SORTING",
     "estimators": "estimators:EXPERIMENT",
-    "baselines": "baselines:EXPERIMENT",
     "windows_restate": "windows:RESTATE",
     "windows_parts": "windows:PARTS",
+    "windows_long": "windows:LONG",
     "effopd": "effopd:EXPERIMENT",
     "exopd_one": "exopd:ONE",
     "exopd": "exopd:TWO",
     "correction": "correction:EXPERIMENT",
     "combinations": "combinations:EXPERIMENT",
+    "modes": "modes:EXPERIMENT",
 }
 NAMES = tuple(_WHERE)
 """In the order in which `make lab` runs them."""
 
 
 def load_experiment(name: str) -> Experiment:
-    """The experiment called `name`.
+    """The experiment called `name`, or EXPERIMENT of the Python file at the path `name`.
 
     Raises:
         ConfigError: when there is none.
     """
+    if name.endswith(".py"):
+        return _from_file(Path(name))
     if name not in NAMES:
-        raise ConfigError(f"there is no experiment {name!r}; known: {', '.join(NAMES)}.")
+        raise ConfigError(f"there is no experiment {name!r}; known: {', '.join(NAMES)}, or the path of a .py file.")
     module, _, attribute = _WHERE[name].partition(":")
     experiment: Experiment = getattr(importlib.import_module(f"student.lab.experiments.{module}"), attribute)
+    return check(experiment)
+
+
+def _from_file(path: Path) -> Experiment:
+    spec = importlib.util.spec_from_file_location(f"lab_experiment_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigError(f"{path} does not exist; give the Python file of an experiment.")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever a user's file may raise
+        raise ConfigError(f"{path} cannot be imported: {type(error).__name__}: {error}.") from error
+    found = getattr(module, "EXPERIMENT", None)
+    if not isinstance(found, Experiment):
+        raise ConfigError(f"{path} has no EXPERIMENT of class student.lab.experiment.Experiment; define one.")
+    return check(found, path)
+
+
+def check(experiment: Experiment, source: object = "") -> Experiment:
+    """The experiment, if its parts fit together.
+
+    Raises:
+        ConfigError: for seeds or worlds too few or shared, or a claim about something that is not there.
+    """
+    where = f"{source}: " if source else f"experiment {experiment.name}: "
+    if len(experiment.worlds) < 2 or len(experiment.replicates) < 5:
+        raise ConfigError(
+            f"{where}{len(experiment.worlds)} worlds and {len(experiment.replicates)} replicates are too few for an "
+            "interval; give two worlds and five replicates at least."
+        )
+    shared = sorted({*experiment.worlds} & {*experiment.seeds, TUNING_SEED})
+    if shared:
+        raise ConfigError(f"{where}seed {shared[0]} is both a world's and a run's; the models were trained on it.")
+    arms = {arm.name for arm in experiment.arms}
+    models = {f"model:{name}" for name in experiment.evaluated}
+    premises = {premise.name for premise in experiment.premises}
+    for claim in experiment.claims:
+        known = claim.rival in arms | models or claim.rival.startswith(VALUE)
+        if claim.measure not in get_args(Measure) and not claim.measure.startswith(OF_MODE):
+            raise ConfigError(f"{where}the claim {claim.text!r} is about {claim.measure!r}, which nothing measures.")
+        if claim.arm not in arms or not known:
+            raise ConfigError(
+                f"{where}the claim {claim.text!r} compares {claim.arm!r} with {claim.rival!r}; name arms."
+            )
+        if claim.premise is not None and claim.premise not in premises:
+            raise ConfigError(f"{where}the claim {claim.text!r} has the unknown premise {claim.premise!r}.")
     return experiment

@@ -30,7 +30,7 @@ def recipe(*, steps: int, rows: int, length: int, objective: dict[str, Any], **m
         "rollout": {
             "prompts_per_step": rows,
             "max_new_tokens": length,
-            "max_prompt_tokens": 64,
+            "max_prompt_tokens": 128,
             "batch_rows": 512,
         },
         "objective": [objective],
@@ -43,6 +43,7 @@ def recipe(*, steps: int, rows: int, length: int, objective: dict[str, Any], **m
             "keep_checkpoints": 1,
             "betas": [0.9, 0.98],
         },
-        "eval": {"every": steps // 10, "prompts": 512, "temperature": 1.0},
+        # Enough for the rate and the plateau; the final weights are judged on 8 answers to each prompt.
+        "eval": {"every": steps // 10, "prompts": 256, "temperature": 1.0},
         **more,
     }

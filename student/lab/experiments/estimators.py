@@ -18,8 +18,12 @@ EXPERIMENT = Experiment(
     ),
     tasks=("addition",),
     recipe=recipe(steps=100, rows=64, length=16, objective={"name": "opd"}),
-    served=("addition",),
-    evaluated=("base", "addition"),
+    served=("teacher",),
+    evaluated=("base", "teacher"),
+    decision=(
+        "100 steps of 64 answers for every arm, rates swept on a run seed of their own; judged on the last weights, "
+        "reverse KL on the last evaluations. Claims are about this number of tokens unless both are at the plateau."
+    ),
     arms=(
         _arm("sampled", "log-ratio of the sampled token (k1 as policy gradient)", payload="sampled"),
         _arm("gather4", "exact on the student's top 4, sampled beyond", payload="gather", k=4),

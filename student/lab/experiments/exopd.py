@@ -3,25 +3,31 @@
 from collections.abc import Mapping
 from typing import Any
 
-from student.lab.experiment import ROUTED, Arm, Claim, Experiment
+from student.lab.experiment import ROUTED, Arm, Claim, Experiment, Premise
 from student.lab.experiments.common import QUICK, recipe
 
-_RATE = 5e-4
-_NOTE = (
-    "All arms at one learning rate, 5e-4; lambda 1 is the baseline. Scaling the reward sharpens the student: the "
-    "greedy accuracy says how much of a gain is more than that."
+_RATES = (2e-4, 5e-4, 1.5e-3)
+_DECISION = (
+    "500 steps of 64 answers, which lambda 1 needs to its plateau, each lambda with a rate swept of its own; judged on "
+    "the last weights. The premise is the accuracy of the fixed point, which a student cannot pass by distilling it."
+)
+_NOTE = "Scaling the reward sharpens the student: greedy accuracy and pass@64 say how much of a gain is more than that."
+_PREMISE = Premise(
+    "fixed_point",
+    "sampling from T^lambda R^(1 - lambda), lambda 1.25, is more accurate than sampling from the teacher",
+    "student.lab.fixed_point:measure",
+    {"scales": (1.0, 1.25, 1.5), "decisive": 1.25},
 )
 
 
 def _arm(name: str, title: str, scale: float) -> Arm:
-    return Arm(name, title, {"objective.0.reward_scale": scale})
+    return Arm(name, title, {"objective.0.reward_scale": scale}, _RATES)
 
 
 def _base() -> dict[str, object]:
-    base = recipe(
-        steps=200, rows=64, length=16, objective={"name": "gopd", "payload": "hidden"}, teachers={"reference": "base"}
+    return recipe(
+        steps=500, rows=64, length=16, objective={"name": "gopd", "payload": "hidden"}, teachers={"reference": "base"}
     )
-    return {**base, "train": {**base["train"], "learning_rate": _RATE}}
 
 
 ARMS = (
@@ -43,17 +49,20 @@ def _experiment(name: str, letter: str, title: str, question: str, teacher: str,
         recipe=_base(),
         arms=ARMS,
         claims=(
-            Claim("ExOPD is more accurate than OPD", "exopd", "opd", "accuracy", "more"),
+            Claim("ExOPD is more accurate than OPD", "exopd", "opd", "accuracy", "more", premise="fixed_point"),
             Claim("ExOPD is more accurate than OPD, greedy", "exopd", "opd", "greedy", "more"),
+            Claim("ExOPD has a higher pass@64 than OPD", "exopd", "opd", "pass64", "more"),
             Claim("Lambda 1.5 is more accurate than OPD", "exopd15", "opd", "accuracy", "more"),
             Claim("Lambda 2 is more accurate than OPD", "exopd2", "opd", "accuracy", "more"),
             Claim("Lambda 0.5 lies below OPD", "half", "opd", "accuracy", "less"),
             Claim("OPD passes the teacher", "opd", teacher, "accuracy", "more"),
-            Claim("ExOPD passes the teacher", "exopd", teacher, "accuracy", "more"),
+            Claim("ExOPD passes the teacher", "exopd", teacher, "accuracy", "more", premise="fixed_point"),
             Claim("ExOPD passes the teacher, greedy", "exopd", teacher, "greedy", "more"),
             Claim("Lambda 1.5 passes the teacher", "exopd15", teacher, "accuracy", "more"),
         ),
         quick=QUICK,
+        premises=(_PREMISE,),
+        decision=_DECISION,
         note=_NOTE,
         **more,
     )
@@ -67,10 +76,10 @@ ONE = _experiment(
     "ExOPD with one teacher",
     "The teacher was reinforced from the student. The student learns from it with the implicit reward log T - log R "
     "scaled by lambda and its own start as the reference R. Does it pass its teacher?",
-    "model:addition",
+    "model:teacher",
     tasks=("addition",),
-    served=("addition", "base"),
-    evaluated=("base", "addition"),
+    served=("teacher", "base"),
+    evaluated=("base", "teacher"),
 )
 
 TWO = _experiment(
@@ -82,6 +91,7 @@ TWO = _experiment(
     "each on its own domain?",
     f"model:{ROUTED}",
     tasks=("addition", "subtraction"),
+    world="domains",
     served=("addition", "subtraction", "base"),
     routes=_ROUTES,
     evaluated=("base", "addition", "subtraction", ROUTED),

@@ -7,30 +7,33 @@ from pathlib import Path
 from filelock import FileLock
 
 from opd.errors import ConfigError, DataError
+from student.lab.tiny.files import is_world_file
 from student.lab.tiny.plans import Progress, WorldPlan
-from student.lab.tiny.presets import world_key, world_plan
+from student.lab.tiny.presets import earlier_keys, world_key, world_plan
 from student.lab.tiny.summary import FILE, WorldSummary, read_summary, write_summary
 
 
 def build_world(
-    folder: str | Path, preset: str = "demo", *, seed: int = 0, progress: Progress | None = None
+    folder: str | Path, preset: str | Path = "demo", *, seed: int = 0, progress: Progress | None = None
 ) -> WorldSummary:
     """Build the world of `preset` in `folder`, on one CPU thread; the same preset and seed give the same weights.
 
-    A finished world of the same preset and seed is returned as it is; an interrupted build goes on with the first
-    missing model. Several processes may call this for one folder: one builds, the others wait.
+    A finished world of the same preset and seed is returned as it is, even if an earlier version built it; an
+    interrupted build goes on with the first missing model. Several processes may call this for one folder: one builds,
+    the others wait.
 
     Args:
         folder: created when missing; each model gets a folder in it, and world.json describes them.
-        preset: "test" (seconds), "demo" (a minute or two) or "lab" (many minutes).
+        preset: "test" (seconds), "demo" (a minute or two), "lab" (many minutes), or the path of a world file.
         seed: of weights, problems and noise, in [0, 2**32).
         progress: called after each training step.
 
     Raises:
-        ConfigError: for an unknown preset or a seed out of range.
+        ConfigError: for an unknown preset, a file that describes no world, or a seed out of range.
         DataError: when the folder holds another world or other files, or a model cannot be written.
     """
-    plan = world_plan(preset)
+    plan = world_plan(str(preset))
+    preset = Path(preset).stem if is_world_file(preset) else str(preset)
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed of a tiny world is {seed}; use one from 0 to {2**32 - 1}.")
     folder = Path(folder)
@@ -51,7 +54,7 @@ def _build(world: WorldSummary, plan: WorldPlan, progress: Progress | None) -> W
     # Only now: a world that is there already costs no import of torch.
     from student.lab.tiny.builder import Builder, quiet_thread
 
-    # Before the first model, so that a build that is killed finds a world and not somebody's files.
+    # Before the first model, so that a build that is killed finds a world and not other files.
     write_summary(world)
     begun = time.perf_counter() - world.seconds
     with quiet_thread():
@@ -76,6 +79,8 @@ def _open(folder: Path, preset: str, seed: int, plan: WorldPlan) -> WorldSummary
             raise DataError(f"{folder} is not empty ({others[0]} ...) and holds no {FILE}; choose another folder.")
         tasks = {name: task.model_dump(mode="json", exclude_defaults=True) for name, task in plan.tasks.items()}
         return WorldSummary(folder, preset, seed, key, tasks, {}, plan.max_new_tokens)
+    if found.complete and found.key in earlier_keys(plan, seed):
+        return found  # What was measured in it stays with it, and its key says which version built it.
     if found.key != key:
         same = found.preset == preset and found.seed == seed
         raise DataError(

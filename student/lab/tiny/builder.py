@@ -3,22 +3,21 @@
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from opd.errors import DataError
-from opd.tasks import MixSettings, PromptSource, build_prompts
-from student.lab.tiny.generate import accuracy
+from opd.errors import ConfigError, DataError, RunFolderError
+from opd.tasks import PromptSource, build_prompts
 from student.lab.tiny.model import make_model
-from student.lab.tiny.plans import ModelPlan, Progress, SftPlan, WorldPlan
-from student.lab.tiny.reinforce import train_reinforce
-from student.lab.tiny.sft import train_sft
+from student.lab.tiny.plans import MergePlan, Progress, WorldPlan
 from student.lab.tiny.summary import ModelSummary, WorldSummary
 from student.lab.tiny.tokenizer import make_tokenizer
+from student.lab.tiny.training import Examiner, recipe_of, train_stage
+from student.orbit.merge import MergeModel, MergeSettings, merge
 
 
 class Builder:
@@ -28,28 +27,25 @@ class Builder:
         self.world, self.plan, self.progress = world, plan, progress
 
     def build(self, name: str, seed: int) -> ModelSummary:
-        """Make one model and move its folder into place."""
+        """Make one model and move its folder into place.
+
+        Raises:
+            DataError: when it cannot be written.
+        """
         begun = time.perf_counter()
-        plan = self.plan.models[name]
-        tokenizer = make_tokenizer(shuffled=plan.shuffled)
-        model = self._start(plan, seed, tokenizer)
-        self._train(name, plan, model, tokenizer, seed)
         draft = self.world.folder / f".{name}"
         shutil.rmtree(draft, ignore_errors=True)
-        try:
-            model.save_pretrained(draft)
-            tokenizer.save_pretrained(draft)
-        except Exception as error:  # a full disk is an error of its own kind in each of three libraries
-            raise DataError(
-                f"model {name!r} cannot be written to {self.world.folder}: {error}; make room there and build again."
-            ) from error
-        greedy, sampled = (self._measure(model, tokenizer, temperature) for temperature in (0.0, 1.0))
+        trained = self._train(name, self._begin(name, seed, draft / "begin"), seed, draft)
+        examiner = Examiner(trained, longest=self.plan.max_new_tokens, seed=self.world.seed)
+        greedy, sampled = (self._measure(examiner, temperature) for temperature in (0.0, 1.0))
         final = self.world.folder / name
         shutil.rmtree(final, ignore_errors=True)
-        os.replace(draft, final)
+        os.replace(trained, final)
+        shutil.rmtree(draft)
+        plan = self.plan.models[name]
         return ModelSummary(
             path=final,
-            parameters=sum(weight.numel() for weight in model.parameters()),
+            parameters=examiner.student.lm.num_parameters(),
             hidden=plan.shape.hidden,
             layers=plan.shape.layers,
             vocabulary=plan.shape.vocabulary,
@@ -58,49 +54,67 @@ class Builder:
             seconds=time.perf_counter() - begun,
         )
 
-    def _start(self, plan: ModelPlan, seed: int, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-        if plan.parent is not None:
-            parent: PreTrainedModel = AutoModelForCausalLM.from_pretrained(self.world.models[plan.parent].path)
-            return parent
-        return make_model(plan.shape, seed, pad=tokenizer.pad_token_id, end=tokenizer.eos_token_id)
+    def _begin(self, name: str, seed: int, folder: Path) -> Path:
+        """The folder of the weights that training begins with: the parent's, a merge, or new ones."""
+        plan = self.plan.models[name]
+        try:
+            if isinstance(plan, MergePlan):
+                return self._merge(plan, folder)
+            if plan.parent is not None:
+                return Path(shutil.copytree(self.world.models[plan.parent].path, folder))
+            tokenizer = make_tokenizer(shuffled=plan.shuffled)
+            model = make_model(plan.shape, seed, pad=tokenizer.pad_token_id, end=tokenizer.eos_token_id)
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+        except ConfigError:  # the merge's library is missing
+            raise
+        except Exception as error:  # a full disk is an error of its own kind in each of three libraries
+            raise self._unwritten(name, error) from error
+        return folder
 
-    def _train(
-        self, name: str, plan: ModelPlan, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, seed: int
-    ) -> None:
-        total = sum(stage.plan.steps for stage in plan.stages)
+    def _merge(self, plan: MergePlan, folder: Path) -> Path:
+        """The mean of earlier models, by the merge that `opd merge` and `opd orbit` make."""
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        models = tuple(MergeModel(path=str(self.world.models[name].path)) for name in plan.merged)
+        return merge(MergeSettings(models=models, dtype="float32"), folder)
+
+    def _unwritten(self, name: str, error: Exception) -> DataError:
+        return DataError(
+            f"model {name!r} cannot be written to {self.world.folder}: {error}; free space there and build again."
+        )
+
+    def _train(self, name: str, model: Path, seed: int, draft: Path) -> Path:
+        """The folder of the model after all its stages."""
+        stages = self.plan.models[name].stages
+        total = sum(stage.plan.steps for stage in stages)
         done = 0
-        for stage in plan.stages:
+        for index, stage in enumerate(stages):
 
             def report(step: int, _: int, before: int = done) -> None:
                 if self.progress is not None:
                     self.progress(name, before + step, total)
 
-            source = self._source(stage.tasks)
-            if isinstance(stage.plan, SftPlan):
-                longest = self.plan.max_new_tokens
-                train_sft(model, tokenizer, source, stage.plan, seed=seed, max_new_tokens=longest, progress=report)
-            else:
-                train_reinforce(model, tokenizer, source, stage.plan, seed=seed, progress=report)
-            done += stage.plan.steps
-
-    def _source(self, tasks: Sequence[str]) -> PromptSource:
-        parts = [self.plan.tasks[name] for name in tasks]
-        return build_prompts(parts[0] if len(parts) == 1 else MixSettings(mix=[*parts]), seed=self.world.seed)
-
-    def _measure(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, temperature: float
-    ) -> dict[str, float]:
-        return {
-            name: accuracy(
-                model,
-                tokenizer,
-                self._source([name]),
-                self.plan.measured,
-                max_new_tokens=self.plan.max_new_tokens,
-                temperature=temperature,
-                seed=self.world.seed,
+            recipe = recipe_of(
+                stage.plan,
+                [self.plan.tasks[task] for task in stage.tasks],
+                model=model,
+                run=draft / f"stage-{index}",
+                seed=seed,
+                longest=self.plan.max_new_tokens,
             )
-            for name in self.plan.tasks
+            try:
+                model = train_stage(recipe, report)
+            except RunFolderError as error:
+                raise self._unwritten(name, error) from error
+            done += stage.plan.steps
+        return model
+
+    def _source(self, task: str) -> PromptSource:
+        return build_prompts(self.plan.tasks[task], seed=self.world.seed)
+
+    def _measure(self, examiner: Examiner, temperature: float) -> dict[str, float]:
+        return {
+            name: examiner.accuracy(self._source(name), self.plan.measured, temperature) for name in self.plan.tasks
         }
 
 

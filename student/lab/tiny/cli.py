@@ -1,10 +1,12 @@
-"""`opd tiny build DIR`: make a world of small models on this CPU, from nothing."""
+"""`opd tiny build DIR | FILE`: make a world of small models on this CPU, from nothing."""
 
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from opd.errors import ConfigError
 
 if TYPE_CHECKING:
     from student.lab.tiny.summary import WorldSummary
@@ -29,7 +31,14 @@ def tiny() -> None:
 
 @app.command()
 def build(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to put the world; created when missing.")],
+    place: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR|FILE",
+            help="Where to put the world of a preset, created when missing; or a .yaml file that describes a world of "
+            "one's own, which is put beside it, into a folder of the file's name (docs/tiny.md has one in 40 lines).",
+        ),
+    ],
     preset: Annotated[
         Preset,
         typer.Option(
@@ -39,17 +48,23 @@ def build(
         ),
     ] = Preset.DEMO,
     seed: Annotated[int, typer.Option(min=0, help="Decides weights and problems; the same seed, the same world.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the world of a FILE.")] = None,
 ) -> None:
     """Build a world: small Qwen3-architecture models with a tokenizer, trained on procedural tasks.
 
-    DIR gets one folder per model, each of which plain transformers loads, and world.json with the tasks and the
+    The folder gets one folder per model, each of which plain transformers loads, and world.json with the tasks and the
     measured accuracies. A world that is already there is left alone; an interrupted build goes on where it stopped.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
     from student.lab.tiny.build import build_world
+    from student.lab.tiny.files import is_world_file
 
+    mine = is_world_file(place)
+    if out is not None and not mine:
+        raise ConfigError(f"--out belongs to a world file, but {place} is the folder of a preset; leave it out.")
+    folder = out or (place.with_suffix("") if mine else place)
     console = Console()
     columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as bars:
@@ -60,7 +75,7 @@ def build(
                 tasks[model] = bars.add_task(model, total=total)
             bars.update(tasks[model], completed=done)
 
-        world = build_world(folder, preset.value, seed=seed, progress=advance)
+        world = build_world(folder, place if mine else preset.value, seed=seed, progress=advance)
     console.print(_table(world))
     if world.cached:
         console.print(f"{world.folder} was built already; nothing to do.", markup=False)

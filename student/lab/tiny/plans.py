@@ -40,8 +40,8 @@ class SftPlan:
         batch: rows per step.
         lr: peak learning rate of AdamW.
         warmup: steps of linear warm-up; afterwards the rate falls linearly to a tenth of the peak.
-        noise: chance of each answer token to be replaced, in the half of the rows that is corrupted; 0 turns it off.
-        start: position in the training stream of the first row, so that two stages can see different rows.
+        noise: chance of each answer token to be replaced, in half of the rows; 0 turns it off.
+        start: added to the seed of the training stream, so that two stages can see different rows.
         until: stop as soon as greedy decoding answers this share of 128 training prompts correctly, checked every 20
             steps; None trains all steps. It makes a student of a wanted level whatever the seed.
     """
@@ -66,7 +66,7 @@ class ReinforcePlan:
         lr: learning rate of AdamW; rates that suit supervised training destroy the model here.
         warmup: steps of linear warm-up.
         max_new_tokens: answers are cut here; one that rambles holds up the whole batch.
-        start: position in the training stream of the first prompt.
+        start: added to the seed of the training stream, so that two stages can see different prompts.
     """
 
     steps: int
@@ -106,6 +106,17 @@ class ModelPlan:
     stages: tuple[Stage, ...] = ()
     parent: str | None = None
     shuffled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MergePlan(ModelPlan):
+    """A model that is the mean of earlier ones of its shape.
+
+    Attributes:
+        merged: their names.
+    """
+
+    merged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,11 @@ import hashlib
 
 from opd.errors import ConfigError
 from opd.tasks import TaskSettings
+from student.lab.tiny.files import is_world_file, read_world
 from student.lab.tiny.plans import ModelPlan, ReinforcePlan, SftPlan, Shape, Stage, WorldPlan
 
-FORMAT = 1
-"""Raised when a change elsewhere in this package changes the weights that a recipe gives."""
+FORMAT = 2
+"""Raised when a change elsewhere changes the weights that a recipe gives."""
 
 
 def _test() -> WorldPlan:
@@ -33,7 +34,7 @@ def _demo() -> WorldPlan:
         tasks={"addition": TaskSettings(task="addition", options={"digits": 2})},
         models={
             "student": ModelPlan(Shape(hidden=96, layers=2), (Stage(SftPlan(steps=400, until=0.25), sums),)),
-            "teacher": ModelPlan(Shape(hidden=128, layers=2), (Stage(SftPlan(steps=700, lr=4e-3, noise=0.1), sums),)),
+            "teacher": ModelPlan(Shape(hidden=128, layers=2), (Stage(SftPlan(steps=560, lr=4e-3, noise=0.1), sums),)),
         },
         max_new_tokens=12,
         measured=512,
@@ -75,16 +76,23 @@ PRESETS = {"test": _test, "demo": _demo, "lab": _lab}
 
 
 def world_plan(preset: str) -> WorldPlan:
-    """The recipe of a preset.
+    """The recipe of a preset, or of a world file (its path, which ends in .yaml).
 
     Raises:
-        ConfigError: for an unknown preset.
+        ConfigError: for an unknown preset, or a file that does not describe a world.
     """
+    if is_world_file(preset):
+        return read_world(preset)
     if preset not in PRESETS:
         raise ConfigError(f"there is no preset {preset!r} of a tiny world; known: {', '.join(PRESETS)}.")
     return PRESETS[preset]()
 
 
-def world_key(plan: WorldPlan, seed: int) -> str:
+def world_key(plan: WorldPlan, seed: int, version: int = FORMAT) -> str:
     """Hash of all that decides the weights, 16 hex digits."""
-    return hashlib.blake2b(f"{FORMAT} {seed} {plan!r}".encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(f"{version} {seed} {plan!r}".encode(), digest_size=8).hexdigest()
+
+
+def earlier_keys(plan: WorldPlan, seed: int) -> set[str]:
+    """Keys that the same world had when earlier versions built it."""
+    return {world_key(plan, seed, version) for version in range(1, FORMAT)}

@@ -1,12 +1,12 @@
 """What a world is made of, as written to its world.json and returned to the caller."""
 
 import json
-import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from opd.errors import DataError
+from opd.files import write_whole
 
 FILE = "world.json"
 
@@ -71,10 +71,7 @@ def write_summary(world: WorldSummary) -> None:
     del data["folder"], data["cached"]
     for name in data["models"]:
         data["models"][name]["path"] = name
-    target = world.folder / FILE
-    draft = world.folder / f".{FILE}"
-    draft.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    os.replace(draft, target)
+    write_whole(world.folder / FILE, json.dumps(data, indent=2) + "\n")
 
 
 def read_summary(folder: Path) -> WorldSummary | None:

@@ -13,7 +13,7 @@ both smoothed, instead of by the step; it is ours, along the lines that the auth
 The released code (kokolerk/TCOD, read) differs from the paper in what it compares: its clock is the explorer's batch
 and not the optimizer step, one of its arms alone averages per sequence, and at equal updates f2b sees about three
 times as many episodes as the plain arm. Compare arms at equal tokens and with the same aggregation. Known: the rule,
-eta 2 in the text and 4 to 6 in the released settings, k_0 = 1. Nobody acts after the cut, there as here. Evidence:
+eta 2 in the text and 4 to 6 in the released settings, k_0 = 1. No one acts after the cut, as in the paper. Evidence:
 text and code read.
 """
 
@@ -63,6 +63,7 @@ class Tcod(Controller):
 
     settings_type = TcodSettings
     settings: TcodSettings
+    why_not_stale = ""
 
     def __init__(self, settings: TcodSettings) -> None:
         super().__init__(settings)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, model_validator
 
 from opd.errors import ConfigError, DataError
+from opd.tasks.modes import asked_content
 from student.controllers import Controller, ControllerSettings
 from student.data.streams import stream
 from student.rollout.recorded import read_answers
@@ -41,6 +42,11 @@ class ExpertRowsSettings(ControllerSettings):
         description="Where answers come from: the prompt's worked solution, its answer, or `file`.",
     )
     file: Path | None = Field(None, description='A .jsonl file with "prompt" and "answer" in each line.')
+    missing: Literal["error", "drop"] = Field(
+        "error",
+        description="What becomes of rows that shall be given and have no answer: error stops the run, drop leaves "
+        "them out of the step (for files of verified answers, which not every prompt has).",
+    )
     seed: int = Field(0, ge=0, description="Decides which rows are given.")
 
     @model_validator(mode="after")
@@ -48,7 +54,7 @@ class ExpertRowsSettings(ControllerSettings):
         if (self.source == "file") != (self.file is not None):
             raise ValueError(f"source is {self.source} and file is {self.file}; give a file with source: file only")
         if not (self.share or self.cold_steps):
-            raise ValueError("share and cold_steps are both 0, so that nothing is given; set one")
+            raise ValueError("share and cold_steps are both 0, so no answers would be given; set one")
         return self
 
 
@@ -57,6 +63,7 @@ class ExpertRows(Controller):
 
     settings_type = ExpertRowsSettings
     settings: ExpertRowsSettings
+    why_not_stale = ""
 
     def __init__(self, settings: ExpertRowsSettings) -> None:
         super().__init__(settings)
@@ -97,6 +104,8 @@ class ExpertRows(Controller):
         s = self.settings
         wanted = len(plan.rows) if plan.step < s.cold_steps else round(s.share * len(plan.rows))
         able = [i for i, row in enumerate(plan.rows) if self._answers(row.prompt)]
+        if s.missing == "drop" and len(able) < wanted:
+            able, plan, wanted = self._drop(plan, wanted)
         if len(able) < wanted:
             missing = next(row.prompt.uid for i, row in enumerate(plan.rows) if i not in able)
             raise DataError(
@@ -106,6 +115,14 @@ class ExpertRows(Controller):
         order = stream(s.seed, "expert_rows", plan.step).permutation(len(able))
         chosen = {able[int(i)] for i in order[:wanted]}
         return replace(plan, rows=tuple(self._give(row) if i in chosen else row for i, row in enumerate(plan.rows)))
+
+    def _drop(self, plan: StepPlan, wanted: int) -> tuple[list[int], StepPlan, int]:
+        """The plan without as many answerless rows as are wanted too many; its answerable rows; how many to give."""
+        able = {i for i, row in enumerate(plan.rows) if self._answers(row.prompt)}
+        lacking = [i for i in range(len(plan.rows)) if i not in able]
+        gone = set(lacking[: wanted - len(able)])
+        rows = tuple(row for i, row in enumerate(plan.rows) if i not in gone)
+        return [i for i, row in enumerate(rows) if self._answers(row.prompt)], replace(plan, rows=rows), len(able)
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
         """Metrics expert_share, and what recorded answers once cost their author."""
@@ -122,6 +139,6 @@ class ExpertRows(Controller):
 
     def _answers(self, prompt: Prompt) -> list[str]:
         if self.settings.source == "file":
-            return self._recorded.get(prompt.content_hash, [])
+            return self._recorded.get(asked_content(prompt), [])
         text = prompt.answer if self.settings.source == "answer" else prompt.extra.get("solution")
         return [] if text is None else [str(text)]

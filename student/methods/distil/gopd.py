@@ -27,7 +27,7 @@ from opd import maths
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
 from student.methods.distil.given_rows import refuse_given_rows, untied_tokens
-from student.methods.distil.opd import head_settings
+from student.methods.distil.opd import tempered
 from student.methods.distil.output import divergence_metrics
 from student.methods.distil.token_set import token_ids
 from student.methods.jumps.extrapolation import Extrapolation, Guards
@@ -73,7 +73,7 @@ class GeneralisedOpdSettings(TermSettings):
         return self
 
     @property
-    def plain(self) -> bool:
+    def needs_no_reference(self) -> bool:
         """Whether lambda is 1 everywhere and always, so that no reference is needed."""
         scales = {self.reward_scale, self.final_reward_scale or self.reward_scale, *self.domain_reward_scale.values()}
         return scales == {1.0} and self.final_reward_scale != 0
@@ -96,6 +96,13 @@ class GeneralisedOpd(Term):
         super().__init__(settings)
         self._plain_ids: frozenset[int] = frozenset()
 
+    @property
+    def why_not_stale(self) -> str:
+        """Sampled parts want a weight."""
+        if self.settings.payload == "hidden" or self.settings.importance_cap is not None:
+            return ""
+        return f"with payload {self.settings.payload} it is estimated from the sampled token; set importance_cap (5)"
+
     def needs(self) -> Needs:
         """One payload from the teacher and, unless lambda is always 1, the same from the reference."""
         s = self.settings
@@ -104,7 +111,7 @@ class GeneralisedOpd(Term):
             "gather": PayloadSpec.gather(s.k),
             "hidden": PayloadSpec.hidden(),
         }[s.payload]
-        roles = (TEACHER,) if s.plain else (TEACHER, REFERENCE)
+        roles = (TEACHER,) if s.needs_no_reference else (TEACHER, REFERENCE)
         return Needs(
             signals=tuple(SignalNeed(role, spec, s.teacher_temperature) for role in roles),
             student=frozenset({HIDDEN if s.payload == "hidden" else SCORES}),
@@ -148,7 +155,7 @@ class GeneralisedOpd(Term):
         teacher = have(batch.signal(PayloadKind.SAMPLED).sampled, "sampled log-probs")
         target = teacher
         metrics: dict[str, Any] = {}
-        if not self.settings.plain:
+        if not self.settings.needs_no_reference:
             reference = have(batch.signal(PayloadKind.SAMPLED, REFERENCE).sampled, "reference's log-probs")
             target = extrapolation.target(teacher, reference, batch.token_ids)
             metrics = extrapolation.metrics(teacher, reference, batch.mask)
@@ -161,7 +168,7 @@ class GeneralisedOpd(Term):
         teacher, ids = batch.signal(PayloadKind.GATHER), have(batch.candidates, "candidates")
         parts: tuple[Any, ...] = (teacher.values, teacher.sampled, teacher.log_tail)
         metrics: dict[str, Any] = {}
-        if not self.settings.plain:
+        if not self.settings.needs_no_reference:
             reference = batch.signal(PayloadKind.GATHER, REFERENCE)
             parts, metrics = extrapolation.payload(batch, teacher, reference)
         values, sampled, log_tail = parts
@@ -201,17 +208,15 @@ class GeneralisedOpd(Term):
             signal = batch.signal(PayloadKind.HIDDEN, REFERENCE)
             theirs = have(signal.head, "reference's head")
             reference = maths.Reference(
-                have(signal.hidden, "reference's hidden states"), theirs.weight, scale, head_settings(theirs, factor)
+                have(signal.hidden, "reference's hidden states"), tempered(theirs, factor), scale
             )
         return maths.linear_divergence(
             have(batch.student.hidden, "hidden states"),
-            student.weight,
+            student,
             have(teacher.hidden, "teacher's hidden states"),
-            head.weight,
+            tempered(head, factor),
             kind="reverse_kl",
             temperature=batch.temperature,
-            student_settings=head_settings(student),
-            teacher_settings=head_settings(head, factor),
             reference=reference,
             vocab_size=batch.valid_vocab,
             mask=mask,

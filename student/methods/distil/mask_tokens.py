@@ -31,6 +31,7 @@ class MaskTokens(Controller):
 
     settings_type = MaskTokensSettings
     settings: MaskTokensSettings
+    why_not_stale = ""
 
     def __init__(self, settings: MaskTokensSettings) -> None:
         super().__init__(settings)

@@ -13,6 +13,9 @@ depend on the sampled tokens, biases sampled most, gather and topk less, hidden 
     topk      the same on the teacher's top k; other divergences with a tail bucket
     hidden    exact over the vocabulary, from hidden states and the teacher's head
 
+The teacher is the one that the prompt's route names, or with `role` a model in this process: ema, the student's moving
+average, initial, its first weights, or student, itself under a context of its own (contexts.student).
+
 On rows that the student did not sample (origin expert) no estimate may lean on the response token: gather and topk sum
 their head and give every token of the tail the mean log-ratio that both models' masses suggest (`given_rows`), hidden
 is exact, sampled is refused. With method expert_rows this is GKD's mix of on-policy and given data: share 1 - lambda of
@@ -34,15 +37,16 @@ from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, h
 from student.methods.distil.given_rows import refuse_given_rows, untied_tokens
 from student.methods.distil.output import divergence_metrics
 from student.methods.distil.return_to_go import future_surrogate
-from student.scoring.needs import HIDDEN, SCORES, SCORES_AT_TEACHER, TEACHER, Needs, SignalNeed
+from student.scoring.needs import HIDDEN, SCORES, SCORES_AT_TEACHER, STUDENT, Needs, SignalNeed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from opd.maths import Divergence, HeadSettings
+    from opd.heads import OutputHead
+    from opd.maths import Divergence
     from student.data.row import Row
-    from student.learning.terms import HeadWeights
     from student.methods.distil.output import Metrics
+    from student.recipe import Recipe
 
 DivergenceName = Literal["reverse_kl", "forward_kl", "jsd", "skew_forward_kl", "skew_reverse_kl"]
 
@@ -50,6 +54,11 @@ DivergenceName = Literal["reverse_kl", "forward_kl", "jsd", "skew_forward_kl", "
 class OpdSettings(TermSettings):
     """Settings of on-policy distillation."""
 
+    role: Literal["teacher", "student", "initial", "ema"] = Field(
+        "teacher",
+        description="Who teaches: teacher is the model that the prompt's route names; the others are answered in this "
+        "process and need no route.",
+    )
     payload: Literal["sampled", "gather", "topk", "hidden"] = Field(
         "gather", description="What the teacher sends; see the table in docs/estimators.md."
     )
@@ -123,6 +132,19 @@ class OnPolicyDistillation(Term):
     settings: OpdSettings
     sums_teachers = True
 
+    @property
+    def why_not_stale(self) -> str:
+        """Sampled parts want a weight; sums over candidates or the vocabulary are the same for all who sample."""
+        s = self.settings
+        if s.discount:
+            return "with discount it sums log-ratios over later tokens, which no weight corrects; set discount: 0"
+        if s.payload == "hidden" or s.divergence != "reverse_kl" or s.importance_cap is not None:
+            return ""
+        return (
+            f"with payload {s.payload} it estimates the reverse KL from the sampled token; set importance_cap (2, for "
+            "example), or use payload hidden or another divergence"
+        )
+
     def needs(self) -> Needs:
         """One payload from the teacher, and the student's matching view."""
         s = self.settings
@@ -133,14 +155,26 @@ class OnPolicyDistillation(Term):
             "hidden": PayloadSpec.hidden(),
         }[s.payload]
         view = {"topk": SCORES_AT_TEACHER, "hidden": HIDDEN}.get(s.payload, SCORES)
-        signals, views = [SignalNeed(TEACHER, spec, s.teacher_temperature)], {view}
+        signals, views = [SignalNeed(s.role, spec, s.teacher_temperature)], {view}
         if s.discount:
             views.add(SCORES)
             if s.payload == "hidden":
-                signals.append(SignalNeed(TEACHER, PayloadSpec.sampled(), s.teacher_temperature))
+                signals.append(SignalNeed(s.role, PayloadSpec.sampled(), s.teacher_temperature))
         # The student's own top k lets the overlap of the two supports be watched; it costs no request.
         candidates = s.k if s.payload == "topk" else 0
         return Needs(signals=tuple(signals), candidates=candidates, student=frozenset(views))
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse the student as its own teacher under its own prompt.
+
+        Raises:
+            ConfigError: naming the context to give.
+        """
+        if self.settings.role == STUDENT and STUDENT not in recipe.contexts:
+            raise ConfigError(
+                f"term {self.settings.name!r} has the student as its teacher, which says nothing new under the "
+                "student's own prompt; give it another in contexts.student, or set role to ema or initial."
+            )
 
     def bind(self, tokenizer: Any) -> None:
         """Refuse to watch more ids than there are."""
@@ -164,7 +198,8 @@ class OnPolicyDistillation(Term):
         # The linear divergence takes its gradient in the forward pass, for the weights it was given.
         loss, total = (None, result.total) if exact else (result.per_token, None)
         if self.settings.discount:
-            future = future_surrogate(batch, self.settings.discount, length_normalised=self.settings.length_normalised)
+            s = self.settings
+            future = future_surrogate(batch, s.discount, length_normalised=s.length_normalised, role=s.role)
             loss = None if loss is None else loss + future
             total = None if total is None else total + (future * batch.weights).sum()
         return TermOutput(loss, total, metrics)
@@ -174,7 +209,7 @@ class OnPolicyDistillation(Term):
         if self.settings.payload != "topk" or batch.candidates is None:
             return {}
         k = self.settings.k
-        teacher_ids = have(batch.signal(PayloadKind.TOPK).ids, "ids")[:, :k]
+        teacher_ids = have(batch.signal(PayloadKind.TOPK, self.settings.role).ids, "ids")[:, :k]
         shared = maths.topk_overlap(batch.candidates[:, :k], teacher_ids)
         return {"topk_overlap": ((shared * batch.mask).sum(), batch.mask.sum())}
 
@@ -186,14 +221,14 @@ class OnPolicyDistillation(Term):
         return maths.sampled_reverse_kl(
             have(batch.student.scores, "scores"),
             batch.token_ids,
-            have(batch.signal(PayloadKind.SAMPLED).sampled, "sampled log-probs"),
+            have(batch.signal(PayloadKind.SAMPLED, self.settings.role).sampled, "sampled log-probs"),
             mask=batch.mask,
             **self._behaviour(batch),
         )
 
     def _partial(self, batch: TokenBatch) -> Divergence:
         kind = PayloadKind(self.settings.payload)
-        signal = batch.signal(kind)
+        signal = batch.signal(kind, self.settings.role)
         gather = kind is PayloadKind.GATHER
         ids = have(batch.candidates if gather else signal.ids, "candidates")
         scores = have(batch.student.scores if gather else batch.student.scores_at_teacher, "scores")
@@ -220,19 +255,17 @@ class OnPolicyDistillation(Term):
         )
 
     def _exact(self, batch: TokenBatch) -> Divergence:
-        signal = batch.signal(PayloadKind.HIDDEN)
+        signal = batch.signal(PayloadKind.HIDDEN, self.settings.role)
         student, teacher = have(batch.student.head, "head"), have(signal.head, "teacher's head")
         temperature = self.settings.student_temperature or batch.temperature
         return maths.linear_divergence(
             have(batch.student.hidden, "hidden states"),
-            student.weight,
+            student,
             have(signal.hidden, "teacher's hidden states"),
-            teacher.weight,
+            tempered(teacher, temperature / (self.settings.teacher_temperature or temperature)),
             kind=self.settings.divergence,
             weight=self.settings.mixture,
             temperature=temperature,
-            student_settings=head_settings(student),
-            teacher_settings=head_settings(teacher, temperature / (self.settings.teacher_temperature or temperature)),
             vocab_size=batch.valid_vocab,
             mask=batch.mask,
             token_weights=batch.weights,
@@ -240,8 +273,8 @@ class OnPolicyDistillation(Term):
         )
 
 
-def head_settings(head: HeadWeights, factor: float = 1.0) -> HeadSettings:
-    """Bias, scale and soft-cap of a head whose logits are multiplied by `factor`.
+def tempered(head: OutputHead, factor: float) -> OutputHead:
+    """A teacher's head whose logits are multiplied by `factor`: the student's temperature over its own.
 
     Raises:
         ConfigError: for a factor with a soft-cap, behind which logits cannot be scaled.
@@ -251,4 +284,4 @@ def head_settings(head: HeadWeights, factor: float = 1.0) -> HeadSettings:
             "a soft-capped teacher head cannot have a temperature of its own with payload hidden; set "
             "teacher_temperature to rollout.temperature or use payload gather."
         )
-    return maths.HeadSettings(head.bias, head.logit_scale * factor, head.soft_cap)
+    return head.times(factor)

@@ -21,7 +21,6 @@ from opd import maths
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
 from student.methods.distil.given_rows import untied_tokens
-from student.methods.distil.opd import head_settings
 from student.scoring.needs import HIDDEN, REFERENCE, SCORES, Needs, SignalNeed
 
 if TYPE_CHECKING:
@@ -54,6 +53,13 @@ class ReferenceKl(Term):
 
     settings_type = ReferenceKlSettings
     settings: ReferenceKlSettings
+
+    @property
+    def why_not_stale(self) -> str:
+        """Payload hidden is exact."""
+        if self.settings.payload == "hidden":
+            return ""
+        return f"with payload {self.settings.payload} it is estimated from the sampled token; use payload hidden"
 
     def needs(self) -> Needs:
         """One payload from the reference."""
@@ -93,13 +99,11 @@ class ReferenceKl(Term):
         reference = have(signal.head, "reference's head")
         result = maths.linear_divergence(
             have(batch.student.hidden, "hidden states"),
-            student.weight,
+            student,
             have(signal.hidden, "reference's hidden states"),
-            reference.weight,
+            reference,
             kind="reverse_kl",
             temperature=batch.temperature,
-            student_settings=head_settings(student),
-            teacher_settings=head_settings(reference),
             vocab_size=batch.valid_vocab,
             mask=batch.mask,
             token_weights=batch.weights,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from opd.wire.types import PayloadKind
 from student.learning.terms import have
+from student.scoring.needs import TEACHER
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -47,13 +48,16 @@ def future_sum(values: Float[Tensor, " n"], row: Int[Tensor, " n"], discount: fl
     return total - values
 
 
-def future_surrogate(batch: TokenBatch, discount: float, *, length_normalised: bool) -> Float[Tensor, " n"]:
+def future_surrogate(
+    batch: TokenBatch, discount: float, *, length_normalised: bool, role: str = TEACHER
+) -> Float[Tensor, " n"]:
     """A loss of value 0 per position whose gradient is G_t grad log S(y_t); 0 on rows the student did not sample.
 
     Args:
         batch: with the student's scores and the teacher's sampled log-probs.
         discount: in [0, 1].
         length_normalised: divide G_t by the number of later tokens of the row.
+        role: whose log-probs T are.
 
     Returns:
         [N] nats.
@@ -62,7 +66,7 @@ def future_surrogate(batch: TokenBatch, discount: float, *, length_normalised: b
     import torch
 
     scores = have(batch.student.scores, "scores")
-    teacher = have(batch.signal(PayloadKind.SAMPLED).sampled, "sampled log-probs")
+    teacher = have(batch.signal(PayloadKind.SAMPLED, role).sampled, "sampled log-probs")
     # Of the rows, not of the batch: a term that trains on a prefix still answers for what follows it.
     counts = torch.from_numpy(np.concatenate([row.loss_mask for row in batch.rows])).to(batch.mask.device)
     ratio = torch.where(counts, scores.sampled.detach() - teacher, torch.zeros_like(teacher))

@@ -75,13 +75,13 @@ class TokenSelection(OnPolicyDistillation):
     def _score(self, batch: TokenBatch) -> Float[Tensor, " n"]:
         scores, name = have(batch.student.scores, "scores"), self.settings.score
         if name == "overlap":
-            theirs = have(batch.signal(PayloadKind.TOPK).ids, "teacher's top k")
+            theirs = have(batch.signal(PayloadKind.TOPK, self.settings.role).ids, "teacher's top k")
             return maths.topk_overlap(have(batch.candidates, "candidates"), theirs)
         entropy = spread(scores.entropy, batch.row, batch.mask)
         if name == "entropy":
             return entropy
         kind = PayloadKind(self.settings.payload)
-        signal = batch.signal(kind)
+        signal = batch.signal(kind, self.settings.role)
         ours = have(scores if kind is PayloadKind.GATHER else batch.student.scores_at_teacher, "scores")
         figures = maths.support_figures(
             ours.candidates,

@@ -4,7 +4,7 @@ After updates t = 1, 2, 4, 8, ... with d = W - anchor, the candidates
 
     W + 2k d,   k = 1 ... 5,   that is 3, 5, 7, 9, 11 times the displacement
 
-are tried in order; the search stops at the first one that the gate refuses, the last accepted one stays (W itself when
+are tried in order; the search stops at the first one refused by the gate, the last accepted one stays (W itself when
 none was), and the anchor is moved. Between powers of two nothing is done. Only attention and MLP matrices move:
 embeddings, norms and the head never, as in the authors' code.
 
@@ -70,6 +70,7 @@ class EffOpd(Controller):
 
     settings_type = EffOpdSettings
     settings: EffOpdSettings
+    why_not_stale = ""
 
     def __init__(self, settings: EffOpdSettings) -> None:
         super().__init__(settings)
@@ -78,7 +79,13 @@ class EffOpd(Controller):
         self._prompts: list[Prompt] = []
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse a gate on reverse KL without a teacher."""
+        """Refuse a gate on reverse KL without a teacher, and adapters."""
+        if recipe.model.lora is not None:
+            raise ConfigError(
+                "method effopd goes on along the line that the weights have taken, but under model.lora the weights "
+                "change by a product B A: a jump along the line of A and B leaves the line of the weights; take out "
+                "model.lora or effopd."
+            )
         if self.settings.gate.kind == "reverse_kl" and recipe.teachers is None:
             raise ConfigError("method effopd's gate reverse_kl needs a teacher; set teachers or use another gate.")
 
@@ -92,7 +99,9 @@ class EffOpd(Controller):
         if not moved:
             raise ConfigError("method effopd finds no attention or MLP tensors by name; set tensors: all.")
         if self._anchor:
-            self._anchor = {name: self._anchor[name].to(p.device) for name, p in moved.items()}
+            from student.learning.sharding import placed
+
+            self._anchor = {name: placed(self._anchor[name], p) for name, p in moved.items()}
         else:
             self._anchor = _clone(moved)
         self._prompts = services.training_prompts(self.settings.gate.prompts, seed_names=("effopd",))
@@ -127,7 +136,7 @@ class EffOpd(Controller):
                     break
                 kept, best = k, report
         except BaseException:
-            # Broken off by a signal or for want of a teacher: the search is made again after a resume.
+            # Interrupted by a signal or by the loss of a teacher: the search is made again after a resume.
             _displace(moved, start, self._anchor, 0.0)
             raise
         if kept != tried:

@@ -79,14 +79,14 @@ class Extrapolation:
         self.scale = scale.float()
 
     def target(
-        self, teacher: Float[Tensor, n * k], reference: Float[Tensor, n * k], ids: Int[Tensor, n * k] | None
-    ) -> Float[Tensor, n * k]:
+        self, teacher: Float[Tensor, " n *k"], reference: Float[Tensor, " n *k"], ids: Int[Tensor, " n *k"] | None
+    ) -> Float[Tensor, " n *k"]:
         """Log-weights of the unnormalised target, nats; -inf where either side is."""
         return maths.adjusted_log_probs(teacher, self.proxy(teacher, reference, ids), 2.0)
 
     def proxy(
-        self, teacher: Float[Tensor, n * k], reference: Float[Tensor, n * k], ids: Int[Tensor, n * k] | None
-    ) -> Float[Tensor, n * k]:
+        self, teacher: Float[Tensor, " n *k"], reference: Float[Tensor, " n *k"], ids: Int[Tensor, " n *k"] | None
+    ) -> Float[Tensor, " n *k"]:
         """The log-probs that, as a reference at lambda = 2, give the guarded target at each position's own lambda."""
         import torch
 

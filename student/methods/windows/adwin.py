@@ -10,9 +10,10 @@ limit, and it makes a run a function of its seed alone, so that it resumes bit f
 The full text was not available to us. Known: the rule, rho, 64 rows, the limit of 5 steps, one global window. Ours: the
 probe samples new prompts instead of continuing cut responses; its gradients are those of the snapshot; all trained
 parameters enter the cosine with the Euclidean inner product; without an admissible window the full length is used, and
-so it is before the first probe acts; `criterion`, `per_domain` and the null.
+so it is before the first probe acts (`fallback`); `criterion`, `per_domain` and the null.
 
-Costs are counted under cost/probe at the step where the probe acts; one that the end of the run overtakes is not.
+Costs are counted under cost/probe at the step where the probe acts. A probe still running when the run ends is not
+counted.
 Memory: see `student.methods.windows.probe`; a checkpoint written while a probe is under way holds the snapshot, one
 more copy of the trained weights.
 """
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from student.controllers import Services
     from student.learning.terms import Term
-    from student.methods.windows.probe import Probe, ProbeResult, ProbeSpec
+    from student.methods.windows.probe import Probe, Prober, ProbeResult, ProbeSpec
     from student.recipe import Recipe
 
 
@@ -65,6 +66,11 @@ class AdwinSettings(ControllerSettings):
     )
     buckets: int = Field(1 << 16, ge=256, description="Buckets of the sketch.")
     layers: int = Field(1, ge=1, description="Decoder layers of metric last_layers.")
+    fallback: Literal["full", "largest"] = Field(
+        "full",
+        description="The window before the first probe acts, and where no candidate is admissible: the full length, or "
+        "the largest candidate.",
+    )
     null_every: int = Field(
         8, ge=0, description="Every n-th probe also measures random tokens instead of prefixes, as a null; 0 never."
     )
@@ -75,12 +81,14 @@ class Adwin(WindowController):
 
     settings_type = AdwinSettings
     settings: AdwinSettings
+    why_not_stale = ""
 
     def __init__(self, settings: AdwinSettings) -> None:
         super().__init__(settings)
         self._windows: dict[str, int] = {}
         self._edges: tuple[int, ...] = ()
         self._temperature = 1.0
+        self._prober: Prober | None = None
         self._probe: Probe | None = None
         self._started: int | None = None
         self._saved: dict[str, Any] | None = None
@@ -104,23 +112,31 @@ class Adwin(WindowController):
         self._temperature = recipe.rollout.temperature
 
     def start(self, services: Services) -> None:
-        """Take up the probe that was under way when the run was saved."""
+        """Set up the prober; take up the probe that was under way when the run was saved."""
+        from student.methods.windows.probe import Prober
+
+        self._prober = Prober(services.workbench())
         if self._saved is not None and self._started is not None:
             self._probe = self._resume(self._saved, self._started, services)
             self._saved = None
 
     def window(self, step: int, row: PlannedRow) -> int:
         """See `WindowController.window`."""
-        return self._windows.get(self._domain(row.prompt.domain), self._edges[-1])
+        return self._windows.get(self._domain(row.prompt.domain), self._candidates[-1])
+
+    @property
+    def _candidates(self) -> tuple[int, ...]:
+        """What may be chosen; the last is the fallback."""
+        return self._edges if self.settings.fallback == "full" else self._edges[:-1]
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Act on a probe that is due, begin the next one; metrics window and, when a probe acted, adwin/*."""
+        """Act on a probe that is due, begin the next one; metrics window, at_*_share and, when a probe acted, more."""
         s = self.settings
-        metrics = {"window": self._mean_window()}
+        metrics = {"window": self._mean_window(), **self._at_bounds()}
         age = 0 if self._started is None else step - self._started
         acts = self._probe is not None and age >= s.delay
         begins = self._started is None or (age >= max(s.every, s.delay) and (acts or self._probe is None))
-        # First all that can be broken off, then what changes the state.
+        # First everything that can be interrupted, then what changes the state.
         found = self._probe.result() if self._probe is not None and acts else None
         began = self._launch(step, services, None) if begins else None
         if found is not None:
@@ -145,14 +161,26 @@ class Adwin(WindowController):
         return (domain or "") if self.settings.per_domain else ""
 
     def _mean_window(self) -> float:
-        return float(np.mean(list(self._windows.values()))) if self._windows else float(self._edges[-1])
+        return float(np.mean(list(self._windows.values()))) if self._windows else float(self._candidates[-1])
+
+    def _at_bounds(self) -> dict[str, float]:
+        """Shares of the domains whose window is the longest, which saves nothing, and the shortest; once one acted."""
+        if not self._windows:
+            return {}
+        chosen, edges = np.array(list(self._windows.values())), self._candidates
+        return {
+            "adwin/at_longest_share": float((chosen == edges[-1]).mean()),
+            "adwin/at_shortest_share": float((chosen == edges[0]).mean()),
+        }
 
     def _launch(self, step: int, services: Services, weights: dict[str, Any] | None) -> Probe:
         prompts = services.training_prompts(self.settings.rows, seed_names=("adwin", step))
         plan: StepPlan = plan_step(
             step, prompts, samples=1, max_new_tokens=self._edges[-1], temperature=self._temperature
         )
-        return services.start_probe(plan, self._spec(step), weights)
+        if self._prober is None:
+            raise TypeError("method adwin was not started")
+        return self._prober.start(plan, self._spec(step), weights)
 
     def _resume(self, saved: dict[str, Any], step: int, services: Services) -> Probe:
         from student.methods.windows.probe import Probe, ProbeResult
@@ -184,8 +212,9 @@ class Adwin(WindowController):
             cosines = {"published": published(gram), "cross_fitted": cross_fitted(gram)}
             if domain in found.nulls:
                 cosines["null"] = published(found.nulls[domain])
+            candidates = self._candidates
             self._windows[domain] = shortest_admissible(
-                self._edges, cosines[self.settings.criterion].tolist(), self.settings.rho
+                candidates, cosines[self.settings.criterion].tolist()[: len(candidates)], self.settings.rho
             )
             suffix = f"/{domain}" if domain else ""
             metrics[f"adwin/next_window{suffix}"] = float(self._windows[domain])

@@ -6,7 +6,6 @@ sketch        a count sketch of m buckets: parameter i adds sign(i) g_i to bucke
 last_layers   the parameters of the last decoder layers alone: exact for those, blind for the rest
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -14,10 +13,10 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+from student.learning.sharding import full, layer_of
 
 MetricName = Literal["full", "sketch", "last_layers"]
-_LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 _CHUNK = 1 << 22
 
 
@@ -66,7 +65,7 @@ def _gradient(parameter: Tensor) -> Tensor:
     grad = parameter.grad
     if grad is None:
         return torch.zeros_like(parameter, memory_format=torch.contiguous_format)
-    return grad.full_tensor() if isinstance(grad, DTensor) else grad.detach()
+    return full(grad.detach())
 
 
 def _last(parameters: list[tuple[str, Tensor]], count: int) -> Iterator[tuple[str, Tensor]]:
@@ -75,7 +74,7 @@ def _last(parameters: list[tuple[str, Tensor]], count: int) -> Iterator[tuple[st
     Raises:
         ValueError: when no parameter's name tells its layer.
     """
-    layers = {name: int(found[1]) for name, _ in parameters if (found := _LAYER.search(f".{name}"))}
+    layers = {name: layer for name, _ in parameters if (layer := layer_of(name)) is not None}
     if not layers:
         raise ValueError("parameters have no names like layers.3.; use metric full or sketch")
     first = max(layers.values()) - count + 1

@@ -3,7 +3,8 @@
 A probe runs in a thread beside training, on a copy of the student as it was when the probe began. It samples full
 responses, has them scored, cuts their tokens into segments of positions and into folds of prompts, and reduces the
 gradients of the objective on each (fold, segment) to one small Gram matrix. With several ranks it runs in the
-foreground, because collectives of two threads would meet out of order; its result is the same, and it needs no copy.
+foreground, because collectives of two threads would meet out of order, and each takes its share of the prompts; the
+result is the same, and it needs no copy.
 
 Costs: one more copy of the student; folds x segments gradient vectors while it measures; and about twice the forward
 and backward of the probe's rows, because the rows of a segment are cut at its end (exact for losses that are sums over
@@ -16,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,15 +26,16 @@ from torch import Tensor
 
 from opd.errors import CancelledError
 from opd.wire.types import Scores
+from student.controllers import Workbench
 from student.data.batch import MicroBatch
-from student.data.plan import StepPlan
+from student.data.plan import PlannedRow, StepPlan
 from student.data.row import Row
 from student.data.streams import stream
 from student.learning.learner import Learner
 from student.methods.windows.gradient_metric import GradientMetric, gram
-from student.rollout.engine import Sampler
 from student.run.costs import Costs
-from student.scoring.score import Scorer
+
+AnyRow = TypeVar("AnyRow", Row, PlannedRow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,22 +107,23 @@ class Prober:
     """Runs probes, one at a time.
 
     Args:
-        learner: whose student is copied and whose objective is differentiated.
-        sampler: samples from the student, or makes an engine for the copy.
-        scorer: used by no other thread.
-        poll: called while waiting; may raise to give up.
+        bench: its learner's student is copied and its objective differentiated; its sampler samples from the student,
+            or makes an engine for the copy.
     """
 
-    def __init__(self, learner: Learner, sampler: Sampler, scorer: Scorer, poll: Callable[[], None]) -> None:
-        self._learner, self._sampler, self._scorer, self._poll = learner, sampler, scorer, poll
+    def __init__(self, bench: Workbench) -> None:
+        self._learner, self._sampler, self._scorer = bench.learner, bench.sampler, bench.scorer
+        self._poll = bench.poll
+        bench.closing(self.close)
         self._twin: Learner | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="probe")
         self._closing = False
 
     def start(self, plan: StepPlan, spec: ProbeSpec, weights: dict[str, Tensor] | None = None) -> Probe:
         """Begin a probe of the rows of `plan` on the current weights, or on `weights`."""
-        # Models in process would be read while training changes them.
+        # Models in process would be read while training changes them; a sharded student cannot be copied.
         alone = self._learner.accelerator.num_processes == 1 and not self._scorer.reads_locally
+        alone = alone and not self._learner.sharded
         if not spec.background or not alone:
             return Probe(self._measure(self._learner, plan, spec))
         twin = self._copy(weights)
@@ -158,25 +161,30 @@ class Prober:
         return self._twin
 
     def _measure(self, twin: Learner, plan: StepPlan, spec: ProbeSpec) -> ProbeResult:
-        costs = Costs()
-        rows = self._learner.ranks.agree(lambda: self._scored(twin, plan))
+        costs, ranks = Costs(), self._learner.ranks
+        # Each rank has its share of the prompts; folds and domains are those of all, which every rank knows.
+        mine = plan.shard(ranks.index, ranks.count)
+        rows = ranks.agree(lambda: self._scored(twin, mine))
         costs.sampled("probe", rows)
         costs.scored("probe", self._scorer.positions(rows))
         kept = {name: p.grad for name, p in twin.named_parameters()}
-        names = sorted({row.prompt.domain or "" for row in rows}) if spec.per_domain else [""]
+        found = {row.key: row for row in rows}
+        names = sorted({row.prompt.domain or "" for row in plan.rows}) if spec.per_domain else [""]
         grams, nulls = {}, {}
         for name in names:
-            mine = [row for row in rows if not spec.per_domain or (row.prompt.domain or "") == name]
-            grams[name] = self._gram(twin, mine, spec, costs, random=False)
+            planned = [row for row in plan.rows if not spec.per_domain or (row.prompt.domain or "") == name]
+            folds = [[found[row.key] for row in fold if row.key in found] for fold in split_folds(planned, spec.folds)]
+            grams[name] = self._gram(twin, folds, spec, costs, random=False)
             if spec.null:
-                nulls[name] = self._gram(twin, mine, spec, costs, random=True)
+                nulls[name] = self._gram(twin, folds, spec, costs, random=True)
         for name, parameter in twin.named_parameters():
             parameter.grad = kept[name]
-        return ProbeResult(grams, nulls, costs.take())
+        # The same on every rank, because one of them writes the checkpoint; whoever adds up ranks gets the whole.
+        return ProbeResult(grams, nulls, {name: n / ranks.count for name, n in ranks.total(costs.take()).items()})
 
     def _scored(self, twin: Learner, plan: StepPlan) -> list[Row]:
         engine = self._sampler if twin is self._learner else self._sampler.fork(twin.student.lm)
-        rows = engine.sample(plan.rows, purpose=("probe",), on_row=self._submit)
+        rows = engine.sample(plan.rows, purpose=("probe",), on_row=self._submit) if plan.rows else []
         self._scorer.collect(rows, poll=self._check)
         return rows
 
@@ -185,10 +193,10 @@ class Prober:
         self._scorer.submit(row)
 
     def _gram(
-        self, twin: Learner, rows: Sequence[Row], spec: ProbeSpec, costs: Costs, *, random: bool
+        self, twin: Learner, folds: Sequence[Sequence[Row]], spec: ProbeSpec, costs: Costs, *, random: bool
     ) -> NDArray[np.float64]:
         vectors = []
-        for fold in split_folds(rows, spec.folds):
+        for fold in folds:
             for start, end in pairwise((0, *spec.edges)):
                 self._check()
                 vectors.append(_segment_vector(twin, fold, (start, end), spec.metric, costs, random=random))
@@ -199,7 +207,7 @@ class Prober:
 def _segment_vector(
     twin: Learner, rows: Sequence[Row], segment: tuple[int, int], metric: GradientMetric, costs: Costs, *, random: bool
 ) -> Tensor:
-    """Gradient of the summed loss of `rows` on the positions of a segment, as a vector."""
+    """Gradient of the summed loss of the `rows` of all ranks on the positions of a segment, as a vector."""
     start, end = segment
     for _, parameter in twin.named_parameters():
         parameter.grad = None
@@ -211,19 +219,18 @@ def _segment_vector(
     chosen = [row for row in rows if row.length > start]
     # Random positions lie anywhere in the row, so only segments of true positions can be cut.
     cut = chosen if random else [cut_row(row, end) for row in chosen]
-    if cut:
-        twin.accumulate(cut, inside)
-        costs.trained("probe", cut)
+    twin.accumulate(cut, inside)
+    costs.trained("probe", cut)
     # The objective divides by the number of rows it is given; the sum must not depend on how many were left out.
-    return metric.vector(twin.named_parameters()) * len(cut)
+    return metric.vector(twin.named_parameters()) * sum(twin.ranks.gather(len(cut)))
 
 
-def split_folds(rows: Sequence[Row], folds: int) -> list[list[Row]]:
+def split_folds(rows: Sequence[AnyRow], folds: int) -> list[list[AnyRow]]:
     """Rows in `folds` parts of nearly equal size; rows of one prompt stay together, because they share noise."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[AnyRow]] = {}
     for row in rows:
         groups.setdefault(row.key.uid, []).append(row)
-    parts: list[list[Row]] = [[] for _ in range(folds)]
+    parts: list[list[AnyRow]] = [[] for _ in range(folds)]
     for group in groups.values():
         min(parts, key=len).extend(group)
     return parts

@@ -49,6 +49,7 @@ class PruneOpd(WindowController):
 
     settings_type = PruneOpdSettings
     settings: PruneOpdSettings
+    why_not_stale = "it chooses the window of a step by the rows of the step before"
 
     def __init__(self, settings: PruneOpdSettings) -> None:
         super().__init__(settings)

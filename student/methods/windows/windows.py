@@ -53,7 +53,7 @@ def check_partial_sums(name: str, terms: Sequence[Term]) -> None:
             )
         if getattr(settings, "discount", 0.0):
             raise ConfigError(
-                f"method {name} cuts responses, but term {label!r} looks at what follows a token; set discount: 0."
+                f"method {name} cuts responses, but term {label!r} depends on what follows a token; set discount: 0."
             )
 
 
@@ -78,6 +78,7 @@ class ScheduleController(WindowController):
     """A window that is a function of the step alone."""
 
     limit: int = 0
+    why_not_stale = ""
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Also learn T and the number of steps."""

@@ -1,0 +1,85 @@
+"""What a method assumes of teacher and student, measured before any arm runs and printed above its table."""
+
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from student.lab.experiment import Premise
+from student.lab.plan import ExperimentPlan
+from student.lab.runs import read_json
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A measured premise.
+
+    Attributes:
+        name: the premise's.
+        text: what must be true.
+        present: whether it is, in every world.
+        numbers: what was measured, in words, by world seed.
+    """
+
+    name: str
+    text: str
+    present: bool
+    numbers: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a premise's function gives for one world: whether it is present, and the numbers in words."""
+
+    present: bool
+    numbers: str
+
+
+Measure = Callable[..., Measured]
+"""Called as measure(plan, world, **options)."""
+
+
+def measure_premises(plan: ExperimentPlan, log: Callable[[str], None] = lambda line: None) -> list[Finding]:
+    """Measure what is not measured yet; a minute or two each. Results are kept by what the worlds were built from."""
+    for premise in plan.experiment.premises:
+        for world in plan.worlds:
+            path = _file(plan, premise, world)
+            if not path.is_file():
+                module, _, name = premise.measure.partition(":")
+                function: Measure = getattr(importlib.import_module(module), name)
+                found = function(plan, world, **premise.options)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
+            found = _read(path)
+            log(f"premise {premise.name} in world {world}: {'' if found.present else 'absent, '}{found.numbers}")
+    return read_premises(plan)
+
+
+def read_premises(plan: ExperimentPlan) -> list[Finding]:
+    """The premises that were measured in every world."""
+    found = []
+    for premise in plan.experiment.premises:
+        files = {world: _file(plan, premise, world) for world in plan.worlds}
+        if all(file.is_file() for file in files.values()):
+            measured = {world: _read(file) for world, file in files.items()}
+            numbers = {str(world): one.numbers for world, one in measured.items()}
+            present = all(one.present for one in measured.values())
+            found.append(Finding(premise.name, premise.text, present, numbers))
+    return found
+
+
+def to_json(findings: Sequence[Finding]) -> list[Mapping[str, Any]]:
+    """Findings as JSON values."""
+    return [asdict(finding) for finding in findings]
+
+
+def _file(plan: ExperimentPlan, premise: Premise, world: int) -> Path:
+    key = plan.models[world].world.key[:8]
+    return plan.world_folder(world) / "premises" / f"{premise.name}-{key}.json"
+
+
+def _read(path: Path) -> Measured:
+    data = read_json(path, "remove it and measure again")
+    return Measured(bool(data["present"]), str(data["numbers"]))

@@ -1,0 +1,103 @@
+"""What the training of tiny worlds adds to the loop: errors in given answers, and an end at a wanted level.
+
+A model that saw only correct scratch work is a poor teacher: on a student's wrong prefix its probabilities are noise.
+So `Noise` puts random digits in place of some of an answer's tokens. These are out of the loss and all others stay
+right, which teaches the model what is true whatever stands before it.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from student.controllers import Controller, ControllerSettings, Services
+from student.data.row import Row
+from student.data.streams import stream
+
+
+class NoiseSettings(ControllerSettings):
+    """Settings of errors in given answers."""
+
+    share: float = Field(0.1, gt=0, le=1, description="Chance of each token to be replaced, in the chosen rows.")
+    rows: float = Field(0.5, gt=0, le=1, description="Chance of each row to be chosen.")
+    seed: int = Field(0, ge=0, description="Decides what is replaced.")
+
+
+class Noise(Controller):
+    """Replaces tokens of given answers by random digits, which are not learnt."""
+
+    settings_type = NoiseSettings
+    settings: NoiseSettings
+
+    def __init__(self, settings: NoiseSettings) -> None:
+        super().__init__(settings)
+        self._digits = np.zeros(0, np.uint32)
+
+    def start(self, services: Services) -> None:
+        """Look up the ids of the digits."""
+        ids = services.tokenizer("0123456789", add_special_tokens=False)["input_ids"]
+        self._digits = np.array(ids, dtype=np.uint32)
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        """Put errors into a random half of the given rows; which ones depends on the row's key alone."""
+        return [self._corrupt(row) if row.origin == "expert" else row for row in rows]
+
+    def _corrupt(self, row: Row) -> Row:
+        random = stream(self.settings.seed, "noise", row.key.step, row.key.uid, row.key.sample)
+        if random.random() >= self.settings.rows:
+            return row
+        chosen = random.random(row.length) < self.settings.share
+        drawn = self._digits[random.integers(len(self._digits), size=row.length)]
+        ids = np.where(chosen, drawn, row.response_ids).astype(np.uint32)
+        # A digit drawn in its own place is no error.
+        return replace(row, response_ids=ids, loss_mask=row.loss_mask & (ids == row.response_ids))
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Metric noise_share: given tokens that were replaced."""
+        given = [outcome for outcome in services.outcomes if outcome.origin == "expert"]
+        length = sum(outcome.length for outcome in given)
+        return {"noise_share": 1.0 - sum(outcome.tokens for outcome in given) / length} if length else {}
+
+
+class UntilSettings(ControllerSettings):
+    """Settings of an end at a wanted level."""
+
+    accuracy: float = Field(gt=0, le=1, description="The run ends when greedy answers are right this often.")
+    prompts: int = Field(128, ge=1, description="Training prompts that are asked.")
+    every: int = Field(20, ge=1, description="Steps between two looks.")
+
+
+class Until(Controller):
+    """Ends the run at a wanted accuracy, so that a student has its level whatever the seed.
+
+    It asks training prompts, so that held-out ones stay unseen.
+    """
+
+    settings_type = UntilSettings
+    settings: UntilSettings
+
+    def __init__(self, settings: UntilSettings) -> None:
+        super().__init__(settings)
+        self._reached = False
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Ask, every so many steps; metric until_accuracy."""
+        if (step + 1) % self.settings.every:
+            return {}
+        prompts = services.training_prompts(self.settings.prompts, seed_names=("until",))
+        found = services.evaluate(prompts, seed_names=("until",), temperature=0.0)
+        self._reached = found.accuracy >= self.settings.accuracy
+        return {"until_accuracy": found.accuracy}
+
+    def finished(self) -> bool:
+        """Whether the level is reached."""
+        return self._reached
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whether the level is reached."""
+        return {"reached": self._reached}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self._reached = bool(state["reached"])

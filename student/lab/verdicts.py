@@ -1,0 +1,164 @@
+"""Verdicts on claims, from paired replicates.
+
+    holds            the 95 % t interval is on the claim's side, and so is the mean of every world
+    does not hold    both are on the other side
+    not shown        neither
+    premise absent   it does not hold or is not shown, and what the method assumes was measured to be absent
+    failed           the arm's mechanism never acted
+    incomplete       replicates are missing
+
+A claim whose arms are not both at their plateau is one about a number of tokens, and says so.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from student.lab.evaluate import Levels
+from student.lab.experiment import VALUE, Claim, Experiment, Replicate
+from student.lab.premises import Finding
+from student.lab.results import ArmResult, SeedResult
+from student.lab.stats import Interval, paired_ratio, t_interval
+
+LEAST_GAIN = 0.02
+"""Accuracy that a rival must have gained before the cost of reaching it means anything."""
+
+Pairs = dict[Replicate, tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedClaim:
+    """A judged claim.
+
+    Attributes:
+        claim: its text.
+        outcome: see the module.
+        scope: "at the plateau", or the number of tokens at which it was judged.
+        interval: of the difference or ratio, arm against rival.
+        ratio: whether the interval is of a ratio.
+        pairs: the paired differences or ratios by the name of their replicate.
+        why: for what could not be judged.
+    """
+
+    claim: str
+    outcome: str
+    scope: str = ""
+    interval: Interval | None = None
+    ratio: bool = False
+    pairs: dict[str, float] = field(default_factory=dict)
+    why: str = ""
+
+
+def judge(
+    experiment: Experiment,
+    claim: Claim,
+    arms: Sequence[ArmResult],
+    models: Levels,
+    replicates: Sequence[Replicate],
+    premises: Sequence[Finding] = (),
+) -> JudgedClaim:
+    """The verdict on a claim.
+
+    Args:
+        experiment: whose claim it is.
+        claim: the claim.
+        arms: what is finished.
+        models: levels of evaluated models.
+        replicates: those that both sides must have.
+        premises: what was measured of the methods' assumptions.
+    """
+    found = {arm.name: arm for arm in arms}
+    mine, rival = found[claim.arm], found.get(claim.rival)
+    values = _rival_values(claim, models, replicates)
+    theirs: Mapping[Replicate, object] = values if rival is None else rival.by_replicate()
+    if len(replicates) < 2 or not all(r in mine.by_replicate() and r in theirs for r in replicates):
+        return JudgedClaim(claim.text, "incomplete")
+    idle = [arm.name for arm in (mine, rival) if arm is not None and not all(r.fired for r in arm.seeds)]
+    if idle:
+        return JudgedClaim(claim.text, "failed", why=f"the mechanism of {' and '.join(idle)} never fired")
+    pairs: Pairs = {}
+    for replicate in replicates:
+        one = mine.by_replicate()[replicate]
+        if rival is None:
+            pairs[replicate] = (one.final(claim.measure), values[replicate])
+        else:
+            pairs[replicate] = _pair(claim, one, rival.by_replicate()[replicate])
+    scope = _scope([arm for arm in (mine, rival) if arm is not None])
+    verdict = _decide(claim, pairs, scope)
+    absent = [p for p in premises if p.name == claim.premise and not p.present]
+    if absent and verdict.outcome in ("does not hold", "not shown"):
+        return JudgedClaim(
+            claim.text, "premise absent", scope, verdict.interval, verdict.ratio, verdict.pairs, verdict.why
+        )
+    return verdict
+
+
+def _rival_values(claim: Claim, models: Levels, replicates: Sequence[Replicate]) -> dict[Replicate, float]:
+    """The measure of a rival that is a number or a model, where it is known; empty for an arm."""
+    if claim.rival.startswith(VALUE):
+        return dict.fromkeys(replicates, float(claim.rival.removeprefix(VALUE)))
+    return {r: level.get(claim.measure) for r, level in models.get(claim.rival.removeprefix("model:"), {}).items()}
+
+
+def _scope(arms: Sequence[ArmResult]) -> str:
+    if all(arm.at_plateau for arm in arms):
+        return "at the plateau"
+    tokens = np.mean([seed.curve.tokens[-1] for arm in arms for seed in arm.seeds])
+    return f"at {tokens / 1e3:.0f}k tokens"
+
+
+def _pair(claim: Claim, one: SeedResult, other: SeedResult) -> tuple[float, float]:
+    measure, mine, rival = claim.measure, one.curve, other.curve
+    if measure.endswith("_at_tokens"):
+        tokens = min(mine.tokens[-1], rival.tokens[-1])
+        name = measure.removesuffix("_at_tokens")
+        return mine.at(name, tokens), rival.at(name, tokens)
+    if not measure.endswith("_to"):
+        return one.final(measure), other.final(measure)
+    gain = rival.final("accuracy") - rival.accuracy[0]
+    if gain < LEAST_GAIN:
+        return math.nan, math.nan
+    level = rival.accuracy[0] + claim.level * gain
+    cost = measure.removesuffix("_to")
+    return mine.cost_to(level, cost), rival.cost_to(level, cost)
+
+
+def _decide(claim: Claim, pairs: Pairs, scope: str) -> JudgedClaim:
+    ratio = claim.measure.endswith("_to")
+    if any(math.isnan(value) for pair in pairs.values() for value in pair):
+        why = f"{claim.rival} gained too little accuracy to be reached" if ratio else "the measure is missing"
+        return JudgedClaim(claim.text, "not shown", scope, why=why, ratio=ratio)
+    missed = [replicate for replicate, (mine, _) in pairs.items() if math.isinf(mine)]
+    if len(missed) == len(pairs):
+        why = "no replicate of the arm reached the level"
+        return JudgedClaim(claim.text, "does not hold", scope, why=why, ratio=True)
+    # A cost that was never reached has no ratio, and leaving its replicate out would favour the arm that missed.
+    if missed or any(math.isinf(rival) for _, rival in pairs.values()):
+        why = f"{len(missed)} of {len(pairs)} replicates of the arm never reached the level"
+        kept = {r.name: a / b for r, (a, b) in pairs.items() if math.isfinite(a) and math.isfinite(b)}
+        return JudgedClaim(claim.text, "not shown", scope, why=why, ratio=True, pairs=kept)
+    found = {r: a / b if ratio else a - claim.share * b for r, (a, b) in pairs.items()}
+    if ratio:
+        interval = paired_ratio([a for a, _ in pairs.values()], [b for _, b in pairs.values()])
+    else:
+        interval = t_interval(list(found.values()))
+    outcome = _outcome(claim, interval, by_world(found, ratio=ratio))
+    return JudgedClaim(claim.text, outcome, scope, interval, ratio, {r.name: value for r, value in found.items()})
+
+
+def by_world(values: Mapping[Replicate, float], *, ratio: bool) -> dict[int, float]:
+    """The mean of each world, geometric for ratios."""
+    worlds: dict[int, list[float]] = {}
+    for replicate, value in values.items():
+        worlds.setdefault(replicate.world, []).append(math.log(value) if ratio else value)
+    return {w: math.exp(np.mean(v)) if ratio else float(np.mean(v)) for w, v in worlds.items()}
+
+
+def _outcome(claim: Claim, interval: Interval, worlds: Mapping[int, float]) -> str:
+    neutral = 1.0 / claim.factor if claim.measure.endswith("_to") else 0.0
+    above = interval.low > neutral and all(mean > neutral for mean in worlds.values())
+    below = interval.high < neutral and all(mean < neutral for mean in worlds.values())
+    wanted, opposite = (above, below) if claim.direction == "more" else (below, above)
+    return "holds" if wanted else "does not hold" if opposite else "not shown"

@@ -1,0 +1,80 @@
+"""ReOPD's prefix replay (arXiv 2607.04763): one turn of the student at a place of a recorded path.
+
+    place t of a path of M actions is drawn with probability proportional to kappa^t,   t = 0 ... M - 1
+
+The first t actions are replayed without loss, and the student writes turn t alone, so that a row costs one turn. The
+authors draw places when the data are prepared, and read what the environment said from the recording; here the path is
+played again in the environment, which tells whether it still holds. Paths stand in the prompt's column `path` (tasks
+know a path that solves each). Known: kappa 0.6. Evidence: text and code; the authors' pool script is not public.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import Field
+
+from opd.errors import DataError
+from opd.tasks.environments.base import ENVIRONMENT, PATH
+from student.controllers import Controller, ControllerSettings
+from student.data.plan import EpisodePlan
+from student.data.streams import stream
+from student.methods.curricula.turns import note_turns, turn_metrics
+
+if TYPE_CHECKING:
+    from student.controllers import Services
+    from student.data.plan import PlannedRow, StepPlan
+    from student.data.row import Row
+
+
+class PrefixReplaySettings(ControllerSettings):
+    """Settings of the places."""
+
+    decay: float = Field(0.6, gt=0, le=1, description="kappa; 1 draws all places alike.")
+    turns: int = Field(1, ge=1, description="Turns that the student writes.")
+    seed: int = Field(0, ge=0, description="Of the places.")
+
+
+class PrefixReplay(Controller):
+    """The controller; places are a function of step, prompt and sample."""
+
+    settings_type = PrefixReplaySettings
+    settings: PrefixReplaySettings
+    why_not_stale = ""
+
+    def plan(self, plan: StepPlan) -> StepPlan:
+        """Have each episode begin at a place of its path."""
+        return replace(plan, rows=tuple(self._episode(row) for row in plan.rows))
+
+    def _episode(self, row: PlannedRow) -> PlannedRow:
+        if ENVIRONMENT not in row.prompt.extra:
+            return row
+        path = row.prompt.extra.get(PATH)
+        if not path:
+            raise DataError(
+                f"{row.prompt.name} has no path to replay, which method prefix_replay needs; record paths into its "
+                "column 'path'."
+            )
+        place = self.place(row, len(path))
+        return replace(row, episode=EpisodePlan(turns=self.settings.turns, replay=tuple(path[:place])))
+
+    def place(self, row: PlannedRow, length: int) -> int:
+        """t, from the row's own random stream."""
+        key = row.key
+        weights = self.settings.decay ** np.arange(length, dtype=np.float64)
+        drawn = stream(self.settings.seed, "prefix_replay", key.step, key.uid, key.sample).random()
+        return min(int(np.searchsorted(np.cumsum(weights / weights.sum()), drawn, side="right")), length - 1)
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        """Note the divergence of each turn."""
+        for row in rows:
+            note_turns(row)
+        return rows
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Metrics of `turn_metrics`, and replayed: mean turns that were."""
+        played = [outcome.notes["replayed"] for outcome in services.outcomes if "replayed" in outcome.notes]
+        found = turn_metrics(services.outcomes)
+        return {**found, "replayed": float(np.mean(played))} if played else found

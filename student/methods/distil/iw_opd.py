@@ -1,0 +1,75 @@
+"""IW-OPD: early tokens of a response count more, by how much of the disagreement lies before them.
+
+    d_t = log T(y_t) - log S(y_t),   w_t = 1 + gamma (1 - sum_{k<t} |d_k| / sum_k |d_k|),   A_t = w_t d_t
+
+The first token has weight 1 + gamma, a late one about 1. Weights are not normalised in the released code: their mean
+is 1 + gamma / 2 where disagreement is spread evenly, so that the method also raises the learning rate. `normalise`
+divides by the mean weight of the response, which takes that away. Weights look at the whole response: windows change
+them.
+
+Source: arXiv 2606.22600; evidence: two released implementations read (the authors' and TRL's), gamma 0.5 in both.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from student.methods.distil.token_reward import TokenReward, TokenRewardSettings
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from student.learning.terms import TokenBatch
+
+
+class IwOpdSettings(TokenRewardSettings):
+    """Settings of IW-OPD."""
+
+    gamma: float = Field(0.5, ge=0, le=10, description="Additional weight of the first token.")
+    normalise: bool = Field(False, description="Divide by the mean weight of the response, for an equal learning rate.")
+
+
+class IwOpd(TokenReward):
+    """The term; see the module for the formula."""
+
+    settings_type = IwOpdSettings
+    settings: IwOpdSettings
+    ranks_tokens = True
+
+    def reward(self, student: Tensor, teacher: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Any]]:
+        """See the module; metric mean_weight."""
+        ratio = teacher - student
+        weights = prefix_weights(ratio, batch.row, batch.mask, self.settings.gamma, normalise=self.settings.normalise)
+        return weights * ratio, {"mean_weight": ((weights * batch.mask).sum(), batch.mask.sum())}
+
+
+def prefix_weights(
+    ratio: Float[Tensor, " n"], row: Int[Tensor, " n"], mask: Bool[Tensor, " n"], gamma: float, *, normalise: bool
+) -> Float[Tensor, " n"]:
+    """[N] weights of the module's formula; 1 where masked.
+
+    Args:
+        ratio: [N] log T - log S, nats.
+        row: [N] index of the response, ascending.
+        mask: [N] tokens that count.
+        gamma: additional weight of the first token.
+        normalise: give the weights of each response mean 1.
+    """
+    import torch
+
+    if not len(ratio):
+        return ratio
+    size = torch.where(mask, ratio.abs(), torch.zeros_like(ratio)).double()
+    rows = int(row.max()) + 1
+    total = torch.zeros(rows, dtype=torch.float64, device=row.device).index_add_(0, row, size)
+    # One running sum over all rows, less what the rows before hold; in float64, because it is a small difference.
+    before = size.cumsum(0) - size - (total.cumsum(0) - total)[row]
+    weights = 1.0 + gamma * (1.0 - before / total[row].clamp(min=1e-8))
+    if normalise:
+        count = torch.zeros_like(total).index_add_(0, row, mask.double())
+        summed = torch.zeros_like(total).index_add_(0, row, torch.where(mask, weights, torch.zeros_like(weights)))
+        weights = weights * (count / summed.clamp(min=1e-8))[row]
+    return torch.where(mask, weights, torch.ones_like(weights)).to(ratio.dtype)

@@ -1,0 +1,98 @@
+"""Reverse KL of evaluations: how far the student's own answers are from its teachers, by the best payload served.
+
+    hidden    exact over the vocabulary
+    gather    exact on the student's top k, one sampled token for the tail
+    sampled   the log-ratio of the sampled tokens, unbiased and noisy
+
+All average KL(student || teacher) over the trained tokens of sampled answers, nats per token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from opd.config import parse_settings
+from opd.fleet.membership.discovery import recorded_folder
+from opd.wire.v1 import teacher_pb2 as pb
+from student.data.batch import collate, split
+from student.learning.terms import losses_of
+from student.methods.distil.opd import OnPolicyDistillation, OpdSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from student.data.row import Row
+    from student.learning.learner import Learner
+    from student.learning.terms import TokenBatch
+    from student.recipe import TeacherSettings
+    from student.scoring.needs import Needs
+
+_MEASURED_IDS = 64
+
+
+class ReverseKl:
+    """Implements `student.evaluate.EvalMeasure` with the term of on-policy distillation.
+
+    Args:
+        payload: what the teachers are asked for.
+        k: ids per position for payload gather.
+
+    Attributes:
+        estimator: how it measures, for people: figures of different estimators differ by their noise.
+    """
+
+    def __init__(self, payload: Literal["hidden", "gather", "sampled"], k: int) -> None:
+        self._term = OnPolicyDistillation(parse_settings(OpdSettings, {"name": "opd", "payload": payload, "k": k}))
+        self.estimator = {
+            "hidden": "exact",
+            "gather": f"exact on the student's top {k}, sampled tail",
+            "sampled": "log-ratio of sampled tokens",
+        }[payload]
+
+    def needs(self) -> Needs:
+        """See `EvalMeasure.needs`."""
+        return self._term.needs()
+
+    @torch.no_grad()
+    def measure(
+        self, learner: Learner, rows: Sequence[Row], *, look: Callable[[TokenBatch], object] = lambda batch: None
+    ) -> tuple[float, float]:
+        """See `EvalMeasure.measure`."""
+        needs = self.needs()
+        learner.student.eval()
+        top = bottom = 0.0
+        for part in split(rows, learner.settings.micro_batch_tokens, by_teacher=True):
+            micro = collate(rows, part, learner.accelerator.device)
+            batch = learner.token_batch(micro, needs=needs)
+            look(batch)
+            numerator, denominator = losses_of(self._term, batch).metrics["reverse_kl"]
+            top, bottom = top + float(numerator), bottom + float(denominator)
+        learner.student.train()
+        return top, bottom
+
+
+def reverse_kl_of(
+    infos: Mapping[str, pb.TeacherInfo], needs: Needs, settings: TeacherSettings | None
+) -> ReverseKl | None:
+    """The best measure that the teachers of a run serve: exact where every one serves hidden states.
+
+    None where it cannot be measured: without a teacher, or from a store, which has no scores of new samples.
+
+    Args:
+        infos: the served models.
+        needs: of the objective.
+        settings: the recipe's `teachers`.
+    """
+    if settings is None or recorded_folder(settings.endpoints) is not None:
+        return None
+    if not needs.teacher:
+        return None
+    # Rows carry one set of candidates, so the measurement asks at as many ids as the objective does.
+    k = needs.candidates or min([_MEASURED_IDS, *(info.limits.max_k for info in infos.values())])
+    kinds = [set(info.payloads) for info in infos.values()]
+    mixed = settings.map_stops or (settings.combine == "probability" and settings.several)
+    if not mixed and all(pb.PAYLOAD_KIND_HIDDEN in served for served in kinds):
+        return ReverseKl("hidden", k)
+    return ReverseKl("gather" if all(pb.PAYLOAD_KIND_GATHER in served for served in kinds) else "sampled", k)

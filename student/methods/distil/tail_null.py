@@ -1,0 +1,97 @@
+"""Null arms: learn from the student's own unlikely tokens, and from no teacher at all.
+
+In each response the `share` of the tokens with the lowest log S(y_t) is selected and gets a negative advantage:
+
+    fixed     A = low
+    entropy   A from high, at the selected token with the least student entropy, to low, at that with the most (OPSA)
+
+With the set of tail tokens fixed, the expected gradient of A = -c is c times that of the student's mass in the tail:
+the method sharpens the student. A paper reports that it matches the advantages of a real teacher, so that a
+distillation which does not beat it has not shown that its teacher taught anything. It may collapse: watch entropy and
+length.
+
+Source: arXiv 2608.31046 and its released code; evidence: code read. It differs in pooling: the code selects among all
+tokens of one data-parallel rank, so that its result depends on the number of ranks; here, as in the text, within each
+response.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
+from student.methods.distil.selection import spread, top_share
+from student.scoring.needs import SCORES, Needs
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+
+class TailNullSettings(TermSettings):
+    """Settings of the null arms."""
+
+    rows: Literal["all", "sampled", "expert"] = "sampled"
+    form: Literal["fixed", "entropy"] = Field("fixed", description="The same advantage, or by entropy.")
+    share: float = Field(0.2, gt=0, le=1, description="Part of each response's tokens that is selected, at least one.")
+    low: float = Field(-0.5, lt=0, description="Advantage of form fixed, and of the most uncertain token; OPSA has -1.")
+    high: float = Field(-0.5, lt=0, description="Advantage of the most certain selected token, in form entropy.")
+
+
+class TailNull(Term):
+    """The term; needs neither teacher nor reward."""
+
+    settings_type = TailNullSettings
+    settings: TailNullSettings
+    ranks_tokens = True
+
+    def needs(self) -> Needs:
+        """The student's own log-probs and entropies."""
+        return Needs(student=frozenset({SCORES}))
+
+    def token_losses(self, batch: TokenBatch) -> TermOutput:
+        """-A log S(y) at the selected tokens, 0 elsewhere; metrics selected_share and entropy (nats)."""
+        import torch
+
+        s, scores = self.settings, have(batch.student.scores, "scores")
+        entropy = scores.entropy.detach()
+        advantages = tail_advantages(
+            scores.sampled.detach(),
+            entropy,
+            batch.row,
+            batch.mask,
+            s.share,
+            s.low,
+            s.low if s.form == "fixed" else s.high,
+        )
+        count = batch.mask.sum()
+        clean = torch.where(batch.mask, entropy, torch.zeros_like(entropy)).sum()
+        metrics: dict[str, tuple[Tensor | float, Tensor | float]] = {
+            "selected_share": ((advantages != 0).sum(), count),
+            "entropy": (clean, count),
+        }
+        return TermOutput(-advantages * scores.sampled, metrics=metrics)
+
+
+def tail_advantages(
+    logp: Float[Tensor, " n"],
+    entropy: Float[Tensor, " n"],
+    row: Int[Tensor, " n"],
+    mask: Bool[Tensor, " n"],
+    share: float,
+    low: float,
+    high: float,
+) -> Float[Tensor, " n"]:
+    """[N] advantages: 0 but at the least likely `share` of each response, there between high and low by entropy."""
+    import torch
+
+    chosen, _ = top_share(-logp, row, mask, share)
+    # Equal entropies count as the most uncertain, as in the code.
+    rank = spread(entropy, row, chosen)
+    flat = ~torch.zeros(int(row.max()) + 1 if len(row) else 0, dtype=torch.bool, device=row.device).index_put_(
+        (row[rank > 0],), torch.tensor(True, device=row.device)
+    )
+    rank = torch.where(flat[row], torch.ones_like(rank), rank)
+    return torch.where(chosen, high + (low - high) * rank, torch.zeros_like(rank))

@@ -1,0 +1,52 @@
+"""Train on a random part of each response: the null of every window.
+
+A window that helps may help because it is a prefix, or because it is fewer tokens. This method trains on as many
+tokens of each response, drawn at random, and so tells the two apart. The rollout is not shortened, so no tokens are
+saved. With aggregation constant its gradient is `share` times an unbiased estimate of the full one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import Field
+
+from student.controllers import Controller, ControllerSettings
+from student.data.streams import stream
+
+if TYPE_CHECKING:
+    from student.controllers import Services
+    from student.data.row import Row
+
+
+class RandomTokensSettings(ControllerSettings):
+    """Settings of the random part."""
+
+    share: float = Field(0.25, gt=0, le=1, description="Part of the trained tokens of each response, at least one.")
+    seed: int = Field(0, ge=0, description="Decides which tokens.")
+
+
+class RandomTokens(Controller):
+    """Clears the loss mask of the tokens that were not drawn."""
+
+    settings_type = RandomTokensSettings
+    settings: RandomTokensSettings
+    why_not_stale = ""
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        """Draw the tokens of each row, by its identity alone."""
+        for row in rows:
+            trained = np.flatnonzero(row.loss_mask)
+            count = max(1, round(self.settings.share * len(trained))) if len(trained) else 0
+            names = (row.key.step, row.key.uid, row.key.sample, row.key.turn)
+            kept = stream(self.settings.seed, "random_tokens", *names).permutation(trained)[:count]
+            row.notes["dropped_tokens"] = len(trained) - count
+            row.loss_mask = np.isin(np.arange(row.length), kept)
+        return rows
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Metric masked_share: of the tokens that would have been trained on."""
+        dropped = sum(outcome.notes.get("dropped_tokens", 0.0) for outcome in services.outcomes)
+        left = sum(outcome.tokens for outcome in services.outcomes)
+        return {"masked_share": dropped / max(1.0, dropped + left)}

@@ -1,0 +1,87 @@
+"""The processes of `opd orbit`: one stage at a time, stopped with the command, and never two runs in one folder."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from opd.errors import CancelledError, RunFolderError
+from student.run.with_parent import with_parent
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stages:
+    """Runs stages in processes of their own; a context, within which signals stop the run.
+
+    The first Ctrl-C, SIGTERM or SIGHUP raises CancelledError wherever the command stands; a stage that runs is told to
+    save and end, and is waited for. A second one kills the stage. A stage whose command is killed is told to save and
+    end too (Linux), and holds the folder's lock until it has, so that it is not started twice meanwhile.
+
+    Args:
+        folder: of the run; made when missing.
+
+    Raises:
+        RunFolderError: when a process of an earlier command still runs in the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requested = self._starting = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> "Stages":
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self._folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise RunFolderError(
+                f"a stage or another command still runs in {self._folder}; wait for its end or stop it."
+            ) from None
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        os.close(self._lock)
+
+    def run(self, command: Sequence[str]) -> int:
+        """Run a stage to its end; returns its exit code.
+
+        Raises:
+            CancelledError: after a signal, when the stage has saved its state and ended.
+        """
+        try:
+            self._starting = True
+            # A session of its own: the terminal's Ctrl-C then reaches the stage once, through this process.
+            self._process = subprocess.Popen(with_parent(command), start_new_session=True, pass_fds=(self._lock,))
+            self._starting = False
+            if self._requested:
+                raise CancelledError("stopped by a signal")
+            return self._process.wait()
+        except CancelledError:
+            if self._process is not None:
+                self._process.terminate()
+                self._process.wait()
+            raise
+        finally:
+            self._starting, self._process = False, None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._requested:
+            if self._process is not None:
+                os.killpg(self._process.pid, signal.SIGKILL)  # a launcher's workers too
+            return
+        self._requested = True
+        if not self._starting:
+            raise CancelledError("stopped by a signal")
