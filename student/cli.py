@@ -1,5 +1,6 @@
 """`opd train` and `opd eval`: student jobs from the command line."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,11 @@ def _print_keys(wanted: bool) -> None:
     for key, default, text in describe_keys(Recipe):
         typer.echo(f"{key}: {default}. {text}")
     raise typer.Exit
+
+
+def _started_again(run: Path) -> bool:
+    """Whether torchrun restarts ranks of which one was lost, after they had begun the run."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 and (run / "recipe.yaml").exists()
 
 
 def train(
@@ -47,7 +53,7 @@ def train(
     """Train a student: sample, let teachers score, learn.
 
     RECIPE.yaml names the student, the teachers' endpoints, the prompts, the objective and the methods. Ctrl-C saves a
-    checkpoint and stops; --resume goes on from there, on CPU with bit-identical results
+    checkpoint and stops (a second one stops at once); --resume goes on from there, on CPU with bit-identical results
     if the teachers are served with --deterministic.
     """
     from opd.config import load_settings
@@ -61,6 +67,7 @@ def train(
     job = load_settings(Recipe, recipe, overrides or ())
     # Before the heavy imports: a wrong plug-in setting or model name is refused at once.
     build_plugins(job)
+    resume = resume or _started_again(job.run)
     if not offline and not resume:
         check_model_path(job.model.path, job.model.revision)
     if dry_run:

@@ -1,14 +1,14 @@
 """Controllers: methods that steer the loop around the update (windows, curricula, weight jumps).
 
 A controller rewrites the plan before the rollout, may filter rows, and acts after the update. It sees the plan,
-the rows, the report of the step and a few narrow services; never the trainer or the transport.
+the rows, the report of the step and a few narrow services; the trainer only where it asks for a `Workbench`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from opd.config import Settings
 from opd.registry import Registry
@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 
     from opd.tasks.prompt import Prompt
     from opd.wire.types import PayloadSpec, ScoreItem, Scores
+    from student.learning.learner import Learner
     from student.learning.terms import Term
     from student.learning.updates import Update
-    from student.methods.windows.probe import Probe, ProbeSpec
     from student.recipe import Recipe
+    from student.rollout.engine import Sampler
+    from student.scoring.score import Scorer
 
+T = TypeVar("T")
 CONTROLLERS = Registry("method", "opd.methods", member="settings_type")
 
 
@@ -54,6 +57,7 @@ class EvalReport:
             not count as correct. Empty for single answers.
         reverse_kl_estimator: how `reverse_kl` was measured, "" where it was not.
         repetition: share of 4-grams that occur earlier in their response, mean over responses.
+        modes: figures of modes by name, see `student.orbit.figures`; empty for a run without modes.
         samples: answers to the first prompts as `student.run.samples.sample_of` gives them, where they were asked for.
     """
 
@@ -68,12 +72,13 @@ class EvalReport:
     pass_at: Mapping[int, tuple[float, float | None]] = field(default_factory=dict)
     reverse_kl_estimator: str = ""
     repetition: float = 0.0
+    modes: Mapping[str, float] = field(default_factory=dict)
     samples: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What a step did: its metrics by name, and what became of its rows.
+    """What a step did: its metrics by name, and the outcomes of its rows.
 
     Attributes:
         step: index of the optimizer step.
@@ -84,6 +89,25 @@ class StepReport:
     step: int
     metrics: Mapping[str, float]
     outcomes: Sequence[Outcome]
+
+
+@dataclass(frozen=True, slots=True)
+class Workbench:
+    """Parts of the loop, for a controller that makes passes of its own beside training.
+
+    Attributes:
+        learner: weights, objective and optimizer; what is trained must be left as it was found.
+        sampler: samples from the weights.
+        scorer: made for this bench, so that a thread of its own may use it.
+        poll: to be called while waiting; may raise to give up.
+        closing: takes what is to be called when the run ends, before the parts are closed.
+    """
+
+    learner: Learner
+    sampler: Sampler
+    scorer: Scorer
+    poll: Callable[[], None]
+    closing: Callable[[Callable[[], None]], object]
 
 
 class Services(Protocol):
@@ -129,22 +153,25 @@ class Services(Protocol):
     def refresh(self, model: str, decay: float) -> None:
         """Move the kept copy "initial" or "ema" towards the student: e <- decay e + (1 - decay) w; 0 copies."""
 
-    def start_probe(self, plan: StepPlan, spec: ProbeSpec, weights: dict[str, Tensor] | None = None) -> Probe:
-        """Measure gradients of full rollouts of `plan` beside training; see `student.methods.windows.probe`.
+    def workbench(self) -> Workbench:
+        """Parts of the loop with a scorer of their own, made on each call; ADWIN's probes run on one."""
 
-        Args:
-            plan: the rows; all of them are sampled on every rank.
-            spec: what to measure.
-            weights: measure these trained tensors instead of the current ones.
-        """
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, by rank; every rank must call it equally often."""
 
     def add_costs(self, counts: Mapping[str, float]) -> None:
         """Count what a probe spent among the costs of the step."""
 
     def evaluate(
-        self, prompts: Sequence[Prompt], *, seed_names: Sequence[object], samples: int = 1, reverse_kl: bool = False
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        seed_names: Sequence[object],
+        samples: int = 1,
+        reverse_kl: bool = False,
+        temperature: float | None = None,
     ) -> EvalReport:
-        """Sample, verify and optionally score `prompts` with the current weights.
+        """Sample, verify and optionally score `prompts` with the current weights; None for the rollouts' temperature.
 
         Equal `seed_names` draw equal random numbers: common random numbers for paired comparisons.
         """
@@ -167,6 +194,9 @@ class Controller:
     """Base of controllers; every hook has a default that does nothing."""
 
     settings_type: ClassVar[type[ControllerSettings]] = ControllerSettings
+    why_not_stale: ClassVar[str] = "it does not say that it can plan a step before those before it are observed"
+    """Why it cannot work with `train.max_staleness`, a clause; "" where it can: it remembers nothing between `plan` and
+    the other hooks of a step but what `state_dict` saves, because further steps are planned in between."""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
@@ -219,6 +249,10 @@ class Controller:
 
     def observe(self, report: StepReport) -> None:
         """Learn from the step."""
+
+    def finished(self) -> bool:
+        """Whether the run has what it was for, and ends before `train.steps`; asked before each step on every rank."""
+        return False
 
     def state_dict(self) -> dict[str, Any]:
         """State to checkpoint: JSON values, numpy arrays and tensors in nested dicts."""

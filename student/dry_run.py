@@ -12,6 +12,7 @@ from opd.tasks.stops import generation_stops, stop_set
 from student.plugins import build_plugins
 from student.recipe import Recipe
 from student.run.folder import RunFolder
+from student.run.prompt_record import changed_contents
 from student.run.telemetry import check_port
 from student.scoring.needs import Needs
 from student.scoring.prompt_check import can_judge, check_contexts, check_prompts
@@ -42,6 +43,9 @@ def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
     if not offline:
         source = build_prompts(recipe.prompts, seed=recipe.seed, modes=recipe.modes)
         try:
+            if resume:
+                changes = changed_contents(RunFolder(recipe.run), source.contents())
+                lines += [f"warning: {change}" for change in changes]
             lines += _try_out(recipe, plugins.needs, source)
         finally:
             source.close()
@@ -54,6 +58,8 @@ def _try_out(recipe: Recipe, needs: Needs, source: PromptSource) -> Iterator[str
     from student.learning.model import load_tokenizer
     from student.scoring.contexts import Contexts
     from student.scoring.stops import foreign_stops, map_of
+    from student.sizing.hardware import here
+    from student.sizing.plan import describe
 
     tokenizer = load_tokenizer(recipe.model.path, recipe.model.revision)
     fit_prompts(recipe, source, tokenizer)
@@ -74,6 +80,7 @@ def _try_out(recipe: Recipe, needs: Needs, source: PromptSource) -> Iterator[str
     yield from [f"{name} reads: {tokenizer.decode(contexts.encode(name, first))!r}" for name in recipe.contexts]
     if not models.infos and not models.local:
         yield "no teachers needed"
+    yield from describe(recipe, here())
 
 
 def _shake_hands(recipe: Recipe, needs: Needs, source: PromptSource, tokenizer: Any) -> "Scoring":

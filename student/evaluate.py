@@ -1,43 +1,86 @@
 """Evaluation: sample held-out prompts, verify the answers, measure reverse KL against the teacher."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-import torch
-
-from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import VerdictStatus
 from student.controllers import EvalReport
-from student.data.batch import collate, split
-from student.data.plan import plan_step
 from student.data.row import Row
 from student.figures import half_width, ks_up_to, pass_at_k, repetition
 from student.learning.learner import Learner
-from student.learning.terms import Term, losses_of
-from student.methods.distil.opd import OnPolicyDistillation
-from student.rollout.engine import Sampler
+from student.learning.terms import TokenBatch
 from student.scoring.needs import Needs
 
 
-def sample_answers(
-    sampler: Sampler,
-    prompts: Sequence[Prompt],
-    *,
+class EvalMeasure(Protocol):
+    """Measures KL(student || teacher) on scored answers; which one, `student.plugins.build_measure` decides.
+
+    Attributes:
+        estimator: how it measures, for people.
+    """
+
+    estimator: str
+
+    def needs(self) -> Needs:
+        """What the answers must be scored with."""
+
+    def measure(
+        self, learner: Learner, rows: Sequence[Row], *, look: Callable[[TokenBatch], object] = lambda batch: None
+    ) -> tuple[float, float]:
+        """Sum over the trained tokens of `rows`, nats, and their number; no gradient. `look` sees each micro-batch.
+
+        Ranks may have different rows, and none.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a report needs of an answer; small, because every rank sees those of all.
+
+    Attributes:
+        place: of its row in the plan of all ranks.
+        value: of its verdict, None where that is unknown.
+        correct: whether the verdict says so.
+        domain: of its prompt.
+        length: response tokens.
+        truncated: whether it hit the length limit.
+        repetition: share of 4-grams that occur earlier in it.
+    """
+
+    place: int
+    value: float | None
+    correct: bool
+    domain: str | None
+    length: int
+    truncated: bool
+    repetition: float
+
+    @classmethod
+    def of(cls, row: Row, place: int) -> "Answer":
+        """That of a verified row."""
+        verdict = row.verdict if row.verdict and row.verdict.known else None
+        return cls(
+            place,
+            None if verdict is None else verdict.value,
+            verdict is not None and verdict.status is VerdictStatus.CORRECT,
+            row.prompt.domain,
+            row.length,
+            row.truncated,
+            repetition(row.response_ids),
+        )
+
+
+def report(
+    answers: Sequence[Answer],
     samples: int,
-    temperature: float,
-    max_new_tokens: int,
-    names: Sequence[object],
-    on_row: Callable[[Row], None] = lambda row: None,
-) -> list[Row]:
-    """Sample `samples` answers per prompt from the current weights, in the random streams named by `names`."""
-    plan = plan_step(0, prompts, samples=samples, max_new_tokens=max_new_tokens, temperature=temperature)
-    return sampler.sample(plan.rows, purpose=("eval", *names), on_row=on_row)
-
-
-def report(rows: Sequence[Row], samples: int, reverse_kl: float | None, estimator: str = "") -> EvalReport:
-    """Sum up verified rows (grouped by prompt, `samples` each).
+    reverse_kl: float | None,
+    estimator: str = "",
+) -> EvalReport:
+    """Sum up answers (grouped by prompt, `samples` each).
 
     Args:
-        rows: the answers, all of a prompt together.
+        answers: of all ranks, in the order of the plan.
         samples: answers per prompt.
         reverse_kl: nats per token, or None when it was not measured.
         estimator: how it was measured.
@@ -45,27 +88,29 @@ def report(rows: Sequence[Row], samples: int, reverse_kl: float | None, estimato
     per_prompt: list[float | None] = []
     domains: dict[str, list[float]] = {}
     right: list[tuple[int, int]] = []
-    for start in range(0, len(rows), samples):
-        found = [row.verdict for row in rows[start : start + samples] if row.verdict and row.verdict.known]
-        per_prompt.append(sum(verdict.value for verdict in found) / len(found) if found else None)
-        right.append((sum(verdict.status is VerdictStatus.CORRECT for verdict in found), len(found)))
-        domain = rows[start].prompt.domain
+    for start in range(0, len(answers), samples):
+        group = answers[start : start + samples]
+        found = [answer.value for answer in group if answer.value is not None]
+        per_prompt.append(sum(found) / len(found) if found else None)
+        right.append((sum(answer.correct for answer in group), len(found)))
+        domain = group[0].domain
         if found and domain is not None:
             domains.setdefault(domain, []).append(per_prompt[-1] or 0.0)
+    # A prompt of which no answer could be judged is left out of the means; it is not wrong.
     judged = [value for value in per_prompt if value is not None]
-    tokens = sum(row.length for row in rows)
+    tokens, count = sum(answer.length for answer in answers), max(1, len(answers))
     return EvalReport(
         accuracy=sum(judged) / len(judged) if judged else float("nan"),
         per_prompt=tuple(per_prompt),
-        mean_length=tokens / max(1, len(rows)),
-        truncated=sum(row.truncated for row in rows) / max(1, len(rows)),
+        mean_length=tokens / count,
+        truncated=sum(answer.truncated for answer in answers) / count,
         reverse_kl=reverse_kl,
         tokens=tokens,
         by_domain={name: (sum(means) / len(means), len(means)) for name, means in sorted(domains.items())},
         accuracy_half_width=half_width(judged),
         pass_at=_pass_at(right, samples),
         reverse_kl_estimator=estimator if reverse_kl is not None else "",
-        repetition=sum(repetition(row.response_ids) for row in rows) / max(1, len(rows)),
+        repetition=sum(answer.repetition for answer in answers) / count,
     )
 
 
@@ -77,25 +122,3 @@ def _pass_at(right: Sequence[tuple[int, int]], samples: int) -> dict[int, tuple[
         if values:
             found[k] = (sum(values) / len(values), half_width(values))
     return found
-
-
-@torch.no_grad()
-def mean_divergence(learner: Learner, rows: Sequence[Row], term: Term, needs: Needs) -> float:
-    """Mean of the term's `reverse_kl` metric over scored rows, nats per token."""
-    learner.student.eval()
-    top = bottom = 0.0
-    for part in split(rows, learner.settings.micro_batch_tokens, by_teacher=True):
-        micro = collate(rows, part, learner.accelerator.device)
-        numerator, denominator = losses_of(term, learner.token_batch(micro, needs=needs)).metrics["reverse_kl"]
-        top, bottom = top + float(numerator), bottom + float(denominator)
-    learner.student.train()
-    return top / max(1.0, bottom)
-
-
-def estimator_of(term: OnPolicyDistillation) -> str:
-    """How a term measures reverse KL, for people: figures of different estimators differ by their noise."""
-    if term.settings.payload == "hidden":
-        return "exact"
-    if term.settings.payload == "sampled":
-        return "log-ratio of sampled tokens"
-    return f"exact on the student's top {term.settings.k}, sampled tail"

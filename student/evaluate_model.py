@@ -48,6 +48,7 @@ def evaluate_model(recipe: Recipe, model: str, *, keep: bool = False) -> dict[st
             samples=recipe.eval.samples,
             reverse_kl=recipe.eval.reverse_kl,
             temperature=recipe.eval.temperature,
+            slack=recipe.eval.mode_slack,
             keep=recipe.eval.prompts * recipe.eval.samples if keep else 0,
         )
     figures = to_json(result)
@@ -58,6 +59,7 @@ def evaluate_model(recipe: Recipe, model: str, *, keep: bool = False) -> dict[st
         "domains": {
             name: {"accuracy": accuracy, "prompts": count} for name, (accuracy, count) in result.by_domain.items()
         },
+        "modes": dict(result.modes),
         "mean_length": result.mean_length,
         "truncated": result.truncated,
         "repetition": result.repetition,

@@ -52,5 +52,5 @@ def repetition(ids: NDArray[np.uint32]) -> float:
     count = len(ids) - _GRAM + 1
     if count < 2:
         return 0.0
-    grams = np.lib.stride_tricks.sliding_window_view(ids, _GRAM)
-    return 1.0 - len(np.unique(grams, axis=0)) / count
+    values = ids.tolist()
+    return 1.0 - len(set(zip(*(values[i : i + count] for i in range(_GRAM)), strict=True))) / count

@@ -1,8 +1,12 @@
 """A job: everything a run needs, built and checked from a recipe before the first step."""
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+import copy
+import os
+import re
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,30 +14,30 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from google.protobuf.json_format import MessageToDict
 
-from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.fleet.client import TeacherFleet
-from opd.fleet.membership.discovery import recorded_folder
 from opd.fleet.source import ScoreSource
 from opd.tasks.build import build_prompts
 from opd.tasks.source import PromptSource
 from opd.tasks.stops import generation_stops, stop_set
 from opd.wire.v1 import teacher_pb2 as pb
-from student.controllers import Controller
+from student.controllers import Controller, Workbench
 from student.data.cursor import PromptCursor
 from student.data.prompts import fit_prompts
-from student.data.row import Row
 from student.learning.learner import Learner
-from student.learning.model import Student, load_student, load_tokenizer
+from student.learning.model import Student, Weights, load_student, load_tokenizer
 from student.learning.objective import Objective
-from student.learning.ranks import Ranks, make_accelerator
-from student.methods.distil.opd import OnPolicyDistillation, OpdSettings
-from student.methods.windows.probe import Prober
-from student.plugins import build_plugins
-from student.recipe import EmaSettings, Recipe, TeacherSettings
+from student.learning.rank_watch import RankWatch
+from student.learning.ranks import Ranks, launched_ranks, make_accelerator
+from student.learning.sharding import shard
+from student.plugins import Plugins, build_measure, build_plugins
+from student.recipe import EmaSettings, Recipe
 from student.rl.rewards.chain import RewardChain
-from student.rollout.engine import EngineSetup, Sampler
+from student.rl.rewards.rounds import StepRewards
+from student.rollout.ahead import Ahead, copy_of
+from student.rollout.engine import CopyEngine, EngineSettings, EngineSetup, OnRow, RolloutEngine, Sampler
 from student.rollout.episodes import EpisodePlayer
+from student.rollout.mismatch import Mismatch
 from student.rollout.spec import RolloutSpec
 from student.rollout.strategy import Strategy
 from student.scoring.contexts import Contexts
@@ -42,12 +46,10 @@ from student.scoring.local import LocalModels
 from student.scoring.needs import Needs, merge
 from student.scoring.prompt_check import check_contexts, check_prompts
 from student.scoring.score import Scorer
-from student.scoring.stop_probe import StopProbe
+from student.scoring.stop_check import StopCheck
 from student.scoring.stops import StopMap, map_of
 from student.scoring.verify import Verification
 from student.services import LoopServices
-
-_MEASURED_IDS = 64
 
 
 @dataclass(slots=True)
@@ -56,6 +58,7 @@ class Job:
 
     recipe: Recipe
     accelerator: Accelerator
+    watch: RankWatch
     fleet: ScoreSource | None
     models: Scoring
     source: PromptSource
@@ -64,12 +67,14 @@ class Job:
     cursor: PromptCursor
     strategy: Strategy
     sampler: Sampler
+    ahead: Ahead | None
+    mismatch: Mismatch
     scorer: Scorer
     local: LocalModels
     controllers: list[Controller]
     rewards: RewardChain
     services: LoopServices
-    stop_probe: StopProbe | None
+    stop_check: StopCheck | None
 
 
 def connect(recipe: Recipe) -> ScoreSource | None:
@@ -80,30 +85,17 @@ def connect(recipe: Recipe) -> ScoreSource | None:
     """
     if recipe.teachers is None or not recipe.teachers.endpoints:
         return None
-    return TeacherFleet.connect(recipe.teachers.endpoints, settings=recipe.teachers.fleet)
+    ranks, fleet = launched_ranks(), recipe.teachers.fleet
+    # The ranks of a run ask the same servers: together they have in flight what one would have.
+    tokens = max(1, fleet.calls.in_flight_tokens // ranks)
+    settings = fleet.model_copy(update={"calls": fleet.calls.model_copy(update={"in_flight_tokens": tokens})})
+    return TeacherFleet.connect(recipe.teachers.endpoints, settings=settings, client=_client_name(recipe.run, ranks))
 
 
-def kl_term_for(
-    infos: dict[str, pb.TeacherInfo], needs: Needs, settings: TeacherSettings | None
-) -> OnPolicyDistillation | None:
-    """The term that measures reverse KL in evaluations: exact where every teacher serves hidden states.
-
-    None where it cannot be measured: without a teacher, or from a store, which has no scores of new samples.
-    """
-    if settings is None or recorded_folder(settings.endpoints) is not None:
-        return None
-    if not needs.teacher:
-        return None
-    kinds = [set(info.payloads) for info in infos.values()]
-    payload = "sampled"
-    mixed = settings.map_stops or (settings.combine == "probability" and settings.several)
-    if not mixed and all(pb.PAYLOAD_KIND_HIDDEN in served for served in kinds):
-        payload = "hidden"
-    elif all(pb.PAYLOAD_KIND_GATHER in served for served in kinds):
-        payload = "gather"
-    # Rows carry one set of candidates, so the measurement asks at as many ids as the objective does.
-    k = needs.candidates or min([_MEASURED_IDS, *(info.limits.max_k for info in infos.values())])
-    return OnPolicyDistillation(parse_settings(OpdSettings, {"name": "opd", "payload": payload, "k": k}))
+def _client_name(run: Path, ranks: int) -> str:
+    """How servers know this process, for fair queueing and logs: by the run's folder and, of several ranks, its own."""
+    rank = f".{os.environ.get('RANK', '0')}" if ranks > 1 else ""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", run.name or "student")[: 64 - len(rank)] + rank
 
 
 def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None, poll: Callable[[], None]) -> Job:
@@ -112,59 +104,147 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     Args:
         recipe: the recipe.
         stack: closes what the job opened.
-        model_path: weights to load instead of the recipe's, for a resumed run.
+        model_path: weights to load instead of the recipe's, for a resumed run: a model, an adapter or BASE+ADAPTER.
         poll: called while waiting for the fleet.
     """
     _set_up_torch(recipe)
     plugins = build_plugins(recipe)
+    stack.callback(plugins.rewards.close)
+    weights = Weights.of(recipe.model, model_path)
+    path, revision = weights.base, weights.revision
+    tokenizer = load_tokenizer(path, revision)
     source = build_prompts(recipe.prompts, seed=recipe.seed, modes=recipe.modes)
     stack.callback(source.close)
-    path, revision = (model_path, None) if model_path else (recipe.model.path, recipe.model.revision)
-    fit_prompts(recipe, source, load_tokenizer(path, revision))
+    fit_prompts(recipe, source, tokenizer)
     check_prompts(recipe, plugins.needs, source)
     fleet = connect(recipe) if plugins.needs.served else None
     if fleet is not None:
         stack.callback(fleet.close)
-    models = shake_hands(fleet, recipe, plugins.needs, load_tokenizer(path, revision), source)
+    models = shake_hands(fleet, recipe, plugins.needs, tokenizer, source)
+    stop_ids = stop_set(tokenizer, generation_stops(path, revision), recipe.rollout.stop_tokens).ids
+    stops = map_of(recipe, stop_ids, models.infos, plugins.needs)
+    contexts = Contexts(recipe.contexts, tokenizer, recipe.rollout.max_prompt_tokens)
+    check_contexts(recipe, contexts, source, tokenizer)
     accelerator = _accelerator(recipe, stack)
-    student, tokenizer = load_student(
-        path,
+    watch = RankWatch(Ranks(accelerator))
+    stack.push(watch.leave)
+    student = _student(recipe, weights, accelerator, stack)
+    verification = Verification(source, recipe.rollout.verify_workers)
+    stack.callback(verification.close)
+    local = _local_models(recipe, student, accelerator, len(tokenizer))
+    scorers = _Scorers(recipe, fleet, verification, accelerator.device, models.infos, local, contexts, stops, plugins)
+    scorer = scorers.make(plugins.needs)
+    learner = _learner(recipe, plugins, student, accelerator, tokenizer, scorer)
+    measure = build_measure(models.infos, plugins.needs, recipe.teachers)
+    kl_needs = merge([] if measure is None else [measure.needs()], temperature=recipe.rollout.temperature)
+    candidates = max(plugins.needs.candidates, kl_needs.candidates)
+    spec = _rollout_spec(recipe, plugins.needs, accelerator, candidates, len(tokenizer), stop_ids, stops)
+    setup = EngineSetup(student.lm, tokenizer, spec, path, revision)
+    sampler = _sampler(recipe, plugins, setup, learner, stack)
+    ahead = (
+        _ahead(recipe, plugins, setup, sampler, learner, scorer.submit, stack) if recipe.train.max_staleness else None
+    )
+    cursor = PromptCursor(source)
+    services = LoopServices(
+        recipe,
+        learner,
+        tokenizer,
+        source,
+        scorer,
+        sampler,
+        None if measure is None else (measure, scorers.make(kl_needs)),
+        poll,
+        lambda: Workbench(learner, sampler, scorers.make(plugins.needs), poll, stack.callback),
+        local,
+        cursor,
+        verification,
+    )
+    scorers.services = services
+    live = fleet is not None and not fleet.recorded and plugins.needs.teacher and models.infos
+    return Job(
+        recipe=recipe,
+        accelerator=accelerator,
+        watch=watch,
+        fleet=fleet,
+        models=models,
+        source=source,
+        tokenizer=tokenizer,
+        learner=learner,
+        cursor=cursor,
+        strategy=plugins.strategy,
+        sampler=sampler,
+        ahead=ahead,
+        mismatch=Mismatch(plugins.engine.settings, local, learner.ranks, accelerator.autocast, services.costs),
+        scorer=scorer,
+        local=local,
+        controllers=plugins.controllers,
+        rewards=plugins.rewards,
+        services=services,
+        stop_check=StopCheck(recipe, sampler, source, models.infos, stop_ids, scorers.make) if live else None,
+    )
+
+
+@dataclass(slots=True)
+class _Scorers:
+    """Makes scorers: each keeps requests of its own, all share what answers them.
+
+    Attributes:
+        services: for rewards; known once all parts are there.
+    """
+
+    recipe: Recipe
+    fleet: ScoreSource | None
+    verification: Verification
+    device: torch.device
+    infos: dict[str, pb.TeacherInfo]
+    local: LocalModels
+    contexts: Contexts
+    stops: StopMap
+    plugins: Plugins
+    services: LoopServices | None = None
+
+    def make(self, needs: Needs, stops: StopMap | None = None) -> Scorer:
+        """A scorer for `needs`, with another map of stop tokens where one is given."""
+        return Scorer(
+            self.fleet,
+            self.recipe.teachers,
+            needs,
+            self.verification,
+            self.device,
+            known=self.infos,
+            local=self.local,
+            contexts=self.contexts,
+            stops=self.stops if stops is None else stops,
+            rewards=self._rewards,
+        )
+
+    def _rewards(self) -> StepRewards:
+        if self.services is None:
+            raise TypeError("rows were scored before the job was built")
+        return StepRewards(self.plugins.rewards, self.services)
+
+
+def _student(recipe: Recipe, weights: Weights, accelerator: Accelerator, stack: ExitStack) -> Student:
+    student = load_student(
+        weights.base,
         dtype=recipe.model.dtype,
         attention=recipe.model.attention,
         gradient_checkpointing=recipe.model.gradient_checkpointing,
-        revision=revision,
+        revision=weights.revision,
+        lora=recipe.model.lora,
+        adapter=weights.adapter,
     )
+    if recipe.train.sharding == "fsdp":
+        stack.callback(shard(student, accelerator.device, half=accelerator.mixed_precision == "bf16"))
+    return student
 
-    local = _local_models(recipe, student, accelerator, len(tokenizer))
-    verification = Verification(source, recipe.rollout.verify_workers)
-    stack.callback(verification.close)
-    stack.callback(plugins.rewards.close)
-    stop_ids = stop_set(tokenizer, generation_stops(path, revision), recipe.rollout.stop_tokens).ids
-    stop_map = map_of(recipe, stop_ids, models.infos, plugins.needs)
-    contexts = Contexts(recipe.contexts, tokenizer, recipe.rollout.max_prompt_tokens)
-    check_contexts(recipe, contexts, source, tokenizer)
 
-    def reward(rows: Sequence[Row]) -> None:
-        plugins.rewards.apply(rows, services)
-
-    def scorer_of(needs: Needs, stops: StopMap = stop_map) -> Scorer:
-        return Scorer(
-            fleet,
-            recipe.teachers,
-            needs,
-            verification,
-            accelerator.device,
-            known=models.infos,
-            local=local,
-            contexts=contexts,
-            stops=stops,
-            reward=reward,
-        )
-
+def _learner(
+    recipe: Recipe, plugins: Plugins, student: Student, accelerator: Accelerator, tokenizer: Any, scorer: Scorer
+) -> Learner:
     objective = Objective(plugins.terms, recipe.rollout.max_new_tokens)
     objective.bind(tokenizer)
-    scorer = scorer_of(plugins.needs)
-    learner = Learner(
+    return Learner(
         student,
         objective,
         plugins.needs,
@@ -174,63 +254,65 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         temperature=recipe.rollout.temperature,
         head_of=scorer.head_of,
     )
-    kl_term = kl_term_for(models.infos, plugins.needs, recipe.teachers)
-    measured = [] if kl_term is None else [kl_term.needs()]
-    kl_needs = merge(measured, temperature=recipe.rollout.temperature)
-    kl_scorer = scorer_of(kl_needs) if kl_term is not None else None
-    spec = RolloutSpec(
+
+
+def _rollout_spec(
+    recipe: Recipe,
+    needs: Needs,
+    accelerator: Accelerator,
+    candidates: int,
+    vocabulary: int,
+    stop_ids: Collection[int],
+    stops: StopMap,
+) -> RolloutSpec:
+    return RolloutSpec(
         seed=recipe.seed,
         batch_rows=recipe.rollout.batch_rows,
-        candidates=min(max(plugins.needs.candidates, kl_needs.candidates), len(tokenizer)),
-        valid_vocab=len(tokenizer),
+        candidates=min(candidates, vocabulary),
+        valid_vocab=vocabulary,
         max_prompt_tokens=recipe.rollout.max_prompt_tokens,
         stop_ids=frozenset(stop_ids),
-        keep_ids=stop_map.ids if max(plugins.needs.candidates, kl_needs.candidates) > len(stop_map.ids) else (),
+        cache_tokens=recipe.rollout.cache_tokens,
+        autocast=torch.bfloat16 if accelerator.mixed_precision == "bf16" else None,
+        keep_ids=stops.ids if candidates > len(stops.ids) else (),
+        read_given=bool(needs.signals or needs.reward or candidates),
     )
-    engine = plugins.engine
-    engine.open(EngineSetup(student.lm, tokenizer, spec, path, revision))
-    stack.callback(engine.close)
-    player = EpisodePlayer(recipe.rollout.episodes, tokenizer, spec)
+
+
+def _sampler(recipe: Recipe, plugins: Plugins, setup: EngineSetup, learner: Learner, stack: ExitStack) -> Sampler:
+    plugins.engine.open(setup)
+    stack.callback(plugins.engine.close)
+    player = EpisodePlayer(recipe.rollout.episodes, setup.tokenizer, setup.spec)
     stack.callback(player.close)
-    sampler, cursor = Sampler(engine, learner, player), PromptCursor(source)
-    # A scorer of its own, because it is used from the probe's thread.
-    prober = Prober(learner, sampler, scorer_of(plugins.needs), poll)
-    stack.callback(prober.close)
-    services = LoopServices(
-        recipe,
-        learner,
-        tokenizer,
-        source,
-        scorer,
-        sampler,
-        kl_scorer,
-        kl_term,
-        poll,
-        prober,
-        local,
-        cursor,
-        verification,
-    )
-    live = fleet is not None and not fleet.recorded and plugins.needs.teacher
-    probe = StopProbe(recipe, sampler, source, models.infos, stop_ids, scorer_of) if live and models.infos else None
-    return Job(
-        recipe=recipe,
-        accelerator=accelerator,
-        fleet=fleet,
-        models=models,
-        source=source,
-        tokenizer=tokenizer,
-        learner=learner,
-        cursor=cursor,
-        strategy=plugins.strategy,
-        sampler=sampler,
-        scorer=scorer,
-        local=local,
-        controllers=plugins.controllers,
-        rewards=plugins.rewards,
-        services=services,
-        stop_probe=probe,
-    )
+    return Sampler(plugins.engine, learner, player)
+
+
+def _ahead(
+    recipe: Recipe,
+    plugins: Plugins,
+    setup: EngineSetup,
+    sampler: Sampler,
+    learner: Learner,
+    on_row: OnRow,
+    stack: ExitStack,
+) -> Ahead | None:
+    """What samples beside learning, with an engine on a copy of the student where the run's holds no weights."""
+    if not recipe.train.max_staleness:
+        return None
+    tokenizer = copy.deepcopy(setup.tokenizer)  # a fast one may not be used by two threads at once
+    own: RolloutEngine | None = None
+    if not plugins.engine.holds_weights:
+        own = CopyEngine(EngineSettings(name="copy"))
+        own.open(replace(setup, model=copy_of(setup.model), tokenizer=tokenizer))
+
+    def lend() -> AbstractContextManager[RolloutEngine]:
+        return sampler.lend() if own is None else nullcontext(own)
+
+    player = EpisodePlayer(recipe.rollout.episodes, tokenizer, setup.spec)
+    stack.callback(player.close)
+    ahead = Ahead(recipe.train.max_staleness, recipe.train.steps, learner, lend, player, on_row)
+    stack.callback(ahead.close)
+    return ahead
 
 
 def _local_models(recipe: Recipe, student: Student, accelerator: Accelerator, valid_vocab: int) -> LocalModels:

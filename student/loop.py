@@ -13,6 +13,7 @@ observe(report)                  controllers learn
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +25,25 @@ from opd.fleet.metrics import register_metrics
 from opd.tasks.prompt import Prompt
 from student.controllers import EvalReport, StepReport
 from student.data.outcome import gather_outcomes
-from student.data.plan import PlannedRow, StepPlan, plan_step
+from student.data.plan import StepPlan, plan_step
 from student.data.row import Row
 from student.job import Job, build_job, fleet_fingerprints
 from student.learning.updates import Update, Updated, make_updates, plan_updates
 from student.recipe import Recipe
 from student.rollout.rounds import Rollouts
+from student.rollout.stages import StepStages
 from student.run.checkpoint import latest_checkpoint
+from student.run.ending import Ending
 from student.run.evaluation import Evaluations, metrics_of, to_json
 from student.run.folder import RESUMABLE, RunFolder
 from student.run.interrupts import Interrupts
+from student.run.prompt_record import keep_contents
 from student.run.row_counts import count_rows, outcome_metrics, row_metrics
 from student.run.samples import entries, sample_of
 from student.run.saving import Saver, Unfinished
 from student.run.spans import Spans
 from student.run.telemetry import StageClock, Telemetry, check_port
+from student.run.trackers import Trackers, check_trackers
 from student.scoring.stops import stop_log_ratios
 
 
@@ -71,20 +76,29 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
             folder = RunFolder(recipe.run)
         sinks = telemetry or _sinks(folder, recipe, main)
         stack.callback(sinks.close)
+        for change in keep_contents(folder, job.source.contents()) if main else ():
+            sinks.log(f"warning: {change}")
         spans = Spans.from_environment(recipe.tracing)
         stack.callback(spans.close)
         if job.fleet is not None:
             register_metrics(job.fleet, sinks.registry)
+        if main:
+            stack.push(Ending(folder, job.fleet))
+        stack.push(job.watch.rename)
         return _Run(job, folder, sinks, interrupts, checkpoint, spans).run()
 
 
 def _sinks(folder: RunFolder, recipe: Recipe, main: bool) -> Telemetry:
     if main:
-        return Telemetry(folder, recipe.train.steps, recipe.metrics_port, host=recipe.metrics_host)
+        sinks = Telemetry(folder, recipe.train.steps, recipe.metrics_port, host=recipe.metrics_host)
+        if recipe.trackers:
+            sinks.trackers = Trackers(recipe.trackers, folder.path, recipe.model_dump(mode="json"), sinks.log)
+        return sinks
     return Telemetry(None, recipe.train.steps, 0, Console(quiet=True))
 
 
 def _open(recipe: Recipe, resume: bool) -> tuple[RunFolder | None, Path | None]:
+    check_trackers(recipe.trackers)
     if not resume:
         # Refused before any model loads; made only once everything else has been checked.
         RunFolder.check_new(recipe.run)
@@ -111,9 +125,10 @@ class _Run:
         self.spans = spans
         self.ranks = job.learner.ranks
         interrupts.shared = self.ranks.count > 1
-        self.evaluations = Evaluations(job, sinks.say, self._keep_samples)
+        self.evaluations = Evaluations(job, sinks.log, self._keep_samples)
         self.saver = Saver(job, folder)
         self.state = self.saver.open(checkpoint)
+        self.evaluations.start = self.state.before
         job.local.start(job.models.local, fresh=checkpoint is None)
 
     def run(self) -> dict[str, Any]:
@@ -128,6 +143,7 @@ class _Run:
         except RunFolderError:
             raise  # Saving is what failed.
         except OpdError as error:
+            self.job.watch.ending(error)
             steps = self.state.steps
             done, stopped = f"{steps} of {self.recipe.train.steps} steps", isinstance(error, CancelledError)
             # Without an update there is nothing to save: a resumed run begins at the beginning.
@@ -142,66 +158,77 @@ class _Run:
         """All remaining steps, between two evaluations."""
         if self.state.steps == 0:
             for remark in (r for term in self.job.learner.objective.terms for r in term.remarks(self.recipe)):
-                self.sinks.say(f"note: {remark}")
-            self._probe_stops()
+                self.sinks.log(f"note: {remark}")
+            self._check_stops()
             self.state.before = self.evaluations.run("before", 0)
         self.sinks.start(self.state.steps)
         if self.state.unfinished is not None:
-            self._follow_up(self.state.unfinished, StageClock(self.spans))
-        while self.state.steps < self.recipe.train.steps:
+            self._follow_up(self.state.unfinished, self._clock())
+        while self.state.steps < self.recipe.train.steps and not self._finished():
             if self.ranks.any(self.interrupts.requested):
                 raise CancelledError("stopped by a signal")
             with self.spans.span("opd.step", **{"opd.step": self.state.steps + 1}):
                 self._step(self.state.steps)
         return self.evaluations.run("after", self.state.steps)
 
-    def _probe_stops(self) -> None:
-        probe = self.job.stop_probe
-        if probe is not None:
-            for line in self.ranks.agree(lambda: list(probe.lines(self.interrupts.poll))):
-                self.sinks.say(line)
+    def _finished(self) -> bool:
+        return self.ranks.any(any(controller.finished() for controller in self.job.controllers))
+
+    def _check_stops(self) -> None:
+        check = self.job.stop_check
+        if check is not None:
+            for line in self.ranks.agree(lambda: list(check.lines(self.interrupts.poll))):
+                self.sinks.log(line)
 
     def _waiting(self, outage: Outage) -> None:
-        self.sinks.say(outage.sentence())
+        self.sinks.log(outage.sentence())
 
     def _emergency(self, outage: Outage) -> None:
-        if self.state.unfinished is not None or self.interrupts.holding:
-            return  # Updates have moved the weights, or a controller may be trying others.
+        if self.state.unfinished is not None or self.interrupts.holding or self.saver.sharded:
+            return  # Updates have moved the weights, a controller may be trying others, or the other ranks have parts.
         path = self.saver.save(self.state, together=False)
-        self.sinks.say(f"teacher {outage.teacher!r} is away for {outage.seconds:.0f} s; saved {path}")
+        self.sinks.saved()
+        self.sinks.log(f"teacher {outage.teacher!r} is away for {outage.seconds:.0f} s; saved {path}")
 
     def _recovered(self, outage: Outage) -> None:
-        self.sinks.say(f"teacher {outage.teacher!r} is back after {outage.seconds:.0f} s")
+        self.sinks.log(f"teacher {outage.teacher!r} is back after {outage.seconds:.0f} s")
 
     def _step(self, step: int) -> None:
-        job, clock = self.job, StageClock(self.spans)
+        job, clock = self.job, self._clock()
         # No update has begun: when a rank cannot go on, the state of all is that of the last step.
         job.cursor.begin()
         rollouts = self._rollouts(step, clock)
-        plan = self._plan(step, job.cursor.take(self.recipe.rollout.prompts_per_step))
-        rows = rollouts.run(job.strategy, plan)
+        rows = rollouts.run(job.strategy, self._planned(step))
+        mismatch = job.mismatch.measure(rows, step)
         costs = job.services.costs
         costs.sampled("train", rollouts.rows)
-        costs.scored("train", job.scorer.positions(rollouts.rows))
+        costs.scored("train", job.scorer.positions(rollouts.scored))
         for controller in job.controllers:
             rows = controller.compose(rows)
         outcomes, places = gather_outcomes(rows, self.ranks)
         job.learner.objective.assess(rows, outcomes, places)
+        stops = self._stop_ratios(rows)  # may ask the fleet, which must not fail between the updates and their record
         updated = self._learn(rows, step, clock)
         moved = job.local.after_step(step)
         self.state.steps = step + 1
+        if job.ahead is not None:
+            job.ahead.done(self.state.steps)
         job.sampler.moved(self.state.steps)
         shown = self.recipe.samples
         if shown.every and self.state.steps % shown.every == 0:
-            self._keep_samples(entries(map(sample_of, rows[: shown.count]), step=self.state.steps, label="train"))
+            samples = [sample_of(row, job.tokenizer) for row in rows[: shown.count]]
+            self._keep_samples(entries(samples, step=self.state.steps, label="train"))
         job.cursor.commit()
         sampled = sum(row.length for row in rollouts.rows)
-        mine = count_rows(rows, sampled, self._stop_ratios(rows)) | rollouts.counts()
-        counts = self.ranks.total(mine | job.rewards.take() | costs.take())
+        mine = count_rows(rows, sampled, stops) | rollouts.counts()
+        mine["staleness"] = float(sum(step - int(row.policy_version[0]) for row in rollouts.rows))
+        counts = self.ranks.total(mine | job.rewards.take() | costs.take() | job.sampler.take())
         self.state.tokens += int(counts["sampled"])
-        spent = {name: value for name, value in counts.items() if name.startswith("cost/")}
+        spent = {name: value for name, value in counts.items() if name.startswith(("cost/", "engine/"))}
         metrics = updated.metrics() | moved | row_metrics(counts) | outcome_metrics(outcomes)
-        metrics |= rollouts.metrics(counts) | spent
+        metrics |= rollouts.metrics(counts) | spent | mismatch
+        if job.ahead is not None:
+            metrics["staleness"] = counts["staleness"] / max(1.0, counts["sampled_rows"])
         self.state.unfinished = Unfinished(metrics, outcomes)
         self._follow_up(self.state.unfinished, clock)
         if updated.failure is not None:
@@ -222,17 +249,33 @@ class _Run:
             step=step,
             ranks=self.ranks,
         )
+        if job.learner.objective.recomputes:
+            # The rows have been scored with the weights that the first update starts from.
+            updates = (replace(update, recompute=number > 0) for number, update in enumerate(updates))
         for controller in job.controllers:
             updates = controller.updates(updates, job.services)
         # Weights that have moved cannot be sampled from again, so a signal waits for the end of the step.
         with clock.stage("learn"), self.interrupts.held():
             updated = make_updates(job.learner, updates, step, job.services.costs, job.scorer.reread)
         if updated.skipped:
-            self.sinks.say(
+            self.sinks.log(
                 f"step {step + 1}: {updated.skipped} of {updated.made + updated.skipped} updates had no row to learn "
                 "from and were skipped"
             )
         return updated
+
+    def _clock(self) -> StageClock:
+        return StageClock(self.spans, self.sinks.timeline, self.state.steps)
+
+    def _planned(self, step: int) -> StepPlan:
+        """The plan of a step: made now, or when its rows were launched; first launches what these weights sample."""
+        cursor, ahead, count = self.job.cursor, self.job.ahead, self.recipe.rollout.prompts_per_step
+        if ahead is None:
+            return self._plan(step, cursor.take(count))
+        for later in ahead.due(step):
+            ahead.launch(self._plan(later, cursor.take(count)), version=step)
+            cursor.commit()  # from here on they are in the plan that a checkpoint holds
+        return ahead.plan(step)
 
     def _plan(self, step: int, prompts: Sequence[Prompt]) -> StepPlan:
         """The plan for `prompts` on all ranks, as the controllers rewrite it."""
@@ -280,31 +323,18 @@ class _Run:
         self._save_now_and_then(clock)
         seconds = sum(clock.seconds.values())
         metrics["tokens_per_second"] = metrics["response_tokens"] / seconds if seconds else 0.0
+        metrics |= clock.beside
         if job.accelerator.is_main_process:
             self.sinks.step(self.state.steps, metrics, clock.seconds)
 
     def _keep_samples(self, lines: Sequence[Mapping[str, Any]]) -> None:
         if self.job.accelerator.is_main_process:
-            self.folder.append_samples(lines)
+            self.sinks.samples(lines)
 
     def _rollouts(self, step: int, clock: StageClock) -> Rollouts:
-        """What the strategy of this step may ask: each row is scored from the moment it is finished."""
-        job = self.job
-
-        def submit(row: Row) -> None:
-            self.interrupts.poll()
-            job.scorer.submit(row)
-
-        def sample(planned: Sequence[PlannedRow]) -> list[Row]:
-            with clock.stage("rollout"):
-                return job.sampler.sample(planned, on_row=submit)
-
-        def score(rows: Sequence[Row]) -> list[Row]:
-            with clock.stage("wait_teacher"):
-                job.scorer.collect(rows, poll=self.interrupts.poll)
-            return list(rows)
-
-        return Rollouts(sample, score, lambda prompts: self._plan(step, prompts), job.cursor, self.ranks)
+        """What the strategy of this step may ask."""
+        stages = StepStages(self.job, step, clock, self.interrupts.poll)
+        return Rollouts(stages, lambda prompts: self._plan(step, prompts), self.job.cursor, self.ranks)
 
     def _save_now_and_then(self, clock: StageClock) -> None:
         last = self.state.steps == self.recipe.train.steps
@@ -312,6 +342,7 @@ class _Run:
         if last or (every and self.state.steps % every == 0):
             with clock.stage("checkpoint"):
                 self.saver.save(self.state)
+            self.sinks.saved()
 
     def _finish(self, after: EvalReport | None) -> dict[str, Any]:
         state = self.state

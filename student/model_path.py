@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from opd.adapters import adapter_settings, split_adapter
 from opd.errors import ConfigError
 
 
@@ -10,9 +11,17 @@ def check_model_path(path: str, revision: str | None = None) -> None:
 
     Ids with a slash are left to the hub.
 
+    Args:
+        path: folder or hub id, or BASE+ADAPTER with the folder of a PEFT adapter.
+        revision: of a hub id.
+
     Raises:
         ConfigError: naming what the path could have been.
     """
+    base, adapter = split_adapter(path)
+    if adapter is not None:
+        adapter_settings(adapter)
+        path = base
     if "/" in path or Path(path).exists():
         return
     from huggingface_hub import try_to_load_from_cache

@@ -1,8 +1,10 @@
 """The plug-ins a recipe names, with validated settings; imports no torch, so that a typo is refused at once."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import student.methods
 import student.rl  # noqa: F401  (registers the names)
@@ -13,10 +15,17 @@ from student.controllers import CONTROLLERS, Controller
 from student.learning.terms import AGGREGATIONS, OBJECTIVES, Term
 from student.recipe import Recipe
 from student.rl import REWARDS
+from student.rl.rewards.base import Reward
 from student.rl.rewards.chain import RewardChain
 from student.rollout.engine import ROLLOUT_ENGINES, RolloutEngine
 from student.rollout.strategy import STRATEGIES, Strategy
-from student.scoring.needs import Needs, merge
+from student.scoring.contexts import reads_outcomes
+from student.scoring.needs import STUDENT, TEACHER, Needs, merge
+
+if TYPE_CHECKING:
+    from opd.wire.v1 import teacher_pb2 as pb
+    from student.evaluate import EvalMeasure
+    from student.recipe import TeacherSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +61,12 @@ def build_plugins(recipe: Recipe) -> Plugins:
     controllers = [_build(CONTROLLERS, entry, f"methods.{i}") for i, entry in enumerate(recipe.methods)]
     strategy: Strategy = _build(STRATEGIES, recipe.rollout.strategy, "rollout.strategy")
     rewards = RewardChain([_build(REWARDS, entry, f"rewards.{i}") for i, entry in enumerate(recipe.rewards)])
-    needs = merge(
-        [part.needs() for part in (*terms, *controllers, strategy, *rewards.parts)],
-        temperature=recipe.rollout.temperature,
-    )
-    if rewards.parts and not any(part.needs().reward for part in (*terms, *controllers)):
+    parts = (*terms, *controllers, strategy, *rewards.parts)
+    needs = merge([part.needs() for part in parts], temperature=recipe.rollout.temperature)
+    told = any(reads_outcomes(role, context) for role, context in recipe.contexts.items())
+    if rewards.parts and not told and not any(part.needs().reward for part in (*terms, *controllers)):
         raise ConfigError("rewards are given, but no term learns from any; add one to the objective, for example grpo.")
+    needs = _with_contexts(recipe, parts, needs)
     if needs.reward == "any" and rewards.whole is None:
         needs = replace(needs, reward="verdict")
     if needs.served and recipe.teachers is None:
@@ -71,11 +80,40 @@ def build_plugins(recipe: Recipe) -> Plugins:
         controller.check(recipe, terms)
     strategy.check(recipe, terms)
     rewards.check(recipe, terms)
+    _check_staleness(recipe, terms, controllers, strategy)
     engine: RolloutEngine = _build(ROLLOUT_ENGINES, recipe.rollout.engine, "rollout.engine")
     engine.check(recipe)
+    if engine.settings.mismatch_rows:
+        needs = replace(needs, models=needs.models | {STUDENT})
     remarks = [remark for term in terms for remark in term.remarks(recipe)]
     remarks += [*_other_temperatures(terms, recipe.rollout.temperature)]
     return Plugins(terms, controllers, strategy, rewards, engine, needs, remarks)
+
+
+def _with_contexts(recipe: Recipe, parts: Sequence[Term | Controller | Strategy | Reward], needs: Needs) -> Needs:
+    """`needs`, with rewards where a context tells of them.
+
+    Raises:
+        ConfigError: for a context that would change the old policy, or one that waits for what waits for it.
+    """
+    outcomes = sorted(role for role, context in recipe.contexts.items() if reads_outcomes(role, context))
+    for part in parts:
+        mine, name = part.needs(), part.settings.name
+        teaches = getattr(part.settings, "role", TEACHER) == STUDENT
+        old = STUDENT in mine.models or (not teaches and any(need.role == STUDENT for need in mine.signals))
+        if STUDENT in recipe.contexts and old:
+            raise ConfigError(
+                f"contexts.student would change the old policy, whose log-probs {name} asks the student for; give the "
+                "context to another role, for example ema or teacher."
+            )
+        if outcomes and isinstance(part, Reward) and mine.signals:
+            raise ConfigError(
+                f"contexts.{outcomes[0]} is made from rewards, but reward {name!r} is made from what models say; use "
+                "one of them."
+            )
+    if outcomes and not needs.reward:
+        return replace(needs, reward="any")
+    return needs
 
 
 def _other_temperatures(terms: Sequence[Term], sampled_at: float) -> Iterator[str]:
@@ -88,6 +126,29 @@ def _other_temperatures(terms: Sequence[Term], sampled_at: float) -> Iterator[st
                     f"{term.settings.name} compares the student at temperature {sampled_at:g} (rollout.temperature) "
                     f"with the {role} at temperature {temperature:g}, so it learns that difference too."
                 )
+
+
+def _check_staleness(
+    recipe: Recipe, terms: Sequence[Term], controllers: Sequence[Controller], strategy: Strategy
+) -> None:
+    """Refuse `train.max_staleness` where something in the recipe does not stand it.
+
+    Raises:
+        ConfigError: naming it and why.
+    """
+    steps = recipe.train.max_staleness
+    if steps and recipe.train.sharding != "none":
+        raise ConfigError(
+            f"train.max_staleness is {steps}, which samples from a whole copy of the student, but train.sharding is "
+            f"{recipe.train.sharding}; set one of them back to 0 or none."
+        )
+    parts: list[Term | Controller | Strategy] = [*terms, *controllers, strategy] if steps else []
+    for part in parts:
+        if part.why_not_stale:
+            raise ConfigError(
+                f"train.max_staleness is {steps}, but {part.settings.name} does not go with it: {part.why_not_stale}; "
+                "or set train.max_staleness: 0."
+            )
 
 
 def _check_teachers(recipe: Recipe, terms: Sequence[Term], controllers: Sequence[Controller]) -> None:
@@ -118,6 +179,21 @@ def build_terms(entries: Sequence[Mapping[str, Any]]) -> list[Term]:
             )
         terms.append(term)
     return terms
+
+
+def build_measure(
+    infos: Mapping[str, pb.TeacherInfo], needs: Needs, settings: TeacherSettings | None
+) -> EvalMeasure | None:
+    """What evaluations measure against the teachers of a run; None where nothing can be measured.
+
+    Args:
+        infos: the served models.
+        needs: of the objective.
+        settings: the recipe's `teachers`.
+    """
+    from student.methods.distil.measure import reverse_kl_of
+
+    return reverse_kl_of(infos, needs, settings)
 
 
 def _build(registry: Registry, entry: Mapping[str, Any], where: str) -> Any:

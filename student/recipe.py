@@ -10,9 +10,26 @@ from opd.fleet.settings import FleetSettings
 from opd.tasks.modes import ModeSettings
 from opd.tasks.settings import PromptSettings
 from student.rollout.episodes import EpisodeSettings
+from student.run.trackers import TrackerSettings
 from student.scoring.contexts import ContextSettings
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+class LoraSettings(Settings):
+    """Low-rank adapters: only they are trained and saved, over a frozen base (extra lora)."""
+
+    rank: int = Field(16, ge=1, description="Rank of the factors, r.")
+    alpha: float = Field(32, gt=0, description="Scale: the adapter's output is multiplied by alpha / rank.")
+    targets: Literal["all-linear"] | tuple[str, ...] = Field(
+        "all-linear",
+        description="Layers that get an adapter: all-linear (all of them but the head), or ends of their names, for "
+        "example [q_proj, v_proj].",
+    )
+    dora: bool = Field(False, description="DoRA: also train the norm of each row of the adapted weights.")
+    start: str | None = Field(
+        None, description="Folder of a PEFT adapter of the same rank, alpha and targets to begin from."
+    )
 
 
 class ModelSettings(Settings):
@@ -23,12 +40,13 @@ class ModelSettings(Settings):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Element type of the trained weights.")
     attention: str | None = Field(None, description="Attention implementation, for example sdpa or flash_attention_2.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
+    lora: LoraSettings | None = Field(None, description="Train low-rank adapters instead of the weights.")
 
 
 class EmaSettings(Settings):
     """The moving average of the student's weights, model ema."""
 
-    decay: float = Field(0.999, ge=0, lt=1, description="Kept of the average at each move; 0 copies the student.")
+    decay: float = Field(0.999, ge=0, lt=1, description="Share of the average kept at each move; 0 copies the student.")
     every: int = Field(1, ge=0, description="Steps between moves; 0 leaves them to a method.")
 
 
@@ -100,7 +118,15 @@ class RolloutSettings(Settings):
         "generation_config.",
     )
     temperature: float = Field(1.0, gt=0, le=10, description="Sampling temperature; the loss uses it too.")
-    batch_rows: int = Field(64, ge=1, description="Responses decoded together.")
+    batch_rows: int = Field(
+        64, ge=1, description="Most responses decoded together; a response that ends makes room for the next."
+    )
+    cache_tokens: int = Field(
+        262_144,
+        ge=1,
+        description="Bound on the tokens whose keys and values are held at once: responses decoded together, times the "
+        "longest prompt and response. Fewer are decoded together where they may become long; four always are.",
+    )
     verify_workers: int = Field(
         4, ge=1, le=256, description="Answers verified at the same time, in processes where the verifier has its own."
     )
@@ -134,6 +160,15 @@ class TrainSettings(Settings):
         description="Optimizer updates in a pass, each on its share of the groups. From the second update of a step on "
         "the student is not the policy that sampled: importance ratios leave 1 and clips act.",
     )
+    max_staleness: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="Steps that the weights which sample a step are behind those that learn from it: 0 samples and "
+        "learns in turn; with k step n is sampled with exactly the weights of step n - k, while earlier steps are "
+        "learnt. Needs k + 1 copies of the trained tensors on the host, one on the device, and an objective that "
+        "allows for it (docs/scale.md).",
+    )
     learning_rate: float = Field(1e-5, gt=0, description="Peak learning rate of AdamW.")
     warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Decay after the warm-up.")
@@ -147,6 +182,11 @@ class TrainSettings(Settings):
     )
     mixed_precision: Literal["auto", "no", "bf16"] = Field(
         "auto", description="Autocast: auto means bf16 on a GPU that has it, else no."
+    )
+    sharding: Literal["none", "fsdp"] = Field(
+        "none",
+        description="fsdp: every rank keeps its part of weights, gradients and moments alone (FSDP2); with "
+        "mixed_precision bf16 the parts stay in model.dtype and layers are gathered in bf16. none: whole copies.",
     )
     threads: int = Field(
         0, ge=0, le=1024, description="Torch threads of the student; 0 leaves it to torch and OMP_NUM_THREADS."
@@ -165,6 +205,15 @@ class EvalSettings(Settings):
         1, ge=1, description="Responses per prompt, n; above 1 they give pass@k without bias for k up to n."
     )
     reverse_kl: bool = Field(True, description="Also measure KL(student || teacher) on sampled responses.")
+    mode_slack: float = Field(
+        1.0,
+        ge=1,
+        description="Answers in a mode may run to this many times its budget, to show how far the student would go. "
+        "Those over the budget still count as wrong.",
+    )
+    leakage: int = Field(
+        0, ge=0, description="Problems whose answers in every mode are scored by the teachers of all modes; 0: none."
+    )
 
 
 class SampleSettings(Settings):
@@ -215,7 +264,13 @@ class Recipe(Settings):
     samples: SampleSettings = Field(default_factory=SampleSettings, description="The answers in samples.jsonl.")
     metrics_port: int = Field(0, ge=0, le=65535, description="Port of the student's Prometheus metrics; 0: off.")
     metrics_host: str = Field(
-        "127.0.0.1", description="Address of those metrics, which are in the clear and ask for no token."
+        "127.0.0.1", description="Address of those metrics, which are unencrypted and need no token."
+    )
+    trackers: list[TrackerSettings] = Field(
+        default_factory=list,
+        examples=["[{name: tensorboard}]"],
+        description="Experiment trackers that get metrics, answers and the report too (extra trackers). A failing one "
+        "is left out, and the run continues.",
     )
     tracing: bool = Field(False, description="Export OpenTelemetry spans of every step (extra otel, OTEL_* variables).")
 

@@ -1,8 +1,7 @@
 """The services that controllers may use, on top of the loop's stages."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -10,24 +9,24 @@ from opd.fleet.membership.outage import OutageHooks
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
-from student.controllers import EvalReport
+from student.controllers import EvalReport, Workbench
 from student.data.cursor import PromptCursor
 from student.data.outcome import Outcome
 from student.data.plan import StepPlan
 from student.data.row import Row
 from student.data.streams import stream
-from student.evaluate import estimator_of, mean_divergence, report, sample_answers
+from student.evaluate import EvalMeasure
+from student.evaluator import Evaluator
 from student.learning.learner import Learner
-from student.methods.distil.opd import OnPolicyDistillation
-from student.methods.windows.probe import Probe, Prober, ProbeSpec
 from student.recipe import Recipe
 from student.rollout.engine import Sampler
-from student.run.costs import Costs, Purpose, positions
-from student.run.samples import sample_of
+from student.run.costs import Costs, Purpose
 from student.scoring.local import LocalModels
 from student.scoring.needs import STUDENT
 from student.scoring.score import Scorer
 from student.scoring.verify import Verification
+
+T = TypeVar("T")
 
 
 class LoopServices:
@@ -40,10 +39,9 @@ class LoopServices:
         source: prompts and verifier.
         scorer: signals for the objective.
         sampler: samples from the current weights.
-        kl_scorer: signals for the measurement of reverse KL, or None when no teacher serves one.
-        kl_term: measures reverse KL on what `kl_scorer` gives.
+        measure: of reverse KL, with the scorer that gives what it needs; None where it cannot be measured.
         poll: called while waiting for the fleet.
-        prober: runs gradient probes, with a scorer of its own.
+        workbench: makes what `Services.workbench` gives.
         local: the models in process.
         cursor: the run's place in its training prompts.
         verification: judges answers.
@@ -52,7 +50,6 @@ class LoopServices:
         tokenizer: see `Services.tokenizer`.
         outcomes: see `Services.outcomes`; the loop sets them.
         costs: tokens spent since the loop last took them.
-        prober: runs gradient probes, with a scorer of its own.
     """
 
     def __init__(
@@ -63,16 +60,14 @@ class LoopServices:
         source: PromptSource,
         scorer: Scorer,
         sampler: Sampler,
-        kl_scorer: Scorer | None,
-        kl_term: OnPolicyDistillation | None,
+        measure: tuple[EvalMeasure, Scorer] | None,
         poll: Callable[[], None],
-        prober: Prober,
+        workbench: Callable[[], Workbench],
         local: LocalModels,
         cursor: PromptCursor,
         verification: Verification,
     ) -> None:
         self._cursor = cursor
-        self.prober = prober
         self._local = local
         self._verification = verification
         self._recipe = recipe
@@ -81,15 +76,15 @@ class LoopServices:
         self._source = source
         self._scorer = scorer
         self._sampler = sampler
-        self._kl_scorer = kl_scorer
-        self._kl_term = kl_term
         self._poll = poll
+        self.workbench = workbench
         self.costs = Costs()
+        self._evaluator = Evaluator(recipe, learner, tokenizer, sampler, verification, measure, self.costs, poll)
         self.outcomes: Sequence[Outcome] = ()
 
     def hook_outages(self, hooks: OutageHooks) -> None:
         """Have `hooks` called while any scorer of the run waits for a teacher that is away."""
-        for scorer in (self._scorer, self._kl_scorer):
+        for scorer in (self._scorer, self._evaluator.scorer):
             if scorer is not None:
                 scorer.hooks = hooks
 
@@ -134,9 +129,9 @@ class LoopServices:
         """See `Services.refresh`."""
         self._local.refresh(model, decay)
 
-    def start_probe(self, plan: StepPlan, spec: ProbeSpec, weights: dict[str, Tensor] | None = None) -> Probe:
-        """See `Services.start_probe`."""
-        return self.prober.start(plan, spec, weights)
+    def gather(self, value: T) -> list[T]:
+        """See `Services.gather`."""
+        return self._learner.ranks.gather(value)
 
     def add_costs(self, counts: Mapping[str, float]) -> None:
         """See `Services.add_costs`."""
@@ -152,76 +147,29 @@ class LoopServices:
         temperature: float | None = None,
         purpose: Purpose | None = "gate",
         keep: int = 0,
+        leakage: int = 0,
+        slack: float = 1.0,
     ) -> EvalReport:
         """See `Services.evaluate`; `temperature` defaults to the rollout's, costs go to `purpose`.
+
+        Each rank answers its share of the prompts; all ranks get the same report, that of one rank.
+
+        Answers in a mode run to `slack` times its budget; those to the first `leakage` problems are scored by the
+        teachers of all modes.
 
         With `keep`, the report holds the first so many answers; the first samples.count of them have a divergence each
         where one is measured.
         """
-        level = self._recipe.rollout.temperature if temperature is None else temperature
-        kl_scorer = self._kl_scorer if reverse_kl else None
-        on_policy = level == self._recipe.rollout.temperature
-        shown = min(keep, self._recipe.samples.count)
-
-        def work() -> tuple[list[Row], list[Row]]:
-            rows = self._answers(prompts, seed_names, samples, level, kl_scorer if on_policy else None)
-            if kl_scorer is None:
-                return rows, []
-            scored = rows
-            if not on_policy:
-                scored = self._answers(prompts, seed_names, 1, self._recipe.rollout.temperature, kl_scorer)
-                for row in rows[:shown]:
-                    kl_scorer.submit(row)
-                kl_scorer.collect(rows[:shown], poll=self._poll)
-            kl_scorer.collect(scored, poll=self._poll)
-            return rows, scored
-
-        rows, scored = self._learner.ranks.agree(work)
-        if purpose is not None:
-            self.costs.sampled(purpose, rows)
-        value = None
-        if kl_scorer is not None and self._kl_term is not None:
-            if purpose is not None:
-                self.costs.scored(purpose, kl_scorer.positions(scored))
-                self.costs.add(purpose, "decoded_positions", positions(scored))
-                if not on_policy:
-                    self.costs.sampled(purpose, scored)
-            value = mean_divergence(self._learner, scored, self._kl_term, self._kl_term.needs())
-        self._verification.collect(rows, poll=self._poll)
-        found = report(rows, samples, value, "" if self._kl_term is None else estimator_of(self._kl_term))
-        return replace(found, samples=self._samples(rows[:keep], 0 if value is None else shown))
-
-    def _samples(self, rows: Sequence[Row], measured: int) -> list[dict[str, Any]]:
-        """The answers for samples.jsonl, the first `measured` with their divergence."""
-        found = []
-        for index, row in enumerate(rows):
-            kl = None
-            if index < measured and self._kl_term is not None:
-                kl = mean_divergence(self._learner, [row], self._kl_term, self._kl_term.needs())
-            found.append(sample_of(row, kl))
-        return found
-
-    def _answers(
-        self,
-        prompts: Sequence[Prompt],
-        seed_names: Sequence[object],
-        samples: int,
-        temperature: float,
-        scorer: Scorer | None,
-    ) -> list[Row]:
-        def on_row(row: Row) -> None:
-            self._poll()
-            if scorer is not None:
-                scorer.submit(row)
-
-        return sample_answers(
-            self._sampler,
+        return self._evaluator.run(
             prompts,
+            seed_names=seed_names,
             samples=samples,
+            reverse_kl=reverse_kl,
             temperature=temperature,
-            max_new_tokens=self._recipe.rollout.max_new_tokens,
-            names=seed_names,
-            on_row=on_row,
+            purpose=purpose,
+            keep=keep,
+            leakage=leakage,
+            slack=slack,
         )
 
     def prompts(self, count: int) -> list[Prompt]:

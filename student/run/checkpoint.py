@@ -1,10 +1,12 @@
 """Checkpoints that survive a kill at any instant: written aside, fsynced, listed in a manifest, then renamed.
 
     checkpoints/step-000050/model/     a Hugging Face folder, loads with plain transformers
-    checkpoints/step-000050/trainer/   optimizer, random states, loop and methods: safetensors and JSON
+    checkpoints/step-000050/trainer/   optimizer, random states, loop and methods: safetensors and JSON;
+                                       in folders *-shards what the ranks of a sharded student hold
     checkpoints/step-000050/manifest.json   SHA-256 and size of every file; its presence makes the checkpoint
 
-A checkpoint whose manifest does not hold is passed over in favour of the one before.
+A checkpoint whose manifest does not hold is passed over in favour of the one before. Ranks of a sharded student write
+and hash their parts of one folder together, which all of them see; the first one names it when all are done.
 """
 
 import contextlib
@@ -15,46 +17,78 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 
-from opd.errors import CheckpointError, RunFolderError
+from opd.errors import CancelledError, CheckpointError, RunFolderError
+from student.learning.ranks import ALONE, Ranks
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 _ASIDE = ".writing-old-"
 
 
-def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], *, keep: int) -> Path:
+def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], *, keep: int, ranks: Ranks = ALONE) -> Path:
     """Write the checkpoint of `step` and remove all but the newest `keep` up to it.
 
     Args:
         root: folder of all checkpoints.
         step: optimizer updates done.
-        write: fills the folder it is given.
+        write: fills the folder it is given, or adds what this rank holds.
         keep: checkpoints to keep, at least 1.
+        ranks: those that write together, all at the same time.
 
     Returns:
         The checkpoint's folder.
 
     Raises:
-        RunFolderError: when it cannot be written; those before it are kept.
+        RunFolderError: on every rank, when it cannot be written; those before it are kept.
     """
     final = root / f"step-{step:06d}"
-    scratch = root / f".writing-step-{step:06d}-{os.getpid()}"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        _put_back(root)
-        for leftover in root.glob(".writing-*"):
-            shutil.rmtree(leftover)
-        scratch.mkdir()
-        write(scratch)
-        _seal(scratch, step)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise RunFolderError(
-            f"checkpoint {final} cannot be written: {error}; make room for it and continue with --resume."
-        ) from error
+    main = ranks.index == 0
+    scratch = root / f".writing-step-{step:06d}-{ranks.gather(os.getpid())[0]}"
+
+    def together(work: Callable[[], T]) -> T:
+        def guarded() -> T:
+            try:
+                return work()
+            except (OSError, SafetensorError) as error:
+                raise RunFolderError(
+                    f"checkpoint {final} cannot be written: {error}; free space for it and continue with --resume."
+                ) from error
+
+        try:
+            return ranks.agree(guarded)
+        except CancelledError as error:
+            raise RunFolderError(f"checkpoint {final} cannot be written: {error}.") from error
+        except RunFolderError:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+
+    together(lambda: _clear(root, scratch) if main else None)
+    together(lambda: write(scratch))
+    entries: dict[str, Any] = {}
+    for part in ranks.gather(together(lambda: _entries(scratch, ranks))):
+        entries |= part
+    together(lambda: _name(scratch, final, step, entries, keep) if main else None)
+    return final
+
+
+def _clear(root: Path, scratch: Path) -> None:
+    """Remove what was left half-written, and make `scratch`."""
+    root.mkdir(parents=True, exist_ok=True)
+    _put_back(root)
+    for leftover in root.glob(".writing-*"):
+        shutil.rmtree(leftover)
+    scratch.mkdir()
+
+
+def _name(scratch: Path, final: Path, step: int, entries: dict[str, Any], keep: int) -> None:
+    """Seal what was written, give it its name, and remove what is older than the newest `keep`."""
+    root = final.parent
+    _seal(scratch, step, entries)
     aside = root / f"{_ASIDE}{final.name}"
     if final.exists():
         # The same step saved twice (a run that stopped within it, and went on): the newer one replaces it.
@@ -66,7 +100,6 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], *, kee
     past = list_checkpoints(root)
     for old in past[: past.index(final) + 1][:-keep]:
         shutil.rmtree(old)
-    return final
 
 
 def _put_back(root: Path) -> None:
@@ -77,13 +110,19 @@ def _put_back(root: Path) -> None:
             aside.rename(final)
 
 
-def _seal(folder: Path, step: int) -> None:
-    """Write the manifest of all files below `folder` and have everything on the disk."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    entries = {str(p.relative_to(folder)): {"sha256": _sha256(p), "bytes": p.stat().st_size} for p in files}
+def _entries(folder: Path, ranks: Ranks) -> dict[str, Any]:
+    """SHA-256 and size of this rank's share of the files below `folder`, which are then on the disk."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())[ranks.index :: ranks.count]
+    for path in files:
+        _fsync(path)
+    return {str(p.relative_to(folder)): {"sha256": _sha256(p), "bytes": p.stat().st_size} for p in files}
+
+
+def _seal(folder: Path, step: int, entries: dict[str, Any]) -> None:
+    """Write the manifest and have it and all folders on the disk."""
     manifest = folder / MANIFEST
-    manifest.write_text(json.dumps({"step": step, "files": entries}, indent=1), encoding="utf-8")
-    for path in [*files, manifest, *sorted(p for p in folder.rglob("*") if p.is_dir()), folder]:
+    manifest.write_text(json.dumps({"step": step, "files": dict(sorted(entries.items()))}, indent=1), encoding="utf-8")
+    for path in [manifest, *sorted(p for p in folder.rglob("*") if p.is_dir()), folder]:
         _fsync(path)
 
 

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from student.controllers import EvalReport
 from student.job import Job
+from student.orbit.figures import describe_modes, recovery
 from student.run.samples import entries
 
 
@@ -14,15 +16,19 @@ class Evaluations:
 
     Args:
         job: gives services, prompts and settings.
-        say: takes one line for people.
+        log: takes one line for people.
         write: takes lines of samples.jsonl.
+
+    Attributes:
+        start: the report from before the first step, against which recoveries are measured; None while there is none.
     """
 
     def __init__(
-        self, job: Job, say: Callable[[str], None], write: Callable[[Sequence[Mapping[str, Any]]], None]
+        self, job: Job, log: Callable[[str], None], write: Callable[[Sequence[Mapping[str, Any]]], None]
     ) -> None:
-        self._job, self._say, self._write = job, say, write
+        self._job, self._log, self._write = job, log, write
         self._settings = job.recipe.eval
+        self.start: EvalReport | None = None
 
     def due(self, steps: int) -> bool:
         """Whether the recipe asks for one after `steps` steps; the one after the last step is made apart."""
@@ -42,9 +48,16 @@ class Evaluations:
             temperature=settings.temperature,
             purpose=None,
             keep=self._job.recipe.samples.count,
+            leakage=settings.leakage,
+            slack=settings.mode_slack,
         )
+        self.start = self.start or report
+        gained = recovery(report.modes, self.start.modes, self._job.recipe.modes)
+        report = replace(report, modes={**report.modes, **gained})
         self._write(entries(report.samples, step=step, label=label))
-        self._say(f"evaluation ({label}): {describe(report)}")
+        self._log(f"evaluation ({label}): {describe(report)}")
+        if report.modes:
+            self._log(f"modes ({label}): {describe_modes(report.modes)}")
         return report
 
 
@@ -69,9 +82,12 @@ def _with_interval(value: float, half: float | None) -> str:
 def metrics_of(report: EvalReport) -> dict[str, float]:
     """The figures of an evaluation as metrics of a step; what is unknown is absent."""
     metrics = {"eval/response_length": report.mean_length, "eval/repetition": report.repetition, **_by_domain(report)}
+    metrics |= {f"mode/{name}": value for name, value in report.modes.items()}
     metrics |= {f"eval/pass_at_{k}": value for k, (value, _) in report.pass_at.items() if k > 1}
     if not math.isnan(report.accuracy):
         metrics["eval/accuracy"] = report.accuracy
+        if report.accuracy_half_width is not None:
+            metrics["eval/accuracy_half_width"] = report.accuracy_half_width
     if report.reverse_kl is not None:
         metrics["eval/reverse_kl"] = report.reverse_kl
     return metrics
@@ -89,6 +105,7 @@ def to_json(report: EvalReport) -> dict[str, Any]:
         "reverse_kl": report.reverse_kl,
         "reverse_kl_estimator": report.reverse_kl_estimator,
         "tokens": report.tokens,
+        "modes": dict(report.modes),
         "by_domain": {name: list(found) for name, found in report.by_domain.items()},
     }
 

@@ -1,8 +1,6 @@
 """The run folder: resolved recipe, provenance, metrics, checkpoints, summary."""
 
-import contextlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +13,9 @@ from typing import Any
 import yaml
 
 from opd.errors import CancelledError, CheckpointError, OutageError, RunFolderError
+from opd.files import write_whole
 from student.recipe import Recipe
+from student.run.resume import check_resumable
 
 RESUMABLE = (CancelledError, OutageError)
 """Errors after which a run goes on with --resume, even from before its first step."""
@@ -94,20 +94,28 @@ class RunFolder:
         It stays after a signal and an outage, which a run survives by --resume, and where it holds metrics or a
         checkpoint.
         """
-        used = self._metrics.exists() or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
-        if kind is not None and not issubclass(kind, RESUMABLE) and not used:
+        if kind is not None and not issubclass(kind, RESUMABLE) and not self.used:
             shutil.rmtree(self.path, ignore_errors=True)
+
+    @property
+    def used(self) -> bool:
+        """Whether a step or a checkpoint is written."""
+        return self._metrics.exists() or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
 
     @classmethod
     def reopen(cls, recipe: Recipe) -> "RunFolder":
         """Open the folder of a run that is resumed.
 
         Raises:
-            CheckpointError: when there is no such run.
+            CheckpointError: when there is no such run, or its checkpoints do not fit the recipe.
         """
         if not (recipe.run / "recipe.yaml").is_file():
             raise CheckpointError(f"there is no run in {recipe.run} to resume; start it without --resume.")
-        return cls(recipe.run)
+        folder = cls(recipe.run)
+        if any(folder.checkpoints.glob("step-*")):
+            saved = yaml.safe_load((recipe.run / "recipe.yaml").read_text(encoding="utf-8"))
+            check_resumable(saved, recipe.model_dump(mode="json"))
+        return folder
 
     def keep_recipe(self, recipe: Recipe, updates: int) -> None:
         """Write the recipe of a resumed run; another one, followed for `updates` updates, is kept beside it."""
@@ -188,17 +196,9 @@ def _append(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with scratch.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
+        write_whole(path, text)
     except OSError as error:
-        # On a read-only file system this fails too, even when there is nothing to remove.
-        with contextlib.suppress(OSError):
-            scratch.unlink(missing_ok=True)
         raise _unwritable(path, error) from error
 
 
@@ -208,7 +208,7 @@ def _is_draft(path: Path) -> bool:
 
 
 def _unwritable(path: Path, error: OSError) -> RunFolderError:
-    return RunFolderError(f"{path} cannot be written: {error.strerror}; make room or choose another run folder.")
+    return RunFolderError(f"{path} cannot be written: {error.strerror}; free space there or choose another run folder.")
 
 
 def _version(package: str) -> str | None:

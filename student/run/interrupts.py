@@ -1,54 +1,94 @@
-"""Ctrl-C and SIGTERM: a request to stop after saving."""
+"""Ctrl-C and SIGTERM: the first is a request to stop after saving, a second one ends the process at once."""
 
+import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 from opd.errors import CancelledError
 
 _ECHO_SECONDS = 1.0
 """A launcher passes on the Ctrl-C that its ranks had from the terminal already."""
+_ADVICE = b"\nstopping as soon as the state can be saved; a second signal ends the run at once\n"
+_GIVEN_UP = b"\nended by a second signal, without saving; --resume goes on from the last checkpoint\n"
 
 
 class Interrupts:
-    """Turns the first Ctrl-C or SIGTERM into a request to stop after saving; a second one kills at once.
+    """Turns the first Ctrl-C or SIGTERM into a request to stop after saving; a second one ends the process at once.
+
+    Python runs a signal's handler in the main thread between two instructions, which a thread that waits for other
+    ranks in a collective does not reach for minutes. So a thread of its own reads the numbers of the signals, which
+    Python's C code writes to a socket as they arrive, and counts them.
 
     Attributes:
         requested: whether to stop.
         holding: whether a wait is not interrupted, because weights have moved within a step.
-        shared: whether other ranks take part: then a wait is not broken off, because all must stop at the same step.
+        shared: whether other ranks take part: then a wait is not interrupted, because all must stop at the same step.
     """
+
+    watching: ClassVar[int] = 0
 
     def __init__(self) -> None:
         self.requested = False
         self.shared = False
         self.holding = False
-        self._since = 0.0
         self._launched = "LOCAL_RANK" in os.environ
+        self._speaks = os.environ.get("RANK", "0") == "0"
         self._previous: dict[int, Any] = {}
+        self._sockets: tuple[socket.socket, socket.socket] | None = None
+        self._previous_fd = -1
+        self._watcher = threading.Thread(target=self._watch, name="signals", daemon=True)
 
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():
+            self._sockets = socket.socketpair()
+            self._sockets[1].setblocking(False)
+            self._previous_fd = signal.set_wakeup_fd(self._sockets[1].fileno(), warn_on_full_buffer=False)
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._previous[number] = signal.signal(number, self._handle)
+            self._watcher.start()
+            Interrupts.watching += 1
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._sockets is None:
+            return
+        Interrupts.watching -= 1
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(self._previous_fd, warn_on_full_buffer=False)
+        reader, writer = self._sockets
+        writer.close()  # ends the watcher
+        self._watcher.join()
+        reader.close()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested and self._launched and time.monotonic() - self._since < _ECHO_SECONDS:
-            return
-        if self.requested:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        self.requested, self._since = True, time.monotonic()
+        self.requested = True
+
+    def _watch(self) -> None:
+        assert self._sockets is not None
+        since: float | None = None
+        while received := self._sockets[0].recv(1):
+            if received[0] not in self._previous:
+                continue  # every signal that has a handler in Python is written
+            now = time.monotonic()
+            if since is None:
+                self.requested, since = True, now
+                self._log(_ADVICE)
+            elif not (self._launched and now - since < _ECHO_SECONDS):
+                self._log(_GIVEN_UP)
+                os._exit(128 + received[0])  # what a shell reports of a process that a signal ended
+
+    def _log(self, text: bytes) -> None:
+        if self._speaks:
+            with contextlib.suppress(OSError):
+                os.write(2, text)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -67,3 +107,12 @@ class Interrupts:
         """
         if self.requested and not self.shared and not self.holding:
             raise CancelledError("stopped by a signal")
+
+
+def _leave_parent() -> None:
+    """In a forked child: its signals must not be counted among its parent's."""
+    if Interrupts.watching:
+        signal.set_wakeup_fd(-1)
+
+
+os.register_at_fork(after_in_child=_leave_parent)

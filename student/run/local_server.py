@@ -1,4 +1,7 @@
-"""A teacher server in a process of its own on loopback, for the demo, the lab, ORBIT and experiments by hand."""
+"""A teacher server in a process of its own on loopback, for the demo, the lab, ORBIT and experiments by hand.
+
+It ends with the block, and with the process that opened the block, however that ends.
+"""
 
 import os
 import subprocess
@@ -9,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from opd.errors import UnavailableError
+from student.run.with_parent import with_parent
 
 START_SECONDS = 600
 """A loaded machine may take minutes to import torch."""
@@ -36,7 +40,7 @@ def served(models: Mapping[str, Path | str], folder: Path, flags: Sequence[str] 
     ours = ["--port", "0", "--metrics-port", "-1", "--port-file", str(ports), "--grace", "5"]
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "teacher_server", *named, *ours, *flags],
+            with_parent([sys.executable, "-m", "teacher_server", *named, *ours, *flags]),
             stdout=out,
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},

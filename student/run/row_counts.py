@@ -3,6 +3,9 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from student.data.outcome import Outcome, reward_of
 from student.data.row import Row
 from student.figures import repetition
@@ -32,6 +35,9 @@ def count_rows(rows: Sequence[Row], sampled: int, stop_ratios: Sequence[float] =
         "stops": len(stop_ratios),
         "stop_log_ratio": sum(stop_ratios),
         "truncated": sum(row.truncated for row in rows),
+        "contexts": sum(bool(_contexts(row)) or bool(row.unread) for row in rows),
+        "unread": sum(bool(row.unread) for row in rows),
+        "hinted": sum(any(not np.array_equal(ids, row.prompt_ids) for ids in _contexts(row)) for row in rows),
         "payload": sum(score.wire_bytes for row in rows for score in row.signals.values()),
         "scored": sum(row.length for row in rows if row.signals),
         "asked": len(asked),
@@ -41,6 +47,12 @@ def count_rows(rows: Sequence[Row], sampled: int, stop_ratios: Sequence[float] =
         "reward": sum(rewards),
         **parts,
     }
+
+
+def _contexts(row: Row) -> list[NDArray[np.uint32]]:
+    """Prompts other than the student's that a model read for the row: hints of the teachers and of the sampler."""
+    own = [] if row.behaviour_prompt_ids is None else [row.behaviour_prompt_ids]
+    return [*row.contexts.values(), *own]
 
 
 def row_metrics(counts: Mapping[str, float]) -> dict[str, float]:
@@ -55,6 +67,10 @@ def row_metrics(counts: Mapping[str, float]) -> dict[str, float]:
     }
     if counts["scored"]:
         metrics["payload_bytes_per_token"] = counts["payload"] / counts["scored"]
+    if counts["contexts"]:
+        # 0 where every context says just what the student reads: a hint that is empty does nothing, without an error.
+        metrics["hinted_share"] = counts["hinted"] / rows
+        metrics["context_missing_share"] = counts["unread"] / rows
     if counts["stops"]:
         metrics["stop_log_ratio"] = counts["stop_log_ratio"] / counts["stops"]
     if counts["rewarded"]:

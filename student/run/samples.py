@@ -1,4 +1,7 @@
-"""What the student wrote: lines of samples.jsonl with prompt, answer, verdict, reward, divergence and length."""
+"""What the student wrote: lines of samples.jsonl with prompt, answer, verdict, reward, divergence, length and tokens.
+
+`pieces` holds a token each: its text, its `measure` in nats, and what the teacher found likeliest with probabilities.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,18 +10,23 @@ import numpy as np
 
 from student.data.outcome import reward_of
 from student.data.row import Row
+from student.rollout.transcript import transcript_of
+from student.run.token_view import View, pieces, view_of_row
 from student.scoring.needs import TEACHER
 
 
-def sample_of(row: Row, kl: float | None = None) -> dict[str, Any]:
+def sample_of(row: Row, tokenizer: Any, kl: float | None = None, view: View | None = None) -> dict[str, Any]:
     """One answer for people and scripts.
 
     Args:
         row: the answer.
+        tokenizer: the student's.
         kl: its reverse KL to the teacher, nats per token; where it is None, the mean log-ratio of its tokens stands
             in, if the teacher's log-probs of them are known.
+        view: its tokens' reverse KL; without it their log-ratios stand in, where they are known.
     """
     prompt, verdict = row.prompt, row.verdict
+    measure, view = ("reverse_kl", view) if view else view_of_row(row)
     return {
         "uid": prompt.uid,
         "prompt": prompt.text if prompt.messages is None else [dict(message) for message in prompt.messages],
@@ -32,7 +40,19 @@ def sample_of(row: Row, kl: float | None = None) -> dict[str, Any]:
         "truncated": row.truncated,
         "domain": prompt.domain,
         "teacher": row.teacher or None,
+        "measure": measure if view else None,
+        "pieces": list(pieces(row.response_ids.tolist(), view, tokenizer)),
+        **_episode(row, tokenizer),
     }
+
+
+def _episode(row: Row, tokenizer: Any) -> dict[str, Any]:
+    """Of an episode its transcript, and the student's actions; nothing for other rows."""
+    transcript = transcript_of(row, tokenizer)
+    if transcript is None:
+        return {}
+    actions = [tokenizer.decode(row.response_ids[start:end], skip_special_tokens=True) for start, end in row.turns]
+    return {"episode": transcript, "answers": actions}
 
 
 def entries(samples: Iterable[Mapping[str, Any]], *, step: int, label: str) -> list[dict[str, Any]]:

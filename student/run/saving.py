@@ -9,9 +9,11 @@ from opd.errors import CheckpointError
 from student.controllers import EvalReport
 from student.data.outcome import Outcome
 from student.job import Job
+from student.learning.sharding import mesh_of
 from student.run.checkpoint import save_checkpoint
 from student.run.evaluation import from_json, to_json
 from student.run.folder import RunFolder
+from student.run.model_folder import save_model
 from student.run.state_io import load_state, save_state
 
 
@@ -74,6 +76,11 @@ class Saver:
         # Steps of the newest checkpoint, as all ranks know it and as this one does: an outage has one rank save alone.
         self._agreed = self._written = -1
 
+    @property
+    def sharded(self) -> bool:
+        """Whether no rank can save alone."""
+        return self._job.learner.sharded
+
     def open(self, checkpoint: Path | None) -> LoopState:
         """The state in `checkpoint`, with learner, terms and controllers as they were; that of a new run for None.
 
@@ -81,6 +88,11 @@ class Saver:
             CheckpointError: when the checkpoint is of another recipe, version or seed.
         """
         main = self._job.accelerator.is_main_process
+        found = self._job.learner.ranks.gather(checkpoint and checkpoint.name)
+        if len(set(found)) > 1:
+            raise CheckpointError(
+                f"the ranks found different checkpoints ({', '.join(map(str, found))}); all must see one run folder."
+            )
         state = LoopState(steps=0, tokens=0, began=time.monotonic())
         if checkpoint is not None:
             state = self._restore(checkpoint)
@@ -102,6 +114,14 @@ class Saver:
         final = root / f"step-{state.steps:06d}"
         if self._agreed == state.steps:
             return final
+        if self.sharded:
+            if not together:
+                raise TypeError("the parts of a sharded student are saved by all ranks together")
+            keep = job.recipe.train.keep_checkpoints
+            ranks = job.learner.ranks
+            save_checkpoint(root, state.steps, lambda folder: self._write(folder, state), keep=keep, ranks=ranks)
+            self._agreed = self._written = state.steps
+            return final
         if together:
             job.accelerator.wait_for_everyone()
         if job.accelerator.is_main_process and self._written != state.steps:
@@ -118,14 +138,20 @@ class Saver:
         self._agreed = self._written = -1
 
     def _write(self, folder: Path, state: LoopState) -> None:
-        job = self._job
-        job.learner.student.lm.save_pretrained(folder / "model")
-        job.tokenizer.save_pretrained(folder / "model")
+        job, main = self._job, self._job.accelerator.is_main_process
+        if self.sharded:
+            save_model(folder / "model", job.learner.student, job.learner.ranks)
+        else:
+            job.learner.student.lm.save_pretrained(folder / "model")
         trainer = folder / "trainer"
-        trainer.mkdir()
-        save_state(trainer, "learner", job.learner.state_dict())
+        if main:
+            job.tokenizer.save_pretrained(folder / "model")
+            trainer.mkdir(exist_ok=True)
+        save_state(trainer, "learner", job.learner.state_dict(), main=main)
         if kept := job.local.state_dict():
-            save_state(trainer, "local", kept)
+            save_state(trainer, "local", kept, main=main)
+        if job.ahead is not None:
+            save_state(trainer, "ahead", job.ahead.state_dict(state.steps), main=main)
         save_state(
             trainer,
             "loop",
@@ -142,20 +168,23 @@ class Saver:
                 "rewards": job.rewards.state_dict(),
                 "controllers": {str(i): c.state_dict() for i, c in enumerate(job.controllers)},
             },
+            main=main,
         )
 
     def _restore(self, checkpoint: Path) -> LoopState:
-        job, trainer = self._job, checkpoint / "trainer"
-        state: dict[str, Any] = load_state(trainer, "loop")
+        job, trainer, mesh = self._job, checkpoint / "trainer", mesh_of(self._job.learner.student)
+        state: dict[str, Any] = load_state(trainer, "loop", mesh)
         try:
             if state["seed"] != job.recipe.seed:
                 raise CheckpointError(
                     f"checkpoint {checkpoint} is from a run with seed {state['seed']}, but the recipe has seed "
                     f"{job.recipe.seed}; use the same recipe to resume."
                 )
-            job.learner.load_state_dict(load_state(trainer, "learner"))
+            job.learner.load_state_dict(load_state(trainer, "learner", mesh))
             if (trainer / "local.json").exists():
-                job.local.load_state_dict(load_state(trainer, "local"))
+                job.local.load_state_dict(load_state(trainer, "local", mesh))
+            if job.ahead is not None:
+                job.ahead.load_state_dict(load_state(trainer, "ahead"), int(state["steps"]))
             job.learner.objective.load_state_dict(state["objective"])
             job.strategy.load_state_dict(state["strategy"])
             job.cursor.position = int(state["prompts"])

@@ -9,10 +9,32 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-STAGES = ("rollout", "wait_teacher", "learn", "after_update", "evaluate", "checkpoint")
+from student.run.metric_help import help_of
 
-_NATS = re.compile(r"(kl|entropy|jsd|log_ratio|divergence|advantage)$")
-_RATIO = re.compile(r"(mass|rate|overlap|fraction|accuracy|sampled|clipped|weight|repetition|pass_at_\d+)$")
+STAGES = (
+    *("rollout", "wait_rollout", "wait_verifier", "wait_teacher"),
+    *("learn", "after_update", "evaluate", "checkpoint"),
+)
+
+_NATS = re.compile(r"(kl|leakage|entropy|jsd|log_ratio|divergence|advantage)$")
+_RATIO = re.compile(
+    r"(mass|rate|overlap|fraction|accuracy|sampled|clipped|weight|repetition|share|pass_at_\d+|violations|truncation|monotone)$"
+)
+
+_MODE_TEXTS = {
+    "accuracy": "Accuracy of a mode within its budget, latest evaluation.",
+    "tokens": "Mean tokens of answers in a mode, latest evaluation.",
+    "violations": "Share of answers over the budget of their mode, latest evaluation.",
+    "truncation": "Share of answers in a mode that the length limit cut, latest evaluation.",
+    "neighbour_ratio": "Tokens of a mode over those of the next narrower one, latest evaluation.",
+    "recovery": "Where a mode stands between the start (0) and its teacher (1), latest evaluation.",
+    "leakage": "KL of the student in a mode to the teacher of a mode, per token, latest evaluation.",
+    "interpolation": "Where the tokens of an untrained mode lie between its neighbours', latest evaluation.",
+    "share": "Share of a mode in the rows of the latest step.",
+    "lag": "How far a mode still is from its teacher: 1 as at the start, 0 there, latest step.",
+    "monotone": "Share of problems whose tokens never rise as budgets fall, latest evaluation.",
+    "hypervolume": "Area under the best accuracy that so many tokens buy, 0 to 1, latest evaluation.",
+}
 
 
 class Series:
@@ -46,6 +68,12 @@ class Series:
             ["divergence", "position"],
             registry=registry,
         )
+        self._checkpoint = Gauge(
+            "opd_student_checkpoint_timestamp_seconds",
+            "Unix time of the newest checkpoint, or of the start where there is none yet.",
+            registry=registry,
+        )
+        self.saved()
         self._stage = Histogram(
             "opd_student_stage_seconds",
             "Seconds of a stage within a step.",
@@ -56,6 +84,10 @@ class Series:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"opd_student_{name}", text, labels, registry=self._registry)
+
+    def saved(self) -> None:
+        """Record that everything up to now is in a checkpoint."""
+        self._checkpoint.set_to_current_time()
 
     def record(self, metrics: Mapping[str, float], stages: Mapping[str, float]) -> None:
         """Record a step."""
@@ -74,6 +106,8 @@ class Series:
                 self._domains.labels(rest).set(value)
             elif head in ("domain_tokens", "teacher_tokens"):
                 self._labelled[head.removesuffix("_tokens")].labels(rest).inc(value)
+            elif head == "mode" and "/" in rest:
+                self._record_mode(*rest.split("/"), value=value)
             elif head == "by_position":
                 self._positions.labels(*rest.split("/")).set(value)
             elif head == "cost":
@@ -82,11 +116,20 @@ class Series:
             else:
                 self._gauge(name).set(value)
 
+    def _record_mode(self, figure: str, *labels: str, value: float) -> None:
+        """A figure of a mode, or of a mode and the teacher of another one."""
+        full = gauge_name(f"mode_{figure}")
+        if full not in self._gauges:
+            text = _MODE_TEXTS.get(figure, f"{figure.replace('_', ' ').capitalize()} of a mode, latest step.")
+            self._gauges[full] = Gauge(full, text, ["mode", "teacher"][: len(labels)], registry=self._registry)
+        self._gauges[full].labels(*labels).set(value)
+
     def _gauge(self, name: str) -> Gauge:
         full = gauge_name(name)
         if full not in self._gauges:
-            text = f"{name.replace('/', ' ').replace('_', ' ')}, latest step."
-            self._gauges[full] = Gauge(full, text, registry=self._registry)
+            figure = name.removeprefix("mode/")
+            text = _MODE_TEXTS.get(figure) if figure != name else None
+            self._gauges[full] = Gauge(full, text or help_of(name), registry=self._registry)
         return self._gauges[full]
 
 

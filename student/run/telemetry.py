@@ -5,7 +5,7 @@ The Prometheus series are in `student.run.series`; docs/metrics.md lists them.
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -28,8 +28,10 @@ from opd.telemetry.metrics_http import serve_metrics
 from student.run.folder import RunFolder
 from student.run.series import Series
 from student.run.spans import Spans
+from student.run.timeline import Timeline
+from student.run.trackers import Trackers
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 _SHOWN = {
     "reverse_kl": "KL",
     "accuracy": "accuracy",
@@ -89,11 +91,19 @@ class StageClock:
 
     Args:
         spans: where the spans go.
+        timeline: draws the stages of the run; None for none.
+        step: the steps done when it was started.
+
+    Attributes:
+        seconds: of the stages, one after the other.
+        beside: metrics of what ran beside them, in another thread.
     """
 
-    def __init__(self, spans: Spans | None = None) -> None:
+    def __init__(self, spans: Spans | None = None, timeline: Timeline | None = None, step: int = 0) -> None:
         self.seconds: dict[str, float] = {}
+        self.beside: dict[str, float] = {}
         self._spans = spans or Spans()
+        self._timeline, self._step = timeline, step
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -103,7 +113,14 @@ class StageClock:
             with self._spans.span(name):
                 yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin
+            end = time.monotonic()
+            self.seconds[name] = self.seconds.get(name, 0.0) + end - begin
+            self.draw("learner", name, begin, end)
+
+    def draw(self, lane: str, name: str, begin: float, end: float) -> None:
+        """Put a span, in seconds of `time.monotonic()`, into the timeline."""
+        if self._timeline is not None:
+            self._timeline.add(lane, name, begin, end, step=self._step)
 
 
 class Telemetry:
@@ -115,6 +132,10 @@ class Telemetry:
         port: of the Prometheus endpoint, 0 for none.
         console: where lines and the bar go.
         host: address of the Prometheus endpoint.
+
+    Attributes:
+        timeline: what ran when; written with the checkpoints and at the end.
+        trackers: experiment trackers, which get everything too; None for none.
     """
 
     def __init__(
@@ -134,6 +155,8 @@ class Telemetry:
         self._server: Any = None
         if port:
             self._server = _open_port(self.registry, port, host)
+        self.timeline = Timeline(None if folder is None else folder.path / "timeline.json")
+        self.trackers: Trackers | None = None
         self._still = 0
         self._progress: Progress | None = None
         self._task: TaskID | None = None
@@ -160,9 +183,11 @@ class Telemetry:
         if self._folder is not None:
             self._folder.append_metrics(record)
         self._series.record(metrics, stages)
+        if self.trackers is not None:
+            self.trackers.step(step, metrics, stages)
         self._still = self._still + 1 if metrics.get("grad_norm") == 0.0 else 0
         if self._still in _STILL_STEPS:
-            self.say(_stillness(self._still, metrics))
+            self.log(_stillness(self._still, metrics))
         shown = _SHOWN_WITH_REWARDS if "advantage_magnitude" in metrics else _SHOWN
         note = "  ".join(f"{short} {metrics[name]:.4g}" for name, short in shown.items() if name in metrics)
         if self._progress is not None and self._task is not None:
@@ -170,7 +195,19 @@ class Telemetry:
             if not self.console.is_terminal and (step % max(1, self._total // 20) == 0 or step == self._total):
                 self.console.print(f"step {step}/{self._total}  {note}", highlight=False)
 
-    def say(self, line: str) -> None:
+    def samples(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Keep answers as lines of samples.jsonl."""
+        if self._folder is not None:
+            self._folder.append_samples(records)
+        if self.trackers is not None:
+            self.trackers.samples(records)
+
+    def saved(self) -> None:
+        """Everything up to now is in a checkpoint."""
+        self._series.saved()
+        self.timeline.write()
+
+    def log(self, line: str) -> None:
         """One line for people."""
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -178,6 +215,9 @@ class Telemetry:
         """Stop the bar and the endpoint."""
         if self._progress is not None:
             self._progress.stop()
+        self.timeline.write()
+        if self.trackers is not None:
+            self.trackers.close(None if self._folder is None else self._folder.path / "report.html")
         if self._server is not None:
             server, thread = self._server
             server.shutdown()

@@ -1,0 +1,69 @@
+"""`opd answers`: a model's answers to a recipe's training prompts, for SFT, cold starts and offline distillation."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def answers(
+    recipe: Annotated[
+        Path, typer.Argument(metavar="RECIPE.yaml", help="Gives prompts, lengths, stop tokens and seed.")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[dotted.key=value ...]", help="Replace keys of the recipe.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Folder or hub id of the model that answers; servers only score."),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="The file of answers, a JSON object per line.")] = Path(
+        "answers.jsonl"
+    ),
+    how: Annotated[
+        str,
+        typer.Option(
+            "--how",
+            help="greedy; sampled; verified: the first of --draws that the verifier calls correct, prompts without one "
+            "are left out; best: the best of --draws by verdict, then by probability.",
+        ),
+    ] = "greedy",
+    draws: Annotated[int, typer.Option("--draws", min=1, help="Most draws per prompt, for verified and best.")] = 8,
+    temperature: Annotated[float, typer.Option("--temperature", help="Of the draws; greedy has none.")] = 1.0,
+    prompts: Annotated[
+        int | None, typer.Option("--prompts", min=1, help="First training prompts; by default all that the run takes.")
+    ] = None,
+) -> None:
+    """Write a model's answers to the training prompts of a recipe.
+
+    A recipe learns from them with objective sft and method {name: expert_rows, share: 1.0, source: file, file: OUT},
+    and `missing: drop` for verified ones. Prints what the answers cost in tokens, those that were not kept included.
+    """
+    from opd.config import load_settings
+    from opd.errors import ConfigError
+    from opd.tasks import build_prompts
+    from opd.tasks.modes import asked_content
+    from student.answers import check_how, write_answers
+    from student.model_path import check_model_path
+    from student.recipe import Recipe
+
+    way = check_how(how)
+    if model is None:
+        raise ConfigError("no model was named to answer; give its folder or hub id with --model.")
+    if not 0 < temperature <= 10:
+        raise ConfigError(f"--temperature is {temperature:g}; give a number above 0 and up to 10, or --how greedy.")
+    job = load_settings(Recipe, recipe, overrides or ())
+    check_model_path(model)
+    source = build_prompts(job.prompts, seed=job.seed, modes=job.modes)
+    try:
+        count = prompts or job.train.steps * job.rollout.prompts_per_step
+        # The training stream repeats the prompts of a table: each is answered once.
+        asked = list({asked_content(prompt): prompt for prompt in source.prompts("train", count)}.values())
+        found = write_answers(
+            job, source, asked, model, out, how=way, draws=draws, temperature=temperature, log=typer.echo
+        )
+    finally:
+        source.close()
+    correct = "unknown" if found.correct is None else f"{found.correct:.3f}"
+    typer.echo(f"{out}: {found.answered} of {found.prompts} prompts answered, correct {correct}")
+    typer.echo(f"tokens: {found.tokens} in the file, {found.drawn} drawn")

@@ -1,0 +1,1 @@
+"""What `opd doctor` asks of the upper floor, found by the entry-point group `opd.examinations`."""

@@ -1,0 +1,231 @@
+"""`opd doctor --teacher RECIPE`: asks student and teachers of a recipe, and says which teacher is worth distilling."""
+
+import gc
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from opd.doctor.finding import Finding, Level
+from opd.errors import ConfigError, OpdError
+from opd.tasks.build import build_prompts
+from opd.tasks.environments.base import ENVIRONMENT
+from opd.tasks.prompt import Prompt
+from opd.tasks.stops import generation_stops, stop_set
+from opd.wire.types import PayloadSpec, ScoreItem
+from opd.wire.v1 import teacher_pb2 as pb
+from student.checks.worth import Kind, Worth, compare, judge
+from student.data.plan import PlannedRow, plan_step
+from student.data.row import Row, RowKey
+from student.job import build_job, connect
+from student.lab.stats import Interval
+from student.learning.model import Weights, load_student, load_tokenizer
+from student.model_path import check_model_path
+from student.recipe import Recipe
+from student.rollout.transformers import RolloutSpec, rollout
+from student.scoring.contexts import Context
+from student.scoring.needs import TEACHER
+from student.scoring.verify import Verification
+
+SAMPLES = 4
+K = 16
+_SHORTEST = 4
+"""Tokens of an answer that is cut in two."""
+_PARITY_NATS = 0.1
+_LEVELS: dict[Kind, Level] = {"distil": "ok", "do not distil": "fail", "not enough evidence": "note"}
+
+
+def examine_teacher(
+    recipe: Path, overrides: Sequence[str] = (), *, model: str = "", prompts: int = 64
+) -> Iterator[Finding]:
+    """The findings on every teacher that the recipe's prompts go to.
+
+    Args:
+        recipe: file of the recipe; its objective and methods are left aside.
+        overrides: "dotted.key=value" for the recipe.
+        model: weights that answer in the teacher's place; "" for those that the server names.
+        prompts: training prompts to ask.
+    """
+    from opd.config import load_settings
+
+    job = load_settings(Recipe, recipe, list(overrides))
+    check_model_path(job.model.path, job.model.revision)
+    for name, worth, obstacle in measure(job, model=model, prompts=prompts):
+        if obstacle:
+            yield Finding("note", name, f"gives no answers of its own here: {obstacle}")
+        yield from _figures(name, worth)
+        verdict = judge(worth)
+        yield Finding(_LEVELS[verdict.kind], name, f"{verdict.kind}: {verdict.reason}")
+
+
+def measure(recipe: Recipe, *, model: str = "", prompts: int = 64) -> Iterator[tuple[str, Worth, str]]:
+    """Every teacher's name, what was measured, and why it could not answer for itself ("" where it did).
+
+    Raises:
+        ConfigError: for a recipe without served teachers, with several for one row, or with episodes.
+        OpdError: as `opd train` would.
+    """
+    rows, infos = _students_answers(recipe, prompts)
+    names = sorted({row.teacher for row in rows})
+    if any(row.teachers for row in rows):
+        raise ConfigError("several teachers score each row; name one, for example teachers.default=NAME.")
+    local = [name for name in names if name not in infos]
+    if local:
+        raise ConfigError(f"teacher {local[0]!r} is the student itself; there is nothing to compare.")
+    if model and len(names) > 1:
+        raise ConfigError(f"--teacher-model is of one teacher, but the prompts go to {', '.join(names)}; see routes.")
+    with ExitStack() as stack:
+        source = build_prompts(recipe.prompts, seed=recipe.seed, modes=recipe.modes)
+        stack.callback(source.close)
+        tokenizer = load_tokenizer(Weights.of(recipe.model, None).base, recipe.model.revision)
+
+        verification = Verification(source, recipe.rollout.verify_workers)
+        stack.callback(verification.close)
+        for name in names:
+            mine = [row for row in rows if row.teacher == name]
+            answers, obstacle = _Answers([], [], math.nan), ""
+            try:
+                answers = _teachers_answers(recipe, mine, infos[name], model or infos[name].model, tokenizer)
+            except (OpdError, OSError, ValueError, torch.OutOfMemoryError) as error:
+                if model:
+                    raise
+                obstacle = " ".join(str(error).split())[:200]
+            verification.collect([*mine, *answers.own, *(row for _, row in answers.rescued)])
+            yield name, compare(mine, answers.own, answers.rescued, k=K, parity=answers.parity), obstacle
+
+
+def _students_answers(recipe: Recipe, count: int) -> tuple[list[Row], dict[str, pb.TeacherInfo]]:
+    """Scored answers of the student to `count` training prompts, and the served teachers."""
+    if recipe.teachers is None:
+        raise ConfigError("the recipe names no teachers, so there is nothing to examine; give it the group teachers.")
+    terms = [{"name": "opd", "payload": payload, "k": K, "aggregation": "constant"} for payload in ("topk", "gather")]
+    recipe = recipe.model_copy(update={"objective": terms, "methods": [], "rewards": []})
+    with ExitStack() as stack:
+        job = build_job(recipe, stack, poll=lambda: None)
+        job.local.start(job.models.local)
+        found = job.services.training_prompts(count, seed_names=("doctor",))
+        asked = list({prompt.content_hash: prompt for prompt in found}.values())
+        if any(ENVIRONMENT in prompt.extra for prompt in asked):
+            raise ConfigError("answers of episodes cannot be cut in two; give prompts without environments.")
+        return job.services.score(job.services.rollout(_plan(recipe, asked))), dict(job.models.infos)
+
+
+def _plan(recipe: Recipe, prompts: Sequence[Prompt]) -> Any:
+    settings = recipe.rollout
+    return plan_step(
+        0, prompts, samples=SAMPLES, max_new_tokens=settings.max_new_tokens, temperature=settings.temperature
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """What the teacher's weights wrote here, and how far their log-probs are from the served ones, nats."""
+
+    own: list[Row]
+    rescued: list[tuple[Row, Row]]
+    parity: float
+
+
+def _teachers_answers(
+    recipe: Recipe, rows: Sequence[Row], info: pb.TeacherInfo, model: str, tokenizer: Any
+) -> _Answers:
+    """Answers of the weights at `model`, under the prompt that the teacher reads when it scores.
+
+    The student's tokenizer encodes for both: these are the very states that the fleet is asked about.
+    """
+    check_model_path(model)
+    gc.collect()  # the student's job is gone: both need not fit at once
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    settings = recipe.rollout
+    lm = load_student(
+        model, dtype=recipe.model.dtype, attention=recipe.model.attention, gradient_checkpointing=False
+    ).to(place)
+    stops = {*stop_set(tokenizer, generation_stops(model, None), settings.stop_tokens).ids, *info.stop_token_ids}
+    limits = [one.max_tokens or 0 for one in recipe.contexts.values()]
+    longest = max(settings.max_prompt_tokens, *limits, 1)
+    spec = RolloutSpec(recipe.seed, settings.batch_rows, 0, len(tokenizer), longest, frozenset(stops))
+    read = _reader(recipe, info.name)
+    prompts = list({row.prompt.uid: row.prompt for row in rows}.values())
+    own = [_with_context(planned, read) for planned in _plan(recipe, prompts).rows]
+    cut = [row for row in rows if row.length >= _SHORTEST]
+    halves = [_with_context(_second_half(row, settings), read) for row in cut]
+    written = rollout(lm.lm, tokenizer, [*own, *halves], spec, purpose=("doctor",))
+    first, second = written[: len(own)], written[len(own) :]
+    for row in second:  # verifiers read the whole answer
+        row.text = str(tokenizer.decode(row.response_ids.tolist(), skip_special_tokens=True))
+    return _Answers(first, list(zip(cut, second, strict=True)), _parity(recipe, info.name, first))
+
+
+def _second_half(row: Row, settings: Any) -> PlannedRow:
+    """The student's answer, to be continued from its middle."""
+    prefix = tuple(row.response_ids[: row.length // 2].tolist())
+    longest = min(settings.max_new_tokens, row.prompt.max_new_tokens or settings.max_new_tokens)
+    key = RowKey(1, row.prompt.uid, row.key.sample)
+    return PlannedRow(key, row.prompt, longest - len(prefix), settings.temperature, prefix_ids=prefix)
+
+
+def _reader(recipe: Recipe, name: str) -> Callable[[Prompt], Prompt] | None:
+    """What gives the prompt that a teacher reads; None where it is the student's."""
+    settings = recipe.contexts.get(name, recipe.contexts.get(TEACHER))
+    return None if settings is None else Context(name, settings).render
+
+
+def _with_context(planned: PlannedRow, read: Callable[[Prompt], Prompt] | None) -> PlannedRow:
+    return planned if read is None else replace(planned, behaviour_prompt=read(planned.prompt))
+
+
+def _parity(recipe: Recipe, name: str, rows: Sequence[Row]) -> float:
+    """Largest difference between served log-probs of the rows and those of the weights that sampled them here."""
+    fleet = connect(recipe)
+    if fleet is None or fleet.recorded:
+        return math.nan
+    with fleet:
+        items = [
+            ScoreItem(np.concatenate([prompt, row.response_ids]), len(prompt))
+            for row in rows
+            for prompt in [row.prompt_ids if row.behaviour_prompt_ids is None else row.behaviour_prompt_ids]
+        ]
+        scores = fleet.score(name, items, PayloadSpec.sampled(), temperature=recipe.rollout.temperature)
+    gaps = [
+        np.abs(found.sampled - row.behaviour_logp).max()
+        for row, found in zip(rows, scores, strict=True)
+        if found.sampled is not None
+    ]
+    return float(max(gaps, default=math.nan))
+
+
+def _figures(name: str, worth: Worth) -> Iterator[Finding]:
+    yield Finding(
+        "ok",
+        name,
+        f"{worth.prompts} prompts, {worth.answers} answers of the student; accuracy of the student "
+        f"{worth.student:.3f}, of the teacher {worth.teacher:.3f}",
+    )
+    for found, words in (
+        (worth.better, "the teacher's answers are right more often by"),
+        (worth.rescue, "with its second half written by the teacher, an answer of the student is right more often by"),
+        (worth.slope, "accuracy per unit of lambda, towards the teacher:"),
+    ):
+        if found is not None:
+            yield Finding("ok" if found.low > 0 else "note", name, f"{words} {_words(found)}")
+    yield Finding(
+        "ok",
+        name,
+        f"at the student's states: reverse KL {worth.reverse_kl:.3f} nats per token, {worth.overlap:.0%} of the top "
+        f"{worth.k} sets shared, {worth.mass:.1%} of the teacher's probability on the student's set, the same first "
+        f"choice at {worth.first:.0%}",
+    )
+    if not math.isnan(worth.parity):
+        level: Level = "ok" if worth.parity < _PARITY_NATS else "note"
+        yield Finding(level, name, f"served log-probs differ from these weights' by {worth.parity:.2g} nats at most")
+
+
+def _words(found: Interval) -> str:
+    return f"{found.mean:+.3f} (95 % from {found.low:+.3f} to {found.high:+.3f}, {found.count} prompts)"

@@ -1,0 +1,218 @@
+"""Is a teacher worth distilling into a student on given prompts? What is measured, and what follows from it.
+
+The student answers each prompt a few times, the served teacher scores the answers, and the teacher's own weights answer
+the same prompts here. Correct is what the recipe's verifier says; all intervals are paired by prompt (95 %, t).
+
+    better     accuracy of the teacher's answers minus accuracy of the student's
+    rescue     accuracy of the student's answers with the second half written by the teacher, minus that of the same
+               answers as the student ended them: what the teacher is worth at states that the student gets into
+    slope      mean over prompts of Cov(correct, sum_t log T(y_t|s_t) - log S(y_t|s_t)) over the student's answers:
+               the derivative at lambda = 0 of the accuracy of the policy S^(1 - lambda) T^lambda, so what the first
+               step of distillation does; it needs scores alone, and its few large terms make its interval wide
+
+A teacher that is better and worth something at the student's states is worth distilling. One that is better only from
+its own states on supervises those alone: fine-tune on its answers instead (`opd answers`).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from opd.wire.types import PayloadKind
+from student.data.row import Row
+from student.lab.stats import Interval, t_interval
+from student.scoring.needs import TEACHER
+
+MARGIN = 0.01
+"""A teacher that is better by less than a point is not worth its servers."""
+
+Kind = Literal["distil", "do not distil", "not enough evidence"]
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What was measured of one teacher; see the module. Accuracies are nan, intervals None where nothing is known.
+
+    Attributes:
+        prompts: that the student answered.
+        answers: of the student.
+        student, teacher: accuracy.
+        better, rescue, slope: see the module.
+        reverse_kl: log S - log T of the student's tokens, mean, nats.
+        overlap: share of the student's k most likely tokens that are among the teacher's k.
+        mass: the teacher's probability of the student's k most likely tokens.
+        first: share of positions where both find the same token most likely.
+        k: of the sets.
+        parity: largest difference between served log-probs and those of the weights that answered here, nats.
+    """
+
+    prompts: int
+    answers: int
+    student: float
+    teacher: float
+    better: Interval | None
+    rescue: Interval | None
+    slope: Interval | None
+    reverse_kl: float
+    overlap: float
+    mass: float
+    first: float
+    k: int
+    parity: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What follows, with the reason in a sentence."""
+
+    kind: Kind
+    reason: str
+
+
+def judge(worth: Worth) -> Verdict:
+    """Distil, do not, or not enough evidence."""
+    if math.isnan(worth.student):
+        return _open("no answer could be judged; give the prompts a verifier and references.")
+    if worth.student == worth.teacher == 0:
+        return _open("not one answer of either is right; easier prompts, longer answers or another verifier tell more.")
+    return _from_scores(worth) if worth.better is None else _from_answers(worth, worth.better)
+
+
+def _from_scores(worth: Worth) -> Verdict:
+    """Of a teacher that gave no answers of its own."""
+    if worth.slope is not None and worth.slope.high < 0:
+        return Verdict("do not distil", "the teacher prefers wrong answers of the student to correct ones.")
+    return _open("the teacher's own answers are not known here; give its weights with --teacher-model.")
+
+
+def _from_answers(worth: Worth, better: Interval) -> Verdict:
+    """Of a teacher that answered the prompts too."""
+    states = [found for found in (worth.rescue, worth.slope) if found is not None]
+    helps, hurts = any(found.low > 0 for found in states), any(found.high < 0 for found in states)
+    if better.high < MARGIN:
+        return Verdict("do not distil", f"the teacher is not better than the student by {MARGIN:.0%} on these prompts.")
+    if better.low <= 0:
+        return _open(f"the teacher may be better or not; ask about {_needed(better)} prompts.")
+    if helps and not hurts:
+        return Verdict("distil", "the teacher is better, and it helps at the states that the student gets into.")
+    if hurts or (worth.rescue is not None and worth.rescue.high < MARGIN):
+        return Verdict(
+            "do not distil",
+            "the teacher is better from its own states only; fine-tune on its answers instead (opd answers).",
+        )
+    return _open(
+        "the teacher is better, but whether it helps at the student's states is open; ask about "
+        f"{_needed(worth.rescue)} prompts."
+    )
+
+
+def _open(reason: str) -> Verdict:
+    return Verdict("not enough evidence", reason)
+
+
+def _needed(found: Interval | None) -> int:
+    """Prompts at which a mean as large as this one would leave its interval above 0; at least twice as many as now."""
+    if found is None:
+        return 256
+    half = (found.high - found.low) / 2
+    factor = 2.0 if found.mean <= 0 else min(64.0, max(2.0, 1.2 * (half / found.mean) ** 2))
+    return math.ceil(found.count * factor)
+
+
+def compare(
+    student: Sequence[Row],
+    teacher: Sequence[Row],
+    rescued: Sequence[tuple[Row, Row]],
+    *,
+    k: int,
+    parity: float,
+) -> Worth:
+    """Measure one teacher.
+
+    Args:
+        student: answers of the student with top-k and gather scores of the teacher; all rows are verified.
+        teacher: the teacher's answers to the same prompts; none where it cannot answer here.
+        rescued: (an answer of the student, the same with the teacher's second half).
+        k: of the sets of most likely tokens.
+        parity: see `Worth`.
+    """
+    ours, theirs = _by_prompt(student), _by_prompt(teacher)
+    both = [uid for uid in ours if uid in theirs]
+    halves: dict[str, list[float]] = {}
+    for own, other in rescued:
+        before, after = _value(own), _value(other)
+        if before is not None and after is not None:
+            halves.setdefault(own.prompt.uid, []).append(after - before)
+    judged = both or list(ours)
+    return Worth(
+        prompts=len({row.prompt.uid for row in student}),
+        answers=len(student),
+        student=_mean(np.mean(ours[uid]) for uid in judged),
+        teacher=_mean(np.mean(theirs[uid]) for uid in both),
+        better=_interval([float(np.mean(theirs[uid]) - np.mean(ours[uid])) for uid in both]),
+        rescue=_interval([float(np.mean(found)) for found in halves.values()]),
+        slope=_interval(_covariances(student)),
+        k=k,
+        parity=parity,
+        **_states(student),
+    )
+
+
+def log_ratio(row: Row) -> np.ndarray:
+    """[T] log T - log S of the sampled tokens, float64, nats."""
+    sampled = row.signals[TEACHER, PayloadKind.TOPK].sampled
+    assert sampled is not None  # both payloads carry it
+    return sampled.astype(np.float64) - row.behaviour_logp
+
+
+def _states(rows: Sequence[Row]) -> dict[str, float]:
+    """How near both models are at the student's states: means over tokens."""
+    ratios, overlaps, masses, firsts = [], [], [], []
+    for row in rows:
+        top, gather = row.signals[TEACHER, PayloadKind.TOPK], row.signals[TEACHER, PayloadKind.GATHER]
+        assert top.ids is not None and gather.values is not None and row.candidates is not None
+        ratios.append(-log_ratio(row))
+        overlaps.append((row.candidates[:, :, None] == top.ids[:, None, :]).any(-1).mean(-1))
+        masses.append(np.exp(gather.values.astype(np.float64)).sum(-1))
+        firsts.append(row.candidates[:, 0] == top.ids[:, 0])
+    return {
+        "reverse_kl": float(np.concatenate(ratios).mean()),
+        "overlap": float(np.concatenate(overlaps).mean()),
+        "mass": float(np.concatenate(masses).mean()),
+        "first": float(np.concatenate(firsts).mean()),
+    }
+
+
+def _by_prompt(rows: Sequence[Row]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        value = _value(row)
+        if value is not None:
+            found.setdefault(row.prompt.uid, []).append(value)
+    return found
+
+
+def _covariances(rows: Sequence[Row]) -> list[float]:
+    """The unbiased covariance of value and summed log-ratio within each prompt that has two judged answers."""
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        value = _value(row)
+        if value is not None:
+            groups.setdefault(row.prompt.uid, []).append((value, float(log_ratio(row).sum())))
+    return [float(np.cov(np.array(pairs).T, ddof=1)[0, 1]) for pairs in groups.values() if len(pairs) > 1]
+
+
+def _value(row: Row) -> float | None:
+    return row.verdict.value if row.verdict is not None and row.verdict.known else None
+
+
+def _interval(values: Sequence[float]) -> Interval | None:
+    return t_interval(values) if len(values) > 1 else None
+
+
+def _mean(values: Iterable[np.floating | float]) -> float:
+    found = [float(value) for value in values]
+    return sum(found) / len(found) if found else math.nan

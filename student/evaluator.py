@@ -1,0 +1,236 @@
+"""Evaluations by the loop: answers of the current weights to held-out prompts, judged, and measured against teachers.
+
+Each rank answers its share of the prompts, and all come to the report of one rank. With modes, whose figures compare
+answers to one problem, every rank has all answers.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, overload
+
+from opd.tasks.prompt import Prompt
+from student.controllers import EvalReport
+from student.data.plan import StepPlan, plan_step
+from student.data.row import Row
+from student.evaluate import Answer, EvalMeasure, report
+from student.learning.learner import Learner
+from student.learning.terms import TokenBatch
+from student.orbit.figures import is_trained, judge_budgets, mode_figures
+from student.orbit.leakage import leakage as measure_leakage
+from student.recipe import Recipe
+from student.rollout.engine import Sampler
+from student.run.costs import Costs, Purpose, positions
+from student.run.samples import sample_of
+from student.run.token_view import view_of_batch
+from student.scoring.score import Scorer
+from student.scoring.verify import Verification
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What this rank does of an evaluation.
+
+    Attributes:
+        plan: its answers.
+        places: of these in the plan of all ranks.
+        other: answers at the temperature of the rollouts, where divergences are measured on those; None where `plan`
+            has that temperature.
+        seed_names: name the random streams.
+        scorer: asks for what the measure needs; None where nothing is measured.
+        keep: so many first answers go into the report,
+        shown: and so many of them with a divergence each.
+    """
+
+    plan: StepPlan
+    places: tuple[int, ...]
+    other: StepPlan | None
+    seed_names: tuple[object, ...]
+    scorer: Scorer | None
+    keep: int
+    shown: int
+
+
+class Evaluator:
+    """Evaluates the current weights.
+
+    Args:
+        recipe: the run's recipe.
+        learner: weights.
+        tokenizer: the student's.
+        sampler: samples from the current weights.
+        verification: judges answers.
+        measure: of reverse KL, with the scorer that gives what it needs; None where it cannot be measured.
+        costs: counts what is spent.
+        poll: called while waiting; may raise to give up.
+
+    Attributes:
+        scorer: asks for what the measure needs; None where nothing can be measured.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        learner: Learner,
+        tokenizer: Any,
+        sampler: Sampler,
+        verification: Verification,
+        measure: tuple[EvalMeasure, Scorer] | None,
+        costs: Costs,
+        poll: Callable[[], None],
+    ) -> None:
+        self._recipe, self._learner, self._tokenizer = recipe, learner, tokenizer
+        self._sampler, self._verification = sampler, verification
+        self._measure: EvalMeasure | None = None if measure is None else measure[0]
+        self.scorer: Scorer | None = None if measure is None else measure[1]
+        self._costs, self._poll = costs, poll
+        # Which of how many shares of the answers this rank has.
+        self._index, self._shares = (0, 1) if recipe.modes else (learner.ranks.index, learner.ranks.count)
+
+    def run(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        seed_names: Sequence[object],
+        samples: int,
+        reverse_kl: bool,
+        temperature: float | None,
+        purpose: Purpose | None,
+        keep: int,
+        leakage: int,
+        slack: float,
+    ) -> EvalReport:
+        """See `student.services.LoopServices.evaluate`."""
+        asked = self._ask(prompts, seed_names, samples, temperature, keep, slack, measured=reverse_kl)
+        rows, scored = self._learner.ranks.agree(lambda: self._answer(asked))
+        if purpose is not None:
+            self._count(asked, rows, scored, purpose)
+        value = self._divergence(asked, scored)
+        judge_budgets(rows, self._recipe.modes)
+        modes = mode_figures(rows, self._recipe.modes) | self._leakage(asked, scored, leakage)
+        report = replace(self._report(asked, rows, samples, value), modes=modes)
+        # A verifier that timed out on one rank alone must not have the ranks decide differently.
+        return report if self._shares > 1 else self._learner.ranks.gather(report)[0]
+
+    def _ask(
+        self,
+        prompts: Sequence[Prompt],
+        seed_names: Sequence[object],
+        samples: int,
+        temperature: float | None,
+        keep: int,
+        slack: float,
+        *,
+        measured: bool,
+    ) -> Asked:
+        usual = self._recipe.rollout.temperature
+        level = usual if temperature is None else temperature
+        prompts = [replace(p, max_new_tokens=_stretched(p.max_new_tokens, slack)) for p in prompts]
+        longest = _stretched(self._recipe.rollout.max_new_tokens, slack)
+        plan = plan_step(0, prompts, samples=samples, max_new_tokens=longest, temperature=level)
+        whole, mine = {row.key: at for at, row in enumerate(plan.rows)}, plan.shard(self._index, self._shares)
+        other = plan_step(0, prompts, samples=1, max_new_tokens=longest, temperature=usual)
+        return Asked(
+            plan=mine,
+            places=tuple(whole[row.key] for row in mine.rows),
+            other=None if level == usual else other.shard(self._index, self._shares),
+            seed_names=tuple(seed_names),
+            scorer=self.scorer if measured else None,
+            keep=keep,
+            shown=min(keep, self._recipe.samples.count),
+        )
+
+    def _answer(self, asked: Asked) -> tuple[list[Row], list[Row]]:
+        """Judged answers, and those that the divergence is measured on, scored."""
+        scorer = asked.scorer
+        rows = self._sampled(asked.plan, asked.seed_names, scorer if asked.other is None else None)
+        scored: list[Row] = [] if scorer is None else rows
+        if scorer is not None and asked.other is not None:
+            scored = self._sampled(asked.other, asked.seed_names, scorer)
+            shown = [row for at, row in zip(asked.places, rows, strict=True) if at < asked.shown]
+            for row in shown:
+                scorer.submit(row)
+            scorer.collect(shown, poll=self._poll)
+        if scorer is not None:
+            scorer.collect(scored, poll=self._poll)
+        self._verification.collect(rows, poll=self._poll)
+        return rows, scored
+
+    def _sampled(self, plan: StepPlan, seed_names: Sequence[object], scorer: Scorer | None) -> list[Row]:
+        """Sampled from the current weights, in the random streams named by `seed_names`."""
+
+        def on_row(row: Row) -> None:
+            self._poll()
+            if scorer is not None:
+                scorer.submit(row)
+
+        return self._sampler.sample(plan.rows, purpose=("eval", *seed_names), on_row=on_row)
+
+    def _count(self, asked: Asked, rows: Sequence[Row], scored: Sequence[Row], purpose: Purpose) -> None:
+        self._costs.sampled(purpose, rows)
+        if asked.scorer is not None:
+            self._costs.scored(purpose, asked.scorer.positions(scored))
+            self._costs.add(purpose, "decoded_positions", positions(scored))
+            if asked.other is not None:
+                self._costs.sampled(purpose, scored)
+
+    def _divergence(self, asked: Asked, scored: Sequence[Row]) -> float | None:
+        """Nats per token over all ranks; None where nothing is measured."""
+        if asked.scorer is None or self._measure is None:
+            return None
+        known = [row for row in scored if is_trained(row, self._recipe.modes)]
+        with self._learner.whole():
+            part = self._measure.measure(self._learner, known)
+        parts = self._gathered(part)
+        return sum(top for top, _ in parts) / max(1.0, sum(tokens for _, tokens in parts))
+
+    def _gathered(self, value: Any) -> list[Any]:
+        return self._learner.ranks.gather(value) if self._shares > 1 else [value]
+
+    def _leakage(self, asked: Asked, scored: Sequence[Row], problems: int) -> dict[str, float]:
+        if asked.scorer is None or self._measure is None or not problems or not self._recipe.modes:
+            return {}
+        return measure_leakage(
+            scored,
+            self._recipe.modes,
+            problems,
+            scorer=asked.scorer,
+            measure=self._measure,
+            learner=self._learner,
+            tokenizer=self._tokenizer,
+            poll=self._poll,
+        )
+
+    def _report(self, asked: Asked, rows: Sequence[Row], samples: int, value: float | None) -> EvalReport:
+        """The report of all ranks' answers."""
+        placed = list(zip(asked.places, rows, strict=True))
+        kept = self._samples([(at, row) for at, row in placed if at < asked.keep], 0 if value is None else asked.shown)
+        # Weights that were never trained have figures of their own, and no part in those of the student.
+        mine = [Answer.of(row, at) for at, row in placed if is_trained(row, self._recipe.modes)]
+        shares = self._gathered((mine, kept))
+        answers = sorted((answer for found, _ in shares for answer in found), key=lambda answer: answer.place)
+        lines = {at: sample for _, found in shares for at, sample in found.items()}
+        found = report(answers, samples, value, "" if self._measure is None else self._measure.estimator)
+        return replace(found, samples=[lines[at] for at in sorted(lines)])
+
+    def _samples(self, rows: Sequence[tuple[int, Row]], measured: int) -> dict[int, dict[str, Any]]:
+        """The answers for samples.jsonl by place, those of the first `measured` places with their divergence."""
+        found = {}
+        with self._learner.whole():
+            for at, row in rows:
+                kl: float | None = None
+                seen: list[TokenBatch] = []
+                if at < measured and self._measure is not None:
+                    top, tokens = self._measure.measure(self._learner, [row], look=seen.append)
+                    kl = top / max(1.0, tokens)
+                view = [token for batch in seen for token in view_of_batch(batch)]
+                found[at] = sample_of(row, self._tokenizer, kl, view)
+        return found
+
+
+@overload
+def _stretched(limit: int, slack: float) -> int: ...
+@overload
+def _stretched(limit: None, slack: float) -> None: ...
+def _stretched(limit: int | None, slack: float) -> int | None:
+    return None if limit is None else ceil(limit * slack)

@@ -1,0 +1,162 @@
+"""`opd compare`: the figures of a run beside those of another, or beside what was expected of it.
+
+A file of expectations is JSON:
+
+    {"about": "one 24 GB GPU ...",
+     "expected": {"payload_bytes_per_token": {"low": 180, "high": 200, "source": "docs/performance.md"},
+                  "tokens_per_second":       {"source": "unknown"},
+                  "eval/accuracy@100":       {"low": 0.5, "source": "..."}}}
+
+A figure without low and high is printed and not judged. Figures are tokens_per_second, payload_bytes_per_token,
+step_seconds and seconds/STAGE (medians over steps, the first two left out: they warm up), and accuracy and reverse KL
+at each evaluation as eval/accuracy@STEP and eval/reverse_kl@STEP, where @0 is before training.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from opd.errors import ConfigError, DataError, RunFolderError
+
+_WARM_UP = 2
+_METRICS = ("tokens_per_second", "payload_bytes_per_token")
+_EVALUATED = ("accuracy", "reverse_kl")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One figure of a comparison.
+
+    Attributes:
+        name: the figure's.
+        value: of the run; None where it has none.
+        beside: of the other run, or the band in words.
+        verdict: "within", "below", "above", "missing", or "" where nothing is judged.
+    """
+
+    name: str
+    value: float | None
+    beside: str
+    verdict: str = ""
+
+    @property
+    def bad(self) -> bool:
+        """Whether the figure is outside its band, or not there."""
+        return self.verdict in ("below", "above", "missing")
+
+
+def figures(run: Path) -> dict[str, float]:
+    """The figures of a run, finished or not; see the module.
+
+    Raises:
+        RunFolderError: when there is no run, or it has done no step.
+        DataError: when its metrics are damaged.
+    """
+    path = run / "metrics.jsonl"
+    if not path.is_file():
+        raise RunFolderError(f"{run} holds no metrics.jsonl; give the folder of a run that has done a step.")
+    try:
+        records: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        summary = run / "summary.json"
+        ends: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {}
+    except ValueError as error:
+        raise DataError(f"the metrics of {run} are damaged: {error}.") from error
+    if not records:
+        raise RunFolderError(f"{run} has done no step yet; wait for one.")
+    warm = records[_WARM_UP:] or records
+    found = {name: _median([r[name] for r in warm if r.get(name) is not None]) for name in _METRICS}
+    stages = sorted({stage for record in warm for stage in record.get("seconds", {})})
+    for stage in stages:
+        found[f"seconds/{stage}"] = _median([record.get("seconds", {}).get(stage, 0.0) for record in warm])
+    found["step_seconds"] = _median([_step_seconds(record) for record in warm])
+    for name in _EVALUATED:
+        for step, value in _evaluations(records, ends, name):
+            found[f"eval/{name}@{step}"] = value
+    return {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+def _step_seconds(record: Mapping[str, Any]) -> float:
+    return sum(value for stage, value in record.get("seconds", {}).items() if stage != "evaluate")
+
+
+def _evaluations(records: Sequence[Mapping[str, Any]], ends: Mapping[str, Any], name: str) -> list[tuple[int, float]]:
+    found = [(0, (ends.get("before") or {}).get(name))]
+    found += [(int(record["step"]), record.get(f"eval/{name}")) for record in records]
+    found.append((int(records[-1]["step"]), (ends.get("after") or {}).get(name)))
+    return [(step, float(value)) for step, value in found if value is not None]
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else float("nan")
+
+
+def against_expected(found: Mapping[str, float], path: Path) -> list[Line]:
+    """The figures that a file names, judged by its bands.
+
+    Raises:
+        ConfigError: for a file that does not have the form of the module.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        bands: dict[str, Any] = data["expected"]
+        return [_judged(name, found.get(name), dict(band)) for name, band in bands.items()]
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; check the path.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} is not a file of expectations ({type(error).__name__}: {error}); it needs the key expected with a "
+            "group of low, high and source per figure."
+        ) from error
+
+
+def _judged(name: str, value: float | None, band: Mapping[str, Any]) -> Line:
+    low, high, source = band.get("low"), band.get("high"), str(band["source"])
+    if low is None and high is None:
+        return Line(name, value, f"not known ({source})")
+    words = f"{'' if low is None else f'{low:g}'} to {'' if high is None else f'{high:g}'} ({source})"
+    if value is None:
+        return Line(name, value, words, "missing")
+    below, above = low is not None and value < low, high is not None and value > high
+    return Line(name, value, words, "below" if below else "above" if above else "within")
+
+
+def against_run(found: Mapping[str, float], other: Mapping[str, float]) -> list[Line]:
+    """All figures of both runs, with the ratio of the first to the second."""
+    lines = []
+    for name in dict.fromkeys((*found, *other)):
+        value, theirs = found.get(name), other.get(name)
+        ratio = f" (ratio {value / theirs:.3g})" if value is not None and theirs else ""
+        lines.append(Line(name, value, "" if theirs is None else f"{theirs:.4g}{ratio}"))
+    return lines
+
+
+def compare(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    other: Annotated[
+        Path, typer.Argument(metavar="RUN|EXPECTED.json", help="Another run folder, or a file of expected figures.")
+    ],
+) -> None:
+    """Show speed, traffic, step times, KL and accuracy of a run beside another's, or beside expected ones.
+
+    With a file of expected figures the exit code is 1 when one of them is outside its band or missing.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    found = figures(run)
+    lines = against_expected(found, other) if other.is_file() else against_run(found, figures(other))
+    table = Table(box=None, pad_edge=False)
+    for heading in ("figure", run.name, other.name, ""):
+        table.add_column(heading)
+    for line in lines:
+        value = "none" if line.value is None else f"{line.value:.4g}"
+        table.add_row(line.name, value, line.beside, line.verdict)
+    Console().print(table)
+    if any(line.bad for line in lines):
+        raise typer.Exit(1)

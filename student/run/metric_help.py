@@ -1,0 +1,77 @@
+"""What the metrics of a step mean: the help of their Prometheus series, in one sentence each.
+
+Metrics that only some plug-ins have are described where they are computed; their series say their name.
+"""
+
+#: Text by the short name of metrics.jsonl.
+TEXTS = {
+    "reverse_kl": "Reverse KL from the student to the teacher, mean per response token",
+    "student_entropy": "Entropy of the student's next-token distribution, mean per response token",
+    "teacher_entropy": "Entropy of the teacher's next-token distribution, mean per response token",
+    "student_head_mass": "Probability that the student gives to the candidate ids, mean per response token",
+    "teacher_head_mass": "Probability that the teacher gives to the candidate ids, mean per response token",
+    "topk_overlap": "Share of the student's top-k ids that are among the teacher's top k",
+    "tail_sampled": "Share of response tokens that were sampled outside the candidate ids",
+    "importance_weight": "Importance weight of the current policy over the sampling policy, mean per token",
+    "importance_truncated": "Share of tokens whose importance weight reached its cap",
+    "staleness": "Steps between the weights that sampled a row and those that learn from it, mean over rows",
+    "updates": "Optimizer updates made in the step",
+    "updates_skipped": "Optimizer updates skipped because no rank had a row for them",
+    "rollout_rounds": "Rounds of sampling that the rollout strategy made",
+    "sampled_rows": "Rows sampled, including those that the strategy dropped",
+    "grad_norm": "Norm of the gradient before clipping",
+    "grad_clipped": "Share of optimizer updates whose gradient was clipped",
+    "learning_rate": "Learning rate",
+    "response_length": "Tokens per response, mean over trained rows",
+    "truncation_rate": "Share of responses that reached the length limit",
+    "repetition": "Share of a response's 4-grams that occur earlier in it, mean over rows",
+    "stop_log_ratio": "log T - log S at the student's stop tokens; far below 0, the teacher would not stop there",
+    "effopd/jumps": "EffOPD jumps kept since the start",
+    "effopd/tried": "Longest extrapolation that EffOPD's latest search tried",
+    "window": "Response tokens that are trained on at most, mean over domains",
+    "adwin/at_longest_share": "Share of domains whose ADWIN window is the longest candidate",
+    "adwin/at_shortest_share": "Share of domains whose ADWIN window is the shortest candidate",
+    "hinted_share": "Share of rows for which a model read a prompt other than the student's",
+    "clipped_share": "Share of tokens on which the surrogate was clipped",
+    "unknown_share": "Share of verified responses without a known verdict",
+    "mismatch/log_ratio": "Mean absolute difference of log-probs between trainer and rollout engine, per token",
+    "mismatch/max_log_ratio": "Largest absolute difference of log-probs between trainer and rollout engine",
+    "mismatch/kl": "Unbiased estimate of the KL from the rollout engine to the trainer, per token",
+    "engine/syncs": "Times that the rollout engine took new weights in the step",
+    "engine/sync_seconds": "Seconds the rollout engine spent taking new weights in the step",
+    "engine/restarts": "Restarts of the rollout engine in the step",
+    "reward": "Reward, mean over rows whose reward is known",
+    "verdict": "Verdict of the verifier, mean over rows whose verdict is known",
+    "ema_distance": "Euclidean distance between the student's weights and their moving average",
+    "tokens_per_second": "Response tokens sampled per second of the step",
+    "payload_bytes_per_token": "Bytes of tensors received from teachers per scored response token",
+    "rollout_seconds": "Seconds of sampling, including sampling beside learning",
+    "sampler_idle_seconds": "Seconds the sampler waited for the learner",
+}
+
+#: Text by the name of an evaluation's figure, after "eval/".
+EVALUATION_TEXTS = {
+    "accuracy": "Share of held-out prompts answered correctly",
+    "reverse_kl": "Reverse KL to the teacher on held-out prompts, mean per response token",
+    "response_length": "Tokens per response on held-out prompts",
+    "truncation_rate": "Share of responses to held-out prompts that reached the length limit",
+    "repetition": "Share of a response's 4-grams that occur earlier in it, on held-out prompts",
+}
+
+
+def help_of(name: str) -> str:
+    """One sentence about a metric, with its time; its own words where nothing is known about it."""
+    head, _, rest = name.partition("/")
+    if rest.startswith("pass_at_"):
+        k = rest.removeprefix("pass_at_")
+        return f"Share of held-out prompts with a right answer among {k}, without bias, latest evaluation."
+    if head == "eval":
+        return f"{EVALUATION_TEXTS.get(rest) or _words(name)}, latest evaluation."
+    if name.startswith("reward_part/"):
+        return f"Part {rest!r} of the reward, mean over rows, latest step."
+    return f"{TEXTS.get(name) or _words(name)}, latest step."
+
+
+def _words(name: str) -> str:
+    text = name.replace("/", " ").replace("_", " ")
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,63 @@
+"""What the prompt files of a run held, kept in its folder, so that a resumed run says when they are others.
+
+A changed file is a warning and no error: corrections and further rows are what people resume with on purpose. The run
+then is another one than without the change, because the order of a table's rows depends on their number.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from opd.tasks.source import Contents
+from student.run.folder import RunFolder
+
+_NAME = "prompts.json"
+
+
+def keep_contents(folder: RunFolder, contents: Mapping[str, Contents]) -> list[str]:
+    """Write what the run reads from now on, beside its recipe.
+
+    Args:
+        folder: of the run.
+        contents: rows and hashes of the prompt files, by name.
+
+    Returns:
+        A sentence for each file whose prompts are others than when they were last written; none for a new run.
+
+    Raises:
+        RunFolderError: when it cannot be written.
+    """
+    changes = changed_contents(folder, contents)
+    if changes or not (folder.path / _NAME).exists():
+        folder.write_json(_NAME, {name: held._asdict() for name, held in contents.items()})
+    return changes
+
+
+def changed_contents(folder: RunFolder, contents: Mapping[str, Contents]) -> list[str]:
+    """What `keep_contents` returns, without writing anything."""
+    before = _read(folder.path / _NAME)
+    if before is None or before == contents:
+        return []
+    effect = "the order of the prompts from here on, and which of them are held out, can differ from the run so far"
+    found = []
+    for name, held in contents.items():
+        old = before.get(name)
+        if old is None:
+            said = f"are read from {name} for the first time (rows: {held.rows})"
+        elif old == held:
+            continue
+        elif old.rows == held.rows:
+            said = f"of {name} have changed since this run read them (rows: {held.rows} as before, but others)"
+        else:
+            said = f"of {name} have changed since this run read them (rows: {old.rows} then, {held.rows} now)"
+        found.append(f"the prompts {said}; {effect}.")
+    gone = sorted(before.keys() - contents.keys())
+    return [*found, *(f"the prompts of {name} are no longer read; {effect}." for name in gone)]
+
+
+def _read(path: Path) -> dict[str, Contents] | None:
+    """The record, None where there is none that can be read."""
+    try:
+        return {name: Contents(**held) for name, held in json.loads(path.read_text(encoding="utf-8")).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None

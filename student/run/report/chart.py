@@ -1,0 +1,128 @@
+"""Charts as SVG text, drawn without a browser: readable in light and dark, by colour-blind eyes and screen readers."""
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+WIDTH, HEIGHT = 520, 220
+LEFT, RIGHT, TOP, BOTTOM = 68, 28, 12, 40
+COLOURS = 8
+"""Colours of the page's style, --c0 ...; lines are dashed too, so that not colour alone tells them apart."""
+_DASHES = ("", "7 3", "2 3", "9 3 2 3")
+_FEW = 16
+
+
+def ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """Round numbers that cover low..high."""
+    if high <= low:
+        high = low + (abs(low) or 1.0)
+    raw = (high - low) / count
+    unit = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * unit for m in (1, 2, 2.5, 5, 10) if m * unit >= raw * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [step * i for i in range(first, last + 1)]
+
+
+def number(value: float | None) -> str:
+    """A figure for people, with four significant digits."""
+    if value is None:
+        return "unknown"
+    if value and not 1e-4 <= abs(value) < 1e7:
+        return f"{value:.2e}"
+    if abs(value) >= 1000 or float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+class Frame:
+    """Axes: from values to places in the picture."""
+
+    def __init__(self, x: tuple[float, float], y: Sequence[float]) -> None:
+        self.x0, self.x1 = x if x[1] > x[0] else (x[0] - 0.5, x[0] + 0.5)
+        self.ticks = list(y)
+        self.y0, self.y1 = y[0], y[-1]
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        """Where a value lies."""
+        across = (x - self.x0) / (self.x1 - self.x0)
+        up = (y - self.y0) / (self.y1 - self.y0)
+        return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
+
+    def grid(self, label: str) -> str:
+        """Lines and labels of both axes."""
+        parts = []
+        for tick in self.ticks:
+            _, y = self.at(self.x0, tick)
+            parts.append(f'<line class="g" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number(tick)}</text>')
+        for tick in ticks(self.x0, self.x1, 5):
+            if self.x0 <= tick <= self.x1:
+                x, _ = self.at(tick, self.y0)
+                parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 20}" text-anchor="middle">{number(tick)}</text>')
+        parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 3}" text-anchor="end">{escape(label)}</text>')
+        return "".join(parts)
+
+
+def lines(chart: Mapping[str, Any]) -> str:
+    """A line chart of `series`, each with x, y and half widths of an interval where they are known."""
+    series = chart["series"]
+    xs = [x for s in series for x in s["x"]]
+    lows = [y - (h or 0.0) for s in series for y, h in _points(s)]
+    highs = [y + (h or 0.0) for s in series for y, h in _points(s)]
+    low = min(0.0, *lows) if min(lows) < 0.5 * max(highs) else min(lows)
+    frame = Frame((min(xs), max(xs)), ticks(low, max(highs)))
+    body = [frame.grid("step")]
+    for index, one in enumerate(series):
+        body.append(_line(frame, one, index))
+    said = "; ".join(f"{s['name']} from {number(s['y'][0])} to {number(s['y'][-1])}" for s in series)
+    return _svg(chart["title"], said, "".join(body))
+
+
+def _points(series: Mapping[str, Any]) -> list[tuple[float, float | None]]:
+    return list(zip(series["y"], series["half"] or [None] * len(series["y"]), strict=True))
+
+
+def _line(frame: Frame, series: Mapping[str, Any], index: int) -> str:
+    places = [frame.at(x, y) for x, y in zip(series["x"], series["y"], strict=True)]
+    style = f"stroke:var(--c{index % COLOURS})"
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    dash = _DASHES[index % len(_DASHES)] or "none"
+    parts = [f'<polyline points="{path}" style="{style}" stroke-dasharray="{dash}"/>']
+    for (x, y), at, (value, half) in zip(places, series["x"], _points(series), strict=True):
+        if half is not None:
+            low, high = frame.at(at, value - half)[1], frame.at(at, value + half)[1]
+            parts.append(f'<line style="{style}" x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>')
+        if len(places) <= _FEW:
+            title = f"{series['name']}, step {number(at)}: {number(value)}"
+            parts.append(
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" style="fill:var(--c{index % COLOURS})">'
+                f"<title>{escape(title)}</title></circle>"
+            )
+    return "".join(parts)
+
+
+def stacks(bars: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """Stacked bars: mean seconds of a step by stage, along the run."""
+    highest = max(sum(bar["seconds"].values()) for bar in bars) or 1.0
+    frame = Frame((bars[0]["from"] - 0.5, bars[-1]["to"] + 0.5), ticks(0.0, highest))
+    body = [frame.grid("step")]
+    for bar in bars:
+        base, title = 0.0, f"steps {bar['from']} to {bar['to']}: "
+        title += ", ".join(f"{name} {number(bar['seconds'][name])} s" for name in names)
+        body.append(f"<g><title>{escape(title)}</title>")
+        for index, name in enumerate(names):
+            x0, y1 = frame.at(bar["from"] - 0.5, base + bar["seconds"][name])
+            x1, y0 = frame.at(bar["to"] + 0.5, base)
+            base += bar["seconds"][name]
+            size = f'width="{max(0.5, x1 - x0 - 0.5):.1f}" height="{y0 - y1:.1f}"'
+            body.append(f'<rect x="{x0:.1f}" y="{y1:.1f}" {size} style="fill:var(--c{index % COLOURS})"/>')
+        body.append("</g>")
+    return _svg("Seconds of a step by stage", f"{len(bars)} bars along the run", "".join(body))
+
+
+def _svg(title: str, description: str, body: str) -> str:
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><title>{escape(title)}</title>'
+        f"<desc>{escape(description)}</desc>{body}</svg>"
+    )

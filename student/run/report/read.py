@@ -1,0 +1,246 @@
+"""Reads a run folder, whole or half written, of this version or an older one, into one dictionary: the JSON twin."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from opd.errors import RunFolderError
+
+VERSION = 1
+POINTS = 240
+"""Points of a curve; longer runs are averaged over stretches of steps."""
+SAMPLES = 8
+"""Answers of one moment that are shown."""
+CURVES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    (
+        "Divergence to the teacher",
+        "nats per token",
+        ("reverse_kl", "forward_kl", "jsd", "skew_kl", "eval/reverse_kl", "head_kl"),
+    ),
+    ("Accuracy", "share", ("eval/accuracy", "eval/pass_at_*", "domain_accuracy/*", "verdict")),
+    ("Reward", "", ("reward", "reward_part/*")),
+    ("Loss by term", "nats", ("loss/*",)),
+    ("Entropy", "nats per token", ("student_entropy", "teacher_entropy")),
+    ("Length of responses", "tokens", ("response_length", "eval/response_length")),
+    ("Truncated and repeating", "share", ("truncation_rate", "repetition", "eval/repetition")),
+    ("Norm of the gradient", "", ("grad_norm",)),
+    ("Learning rate", "", ("learning_rate",)),
+    ("Tokens learnt from, by domain", "tokens per step", ("domain_tokens/*",)),
+    ("Tokens learnt from, by teacher", "tokens per step", ("teacher_tokens/*",)),
+    ("Shares: did the mechanisms act?", "share", ("*_share",)),
+    ("Speed", "response tokens per second", ("tokens_per_second",)),
+)
+"""Title, unit and metrics of each chart; charts without data are left out."""
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """Everything that the report shows.
+
+    Args:
+        path: the run folder.
+
+    Raises:
+        RunFolderError: when it is no run folder. Whatever else is missing or damaged becomes a line of "problems".
+    """
+    if not path.is_dir() or not any(
+        (path / name).exists() for name in ("recipe.yaml", "metrics.jsonl", "summary.json")
+    ):
+        raise RunFolderError(
+            f"{path} is not a run folder: it has neither recipe.yaml nor metrics.jsonl nor summary.json."
+        )
+    problems: list[str] = []
+    recipe = _mapping(path / "recipe.yaml", yaml.safe_load, problems)
+    summary = _mapping(path / "summary.json", json.loads, problems, needed=False)
+    ending = _mapping(path / "ending.json", json.loads, problems, needed=False)
+    metrics = [record for record in _lines(path / "metrics.jsonl", problems) if _number(record.get("step"))]
+    samples = _lines(path / "samples.jsonl", problems)
+    before, after = (_evaluation(summary.get(name)) for name in ("before", "after"))
+    return {
+        "report": VERSION,
+        "run": str(path),
+        "status": _status(summary, ending, metrics, recipe),
+        "recipe": recipe,
+        "provenance": _mapping(path / "provenance.json", json.loads, problems, needed=False),
+        "before": before,
+        "after": after,
+        "steps": metrics[-1]["step"] if metrics else 0,
+        "response_tokens": summary.get("response_tokens")
+        or sum(record.get("response_tokens") or 0.0 for record in metrics),
+        "seconds": summary.get("seconds"),
+        "curves": _curves(metrics, before, after),
+        "figures": _figures(metrics),
+        "idle": _idle(metrics),
+        "stages": _stages(metrics),
+        "costs": _costs(metrics),
+        "fleet": ending.get("fleet") if isinstance(ending.get("fleet"), dict) else None,
+        "samples": _chosen(samples),
+        "problems": problems,
+    }
+
+
+def _mapping(path: Path, parse: Any, problems: list[str], *, needed: bool = True) -> dict[str, Any]:
+    if not path.exists():
+        if needed:
+            problems.append(f"{path.name} is missing.")
+        return {}
+    try:
+        found = parse(path.read_text(encoding="utf-8"))
+    except (ValueError, yaml.YAMLError, OSError) as error:
+        problems.append(f"{path.name} cannot be read: {' '.join(str(error).split())[:160]}.")
+        return {}
+    if not isinstance(found, dict):
+        problems.append(f"{path.name} holds something else than keys and values.")
+        return {}
+    return found
+
+
+def _lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+    """The whole records of a file of JSON lines; a kill can cut the last one short."""
+    if not path.exists():
+        problems.append(f"{path.name} is missing.")
+        return []
+    found, damaged = [], 0
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        try:
+            record = json.loads(line) if line else None
+        except ValueError:
+            damaged += 1
+            continue
+        if isinstance(record, dict):
+            found.append(record)
+    if damaged:
+        problems.append(f"{path.name}: {damaged} damaged line{'s were' if damaged > 1 else ' was'} left out.")
+    return found
+
+
+def _status(
+    summary: Mapping[str, Any], ending: Mapping[str, Any], metrics: Sequence[Any], recipe: Mapping[str, Any]
+) -> dict[str, Any]:
+    """How the run ended, with the error that stopped it."""
+    planned = (recipe.get("train") or {}).get("steps")
+    how = ending.get("how") or ("finished" if summary else "open")
+    if how == "finished" and not summary:
+        how = "open"
+    return {"how": how, "error": ending.get("error") or "", "planned": planned}
+
+
+def _evaluation(found: Any) -> dict[str, Any] | None:
+    return found if isinstance(found, dict) else None
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _names(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for record in metrics for name, value in record.items() if _number(value)))
+
+
+def _matches(name: str, pattern: str) -> bool:
+    if pattern.startswith("*"):
+        return name.endswith(pattern[1:])
+    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
+
+
+def _curves(metrics: Sequence[Mapping[str, Any]], before: Any, after: Any) -> list[dict[str, Any]]:
+    """The charts that have data: title, unit, and series with x, y and, for accuracies, half widths."""
+    names, charts = _names(metrics), []
+    for title, unit, patterns in CURVES:
+        mine = [name for pattern in patterns for name in names if _matches(name, pattern)]
+        mine += [p for p in patterns if p.startswith("eval/") and "*" not in p and p not in mine and (before or after)]
+        series = []
+        for name in dict.fromkeys(mine):
+            points = [(r["step"], r[name], r.get(f"{name}_half_width")) for r in metrics if _number(r.get(name))]
+            points = _with_ends(name, points, before, after, metrics[-1]["step"] if metrics else 0)
+            if points:
+                x, y, half = zip(*_thinned(points), strict=True)
+                series.append(
+                    {"name": name, "x": x, "y": y, "half": half if any(h is not None for h in half) else None}
+                )
+        if series:
+            charts.append({"title": title, "unit": unit, "series": series})
+    return charts
+
+
+def _with_ends(name: str, points: list[Any], before: Any, after: Any, last: int) -> list[Any]:
+    """An evaluation's curve with what was measured before the first and after the last step."""
+    if not name.startswith("eval/"):
+        return points
+    key = {"eval/response_length": "mean_length"}.get(name, name.removeprefix("eval/"))
+    half = "accuracy_half_width" if key == "accuracy" else ""
+    for report, step in ((before, 0), (after, last)):
+        if report is not None and _number(report.get(key)) and step not in [p[0] for p in points]:
+            points = sorted([*points, (step, report[key], report.get(half))], key=lambda point: point[0])
+    return points
+
+
+def _thinned(points: Sequence[tuple[float, float, float | None]]) -> list[tuple[float, float, float | None]]:
+    """At most POINTS points: each the mean of a stretch, at the stretch's last step."""
+    size = -(-len(points) // POINTS)
+    if size <= 1:
+        return list(points)
+    parts = [points[i : i + size] for i in range(0, len(points), size)]
+    return [(part[-1][0], sum(p[1] for p in part) / len(part), part[-1][2]) for part in parts]
+
+
+def _figures(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every metric with its first, last, least and largest value."""
+    found = []
+    for name in sorted(_names(metrics)):
+        values = [record[name] for record in metrics if _number(record.get(name))]
+        if name != "step" and not name.startswith("by_position/"):
+            found.append(
+                {"name": name, "first": values[0], "last": values[-1], "least": min(values), "largest": max(values)}
+            )
+    return found
+
+
+def _idle(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Mechanisms that were measured and never acted: shares that are 0 in every step, and a gradient that is."""
+    shares = [name for name in _names(metrics) if name.endswith("_share") and name != "unknown_share"]
+    watched = [*shares, "grad_norm", "effopd/accepted"]
+    return [name for name in watched if any(name in r for r in metrics) and all(r.get(name, 0) == 0 for r in metrics)]
+
+
+def _stages(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Seconds by stage: total, and mean per step over stretches of the run."""
+    timed = [(r["step"], r["seconds"]) for r in metrics if isinstance(r.get("seconds"), dict)]
+    names = list(dict.fromkeys(name for _, seconds in timed for name in seconds))
+    size = max(1, -(-len(timed) // 60))
+    parts = [timed[i : i + size] for i in range(0, len(timed), size)]
+    bars = [
+        {"from": part[0][0], "to": part[-1][0], "seconds": {n: _mean(s.get(n, 0.0) for _, s in part) for n in names}}
+        for part in parts
+    ]
+    return {"total": {name: sum(s.get(name, 0.0) for _, s in timed) for name in names}, "bars": bars}
+
+
+def _mean(values: Iterable[float]) -> float:
+    held = list(values)
+    return sum(held) / len(held)
+
+
+def _costs(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Tokens by purpose and kind, over the whole run."""
+    totals: dict[str, float] = {}
+    for record in metrics:
+        for name, value in record.items():
+            if name.startswith("cost/") and _number(value):
+                totals[name] = totals.get(name, 0.0) + value
+    return [{"purpose": n.split("/")[1], "kind": n.split("/", 2)[2], "tokens": v} for n, v in sorted(totals.items())]
+
+
+def _chosen(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Answers worth reading: the first evaluation's, the latest evaluation's to the same prompts, the latest step's."""
+    labels = list(dict.fromkeys(str(sample.get("label", "")) for sample in samples))
+    evaluations = [label for label in labels if label != "train"]
+    wanted = list(dict.fromkeys([*evaluations[:1], *evaluations[-1:]]))
+    groups = [[s for s in samples if s.get("label") == label][:SAMPLES] for label in wanted]
+    trained = [sample for sample in samples if sample.get("label") == "train"]
+    latest = trained[-1].get("step") if trained else None
+    groups.append([sample for sample in trained if sample.get("step") == latest][:SAMPLES])
+    return [dict(sample) for group in groups for sample in group]

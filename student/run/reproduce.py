@@ -1,0 +1,87 @@
+"""`opd reproduce RUN`: reruns a run from its own folder and says whether the result is the same."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from opd.config import load_settings
+from opd.errors import RunFolderError
+from student.recipe import Recipe
+from student.run.folder import RunFolder
+
+TIMED = {"seconds", "tokens_per_second", "rollout_seconds", "sampler_idle_seconds"}
+"""What depends on the machine's mood and not on the run."""
+
+
+def first_difference(
+    one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]
+) -> tuple[int, str, Any, Any] | None:
+    """Step, metric and both values of the first difference; None where all metrics but times are equal to the bit."""
+    for left, right in zip(one, other, strict=False):
+        for name in sorted((left.keys() | right.keys()) - TIMED):
+            if left.get(name) != right.get(name):
+                return int(left["step"]), name, left.get(name), right.get(name)
+    if len(one) != len(other):
+        at = min(len(one), len(other))
+        left, right = (records[at] if len(records) > at else {} for records in (one, other))
+        return at + 1, "step", left.get("step"), right.get("step")
+    return None
+
+
+def changed_versions(run: Path, again: Path) -> list[str]:
+    """Packages, code and teachers that are not those of the first run, a line each."""
+    found = []
+    before, now = (_provenance(path) for path in (run, again))
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            found.append(f"{name}: {before.get(name)} then, {now.get(name)} now")
+    return found
+
+
+def _provenance(run: Path) -> dict[str, Any]:
+    path = run / "provenance.json"
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    flat = {"python": held.get("python"), "code": held.get("git_revision")}
+    for group in ("packages", "fleet"):
+        flat |= {f"{group}.{name}": json.dumps(value) for name, value in (held.get(group) or {}).items()}
+    return flat
+
+
+def reproduce(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[dotted.key=value ...]", help="Replace keys: where the teachers are now, for example."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder of the new run; RUN-again by default.")] = None,
+) -> None:
+    """Run the recipe of a run folder again, and compare every metric of every step.
+
+    On a CPU, with teachers served by --deterministic, equal means equal to the bit. Exits with 1 at a difference, which
+    it names, after what has changed since: packages, code, teachers' weights.
+    """
+    if not (run / "recipe.yaml").is_file():
+        raise RunFolderError(f"{run} is not a run folder: it has no recipe.yaml.")
+    if any(run.glob("recipe-until-*.yaml")):
+        raise RunFolderError(f"{run} was resumed with another recipe, so one recipe cannot reproduce it.")
+    again = out or run.with_name(f"{run.name}-again")
+    recipe = load_settings(Recipe, run / "recipe.yaml", [f"run={again}", "metrics_port=0", *(overrides or ())])
+    from student.loop import train
+
+    train(recipe)
+    for line in changed_versions(run, again):
+        typer.echo(f"changed: {line}")
+    before, now = (RunFolder(path).read_metrics() for path in (run, again))
+    difference = first_difference(before, now)
+    if difference is None:
+        typer.echo(f"reproduced: {len(now)} steps, every metric equal to the bit")
+        return
+    step, name, old, new = difference
+    typer.echo(f"differs from step {step} on: {name} was {old} and is {new}; both runs: {run}, {again}")
+    raise typer.Exit(1)

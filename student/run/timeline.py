@@ -1,0 +1,64 @@
+"""What a run did when, as a Chrome trace: open timeline.json in https://ui.perfetto.dev or chrome://tracing.
+
+    learner   the stages of a step: rollout or wait_rollout, wait_teacher, learn, after_update, evaluate, checkpoint
+    sampler   the steps that are sampled beside it (train.max_staleness)
+    teachers  from the first row of a step that is sent to be scored to the last answer
+
+Where the learner's lane is full of waits, the lane that it waits for is the slowest stage.
+"""
+
+import contextlib
+import json
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+LANES = ("learner", "sampler", "teachers")
+LIMIT = 20_000
+"""Events kept, the newest: about 2.5 MB."""
+
+
+class Timeline:
+    """Collects spans, and writes them where there is a file.
+
+    Args:
+        path: timeline.json; one that is there, of a run that is resumed, is gone on with. None keeps nothing.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._epoch = time.time() - time.monotonic()
+        self._events: deque[dict[str, Any]] = deque(maxlen=LIMIT)
+        if path is not None and path.exists():
+            with contextlib.suppress(ValueError, KeyError, OSError):  # cut short by a kill
+                old = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+                self._events.extend(event for event in old if event["ph"] == "X")
+
+    def add(self, lane: str, name: str, begin: float, end: float, **arguments: int) -> None:
+        """A span of a lane, in seconds of `time.monotonic()`."""
+        if self._path is None:
+            return
+        start = round(1e6 * (self._epoch + begin))
+        self._events.append(
+            {
+                "name": name,
+                "ph": "X",
+                "ts": start,
+                "dur": round(1e6 * (end - begin)),
+                "pid": 0,
+                "tid": LANES.index(lane),
+                "args": arguments,
+            }
+        )
+
+    def write(self) -> None:
+        """Write the file; one that cannot be written is left as it is, because a missing picture must not end a run."""
+        if self._path is None:
+            return
+        names = [
+            {"name": "thread_name", "ph": "M", "pid": 0, "tid": tid, "args": {"name": lane}}
+            for tid, lane in enumerate(LANES)
+        ]
+        with contextlib.suppress(OSError):
+            write_whole(self._path, json.dumps({"traceEvents": [*names, *self._events]}))

@@ -1,0 +1,150 @@
+"""Experiment trackers beside metrics.jsonl: TensorBoard, Trackio, Weights & Biases, MLflow, through accelerate.
+
+A tracker is a convenience: whatever it raises, at the start or in the middle, costs the tracker and never the run.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from opd.config import Settings
+from opd.errors import ConfigError
+
+_logger = logging.getLogger(__name__)
+_COLUMNS = ("step", "label", "prompt", "answer", "verdict", "reward", "kl", "tokens")
+
+
+class TrackerSettings(Settings):
+    """A tracker; its package comes with the extra `trackers`."""
+
+    name: Literal["tensorboard", "trackio", "wandb", "mlflow"] = Field(description="Which tracker.")
+    project: str = Field("opd", description="Project or experiment that the run belongs to.")
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further arguments of the tracker's start, for example mode: offline (wandb).",
+    )
+
+
+def check_trackers(settings: Sequence[TrackerSettings]) -> None:
+    """See that the packages are installed, before a model is loaded.
+
+    Raises:
+        ConfigError: for a tracker whose package is missing.
+    """
+    for tracker in settings:
+        if find_spec(tracker.name) is None:
+            raise ConfigError(
+                f"tracker {tracker.name} is not installed; pip install 'opd[trackers]', or leave it out of trackers."
+            )
+
+
+class Trackers:
+    """Hands metrics, answers and the report of a run to its trackers.
+
+    Args:
+        settings: which ones.
+        folder: the run folder; what is written locally goes there.
+        recipe: resolved, shown as the run's configuration.
+        log: takes one line for people when a tracker is lost.
+
+    Attributes:
+        failures: trackers that were lost.
+    """
+
+    def __init__(
+        self, settings: Sequence[TrackerSettings], folder: Path, recipe: Mapping[str, Any], log: Callable[[str], None]
+    ) -> None:
+        self._log, self._folder = log, folder
+        self._live: dict[str, Any] = {}
+        self.failures = 0
+        for one in settings:
+            self._attempt(one.name, lambda one=one: self._start(one, recipe))  # type: ignore[misc]
+
+    def step(self, step: int, metrics: Mapping[str, float], stages: Mapping[str, float]) -> None:
+        """The metrics of a step, under the names of metrics.jsonl."""
+        values = dict(metrics) | {f"seconds/{stage}": seconds for stage, seconds in stages.items()}
+        self._each(lambda tracker: tracker.log(values, step=step))
+
+    def samples(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Answers as they stand in samples.jsonl: a table where the tracker has tables, else text."""
+        if not records:
+            return
+        step, label = int(records[0]["step"]), str(records[0]["label"])
+        rows = [[_cell(record.get(column)) for column in _COLUMNS] for record in records]
+        lines = "\n\n".join(f"{r.get('prompt')}\n{r.get('answer')}\n({r.get('verdict')})" for r in records)
+
+        def show(tracker: Any) -> None:
+            if tracker.name == "mlflow":
+                import mlflow
+
+                mlflow.log_table(
+                    dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True)), f"samples-{step:06d}-{label}.json"
+                )
+            elif tracker.name == "wandb":
+                tracker.log_table(f"samples/{label}", columns=list(_COLUMNS), data=rows, step=step)
+            else:
+                tracker.log({f"samples/{label}": lines}, step=step)
+
+        self._each(show)
+
+    def close(self, report: Path | None = None) -> None:
+        """Hand over the report, where the tracker keeps files, and end the trackers."""
+
+        def end(tracker: Any) -> None:
+            if report is not None and report.exists():
+                if tracker.name == "mlflow":
+                    tracker.log_artifact(str(report))
+                elif tracker.name == "wandb":
+                    tracker.run.save(str(report), base_path=str(report.parent), policy="now")
+            tracker.finish()
+
+        self._each(end)
+        self._live.clear()
+
+    def _start(self, one: TrackerSettings, recipe: Mapping[str, Any]) -> None:
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+        place = {
+            "tensorboard": {"logging_dir": str(self._folder / "tensorboard")},
+            "trackio": {"name": self._folder.name},
+            "wandb": {"name": self._folder.name, "dir": str(self._folder)},
+            "mlflow": {"run_name": self._folder.name},
+        }[one.name]
+        tracker = LOGGER_TYPE_TO_CLASS[one.name](one.project, **{**place, **one.options})
+        tracker.start()
+        tracker.store_init_configuration(dict(_flat(recipe)))
+        self._live[one.name] = tracker
+
+    def _each(self, act: Callable[[Any], object]) -> None:
+        for name, tracker in list(self._live.items()):
+            self._attempt(name, lambda tracker=tracker: act(tracker))  # type: ignore[misc]
+
+    def _attempt(self, name: str, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except Exception as error:
+            self.failures += 1
+            self._live.pop(name, None)
+            _logger.debug("tracker %s failed", name, exc_info=True)
+            why = " ".join(str(error).split())[:160]
+            self._log(f"tracker {name} failed and is left out from now on: {type(error).__name__}: {why}")
+
+
+def _cell(value: Any) -> Any:
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+def _flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys to plain values, which is what all trackers take."""
+    found: dict[str, Any] = {}
+    for key, value in recipe.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            found |= _flat(value, f"{name}.")
+        else:
+            found[name] = value if isinstance(value, str | int | float | bool) else str(value)
+    return found

@@ -1,0 +1,219 @@
+"""`opd watch RUN`: a run as it goes, in a terminal of 80 columns, from its folder and, where it has one, its /metrics.
+
+Reads files alone and never writes, so it works beside the run, after it, and over ssh.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.request import urlopen
+
+import typer
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from opd.errors import RunFolderError
+from student.run.report.chart import number
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+SHOWN = (
+    *("reverse_kl", "forward_kl", "jsd", "eval/reverse_kl", "eval/accuracy", "verdict", "reward", "student_entropy"),
+    *("response_length", "truncation_rate", "repetition", "grad_norm", "tokens_per_second"),
+)
+_RECENT = 10
+"""Steps that times are averaged over."""
+_WIDTH = 36
+_LINES = 3
+
+
+class Follower:
+    """The whole records of a file of JSON lines, read on from where it stood.
+
+    Args:
+        path: the file; it may not exist yet, and may be cut when the run is resumed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+        self.records: list[dict[str, Any]] = []
+
+    def read(self) -> list[dict[str, Any]]:
+        """All records so far."""
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size < self._offset:
+            self._offset, self.records = 0, []
+        if size > self._offset:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                whole, end, _ = file.read().rpartition(b"\n")
+            self._offset += len(whole) + len(end)
+            for line in whole.splitlines():
+                try:
+                    record = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(record, dict):
+                    self.records.append(record)
+        return self.records
+
+
+class View:
+    """What is known of a run, as something to print.
+
+    Args:
+        run: the run folder.
+
+    Raises:
+        RunFolderError: when it is no run folder.
+    """
+
+    def __init__(self, run: Path) -> None:
+        if not (run / "recipe.yaml").is_file():
+            raise RunFolderError(f"{run} is not a run folder: it has no recipe.yaml.")
+        self._run = run
+        self._recipe: dict[str, Any] = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8")) or {}
+        self._metrics, self._samples = Follower(run / "metrics.jsonl"), Follower(run / "samples.jsonl")
+
+    @property
+    def ended(self) -> str:
+        """How the run ended, "" while it has not."""
+        try:
+            return str(json.loads((self._run / "ending.json").read_text(encoding="utf-8")).get("how", ""))
+        except (OSError, ValueError, AttributeError):
+            return ""
+
+    def frame(self) -> RenderableType:
+        """The present state."""
+        metrics, samples = self._metrics.read(), self._samples.read()
+        parts: list[RenderableType] = [self._head(metrics)]
+        if metrics:
+            parts += [Text(), _curves(metrics), Text(), _stages(metrics)]
+        parts += [Text(), self._teachers()]
+        if samples:
+            parts += [Text(), _sample(samples[-1])]
+        return Group(*parts)
+
+    def _head(self, metrics: Sequence[dict[str, Any]]) -> Text:
+        total = (self._recipe.get("train") or {}).get("steps") or 0
+        done = int(metrics[-1].get("step", 0)) if metrics else 0
+        filled = round(20 * done / total) if total else 0
+        text = Text(f"{self._run.name}  ", style="bold", no_wrap=True, overflow="ellipsis")
+        text.append("█" * filled + "░" * (20 - filled), style="cyan")
+        text.append(f" step {done}/{total}", style="default")
+        recent = [sum(r["seconds"].values()) for r in metrics[-_RECENT:] if isinstance(r.get("seconds"), dict)]
+        if self.ended:
+            text.append(f"  {self.ended}", style="green" if self.ended == "finished" else "red")
+        elif recent:
+            mean = sum(recent) / len(recent)
+            text.append(f"  {mean:.1f} s a step, {_duration(mean * (total - done))} left", style="dim")
+        return text
+
+    def _teachers(self) -> RenderableType:
+        port, host = self._recipe.get("metrics_port"), self._recipe.get("metrics_host", "127.0.0.1")
+        if self.ended or not port:
+            why = "see the report" if self.ended else "unseen, since the recipe has no metrics_port"
+            return Text(f"fleet: {why}", "dim")
+        place = f"http://{host}:{port}/metrics"
+        try:
+            with urlopen(place, timeout=2) as answer:
+                families = list(text_string_to_metric_families(answer.read().decode()))
+        except OSError as error:
+            return Text(f"fleet: {place} does not answer ({getattr(error, 'reason', error)})", "dim")
+        values: dict[str, dict[str, float]] = {}
+        for sample in (s for family in families for s in family.samples if "teacher" in s.labels):
+            name = sample.name.removeprefix("opd_student_fleet_")
+            key = f"{name}/{sample.labels['state']}" if "state" in sample.labels else name
+            held = values.setdefault(sample.labels["teacher"], {})
+            held[key] = held.get(key, 0.0) + sample.value
+        table = _table("teacher", "replicas", "queued tokens", "in flight", "tokens/s", "away")
+        for teacher, found in sorted(values.items()):
+            states = [f"{n:.0f} {k.partition('/')[2]}" for k, n in found.items() if k.startswith("replicas/") and n]
+            away = found.get("down_seconds", 0.0)
+            cells = [", ".join(states) or "none"]
+            cells += [number(found.get(k)) for k in ("queued_tokens", "in_flight_rows", "replica_tokens_per_second")]
+            table.add_row(teacher, *cells, f"{away:.0f} s" if away else "")
+        return table
+
+
+def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
+    """The course of `values` in block characters: at most `width`, each the mean of a stretch."""
+    size = -(-len(values) // width)
+    means = [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
+    low, high = min(means), max(means)
+    span = (high - low) or 1.0
+    return "".join(BLOCKS[min(7, int(8 * (mean - low) / span))] if high > low else BLOCKS[3] for mean in means)
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for index, name in enumerate(names):
+        table.add_column(name, justify="right" if index > 1 else "left", no_wrap=True, overflow="ellipsis")
+    return table
+
+
+def _curves(metrics: Sequence[dict[str, Any]]) -> Table:
+    table = _table("metric", "course", "first", "now")
+    names = dict.fromkeys(name for record in metrics for name in record)
+    losses = [name for name in names if name.startswith(("loss/", "domain_accuracy/"))]
+    for name in [*(name for name in SHOWN if name in names), *losses]:
+        values = [r[name] for r in metrics if isinstance(r.get(name), int | float)]
+        if values:
+            table.add_row(name, Text(sparkline(values), "cyan"), number(values[0]), number(values[-1]))
+    return table
+
+
+def _stages(metrics: Sequence[dict[str, Any]]) -> RenderableType:
+    recent = [r["seconds"] for r in metrics[-_RECENT:] if isinstance(r.get("seconds"), dict)]
+    if not recent:
+        return Text("no times are written", "dim")
+    names = dict.fromkeys(name for seconds in recent for name in seconds)
+    means = {name: sum(s.get(name, 0.0) for s in recent) / len(recent) for name in names}
+    whole = sum(means.values()) or 1.0
+    table = _table("stage", "share", "s a step")
+    for name, mean in sorted(means.items(), key=lambda item: -item[1]):
+        table.add_row(name, Text("▇" * max(1, round(_WIDTH * mean / whole)), "magenta"), f"{mean:.3f}")
+    return table
+
+
+def _sample(sample: dict[str, Any]) -> Text:
+    verdict = sample.get("verdict")
+    text = Text(f"latest answer, {sample.get('label')}, step {sample.get('step')}", style="dim")
+    if verdict:
+        text.append(f": {verdict}", style="green" if verdict == "correct" else "red")
+    prompt = sample.get("prompt")
+    if isinstance(prompt, list):
+        prompt = prompt[-1].get("content", "") if prompt else ""
+    for mark, part in (("> ", prompt), ("", sample.get("answer"))):
+        lines = str(part or "").splitlines()[:_LINES] or [""]
+        text.append("\n" + "\n".join(f"{mark}{line[:76]}" for line in lines), style="dim" if mark else "default")
+    return text
+
+
+def _duration(seconds: float) -> str:
+    minutes, hours = int(seconds // 60), int(seconds // 3600)
+    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min" if minutes else f"{seconds:.0f} s"
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the present state and exit.")] = False,
+) -> None:
+    """Watch a run: curves, stages of a step, teachers, the latest answer. Ends with the run, or with Ctrl-C.
+
+    Teachers are shown live where the recipe has a metrics_port. Without a terminal the state is printed once.
+    """
+    console, view = Console(), View(run)
+    if once or view.ended or not console.is_terminal:
+        console.print(view.frame())
+        return
+    with Live(view.frame(), console=console, auto_refresh=False) as live:
+        while not view.ended:
+            time.sleep(every)
+            live.update(view.frame(), refresh=True)
