@@ -1,17 +1,17 @@
 """Fixtures that several rooms share: the test world, built once per run, and real server processes."""
 
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from hypothesis import settings
+from waiting import wait_until
 
 # A busy machine is no error: without this a property fails when one example takes 0.2 s.
 settings.register_profile("patient", deadline=None)
@@ -84,7 +84,7 @@ class Server:
 
     address: str
     metrics_port: int
-    process: subprocess.Popen[bytes]
+    process: forked.Program
     log: Path
 
 
@@ -94,25 +94,18 @@ Serve = Callable[..., Server]
 @pytest.fixture(scope="session")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     """Start `opd serve` with the given flags; every server is stopped when the session ends."""
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[forked.Program] = []
 
     def start(*flags: str) -> Server:
         folder = tmp_path_factory.mktemp("server")
         port_file, log = folder / "ports", folder / "log"
         command = [sys.executable, "-m", "teacher_server", *flags, "--device", "cpu", "--port", "0"]
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                [*command, "--metrics-port", "0", "--threads", "1", "--port-file", str(port_file)],
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
+        command += ["--metrics-port", "0", "--threads", "1", "--port-file", str(port_file)]
+        process = forked.Program(command, log=log)
         started.append(process)
-        deadline = time.monotonic() + 120
-        while not port_file.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the server did not start:\n{log.read_text(errors='replace')}")
-            time.sleep(0.05)
+        wait_until(lambda: port_file.exists() or process.poll() is not None, why=log.read_text)
+        if process.poll() is not None:
+            raise RuntimeError(f"the server did not start:\n{log.read_text(errors='replace')}")
         address, metrics_port, _ = port_file.read_text().split()
         return Server(address, int(metrics_port), process, log)
 

@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from opd.config import parse_settings
 from student.loop import train
@@ -84,7 +84,7 @@ class Storm:
     """What happens beside a run: `play` is called in a thread and waits for steps with `at`."""
 
     def __init__(self, run: Path, play: Callable[["Storm"], None]) -> None:
-        self._run = run
+        self.run = run
         self._over = threading.Event()
         self._play = play
         self.done: list[str] = []
@@ -99,7 +99,7 @@ class Storm:
 
     def at(self, share: float) -> bool:
         """Wait until this share of the steps is done; False when the run ended before."""
-        while len(steps_of(self._run)) < share * STEPS:
+        while len(steps_of(self.run)) < share * STEPS:
             if self._over.wait(0.02):
                 return False
         return True
@@ -262,7 +262,7 @@ def test_a_night_without_any_teacher_changes_no_weight(
         if storm.at(0.3):
             for replica in replicas:
                 replica.kill()
-            time.sleep(12.0)
+            wait_until(lambda: list((storm.run / "checkpoints").glob("step-*")))  # the emergency's
             for replica in replicas:
                 replica.start()
             storm.done.append("night")

@@ -1,5 +1,6 @@
 """The Kubernetes overlays: rendered, strictly validated, and held to the policies that they promise."""
 
+import json
 import runpy
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
@@ -19,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
 OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
 CUSTOM = {"cert-manager.io", "monitoring.coreos.com", "keda.sh", "leaderworkerset.x-k8s.io", "jobset.x-k8s.io"}
+CUSTOM_SCHEMAS = json.loads((Path(__file__).parent / "schemas.json").read_text())
+"""Made from the projects' definitions by scripts/crd_schemas.py."""
 Manifest = dict[str, Any]
 
 needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
@@ -57,9 +61,28 @@ def pods(manifest: Manifest) -> list[Manifest]:
 
 
 def assert_valid(manifest: Manifest) -> None:
+    """As a server with strict field validation would: unknown fields, wrong types and missing fields are errors."""
     validate = pytest.importorskip("kubernetes_validate")
+    version = validate.latest_version().rpartition(".")[0]
     if manifest["apiVersion"].partition("/")[0] not in CUSTOM:
-        validate.validate(manifest, validate.latest_version().rpartition(".")[0], strict=True)
+        validate.validate(manifest, version, strict=True)
+        return
+    jsonschema.validate(manifest, CUSTOM_SCHEMAS[f"{manifest['apiVersion']} {manifest['kind']}"]["schema"])
+    for template in pod_templates(manifest):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", **template.get("metadata", {})}}
+        validate.validate({**pod, "spec": template["spec"]}, version, strict=True)
+
+
+def pod_templates(node: Any) -> Iterator[Manifest]:
+    """Every template of a pod within a custom resource."""
+    if isinstance(node, dict):
+        if isinstance(node.get("spec"), dict) and "containers" in node["spec"]:
+            yield node
+        for value in node.values():
+            yield from pod_templates(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from pod_templates(value)
 
 
 def assert_restricted(pod: Manifest) -> None:
@@ -81,6 +104,25 @@ def test_a_manifest_is_valid_and_its_pods_are_restricted(manifest: Manifest) -> 
     assert_valid(manifest)
     for pod in pods(manifest):
         assert_restricted(pod)
+
+
+def test_every_kind_of_custom_resource_has_its_schema_and_mistakes_are_found() -> None:
+    custom = {f"{m['apiVersion']} {m['kind']}": m for _, m in written() if m["apiVersion"].partition("/")[0] in CUSTOM}
+    assert custom.keys() == CUSTOM_SCHEMAS.keys() and len(custom) == 8
+    for name, manifest in custom.items():
+        for mistake in ({"spec": {**manifest["spec"], "replica": 2}}, {"spec": []}):
+            with pytest.raises(jsonschema.ValidationError):
+                assert_valid({**manifest, **mistake})
+        assert not name.startswith("leaderworkerset") or len(list(pod_templates(manifest))) == 2
+    group = next(manifest for name, manifest in custom.items() if name.startswith("leaderworkerset"))
+    for within, wrong in (
+        (("leaderWorkerTemplate", "restartPolicy"), "Never"),
+        (("leaderWorkerTemplate", "size"), "2"),
+    ):
+        broken = json.loads(json.dumps(group))
+        broken["spec"][within[0]][within[1]] = wrong
+        with pytest.raises(jsonschema.ValidationError):
+            assert_valid(broken)
 
 
 @needs_kubectl

@@ -1,6 +1,7 @@
 """Generated files equal what generates them."""
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -21,6 +22,22 @@ def test_the_metrics_page_lists_the_series_of_the_code() -> None:
 
 def test_the_page_of_policy_losses_and_advantages_lists_what_is_registered() -> None:
     assert (ROOT / "docs" / "rl.md").read_text() == script("rl_doc").render()
+
+
+def test_every_method_has_its_page_with_metrics_that_the_code_has() -> None:
+    from student.methods import CONTROLLERS, OBJECTIVES
+
+    methods = script("methods_doc")
+    pages = {path.name: path.read_text() for path in (ROOT / "docs" / "methods").glob("*.md")}
+    assert pages == methods.render(), "run python scripts/methods_doc.py"
+    described = [name for note in methods.notes().values() for name in note["names"]]
+    own = {e.name for r in (OBJECTIVES, CONTROLLERS) for e in r if e.path.startswith("student.methods.")}
+    assert sorted(described) == sorted(own)
+    code = "".join(path.read_text() for room in ("student", "opd/maths") for path in (ROOT / room).rglob("*.py"))
+    for note in methods.notes().values():
+        for metric in note["watch"]:
+            parts = [part for part in metric.split("/") if not part.isdigit()]
+            assert all(re.search(rf"""["/]{part}[/"{{]""", code) for part in parts), metric
 
 
 def test_the_recipe_page_lists_every_key_of_the_settings() -> None:

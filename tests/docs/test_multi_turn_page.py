@@ -17,7 +17,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "multi-turn.md").read_tex
 
 def test_the_environment_of_the_page_plays_what_a_table_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    (line,) = re.findall(r"^    (\{\"prompt\".*\})$", PAGE, flags=re.M)
+    (line,) = re.findall(r"^    (\{\"prompt\".*mine:Guess.*\})$", PAGE, flags=re.M)
     (tmp_path / "mine.py").write_text(code)
     table = tmp_path / "prompts.jsonl"
     table.write_text("".join(json.dumps(json.loads(line) | {"prompt": f"Game {i}."}) + "\n" for i in range(20)))

@@ -4,16 +4,21 @@ import contextlib
 import hashlib
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import yaml
 
 from opd.config import parse_settings
+from opd.errors import CancelledError
+from student.learning.learner import Learner
+from student.loop import _Run, train
 from student.recipe import Recipe
 
 
@@ -53,20 +58,38 @@ def make_recipe(recipe_data: dict[str, Any]) -> Callable[..., Recipe]:
     return make
 
 
+_SUPPORT = Path(__file__).parents[1] / "support"
+
+
+def _training(folder: Path, recipes: Sequence[Recipe | str]) -> list[str]:
+    """What Python is told in order to train recipes one after the other; strings are flags of `opd train`."""
+    jobs = [recipe for recipe in recipes if isinstance(recipe, Recipe)]
+    paths = [folder / f"{number}-{job.run.name}.yaml" for number, job in enumerate(jobs)]
+    for path, job in zip(paths, jobs, strict=True):
+        path.write_text(yaml.safe_dump(job.model_dump(mode="json")))
+    program = ["-m", "opd.cli", "train"] if len(paths) == 1 else [str(_SUPPORT / "run_recipes.py")]
+    return [*program, *map(str, paths), *(part for part in recipes if isinstance(part, str))]
+
+
+def _environment() -> dict[str, str]:
+    """Of ranks on this machine that find the plug-ins of the tests."""
+    searched = os.pathsep.join([str(_SUPPORT), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": searched}
+
+
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start `opd train` on two ranks (torchrun, gloo) in a group of its own; it ends with the test."""
-    started: list[subprocess.Popen[str]] = []
-    plugins = Path(__file__).parents[1] / "support"
+    """Start `opd train` on two ranks (torchrun, gloo) in a group of its own; it ends with the test.
 
-    def start(recipe: Recipe, *flags: str) -> subprocess.Popen[str]:
-        path = tmp_path / f"{recipe.run.name}.yaml"
-        path.write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
+    Several recipes are trained one after the other by the same two processes; one whose run exists is resumed.
+    """
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*recipes: Recipe | str) -> subprocess.Popen[str]:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        paths = os.pathsep.join([str(plugins), os.environ.get("PYTHONPATH", "")])
         process = subprocess.Popen(
-            [*torchrun, "-m", "opd.cli", "train", str(path), *flags],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": paths},
+            [*torchrun, *_training(tmp_path, recipes)],
+            env=_environment(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -83,12 +106,43 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 @pytest.fixture
-def two_ranks(launch: Callable[..., subprocess.Popen[str]]) -> Callable[..., None]:
-    """Train a recipe on two ranks to its end."""
+def interrupted() -> Callable[..., dict[str, Any]]:
+    """Train a recipe that is stopped twice by a signal and resumed each time; gives the summary of the end."""
 
-    def run(recipe: Recipe, *flags: str) -> None:
-        process = launch(recipe, *flags)
-        _, errors = process.communicate(timeout=280)
-        assert process.returncode == 0, errors
+    def stopping(owner: Any, name: str, at: int, recipe: Recipe, resume: bool) -> None:
+        original, calls = getattr(owner, name), []
+
+        def stopped(self: Any, *arguments: Any) -> Any:
+            calls.append(1)
+            if len(calls) == at:
+                raise CancelledError("stopped by a signal")
+            return original(self, *arguments)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, name, stopped)
+            with pytest.raises(CancelledError, match="stopped after"):
+                train(recipe, resume=resume)
+
+    def run(recipe: Recipe, *, update: int = 2) -> dict[str, Any]:
+        # When the step has been planned, sampled and composed, and then when it has been updated from.
+        stopping(Learner, "update", update, recipe, False)
+        stopping(_Run, "_follow_up", 1, recipe, True)
+        return train(recipe, resume=True)
+
+    return run
+
+
+@pytest.fixture
+def two_ranks(tmp_path: Path) -> Callable[..., None]:
+    """Train recipes on two ranks to their end, in two forked processes; `launch` goes through torchrun."""
+
+    def run(*recipes: Recipe | str) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        command = [sys.executable, *_training(tmp_path, recipes)]
+        shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environments = [_environment() | shared | {"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+        forked.finish([forked.Program(command, env=environment) for environment in environments], 280)
 
     return run

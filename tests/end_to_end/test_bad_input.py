@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 import yaml
@@ -160,9 +161,9 @@ def test_a_full_disk_exits_with_13_and_keeps_the_checkpoints_before(
     assert opd("train", str(recipe_file), "train.steps=2", "eval.prompts=0")[0] == 0
     original = student.run.saving.save_state
 
-    def onto_a_full_disk(folder: Path, name: str, state: dict[str, Any]) -> None:
+    def onto_a_full_disk(folder: Path, name: str, state: dict[str, Any], *, main: bool) -> None:
         (folder / f"{name}.json").symlink_to("/dev/full")
-        original(folder, name, state)
+        original(folder, name, state, main=main)
 
     monkeypatch.setattr(student.run.saving, "save_state", onto_a_full_disk)
     code, err = opd("train", str(recipe_file), "train.steps=3", "eval.prompts=0", "--resume")
@@ -242,7 +243,7 @@ def test_a_port_in_use_exits_with_14(world: Path) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         command = [sys.executable, "-m", "teacher_server", "--model", str(world / "teacher"), "--port", port]
-        out = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+        out = forked.run(command)
     assert out.returncode == 14 and port in out.stderr and "Traceback" not in out.stderr, out.stderr
 
 

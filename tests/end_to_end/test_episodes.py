@@ -1,11 +1,17 @@
 """Episodes through the whole loop with a real teacher: sampled, scored, learnt from, resumed."""
 
 import json
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
 
 from student.loop import train
 from student.recipe import Recipe
@@ -57,3 +63,42 @@ def test_episodes_in_processes_give_the_run_that_they_give_in_process(
         recipe = make_recipe(**LOCK | {"rollout": rollout}, run=str(tmp_path / isolation), train={"steps": 2})
         found.append(hashes(Path(train(recipe)["checkpoint"])))
     assert found[0] == found[1]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_inside_an_episode_resumes_to_the_same_weights(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]]
+) -> None:
+    cut, flag = tmp_path / "cut", tmp_path / "killed"
+    options = {"digits": 3, "turns": 5, "after": str(cut / "checkpoints" / "step-000001"), "flag": str(flag)}
+    changes = LOCK | {"prompts": {"task": "tests.support.environments:Deadly", "options": options}}
+    recipe = tmp_path / "cut.yaml"
+    recipe.write_text(yaml.safe_dump(make_recipe(**changes, run=str(cut), train={"steps": 3}).model_dump(mode="json")))
+    command = [sys.executable, "-m", "opd.cli", "train", str(recipe)]
+    killed = forked.run(command, cwd=Path(__file__).parents[2])
+    assert killed.returncode == -signal.SIGKILL and flag.exists(), killed.stderr
+    resumed = train(make_recipe(**changes, run=str(cut), train={"steps": 3}), resume=True)
+    calm = train(make_recipe(**changes, run=str(tmp_path / "calm"), train={"steps": 3}))
+    assert hashes(Path(resumed["checkpoint"])) == hashes(Path(calm["checkpoint"]))
+
+
+@pytest.mark.slow
+def test_two_ranks_play_and_learn_as_one_does(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, two_ranks: Callable[[Recipe], None]
+) -> None:
+    rollout = LOCK["rollout"] | {"prompts_per_step": 3, "samples_per_prompt": 2}
+    changes = LOCK | {
+        "rollout": rollout,
+        "objective": [{"name": "opd", "payload": "gather", "k": 8}, {"name": "grpo"}],
+        "methods": [{"name": "tcod", "adaptive": True, "multiple": 5.0}],
+        "train": {"steps": 3, "micro_batch_tokens": 64},
+    }
+    one, two = (make_recipe(**changes, run=str(tmp_path / name)) for name in ("one", "two"))
+    train(one)
+    two_ranks(two)
+    for mine, theirs in zip(metrics(one), metrics(two), strict=True):
+        for name in ("turn_depth", "turns", "trajectory_kl", "loss/opd", "reverse_kl", "response_tokens", "reward"):
+            assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), name
+    weights = [load_file(r.run / "checkpoints" / "step-000003" / "model" / "model.safetensors") for r in (one, two)]
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, atol=2e-4, rtol=1e-3)

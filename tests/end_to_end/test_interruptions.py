@@ -12,6 +12,7 @@ import pytest
 
 from opd.errors import CancelledError, NonFiniteError, OpdError, OutageError
 from student.controllers import Controller, StepReport
+from student.dry_run import check as check_recipe
 from student.learning.terms import TermOutput, TokenBatch
 from student.loop import train
 from student.methods.distil.opd import OnPolicyDistillation
@@ -173,3 +174,27 @@ def test_a_step_without_finite_gradient_loses_nothing(
     resumed = train(make_recipe(**changes), resume=True)
     calm = train(make_recipe(run=str(recipe.run) + "2", **changes))
     assert hashes(Path(resumed["checkpoint"]) / "model") == hashes(Path(calm["checkpoint"]) / "model")
+
+
+def test_a_resumed_run_says_that_its_prompt_file_has_changed(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "sums.jsonl"
+
+    def write(count: int) -> None:
+        path.write_text("".join(json.dumps({"prompt": f"{i}+{i}=", "answer": str(2 * i)}) + "\n" for i in range(count)))
+
+    def recipe(steps: int) -> Recipe:
+        return make_recipe(prompts={"file": str(path)}, train={"steps": steps}, eval={"prompts": 0})
+
+    write(40)
+    train(recipe(1))
+    train(recipe(2), resume=True)
+    assert "have changed" not in capsys.readouterr().err
+    write(41)
+    said = f"warning: the prompts of {path} have changed since this run read them (rows: 40 then, 41 now)"
+    assert said in check_recipe(recipe(3), offline=False, resume=True)
+    train(recipe(3), resume=True)
+    assert said in " ".join(capsys.readouterr().err.split())
+    train(recipe(4), resume=True)
+    assert "have changed" not in capsys.readouterr().err

@@ -33,7 +33,7 @@ class Even:
         pass
 
     def verify(self, prompt, completion):
-        return Verdict.of(len(completion) % 2 == 0)
+        return Verdict.of(len(completion) % 2 == 0, f"@@@{len(completion)} letters")
 
     def close(self):
         pass
@@ -103,28 +103,106 @@ def test_a_run_with_a_teacher_that_follows_resumes_bit_for_bit(
     assert all(line["reverse_kl"] > 0.01 and line["ema_distance"] > 0 for line in lines)
 
 
+@pytest.mark.parametrize("payload", ["sampled", "gather", "topk", "hidden"])
+def test_a_term_may_name_its_teacher_itself(
+    alone: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]], payload: str
+) -> None:
+    term = {"name": "opd", "payload": payload, "k": 8, "discount": 0.5}
+    routed = {**SELF, "contexts": HINTED, "objective": [term], "eval": {"prompts": 0}}
+    named = {
+        "teachers": {"ema": SELF["teachers"]["ema"]},
+        "contexts": {"ema": HINTED["teacher"]},
+        "objective": [{**term, "role": "ema"}],
+        "eval": {"prompts": 0},
+    }
+    one, other = (train(alone(run=str(tmp_path / n), **c)) for n, c in (("routed", routed), ("named", named)))
+    assert hashes(Path(one["checkpoint"])) == hashes(Path(other["checkpoint"]))
+    assert all(line["loss/opd"] != 0 and line["ema_distance"] > 0 for line in records(tmp_path / "named"))
+
+
+NAMED = {"objective": [{"name": "opd", "role": "ema"}]}
+TOLD = {
+    "rollout": {"prompts_per_step": 4, "samples_per_prompt": 3, "max_new_tokens": 12, "max_prompt_tokens": 32},
+    "eval": {"prompts": 0},
+    "contexts": {
+        "ema": {
+            "prompt": "{{ prompt }}{% if group.best %}@@@{{ group.best }}{% endif %}{{ row.feedback }}",
+            "skip_without": ["group.best"],
+            "max_tokens": 64,
+        }
+    },
+    "objective": [{"name": "opd", "role": "ema", "payload": "hidden"}, {"name": "rloo", "weight": 0.1}],
+}
+"""SDPO: the average of the student reads another right answer and the verifier's word, else the row teaches nothing."""
+
+
+def test_a_teacher_reads_what_became_of_the_row_and_the_best_answer_of_its_group(
+    alone: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]]
+) -> None:
+    told, plain = (
+        alone(run=str(tmp_path / "told"), **TOLD),
+        alone(run=str(tmp_path / "plain"), **TOLD | {"contexts": {}}),
+    )
+    straight = train(told)
+    train(plain)
+    lines, others = records(told.run), records(plain.run)
+    assert lines[0]["response_tokens"] == others[0]["response_tokens"]  # the same responses
+    assert lines[0]["cost/train/local_positions"] > others[0]["cost/train/local_positions"]
+    assert lines[0]["reverse_kl"] > 1e-3 > abs(others[0]["reverse_kl"])
+    assert any(0 < line["context_missing_share"] < 1 for line in lines)
+    assert all(line["hinted_share"] == pytest.approx(1 - line["context_missing_share"]) for line in lines)
+    half = {"steps": 2, "learning_rate": 1e-3, "checkpoint_every": 1, "keep_checkpoints": 9, "threads": 1}
+    train(alone(run=str(tmp_path / "cut"), **TOLD, train=half))
+    resumed = train(alone(run=str(tmp_path / "cut"), **TOLD), resume=True)
+    assert hashes(Path(resumed["checkpoint"])) == hashes(Path(straight["checkpoint"]))
+
+
+@pytest.mark.slow
+def test_two_ranks_make_the_contexts_of_one(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, two_ranks: Callable[..., None]
+) -> None:
+    told = {"prompt": "{{ prompt }}@@@{{ group.best }}", "success": 0.4, "skip_without": ["group.best"]}
+    changes = TOLD | {
+        "prompts": {"task": "student_plugins:Digits", "options": {"digits": 2}},
+        "contexts": {"ema": {**told, "max_tokens": 64}},
+        "train": {"steps": 2, "checkpoint_every": 0},
+    }
+    one, two = (make_recipe(run=str(tmp_path / run), **changes) for run in ("one", "two"))
+    train(one)
+    two_ranks(two)
+    for mine, theirs in zip(records(one.run), records(two.run), strict=True):
+        assert 0 < mine["context_missing_share"] < 1
+        for name in ("context_missing_share", "reverse_kl", "grad_norm", "cost/train/local_positions"):
+            assert theirs[name] == pytest.approx(mine[name], rel=1e-3), name
+
+
+@pytest.mark.parametrize("told", [False, True])
 def test_no_id_of_a_hint_reaches_the_students_input(
-    alone: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    alone: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool
 ) -> None:
     seen: list[torch.Tensor] = []
-    hints: list[np.ndarray] = []
-    lay_out, submit = batch.collate, Scorer.submit
+    rows: list[Row] = []
+    lay_out, collect = batch.collate, Scorer.collect
 
     def collate(*arguments: Any) -> batch.MicroBatch:
         seen.append((micro := lay_out(*arguments)).input_ids)
         return micro
 
-    def watched(self: Scorer, row: Row) -> None:
-        submit(self, row)
-        hints.append(row.contexts["teacher"])
+    def watched(self: Scorer, mine: list[Row], *arguments: Any, **options: Any) -> float:
+        rows.extend(mine)
+        return collect(self, mine, *arguments, **options)
 
     monkeypatch.setattr("student.learning.learner.collate", collate)
-    monkeypatch.setattr(Scorer, "submit", watched)
-    recipe = alone(run=str(tmp_path / "run"), contexts=HINTED, **SELF)
+    monkeypatch.setattr(Scorer, "collect", watched)
+    recipe = alone(run=str(tmp_path / "run"), **(TOLD if told else {**SELF, "contexts": HINTED}))
     train(recipe)
-    mark = load_tokenizer(str(recipe.model.path))(SECRET)["input_ids"]
-    assert seen and hints and all(hint[: len(mark)].tolist() == mark for hint in hints)
-    assert not any((ids.unfold(1, len(mark), 1) == torch.tensor(mark)).all(-1).any() for ids in seen)
+    mark = torch.tensor(load_tokenizer(str(recipe.model.path))(SECRET)["input_ids"])
+
+    def holds(ids: torch.Tensor) -> bool:
+        return bool((ids.unfold(-1, len(mark), 1) == mark).all(-1).any())
+
+    hints = [torch.from_numpy(ids.astype(np.int64)) for row in rows for ids in row.contexts.values()]
+    assert seen and hints and all(map(holds, hints)) and not any(map(holds, seen))
 
 
 def test_a_served_teacher_reads_a_context_too(alone: Callable[..., Recipe], teacher: Any, tmp_path: Path) -> None:
@@ -159,6 +237,22 @@ def test_a_dry_run_says_what_is_answered_in_process_and_what_it_reads(
         ({"contexts": {"teacher": {"prompt": "{{ prompt }}"}}}, DataError, ["contexts.teacher", "change nothing"]),
         ({"contexts": {"teacher": {"prompt": "{{ prompt"}}}, ConfigError, ["contexts.teacher.prompt", "template"]),
         ({"contexts": {"teacher": {"system": "hint"}}}, DataError, ["plain text", "contexts.teacher.prompt"]),
+        ({"contexts": {"ema": {"prompt": "{{ row.reason }}"}}, **NAMED}, DataError, ["contexts.ema", "reason"]),
+        ({"contexts": {"ema": {"prompt": "{{ prompt }}!", "skip_without": ["group.best"]}}}, ConfigError, ["reads"]),
+        ({"objective": [{"name": "opd", "role": "student"}]}, ConfigError, ["says nothing new", "contexts.student"]),
+        (
+            {
+                "contexts": {"student": {"prompt": "{{ solution }}{{ prompt }}"}},
+                "objective": [{"name": "opd", "role": "student"}, {"name": "grpo", "ratio_to": "old"}],
+            },
+            ConfigError,
+            ["contexts.student", "old policy", "grpo"],
+        ),
+        (
+            {"objective": [{"name": "opd", "role": r, "payload": "topk", "k": 4} for r in ("ema", "initial")]},
+            ConfigError,
+            ["topk", "ema and initial"],
+        ),
         ({"contexts": {"reference": {"prompt": "x"}}}, ConfigError, ["contexts.reference", "read by no model"]),
         (
             {"contexts": {"teacher": {"prompt": "{{ solution * 99 }}"}}},

@@ -1,13 +1,13 @@
 """Training from a recorded store without any server, equal to the run with a live one."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 
@@ -83,7 +83,7 @@ def test_rows_scored_by_opd_score_train_like_the_live_teacher(
     store = tmp_path / "store"
     arguments = ["score", teacher.address, "--rows", str(tmp_path / "rows.jsonl"), "--out", str(store)]
     arguments += ["--teacher", "teacher", "--payload", "gather", "--k", "8"]
-    result = subprocess.run([sys.executable, "-m", "opd.cli", *arguments], capture_output=True, text=True, check=False)
+    result = forked.run([sys.executable, "-m", "opd.cli", *arguments])
     assert result.returncode == 0, result.stderr
     offline = train(make_recipe(run=str(tmp_path / "offline"), teachers={"endpoints": [f"store:{store}"]}, **common))
     assert model_of(offline, hashes) == model_of(train(recipe), hashes)

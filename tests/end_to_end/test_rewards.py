@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
@@ -32,6 +34,9 @@ class Even:
 
 def short(prompt, answer):
     return None if answer.startswith("1") else -len(answer) / 100
+
+def silent(prompt, answer):
+    return None
 """
 
 
@@ -114,6 +119,23 @@ def test_the_student_judges_by_its_own_probability_of_the_reference(
     lines = records(recipe.run)
     assert all(line["cost/train/local_positions"] > 0 for line in lines if line["reward"] > 0)
     assert any(line["reward"] > 0 for line in lines)
+
+
+def test_a_step_without_any_reward_is_skipped_and_said(
+    alone: Callable[..., Recipe], tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = alone({"name": "function", "function": "judges_of_rewards:silent"}, run=str(tmp_path / "run"))
+    summary = train(recipe)
+    lines = records(recipe.run)
+    assert all(line["updates"] == 0 and line["updates_skipped"] == 1 for line in lines)
+    assert all(line["silent/unknown"] == 1.0 and "reward" not in line for line in lines)
+    assert "had no row to learn from and were skipped" in capsys.readouterr().err + caplog.text
+    start, end = (load_file(folder / "model.safetensors") for folder in (Path(recipe.model.path), model_of(summary)))
+    assert all(torch.equal(end[name], tensor.float()) for name, tensor in start.items())
+
+
+def model_of(summary: dict[str, Any]) -> Path:
+    return Path(summary["checkpoint"]) / "model"
 
 
 def test_without_a_reward_of_their_own_prompts_without_answers_are_refused(alone: Callable[..., Recipe]) -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from opd.doctor import doctor, examine_fleet
+from opd.doctor import doctor
+from opd.doctor.fleet import examine_fleet
 from opd.errors import ConfigError
 from student.dry_run import check
 from student.loop import train

@@ -9,10 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from opd.errors import CancelledError, ConfigError
-from student.learning.learner import Learner
+from opd.errors import ConfigError
+from opd.fleet.client import TeacherFleet
 from student.loop import train
 from student.recipe import Recipe
+from student.scoring.stop_check import StopCheck
 
 DYNAMIC = {
     "prompts": {"task": "student_plugins:Halves", "options": {"digits": 2}},
@@ -41,6 +42,7 @@ def test_dynamic_sampling_trains_on_full_batches_and_counts_what_it_drew(make_re
         assert line["dynamic_sampling/filled"] == 1.0 and line["dynamic_sampling/kept_share"] <= 1.0
         drawn = line["sampled_rows"]
         assert drawn >= 12 and (drawn == 12) == (line["rollout_rounds"] == 1)
+        assert line["student_entropy"] > 0  # of the student, in runs without a teacher too
         assert line["response_tokens"] == line["cost/train/sampled_tokens"]
         # All that was drawn is paid for, also what is not learnt from.
         trained = line["cost/train/gradient_positions"]
@@ -49,30 +51,39 @@ def test_dynamic_sampling_trains_on_full_batches_and_counts_what_it_drew(make_re
     assert last["prompts"] == sum(line["sampled_rows"] for line in lines) / 4
 
 
+def test_teachers_are_asked_about_chosen_groups_alone(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []  # by group
+    submit = TeacherFleet.submit
+
+    def counted(self: TeacherFleet, teacher: str, item: Any, *arguments: Any, **options: Any) -> Any:
+        asked.append(options["group"])
+        return submit(self, teacher, item, *arguments, **options)
+
+    monkeypatch.setattr(StopCheck, "lines", lambda self, poll: [])  # which asks before the first step
+    monkeypatch.setattr(TeacherFleet, "submit", counted)
+    both = {"objective": [{"name": "grpo"}, {"name": "opd", "k": 8, "weight": 0.1}]}
+    recipe = make_recipe(**{**DYNAMIC, **both}, train=TRAIN)
+    train(recipe)
+    lines = records(recipe)
+    rows = sum(line["sampled_rows"] for line in lines)
+    assert len(asked) == 12 * len(lines) < rows
+    for line in lines:  # each position that is learnt from was scored once
+        assert line["cost/train/teacher_positions"] == line["cost/train/gradient_positions"]
+        assert line["cost/train/teacher_positions"] <= line["cost/train/decoded_positions"]
+
+
 def test_an_interrupted_run_with_a_strategy_resumes_to_the_same_bits(
     make_recipe: Callable[..., Recipe],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    interrupted: Callable[..., dict[str, Any]],
     hashes: Callable[[Path], dict[str, str]],
 ) -> None:
-    calm = make_recipe(run=str(tmp_path / "calm"), **DYNAMIC, train=TRAIN)
-    straight = train(calm)
-    recipe = make_recipe(run=str(tmp_path / "cut"), **DYNAMIC, train=TRAIN)
-    original, calls = Learner.update, []
-
-    def update(self: Any, *arguments: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 3:  # after the rounds of the third step, before its update
-            raise CancelledError("stopped by a signal")
-        return original(self, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Learner, "update", update)
-        with pytest.raises(CancelledError, match="stopped after 2 of 4 steps"):
-            train(recipe)
-    resumed = train(recipe, resume=True)
+    calm, cut = (make_recipe(run=str(tmp_path / run), **DYNAMIC, train=TRAIN) for run in ("calm", "cut"))
+    straight, resumed = train(calm), interrupted(cut, update=3)
     assert hashes(Path(resumed["checkpoint"])) == hashes(Path(straight["checkpoint"]))
-    assert records(recipe) == records(calm)
+    assert records(cut) == records(calm)
 
 
 def test_a_group_of_one_is_refused(make_recipe: Callable[..., Recipe]) -> None:

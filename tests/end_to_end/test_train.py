@@ -5,15 +5,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 import torch
 import yaml
+from waiting import wait_until
 
 from opd.errors import CheckpointError, RunFolderError
 from student.loop import train
@@ -41,11 +42,10 @@ def test_a_killed_run_resumes_to_the_same_weights(
     recipe = make_recipe(run=str(tmp_path / "killed"), train={"steps": 30, "checkpoint_every": 3})
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
-    process = subprocess.Popen([*OPD, "train", str(path)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 200
-    while not list((tmp_path / "killed").glob("checkpoints/step-00000[6-9]")):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.01)
+    process = forked.Program([*OPD, "train", str(path)])
+    saved = "checkpoints/step-00000[6-9]"
+    wait_until(lambda: list((tmp_path / "killed").glob(saved)) or process.poll() is not None, 250)
+    assert process.poll() is None
     process.kill()
     process.wait()
     assert not (tmp_path / "killed" / "summary.json").exists()
@@ -70,11 +70,8 @@ def test_ctrl_c_saves_and_stops_with_130(make_recipe: Callable[..., Recipe], tmp
     recipe = make_recipe(train={"steps": 100_000, "checkpoint_every": 0})
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
-    process = subprocess.Popen([*OPD, "train", str(path)], stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 200
-    while not (recipe.run / "metrics.jsonl").exists():
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
+    process = forked.Program([*OPD, "train", str(path)])
+    wait_until(lambda: (recipe.run / "metrics.jsonl").exists() or process.poll() is not None, 250)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=100)
     assert process.returncode == 130

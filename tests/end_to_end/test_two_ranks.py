@@ -4,13 +4,13 @@ import json
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from waiting import wait_until
 
 from student.loop import train
 from student.recipe import Recipe
@@ -53,6 +53,30 @@ def test_two_ranks_train_like_one(
         )
 
 
+def test_an_evaluation_is_shared_by_the_ranks_and_gives_the_report_of_one(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, two_ranks: Callable[[Recipe], None]
+) -> None:
+    changes = {
+        # Five prompts of two answers: one rank has more of them. At another temperature the divergence has its own.
+        "eval": {"prompts": 5, "samples": 2, "temperature": 0.7},
+        "train": {"steps": 1, "learning_rate": 1e-9},
+        "samples": {"every": 0, "count": 7},
+    }
+    summaries, shown = [], []
+    for name, run in (("one", train), ("two", two_ranks)):
+        recipe = make_recipe(run=str(tmp_path / name), **changes)
+        run(recipe)
+        summaries.append(json.loads((recipe.run / "summary.json").read_text()))
+        shown.append([json.loads(line) for line in (recipe.run / "samples.jsonl").read_text().splitlines()])
+    one, two = (summary["before"] for summary in summaries)
+    assert two.pop("reverse_kl") == pytest.approx(one.pop("reverse_kl"), rel=1e-6)
+    assert two == one and one["tokens"] > 0 and one["pass_at"]
+    assert len(shown[0]) == len(shown[1]) == 14
+    for mine, theirs in zip(*shown, strict=True):
+        assert theirs["kl"] == pytest.approx(mine["kl"], rel=1e-5)
+        assert [mine[key] for key in ("uid", "answer", "step")] == [theirs[key] for key in ("uid", "answer", "step")]
+
+
 def test_a_window_is_chosen_from_the_rows_of_all_ranks_also_after_a_resume(
     make_recipe: Callable[..., Recipe],
     tmp_path: Path,
@@ -91,10 +115,9 @@ def test_two_ranks_resume_and_stop_on_a_signal(
 ) -> None:
     recipe = make_recipe(train={"steps": 100_000, "checkpoint_every": 0}, rollout={"prompts_per_step": 2})
     process = launch(recipe)
-    deadline = time.monotonic() + 300
-    while not (recipe.run / "metrics.jsonl").exists() or not records(recipe.run):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.2)
+    written = recipe.run / "metrics.jsonl"
+    wait_until(lambda: (written.exists() and records(recipe.run)) or process.poll() is not None, 250)
+    assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=120)
     assert process.returncode != 0

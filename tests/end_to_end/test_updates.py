@@ -208,3 +208,19 @@ def test_two_ranks_update_like_one(
     theirs, mine = load_file(two.run / last), load_file(one.run / last)
     for name, tensor in mine.items():
         torch.testing.assert_close(theirs[name], tensor, atol=2e-4, rtol=1e-3)
+
+
+def test_credit_of_a_group_loss_is_computed_anew_before_every_further_update(
+    make_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    lines = {}
+    for recompute in (True, False):
+        objective = [{"name": "rloo", "advantage": {"name": "lpo", "recompute": recompute}}]
+        run = {**GRPO, "objective": objective, "train": {"steps": 2, "epochs": 3}}
+        made = make_recipe(run=str(tmp_path / str(recompute)), **run)
+        train(made)
+        lines[recompute] = records(made)
+    for fresh, kept in zip(lines[True], lines[False], strict=True):
+        assert fresh["lpo/effective"] < 4.0 and kept["lpo/effective"] == pytest.approx(4.0)
+        assert fresh["cost/train/local_positions"] > 0 and "cost/train/local_positions" not in kept
+    assert lines[True][0]["grad_norm"] != lines[False][0]["grad_norm"]

@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from student.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "examples" / "recipes").glob("*.yaml"))
+ORBIT = [path for path in RECIPES if "fusion" in yaml.safe_load(path.read_text())]
+TRAINED = [path for path in RECIPES if path not in ORBIT]
 EXOPD = [path for path in RECIPES if "exopd" in path.name]
 
 
@@ -25,11 +28,14 @@ def read(path: Path) -> dict[str, Any]:
     return dict(yaml.safe_load(path.read_text()))
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", TRAINED, ids=lambda path: path.stem)
 def test_a_recipe_passes_a_dry_run(path: Path, tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(train)
-    result = CliRunner().invoke(app, [str(path), f"run={tmp_path / 'run'}", "--dry-run", "--offline"])
+    changes = [f"run={tmp_path / 'run'}"]
+    if read(path)["rollout"].get("engine", {}).get("name") == "vllm" and find_spec("vllm") is None:
+        changes.append("rollout.engine={name: transformers}")
+    result = CliRunner().invoke(app, [str(path), *changes, "--dry-run", "--offline"])
     assert result.exit_code == 0, result.output
     assert "needs: " in result.output
 
@@ -62,8 +68,23 @@ def test_there_are_recipes_for_a_twin_a_large_teacher_and_two_domains() -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_micro_batch_holds_the_longest_row(path: Path) -> None:
     recipe = read(path)
-    longest = recipe["rollout"]["max_prompt_tokens"] + recipe["rollout"]["max_new_tokens"]
-    assert recipe["train"].get("micro_batch_tokens", 16384) >= longest
+    budget = max((mode["budget"] for mode in recipe.get("modes", {}).values()), default=0)
+    for stage in [recipe] if path in TRAINED else [recipe["rl"], recipe["fusion"]]:
+        longest = stage["rollout"]["max_prompt_tokens"] + stage["rollout"].get("max_new_tokens", budget)
+        assert stage["train"].get("micro_batch_tokens", 16384) >= longest
+
+
+@pytest.mark.parametrize(
+    ("name", "turns", "every", "steps"),
+    [("alfworld", 30, 6, 250), ("webshop", 15, 4, 150), ("scienceworld", 30, 6, 250)],
+)
+def test_a_recipe_of_tcod_holds_the_papers_settings(name: str, turns: int, every: int, steps: int) -> None:
+    recipe = read(ROOT / "examples" / "recipes" / f"qwen2.5-3b-tcod-{name}.yaml")
+    (method,) = recipe["methods"]
+    assert (method["order"], method["start"], method["every"], method["turns"]) == ("f2b", 1, every, turns)
+    episodes = recipe["rollout"]["episodes"]
+    assert (episodes["turns"], episodes["turn_tokens"], recipe["rollout"]["prompts_per_step"]) == (turns, 512, 16)
+    assert (recipe["train"]["steps"], recipe["train"]["learning_rate"]) == (steps, 1e-6)
 
 
 class Tokenizer:

@@ -1,21 +1,30 @@
 """`opd doctor`: what it finds, and that it says so."""
 
+import os
 import re
+import socket
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
+from certificates import self_signed
 from typer import Typer
 from typer.testing import CliRunner
 
-import opd.doctor
-from opd.doctor import examine_fleet, examine_installation, examine_machine
+import opd.doctor.installation
+from opd.doctor import doctor
+from opd.doctor.finding import Finding
+from opd.doctor.fleet import examine_fleet
+from opd.doctor.installation import examine_installation
+from opd.doctor.machine import examine_machine, examine_ports
+from opd.doctor.tls import examine_tls
 from opd.fleet.cli import fleet_settings
+from opd.wire.channel import ClientSecurity
 
 
 def run(*arguments: str) -> tuple[int, str]:
     app = Typer()
-    app.command()(opd.doctor.doctor)
+    app.command()(doctor)
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.output
@@ -25,7 +34,19 @@ def test_a_complete_installation_is_well() -> None:
     code, out = run()
     assert code == 0
     assert "with its required packages" in out and "fail" not in out
-    assert {finding.subject for finding in examine_machine()} >= {"python", "disk", "shared memory"}
+    assert {finding.subject for finding in examine_machine()} >= {"python", "disk", "shared memory", "ports"}
+
+
+def test_a_taken_port_fails_with_the_process_that_has_it() -> None:
+    with socket.create_server(("", 0)) as taken, socket.create_server(("", 0)) as free:
+        port, other = taken.getsockname()[1], free.getsockname()[1]
+        free.close()
+        ok, bad = examine_ports([port, other])
+        assert (ok.level, ok.text) == ("ok", f"{other} can be listened on")
+        assert (bad.level, bad.subject) == ("fail", f"port {port}")
+        assert f"process {os.getpid()}" in bad.text and "in use" in bad.text
+        code, out = run("--port", str(port))
+        assert code == 1 and "in use" in out
 
 
 def test_missing_and_unfit_packages_fail_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +55,7 @@ def test_missing_and_unfit_packages_fail_with_what_to_install(monkeypatch: pytes
             raise PackageNotFoundError(name)
         return "0.1" if name == "pydantic" else version(name)
 
-    monkeypatch.setattr(opd.doctor, "version", fake)
+    monkeypatch.setattr(opd.doctor.installation, "version", fake)
     failed = {f.subject: f.text for f in examine_installation() if f.level == "fail"}
     assert failed.keys() == {"math-verify", "pydantic"}
     assert "opd" not in {f.subject for f in examine_installation() if f.level == "ok"}
@@ -61,9 +82,34 @@ def test_a_fleet_is_examined_with_the_fleets_settings(serve, world: Path, tmp_pa
     secret.write_text("a-long-random-string")
     server = serve("--model", f"teacher={world / 'teacher'}", "--tokens", str(tokens))
     findings = list(examine_fleet([server.address], fleet_settings(None, [f"security.token_file={secret}"])))
-    assert [finding.level for finding in findings] == ["ok", "ok"]
-    assert "weights" in findings[0].text
-    assert "1 replicas" in findings[1].text
-    assert re.search(r": [1-9][\d,]* tokens/s$", findings[1].text)
+    assert [finding.level for finding in findings] == ["ok", "ok", "ok"]
+    assert findings[0].text == "in the clear, on loopback"
+    assert "weights" in findings[1].text
+    assert "1 replicas" in findings[2].text
+    assert re.search(r": [1-9][\d,]* tokens/s$", findings[2].text)
     code, out = run("--fleet", server.address, "--set", f"security.token_file={secret}")
     assert code == 0 and "tokens/s" in out
+
+
+def test_what_protects_the_way_to_a_server_is_said(serve, world: Path, tmp_path: Path) -> None:
+    pem, key = self_signed(tmp_path, "soon", days=3)
+    other, _ = self_signed(tmp_path, "other")
+    server = serve("--model", f"teacher={world / 'teacher'}", "--tls-cert", str(pem), "--tls-key", str(key))
+    place = f"localhost:{server.address.rpartition(':')[2]}"
+
+    def look(address: str, **security: object) -> Finding:
+        (found,) = examine_tls([address], ClientSecurity.model_validate(security))
+        return found
+
+    near = look(place, ca_file=pem)
+    assert near.level == "note" and "TLSv1.3" in near.text and "valid for 3 more days" in near.text, near
+    assert look(place, ca_file=other).level == "fail"
+    wrong_name = look(place, ca_file=pem, server_name="elsewhere")
+    assert wrong_name.level == "fail" and "elsewhere" in wrong_name.text
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        gone = f"127.0.0.1:{closed.getsockname()[1]}"
+    assert "no connection" in look(gone, tls=True).text
+    assert look("10.1.2.3:7070").level == "note" and "in the clear" in look("10.1.2.3:7070").text
+    assert list(examine_tls(["store:/nowhere"], ClientSecurity())) == []
+    levels = [f.level for f in examine_fleet([place], fleet_settings(None, [f"security.ca_file={pem}"]))]
+    assert levels == ["note", "ok", "ok"]

@@ -48,6 +48,23 @@ def targets(path: Path, modules: set[str]) -> set[str]:
     return found & modules
 
 
+def test_the_loop_knows_no_plug_in() -> None:
+    """Methods and RL are found by name: only `student.plugins` and what stands above the loop import them."""
+    plugins = ("student/methods/", "student/rl/")
+    # These apply whatever rewards there are.
+    frame = {"student.rl.rewards.chain", "student.rl.rewards.rounds"}
+    above = (*plugins, "student/plugins.py", "student/lab/", "student/orbit/")
+    files = {str(p.relative_to(ROOT)): p for p in (ROOT / "student").rglob("*.py")}
+    names = {path.removesuffix(".py").replace("/", "."): path for path in files}
+    broken = {
+        path: found
+        for path, file in files.items()
+        if not path.startswith(above)
+        and (found := [name for name in targets(file, set(names)) - frame if names[name].startswith(plugins)])
+    }
+    assert broken == {}
+
+
 @pytest.mark.parametrize("room", FORBIDDEN)
 def test_no_modules_import_each_other_in_a_circle(room: str) -> None:
     files = {
@@ -59,6 +76,14 @@ def test_no_modules_import_each_other_in_a_circle(room: str) -> None:
         for name in leaves:
             del waiting[name]
     assert not waiting, "modules in circles, or above them"
+
+
+def test_no_file_is_longer_than_400_lines() -> None:
+    rooms = ("opd", "student", "teacher_server", "tests", "benchmarks", "scripts", "examples")
+    made = "opd/wire/v1"  # by protoc
+    files = [p for room in rooms for p in (ROOT / room).rglob("*.py") if made not in str(p)]
+    assert len(files) > 500
+    assert not {str(p.relative_to(ROOT)): n for p in files if (n := len(p.read_text().splitlines())) > 400}
 
 
 def test_importing_opd_needs_neither_torch_nor_grpc() -> None:

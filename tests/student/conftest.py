@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from opd.heads import OutputHead
 from opd.maths import score_tokens
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
@@ -16,9 +17,9 @@ from opd.wire.types import PayloadKind
 from student.data.plan import plan_step
 from student.data.row import Row, RowKey
 from student.learning.learner import Learner
-from student.learning.model import load_student
+from student.learning.model import load_student, load_tokenizer
 from student.learning.objective import Objective
-from student.learning.terms import HeadWeights, SignalTokens, StudentTokens, Term, TokenBatch
+from student.learning.terms import SignalTokens, StudentTokens, Term, TokenBatch
 from student.plugins import build_terms
 from student.recipe import TrainSettings
 from student.rollout.transformers import RolloutSpec, rollout
@@ -42,9 +43,8 @@ class Bench:
         torch.manual_seed(0)
         self.engine = TransformersEngine(str(world / teacher), device="cpu", deterministic=True)
         self.item = EngineItem
-        student, self.tokenizer = load_student(
-            str(world / "student"), dtype="float32", attention=None, gradient_checkpointing=False
-        )
+        self.tokenizer = load_tokenizer(str(world / "student"))
+        student = load_student(str(world / "student"), dtype="float32", attention=None, gradient_checkpointing=False)
         self.objective = Objective(build_terms(objective), length_limit=12)
         self.temperature = temperature
         self.needs: Needs = merge([self.objective.needs()], temperature=temperature)
@@ -59,9 +59,9 @@ class Bench:
             head_of=self.head_of,
         )
 
-    def head_of(self, role: str, row: Row) -> HeadWeights:
+    def head_of(self, role: str, row: Row) -> OutputHead:
         head = self.engine.head()
-        return HeadWeights(torch.from_numpy(head.weight), None, head.logit_scale, head.soft_cap)
+        return OutputHead(torch.from_numpy(head.weight), None, head.logit_scale, head.soft_cap)
 
     def rows(self, step: int = 0, samples: int = 2) -> list[Row]:
         spec = RolloutSpec(7, 64, self.needs.candidates, len(self.tokenizer), 40)
@@ -169,7 +169,7 @@ class Toy:
                 tail = logp.scatter(1, ids, -torch.inf).logsumexp(-1)
                 found[role, kind] = SignalTokens(sampled, logp.gather(1, ids), ids, tail)
             found[role, PayloadKind.SAMPLED] = SignalTokens(sampled)
-            found[role, PayloadKind.HIDDEN] = SignalTokens(hidden=hidden[chosen], head=HeadWeights(head))
+            found[role, PayloadKind.HIDDEN] = SignalTokens(hidden=hidden[chosen], head=OutputHead(head))
         return found
 
     def teacher_ids(self) -> Tensor:
@@ -198,7 +198,7 @@ class Toy:
                 score_tokens(logits, candidate_ids=self.candidates[chosen], sampled_ids=ids),
                 at_teacher,
                 self.hidden[chosen],
-                HeadWeights(self.head),
+                OutputHead(self.head),
             ),
             signals=self.signals(chosen),
             rows=rows,

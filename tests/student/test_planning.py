@@ -108,9 +108,3 @@ def test_shards_hold_whole_groups_and_add_up_to_the_plan() -> None:
     shards = [plan.shard(rank, 2).rows for rank in range(2)]
     assert sorted(r.key.uid for s in shards for r in s) == sorted(r.key.uid for r in plan.rows)
     assert not {r.key.uid for r in shards[0]} & {r.key.uid for r in shards[1]}
-
-
-def test_a_length_limit_only_shortens() -> None:
-    plan = plan_step(0, [Prompt.make("x")], samples=1, max_new_tokens=5, temperature=1.0)
-    assert plan.limit_length(3).rows[0].max_new_tokens == 3
-    assert plan.limit_length(9).rows[0].max_new_tokens == 5

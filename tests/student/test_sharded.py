@@ -1,16 +1,44 @@
-"""The student under FSDP2 (`fully_shard`), two ranks in processes of their own: gradients and jumps of one process."""
+"""The student under FSDP2 (`fully_shard`), two ranks in processes of their own.
+
+Gradients and jumps are those of one process, ranks make different numbers of forwards, state goes from one to two.
+"""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
+import torch
+from torch import distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-SETUP = """
+from student.run.state_io import load_state, save_state
+
+SIZES = {
+    "vocab_size": 38,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+}
+# Rows that two ranks share unevenly, a row that only one of them has, and halves.
+MOMENTS = {
+    "a.weight": torch.arange(35.0).reshape(7, 5),
+    "b.bias": torch.arange(3).to(torch.bfloat16),
+    "c": torch.ones(1, 4),
+}
+
+SETUP = (
+    f"SIZES = {SIZES}"
+    + """
 import json, sys, torch
+from pathlib import Path
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -21,22 +49,21 @@ from student.controllers import EvalReport
 from student.methods.jumps.effopd import EffOpd, EffOpdSettings
 from student.learning.model import Student
 
-rendezvous, rank = sys.argv[1], int(sys.argv[2])
+folder, rank = Path(sys.argv[1]), int(sys.argv[2])
+rendezvous = folder / "rendezvous"
 dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
 mesh = init_device_mesh("cpu", (2,))
 
 def build(tied):
     torch.manual_seed(0)
-    return Student(Qwen3ForCausalLM(Qwen3Config(
-        vocab_size=38, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, tie_word_embeddings=tied,
-    )))
+    return Student(Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=tied)))
 
 def shard(student, reshard):
     for layer in student.lm.model.layers:
         fully_shard(layer, mesh=mesh)
     return fully_shard(student, mesh=mesh, reshard_after_forward=reshard)
 """
+)
 
 GRADIENTS = """
 torch.manual_seed(1)
@@ -66,7 +93,6 @@ def worst(tied, reshard):
     return [max(errors.values()), len(errors), least, of_head, [1, 1] if reshard else [0, 0]]
 
 print(json.dumps([worst(tied, reshard) for tied in (True, False) for reshard in (True, False)]))
-dist.destroy_process_group()
 """
 
 JUMPS = """
@@ -127,29 +153,65 @@ def compare(moments):
     return [found, again, equal, len(wanted)]
 
 print(json.dumps([compare(moments) for moments in ("keep", "reset", "rescale")]))
+"""
+
+STATE = """
+from student.learning.ranks import Ranks
+from student.learning.sharding import full as whole_tensor, mesh_of, shard as shard_student, whole
+from student.run.model_folder import save_model
+from student.run.state_io import load_state, save_state
+
+class Pair(Ranks):
+    def __init__(self):
+        self.count, self.index, self._alone = 2, rank, False
+    def gather(self, value):
+        found = [None, None]
+        dist.all_gather_object(found, value)
+        return found
+
+def passes(half):
+    plain, student = build(True), build(True)
+    shard_student(student, torch.device("cpu"), half=half)
+    kept = {str(p.dtype) for p in student.parameters()}
+    with torch.no_grad(), whole(student):
+        # One rank makes two forwards past the wrapper, the other three.
+        drawn = [student.lm(ids[i % 2]).logits for i in range(2 + rank)]
+    wanted = plain.bfloat16() if half else plain
+    with torch.no_grad():
+        error = max((logits - wanted.lm(ids[i % 2]).logits).abs().max().item() for i, logits in enumerate(drawn))
+    loss_of(student, rank).backward()
+    again = {str(p.dtype) for p in student.parameters()} | {str(p.grad.dtype) for p in student.parameters()}
+    return [error, sorted(kept), sorted(again)]
+
+student = build(True)
+shard_student(student, torch.device("cpu"), half=False)
+mesh = mesh_of(student)
+state = load_state(folder, "one", mesh)
+sharded = [isinstance(state["moments"][name], DTensor) for name in sorted(state["moments"])]
+save_state(folder, "two", state, main=rank == 0)
+# Files so small that several hold the layers.
+save_model(folder / "model", student, Pair(), limit=4096)
+print(json.dumps([passes(False), passes(True), sharded, state["updates"]]))
 dist.destroy_process_group()
 """
 
 
-def run(script: str, folder: Path) -> list[list[Any]]:
-    """What two ranks of the script print."""
-    command = [sys.executable, "-W", "ignore", "-c", SETUP + script, str(folder / "rendezvous")]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True, env=environment) for rank in range(2)
-    ]
-    try:
-        return [json.loads(process.communicate(timeout=240)[0].splitlines()[-1]) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[list[Any]]]]:
+    """What two ranks print, a line for each script; a state that one process wrote lies in their folder."""
+    folder = tmp_path_factory.mktemp("ranks")
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    mesh = init_device_mesh("cpu", (1,))
+    save_state(folder, "one", {"updates": 7, "moments": {n: distribute_tensor(t, mesh) for n, t in MOMENTS.items()}})
+    dist.destroy_process_group()
+    out = forked.ranks(SETUP + GRADIENTS + JUMPS + STATE, folder)
+    return folder, [[json.loads(line) for line in lines if line.startswith("[[")] for lines in out]
 
 
 @pytest.mark.slow
-def test_a_fully_sharded_student_gets_the_gradients_of_one_process(tmp_path: Path) -> None:
+def test_a_fully_sharded_student_gets_the_gradients_of_one_process(told: tuple[Path, list[list[list[Any]]]]) -> None:
     """Tied and untied heads; weights kept whole after the forward, or the head gathered once for the loss."""
-    for cases in run(GRADIENTS, tmp_path):
+    for cases, *_ in told[1]:
         assert len(cases) == 4
         for error, count, least, of_head, once in cases:
             assert error < 1e-6 and count >= 20 and least > 1e-5
@@ -157,11 +219,47 @@ def test_a_fully_sharded_student_gets_the_gradients_of_one_process(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_jumps_of_a_fully_sharded_student_are_those_of_one_process_bit_for_bit(tmp_path: Path) -> None:
+def test_jumps_of_a_fully_sharded_student_are_those_of_one_process_bit_for_bit(
+    told: tuple[Path, list[list[list[Any]]]],
+) -> None:
     """With the optimizer's moments kept, reset and rescaled."""
-    for cases in run(JUMPS, tmp_path):
+    for _, cases, _ in told[1]:
         assert len(cases) == 3
         for one, two, equal, count in cases:
             # Seven matrices in each of two layers move; a refused jump leaves every tensor as it was.
             assert one == two == [[2.0, 14], [0.0, 0], [5.0, 14]]
             assert equal and count > 60
+
+
+@pytest.mark.slow
+def test_within_whole_each_rank_makes_forwards_of_its_own_and_masters_stay_in_float32(
+    told: tuple[Path, list[list[list[Any]]]],
+) -> None:
+    for _, _, (plain, half, *_) in told[1]:
+        assert plain == [pytest.approx(0.0, abs=1e-6), ["torch.float32"], ["torch.float32"]]
+        assert half == [pytest.approx(0.0, abs=1e-2), ["torch.float32"], ["torch.float32"]]
+
+
+@pytest.mark.slow
+def test_state_goes_from_one_process_to_two_and_back_bit_for_bit(told: tuple[Path, list[list[list[Any]]]]) -> None:
+    folder, lines = told
+    assert all(sharded == [True] * len(MOMENTS) and updates == 7 for _, _, (_, _, sharded, updates) in lines)
+    assert [len(list((folder / f"{name}-shards").iterdir())) for name in ("one", "two")] == [1, 2]
+    back = load_state(folder, "two")
+    assert back["updates"] == 7 and back["moments"].keys() == MOMENTS.keys()
+    assert all(torch.equal(back["moments"][name], tensor) for name, tensor in MOMENTS.items())
+
+
+@pytest.mark.slow
+def test_the_folder_of_a_sharded_model_is_that_of_a_whole_one(
+    told: tuple[Path, list[list[list[Any]]]], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    lm = Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=True))
+    lm.save_pretrained(tmp_path)
+    files = sorted(path.name for path in (told[0] / "model").glob("model-*.safetensors"))
+    assert len(files) >= 3 and files[-1] == f"model-{len(files):05d}-of-{len(files):05d}.safetensors"
+    mine, theirs = (AutoModelForCausalLM.from_pretrained(folder) for folder in (told[0] / "model", tmp_path))
+    assert (told[0] / "model" / "config.json").read_text() == (tmp_path / "config.json").read_text()
+    assert mine.state_dict().keys() == theirs.state_dict().keys()
+    assert all(torch.equal(tensor, theirs.state_dict()[name]) for name, tensor in mine.state_dict().items())

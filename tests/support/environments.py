@@ -1,11 +1,13 @@
 """Environments that misbehave on demand."""
 
 import os
+import signal
 import time
 from typing import Any, ClassVar
 
 from opd.config import Settings
 from opd.tasks.environments import Observation
+from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.prompt import Prompt
 
 
@@ -47,3 +49,24 @@ class Stillborn(Naughty):
 
     def __init__(self, options: Settings) -> None:
         raise RuntimeError("no licence")
+
+
+class DeadlyOptions(LockOptions):
+    """When to kill."""
+
+    after: str = ""
+    flag: str = ""
+
+
+class Deadly(Lock):
+    """A lock whose second turn kills its own process once, when the file `after` is there and `flag` is not yet."""
+
+    Options = DeadlyOptions
+    name = "tests.support.environments:Deadly"
+
+    def step(self, action: str) -> Observation:
+        seen = super().step(action)
+        if self._turn == 2 and os.path.exists(self.options.after) and not os.path.exists(self.options.flag):
+            open(self.options.flag, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return seen

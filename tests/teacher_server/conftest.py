@@ -7,20 +7,20 @@ import itertools
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import forked
 import grpc.aio
 import numpy as np
 import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from waiting import PATIENCE, until, wait_until
 
 from opd.wire.bounds import RequestBounds
 from opd.wire.channel import ClientSecurity, open_channel
@@ -91,15 +91,15 @@ class Client:
             decoder.feed(response)
         return decoder.finish()
 
-    async def settled(self, seconds: float = 30.0) -> None:
+    async def settled(self, seconds: float = PATIENCE) -> None:
         """Wait until nothing is in flight, then check that all was released, exactly once."""
         budget = self.server.shared.budget
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            idle = all(t.in_flight == 0 for t in self.server.shared.teachers)
-            if idle and budget.opened == budget.closed and self.server.shared.metrics.calls._value.get() == 0:
-                break
-            await asyncio.sleep(0.01)
+
+        def idle() -> bool:
+            done = budget.opened == budget.closed and self.server.shared.metrics.calls._value.get() == 0
+            return done and all(t.in_flight == 0 for t in self.server.shared.teachers)
+
+        await until(idle, seconds)
         assert budget.opened == budget.closed
         assert (budget.used.tokens, budget.used.reply_bytes) == (0, 0)
         assert budget._held == {}
@@ -172,7 +172,8 @@ def cancel_midway() -> Callable[[asyncio.Task[Any], threading.Event, threading.E
     async def cancel(call: asyncio.Task[Any], inside: threading.Event, go_on: threading.Event) -> None:
         await asyncio.to_thread(inside.wait, 60)
         call.cancel()
-        await asyncio.sleep(0.05)
+        for _ in range(10):  # turns of the loop in which the cancellation gets as far as it can
+            await asyncio.sleep(0)
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -235,7 +236,7 @@ def operator(start: Start) -> Callable[..., Awaitable[tuple[Client, Any, Any]]]:
 class Process:
     """A server process around the numpy teacher."""
 
-    popen: subprocess.Popen[str]
+    popen: forked.Program
     address: str
     metrics_port: int
     log: Path
@@ -247,7 +248,7 @@ class Process:
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     """`launch(*flags)` runs `python -m teacher_server` with teacher "t"; all processes are ended at the end."""
-    running: list[subprocess.Popen[str]] = []
+    running: list[forked.Program] = []
 
     def run(*flags: str, wait: bool = True, model: str = "t=numpy", env: dict[str, str] | None = None) -> Process:
         number = len(running)
@@ -255,16 +256,11 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Process]]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent), **(env or {})}
         command = [sys.executable, "-m", "teacher_server", "--engine", "numpy_teacher:NumpyEngine"]
         command += ["--model", model, "--port-file", str(port_file), *flags]
-        with log.open("w") as stream:
-            popen = subprocess.Popen(
-                command, env=environment, stdout=stream, stderr=stream, text=True, cwd=Path(__file__).parents[2]
-            )
+        popen = forked.Program(command, env=environment, log=log, cwd=Path(__file__).parents[2])
         running.append(popen)
-        end = time.monotonic() + 60
-        while wait and not port_file.exists():
+        if wait:
+            wait_until(lambda: port_file.exists() or popen.poll() is not None, why=log.read_text)
             assert popen.poll() is None, log.read_text()
-            assert time.monotonic() < end, log.read_text()
-            time.sleep(0.02)
         address, metrics_port, _ = port_file.read_text().split() if wait else ("", "0", "")
         return Process(popen, address, int(metrics_port), log)
 

@@ -17,19 +17,28 @@ from teacher_server.engines.base import EngineInfo, EngineItem, Exchange, HeadId
 class NumpyEngine:
     """A bigram softmax teacher: the next token depends on the present one; exact, deterministic, quick.
 
-    `seconds_per_batch` and the `before_score` hook let tests slow it down or break it.
+    `seconds_per_batch` and the `before_score` hook let tests slow it down or break it; in a process of its own, a batch
+    waits while there is a file `hold`.
     """
 
     VOCAB = 97
 
     def __init__(
-        self, model: str = "numpy", *, vocab: int = VOCAB, hidden: int = 8, seed: int = 0, seconds: float = 0.0
+        self,
+        model: str = "numpy",
+        *,
+        vocab: int = VOCAB,
+        hidden: int = 8,
+        seed: int = 0,
+        seconds: float = 0.0,
+        hold: str = "",
     ) -> None:
         if model == "slow":
             time.sleep(120)
         self.model = model
         self.vocab, self.hidden = vocab, hidden
         self.seconds_per_batch = seconds
+        self.hold = hold
         self.before_score: Callable[[Sequence[EngineItem]], None] = lambda batch: None
         self.batches: list[int] = []
         self.asleep = self.closed = False
@@ -73,6 +82,8 @@ class NumpyEngine:
         self.threads.add(threading.get_ident())
         self.batches.append(len(batch))
         self.before_score(batch)
+        while self.hold and Path(self.hold).exists():
+            time.sleep(0.01)
         if self.seconds_per_batch:
             time.sleep(self.seconds_per_batch)
         return [None if entry.cancelled() else self._one(entry) for entry in batch]

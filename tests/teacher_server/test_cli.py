@@ -55,7 +55,7 @@ def test_flags_win_over_the_file_and_unknown_keys_name_the_nearest(tmp_path: Pat
     with pytest.raises(ConfigError, match="cannot be read"):
         _settings(tmp_path / "none", {})
     file.write_bytes(b"host: \xff\xfe")
-    with pytest.raises(ConfigError, match="is not text in UTF-8"):
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
         _settings(file, {})
     file.write_text("limits: {max_k: 5}\nlimits: {max_sequences: 7}\n")
     with pytest.raises(ConfigError, match="'limits' is given twice"):

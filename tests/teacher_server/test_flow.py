@@ -3,19 +3,20 @@
 import asyncio
 import gc
 import os
-import time
 from collections import Counter
 from typing import Any
 
 import grpc
 import psutil
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from waiting import EngineGate, until
 
 from opd.errors import DeadlineError, OverloadedError
 from opd.wire.channel import open_channel
 from opd.wire.request import build_score_request
 from opd.wire.status import PUSHBACK_KEY, error_from_rpc
-from opd.wire.types import PayloadSpec
+from opd.wire.types import PayloadKind, PayloadSpec
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
 
@@ -28,15 +29,23 @@ async def test_a_reader_that_does_not_read_holds_back_its_own_work_only(start: A
     engine = client.engines["numpy"]
     asked = items(60, rows=3000)  # 60 sequences of 1.1 MiB
     before = psutil.Process().memory_info().rss
+    computed = 0
+
+    def count(batch: Any) -> None:
+        nonlocal computed
+        computed += sum(entry.spec.kind is PayloadKind.FULL for entry in batch)
+
+    engine.before_score = count
     call = client.stub.Score(build_score_request(asked, FULL, teacher="t", request_id="r"))
     assert (await call.read()).WhichOneof("message") == "header"
-    await asyncio.sleep(1.0)
+    # The engine has turns for others, one after the other, and takes none of them for what is held back.
+    for _ in range(50):
+        assert len(await client.score(items(2), PayloadSpec.sampled(), client="other")) == 2
     # Computed ahead: the window, plus what lies in the transport's own buffers on both sides.
-    assert sum(engine.batches) < 40
+    assert 0 < computed < 40
     sent = client.server.shared.metrics.sent_bytes.labels("t")._value.get()
     assert sent < 30 * MIB
     assert psutil.Process().memory_info().rss - before < 150 * MIB
-    assert len(await client.score(items(2), PayloadSpec.sampled(), client="other")) == 2
     count = 0
     while (message := await call.read()) is not grpc.aio.EOF:
         count += message.WhichOneof("message") == "sequence"
@@ -49,10 +58,7 @@ async def test_a_reader_that_stops_for_good_loses_its_stream_and_gives_back_the_
     call = client.stub.Score(build_score_request(items(60, rows=3000), FULL, teacher="t", request_id="r"))
     await call.read()
     budget = client.server.shared.budget
-    for _ in range(500):
-        if budget.closed == 1:
-            break
-        await asyncio.sleep(0.02)
+    await until(lambda: budget.closed == 1)
     assert (budget.closed, budget.used.reply_bytes) == (1, 0)
     with pytest.raises(grpc.RpcError) as caught:
         while await call.read() is not grpc.aio.EOF:
@@ -67,28 +73,22 @@ async def test_one_sequence_larger_than_the_window_is_still_served(start: Any, i
     await client.settled()
 
 
-async def overload(client: Any, items: Any, clients: int, seconds: float) -> tuple[int, Counter[str], float]:
-    """Closed-loop clients that come back when told; tokens served, outcomes, longest queue wait."""
+async def overload(client: Any, items: Any, clients: int, calls: int) -> Counter[str]:
+    """Clients that come back when told, until each was served `calls` times; how often what happened."""
     outcomes: Counter[str] = Counter()
-    served, longest = 0, 0.0
-    end = time.monotonic() + seconds
 
     async def run(number: int) -> None:
-        nonlocal served, longest
-        n = 0
-        while time.monotonic() < end:
+        served = n = 0
+        while served < calls:
             n += 1
             asked = items(4, rows=96, seed=number)
             request = build_score_request(
                 asked, PayloadSpec.sampled(), teacher="t", request_id=f"{number}.{n}", client=f"c{number % 8}"
             )
             try:
-                trailer = None
-                async for message in client.stub.Score(request, timeout=20):
-                    if message.WhichOneof("message") == "trailer":
-                        trailer = message.trailer
-                served += 400
-                longest = max(longest, trailer.timings.queue_seconds)
+                async for _ in client.stub.Score(request, timeout=300):
+                    pass
+                served += 1
                 outcomes["OK"] += 1
             except grpc.RpcError as error:
                 typed = error_from_rpc(error)
@@ -99,10 +99,11 @@ async def overload(client: Any, items: Any, clients: int, seconds: float) -> tup
                 await asyncio.sleep(typed.retry_after)
 
     await asyncio.gather(*(run(number) for number in range(clients)))
-    return served, outcomes, longest
+    return outcomes
 
 
-async def test_at_four_times_the_capacity_goodput_holds_and_every_refusal_is_typed(start: Any, items: Any) -> None:
+async def test_at_four_times_the_capacity_no_work_is_lost_and_every_refusal_is_typed(start: Any, items: Any) -> None:
+    """What the server promises of goodput without a clock; benchmarks/server_overload.py measures it in tokens/s."""
     client = await start(
         limits={
             "max_tokens_in_flight": 2000,
@@ -112,49 +113,64 @@ async def test_at_four_times_the_capacity_goodput_holds_and_every_refusal_is_typ
         },
         log={"level": "error"},
     )
-    # 800 tokens in 40 ms: a forward that dominates, so that this measures queueing and not this machine.
-    client.engines["numpy"].seconds_per_batch = 0.04
-    calm, outcomes, _ = await overload(client, items, clients=5, seconds=2.0)
-    assert outcomes["OverloadedError"] == 0
-    storm, outcomes, longest = await overload(client, items, clients=20, seconds=2.0)
-    assert outcomes["OverloadedError"] > 0
-    assert set(outcomes) == {"OK", "OverloadedError"}
-    # The goal of 95 % is measured by benchmarks/server_overload.py; a busy machine gets room here.
-    assert storm >= 0.7 * calm
-    # 2,000 tokens in batches of 800 are three batches of wait at most, of 40 ms each; times ten for a busy machine.
-    assert longest < 3 * 0.04 * 10
+    engine, worker = client.engines["numpy"], client.server.shared.teachers.get("t").worker
+    most = 0
+
+    def look(batch: Any) -> None:
+        nonlocal most
+        most = max(most, sum(worker.load()[1:]))
+
+    engine.before_score, engine.seconds_per_batch = look, 0.01
+    await client.score(items(1), PayloadSpec.sampled())
+    calm = await overload(client, items, clients=5, calls=8)
+    assert set(calm) == {"OK"}
+    engine.batches.clear()
+    storm = await overload(client, items, clients=20, calls=8)
+    assert set(storm) == {"OK", "OverloadedError"}
+    # Nothing is computed that is not delivered, and nobody waits behind more than the budget: three batches.
+    assert storm["OK"] == 160 and sum(engine.batches) == 4 * 160
+    assert most <= 2000
     await client.settled()
 
 
 async def test_a_request_that_would_be_late_is_turned_away_at_once(start: Any, items: Any) -> None:
     client = await start()
-    client.engines["numpy"].seconds_per_batch = 0.4
-    await client.score(items(15, rows=996), PayloadSpec.sampled())  # 37,500 tokens per second
-    running = asyncio.create_task(client.score(items(60, rows=996), PayloadSpec.sampled()))  # 1.6 s of work
-    await asyncio.sleep(0.2)
+    engine = client.engines["numpy"]
+    engine.seconds_per_batch = 0.4
+    await client.score(items(1, rows=96), PayloadSpec.sampled())  # 250 tokens per second at most
+    engine.seconds_per_batch, engine.before_score = 0.0, (gate := EngineGate())
+    running = asyncio.create_task(client.score(items(60, rows=996), PayloadSpec.sampled()))  # four minutes of work
+    await until(lambda: gate.held)
     request = build_score_request(items(1), PayloadSpec.sampled(), teacher="t", request_id="r")
-    started = time.monotonic()
-    with pytest.raises(grpc.RpcError) as caught:
-        async for _ in client.stub.Score(request, timeout=0.5):
+    with pytest.raises(grpc.RpcError) as caught:  # while nothing leaves the engine
+        async for _ in client.stub.Score(request, timeout=60):
             pass
     assert type(error_from_rpc(caught.value)) is OverloadedError
-    assert time.monotonic() - started < 0.4
+    gate.open()
     await running
 
 
 async def test_a_greedy_client_does_not_starve_a_modest_one(start: Any, items: Any) -> None:
     client = await start(limits={"max_batch_tokens": 400})
-    client.engines["numpy"].seconds_per_batch = 0.05
-    greedy = [
+    engine, worker = client.engines["numpy"], client.server.shared.teachers.get("t").worker
+    gate, modest, found = EngineGate(), items(1), []
+
+    def look(batch: Any) -> None:
+        found.append(any(entry.item.response_length == modest[0].response_length for entry in batch))
+        gate(batch)
+
+    engine.before_score = look
+    calls = [
         asyncio.create_task(client.score(items(20, rows=96, seed=s), PayloadSpec.sampled(), client="greedy"))
         for s in range(4)
     ]
-    await asyncio.sleep(0.1)
-    started = time.monotonic()
-    await client.score(items(1), PayloadSpec.sampled(), client="modest")
-    modest = time.monotonic() - started
-    await asyncio.gather(*greedy)
-    assert modest < 0.5 * (time.monotonic() - started)
+    await until(lambda: gate.held and sum(worker.load()[1:]) == 80 * 100)
+    calls.append(asyncio.create_task(client.score(modest, PayloadSpec.sampled(), client="modest")))
+    await until(lambda: sum(worker.load()[1:]) > 80 * 100)
+    gate.open()
+    await asyncio.gather(*calls)
+    # It came last, behind 19 batches: it is in the one after that which ran.
+    assert found.index(True) == 1 and len(found) >= 20
 
 
 def _state() -> tuple[int, int, int]:
@@ -206,31 +222,26 @@ async def test_the_leak_check_finds_a_leak(launch: Any, items: Any) -> None:
 
 
 async def test_health_answers_during_a_long_forward(start: Any, items: Any) -> None:
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
-
     client = await start()
-    client.engines["numpy"].seconds_per_batch = 1.0
+    client.engines["numpy"].before_score = gate = EngineGate()
     running = asyncio.create_task(client.score(items(1), PayloadSpec.sampled()))
-    await asyncio.sleep(0.1)
+    await until(lambda: gate.held)
     stub = health_pb2_grpc.HealthStub(client.channel)
-    started = time.monotonic()
     for _ in range(10):
-        await stub.Check(health_pb2.HealthCheckRequest())
-    assert time.monotonic() - started < 0.8
+        await stub.Check(health_pb2.HealthCheckRequest(), timeout=60)
     assert not running.done()
+    gate.open()
     await running
 
 
 async def test_every_watcher_of_health_hears_of_the_drain(start: Any) -> None:
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
-
     client = await start()
     stub = health_pb2_grpc.HealthStub(client.channel)
     first, second, third = (stub.Watch(health_pb2.HealthCheckRequest(service="t")) for _ in range(3))
     for watch in (first, second, third):
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
     second.cancel()
-    await asyncio.sleep(0.05)
+    await until(lambda: client.server._interceptor.watches.used == 2)
     await client.server.health.drain()
     for watch in (first, third):
         assert (await asyncio.wait_for(watch.read(), 10)).status == health_pb2.HealthCheckResponse.NOT_SERVING

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from waiting import wait_until
 
 from opd.errors import CorruptPayloadError
 from opd.wire.bounds import RequestBounds
@@ -72,11 +73,7 @@ class Live:
     def sound(self) -> None:
         """Nothing leaked, nothing unexpected."""
         shared = self.server.shared
-        for _ in range(500):
-            if shared.budget.opened == shared.budget.closed:
-                break
-            threading.Event().wait(0.01)
-        assert shared.budget.opened == shared.budget.closed
+        wait_until(lambda: shared.budget.opened == shared.budget.closed)
         assert shared.budget.used.tokens == 0
         assert shared.metrics.unexpected_errors._value.get() == 0
         assert self.status("GetLoad", b"") is grpc.StatusCode.OK

@@ -52,7 +52,7 @@ def connect() -> Iterator[Callable[[str], Http2Connection]]:
 
     def run(address: str) -> Http2Connection:
         connections.append(Http2Connection(address))
-        connections[-1].read(0.1)
+        connections[-1].settle()
         return connections[-1]
 
     yield run
@@ -99,7 +99,7 @@ def test_callers_without_a_token_take_no_place_from_callers_with_one(
             stream = connection.open(WATCH if kind == "watch" else SCORE, half_close=kind == "half-closed")
             if kind == "watch":
                 connection.send(stream, b"\0\0\0\0\0")
-        connection.read(0.2)
+        connection.settle()
     assert asyncio.run(good_calls(process.address, items)) == 20
 
 
@@ -177,7 +177,7 @@ def test_watches_without_a_token_are_few_and_leave_checks_alone(serve: Callable[
 
 
 def test_a_watch_ends_after_its_time_and_may_be_taken_up_again(serve: Callable[..., Any]) -> None:
-    process = serve("calls: {watch_seconds: 0.3}")
+    process = serve("calls: {watch_seconds: 1.0}")
 
     async def run() -> None:
         async with open_channel(process.address) as channel:
@@ -278,8 +278,16 @@ def test_a_message_of_millions_of_fields_is_refused_before_it_is_parsed(serve: C
         assert type(error) is InvalidRequestError
         assert "fields" in str(error)
     assert peak(process) - peak_before < 300 * MIB  # three messages of 30 MiB, copied once by the transport
-    assert slowest < 4.0  # nine seconds when they are parsed
+    # When they were parsed on the loop, others waited for all three.
+    assert slowest < 3 * parse_seconds(empty)
     assert refused(process, "fields") == 3
+
+
+def parse_seconds(message: bytes) -> float:
+    """What it costs to parse a message, from a tenth of it, on this machine as busy as it is now."""
+    started = time.monotonic()
+    pb.ScoreRequest.FromString(message[: 6 + (len(message) - 6) // 40 * 4])
+    return 10 * (time.monotonic() - started)
 
 
 def peak(process: Any) -> int:
@@ -305,7 +313,7 @@ def test_a_large_request_that_is_honest_is_served(serve: Callable[..., Any], ite
 
 def test_a_new_client_name_for_every_call_gains_nothing(serve: Callable[..., Any], items: Any) -> None:
     limits = "{max_tokens_in_flight: 2000, max_request_tokens: 2000, max_batch_tokens: 400}"
-    process = serve(f"limits: {limits}", "--engine-option", "seconds=0.02")
+    process = serve(f"limits: {limits}", "--engine-option", "seconds=0.2")  # the engine is what is short
     served = {"student": 0, "other": 0}
 
     async def run() -> None:
@@ -322,11 +330,11 @@ def test_a_new_client_name_for_every_call_gains_nothing(serve: Callable[..., Any
                     served[who] += 1
                 except grpc.RpcError as error:
                     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-                    await asyncio.sleep(0.03)  # both are as impatient
+                    await asyncio.sleep(0.2)  # both are as impatient
 
             async def loop(who: str, number: int) -> None:
                 calls = 0
-                while sum(served.values()) < 400:
+                while sum(served.values()) < 80:
                     calls += 1
                     await ask(who, f"c{number}.{calls}" if who == "other" else "steady")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from waiting import until
 
 from opd.errors import (
     UnavailableError,
@@ -49,11 +50,8 @@ async def kill_engine(client: Any, items: Any) -> Any:
 
 async def revived(client: Any, dead: Any) -> None:
     """Wait for another engine that serves."""
-    for _ in range(200):
-        if client.engines["numpy"] is not dead and await client.health("t") == 1:
-            return
-        await asyncio.sleep(0.05)
-    pytest.fail("the engine did not come back")
+    await until(lambda: client.engines["numpy"] is not dead)
+    await until(lambda: client.server.health.status("t") == 1)
 
 
 async def test_a_dead_engine_has_freed_its_memory_before_the_next_is_built(start: Any, items: Any) -> None:
@@ -67,8 +65,7 @@ async def test_a_dead_engine_has_freed_its_memory_before_the_next_is_built(start
 
     dead.close = close_slowly
     await kill_engine(client, items)
-    while client.engines["numpy"] is dead:
-        await asyncio.sleep(0.01)
+    await until(lambda: client.engines["numpy"] is not dead)
     assert freed
 
 
@@ -129,10 +126,8 @@ async def test_a_teacher_whose_swapped_weights_are_gone_has_failed_rather_than_a
         weights(tmp_path / "w", 6)
     await kill_engine(client, items)
     teachers = client.server.shared.teachers
-    for _ in range(200):
-        if teachers.get("t").state == pb.TEACHER_STATE_FAILED and "weights" in teachers.get("t").reason:
-            break
-        await asyncio.sleep(0.05)
+    failed = pb.TEACHER_STATE_FAILED
+    await until(lambda: teachers.get("t").state == failed and "weights" in teachers.get("t").reason)
     assert await client.health("t") == 2
     with pytest.raises(UnavailableError) as caught:
         async with teachers.use("t"):

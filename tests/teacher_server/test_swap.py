@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
+from waiting import until
 
 from opd.errors import (
     ConfigError,
@@ -163,7 +164,8 @@ async def test_one_answer_never_mixes_two_sets_of_weights(start: Any, items: Any
     hashes = [(await client.info()).weights_hash]
     tasks = [asyncio.create_task(client.score(items(3, seed=s), SAMPLED)) for s in range(6)]
     for seed in (1, 2, 3):
-        await asyncio.sleep(0.08)
+        ran = len(engine.batches)
+        await until(lambda ran=ran: len(engine.batches) > ran or all(task.done() for task in tasks))  # type: ignore[misc]
         hashes.append(await client.server.shared.teachers.update_weights("t", weights(tmp_path / str(seed), seed)))
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert len(set(hashes)) == 4

@@ -14,7 +14,9 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc._cython import cygrpc
 from prometheus_client import generate_latest
+from waiting import until
 
 from opd.telemetry.context import trace_id_of, trace_metadata, traceparent_of
 from opd.wire.types import PayloadSpec
@@ -46,8 +48,9 @@ async def test_labels_are_bounded_whatever_clients_send(start: Any, items: Any) 
     client = await start(log={"level": "error"})
     await client.score(items(1), PayloadSpec.sampled())
 
-    def series() -> int:
-        return len(generate_latest(client.server.shared.metrics.registry).splitlines())
+    def series() -> list[str]:
+        lines = generate_latest(client.server.shared.metrics.registry).decode().splitlines()
+        return sorted(line.rpartition(" ")[0] for line in lines)
 
     async def hostile(number: int) -> None:
         with pytest.raises(grpc.RpcError):
@@ -62,9 +65,13 @@ async def test_labels_are_bounded_whatever_clients_send(start: Any, items: Any) 
                 pass
 
     await hostile(0)
+    await client.settled()
+    # The last gauge that the server's own watch sets, now and then.
+    await until(lambda: any(line.startswith("opd_teacher_tokens_per_second{") for line in series()))
     before = series()
     for number in range(1, 20):
         await hostile(number)
+    await client.settled()
     assert series() == before
 
 
@@ -116,6 +123,18 @@ def test_log_lines_are_json_and_cannot_be_forged(configured: Any) -> None:
         "value": "no",
     }
     assert (second["level"], second["message"]) == ("warning", "shown: \n")
+
+
+def test_a_caller_that_has_left_writes_no_traceback_and_a_fault_of_the_library_does(configured: Any) -> None:
+    stream = io.StringIO()
+    configured("info", stream)
+    for kind in (cygrpc.ExecuteBatchError, cygrpc.UsageError):
+        try:
+            raise kind("as grpcio raises it")
+        except Exception:
+            logging.getLogger(cygrpc.__name__).exception("raised in core by servicer method")
+    (line,) = map(json.loads, stream.getvalue().splitlines())
+    assert "UsageError" in line["trace"]
 
 
 def test_a_log_that_cannot_be_written_costs_no_answer(configured: Any, capfd: pytest.CaptureFixture[str]) -> None:

@@ -92,7 +92,7 @@ def test_unusable_files_and_overrides_are_refused(tmp_path: Path, text: str, ove
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     path = tmp_path / "binary.yaml"
     path.write_bytes(b"name: \xff\xfe")
-    with pytest.raises(ConfigError, match=r"binary\.yaml is not text in UTF-8"):
+    with pytest.raises(ConfigError, match=r"binary\.yaml is not UTF-8 text"):
         load_settings(Car, path)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from waiting import wait_until
 
 from opd.errors import OpdError
 from opd.fleet.settings import CallSettings, FleetSettings, HealthSettings, OutageSettings
@@ -247,14 +248,6 @@ FAST = FleetSettings(
     connect_seconds=10.0,
     discovery_seconds=0.1,
 )
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
-    """Fail unless `condition` becomes true in time; the limit is far above what is expected."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true in time"
-        time.sleep(0.01)
 
 
 @pytest.fixture

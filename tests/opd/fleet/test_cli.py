@@ -150,7 +150,7 @@ def test_rows_of_text_are_tokenised_as_ids_would_be(tiny: SimpleNamespace, tmp_p
         ('{"prompt_ids": [true], "response_ids": [2]}', "whole numbers"),
         ('{"prompt_ids": "12", "response_ids": [2]}', "whole numbers"),
         ('{"prompt_ids": [[1, 2]], "response_ids": [[2, 3]]}', "whole numbers"),
-        ("\udcff", "no UTF-8"),
+        ("\udcff", "not UTF-8"),
     ],
 )
 def test_rows_that_are_none_are_named(tiny: SimpleNamespace, tmp_path: Path, text: str, message: str) -> None:
@@ -164,7 +164,7 @@ def test_an_unknown_payload_and_an_ambiguous_teacher_are_refused(tiny: SimpleNam
     server = tiny.serve(names=("math", "code"))
     write_rows(tmp_path / "rows.jsonl", 1)
     arguments = ["score", server.address, "--rows", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "store")]
-    with pytest.raises(DataError, match="'logits' is none of sampled"):
+    with pytest.raises(DataError, match="'logits' is unknown; use one of sampled"):
         run(*arguments, "--payload", "logits")
     with pytest.raises(DataError, match="serves code, math; name one"):
         run(*arguments)

@@ -1,6 +1,5 @@
 import asyncio
 import gc
-import time
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,11 +167,7 @@ def test_the_fleet_keeps_no_scores_that_it_has_handed_over(tiny: SimpleNamespace
             scores = fleet.score("math", tiny.items(20), PayloadSpec.topk(4))
             made = [weakref.ref(one.values) for one in scores]
             del scores
-            for _ in range(200):
-                if not any(one() is not None for one in made):
-                    return
-                time.sleep(0.01)
-            pytest.fail(f"{sum(one() is not None for one in made)} of {len(made)} are alive")
+            tiny.wait_until(lambda: not any(one() is not None for one in made))
         finally:
             gc.enable()
 
@@ -219,7 +214,7 @@ def test_an_unreachable_address_is_one_sentence_with_the_address(tiny: SimpleNam
 
 def test_an_unknown_teacher_in_the_mapping_is_named(tiny: SimpleNamespace) -> None:
     server = tiny.serve()
-    settings = tiny.settings.model_copy(update={"connect_seconds": 0.5})
+    settings = tiny.settings.model_copy(update={"connect_seconds": 3.0})
     with pytest.raises(TeacherNotFoundError, match="'poetry' is not served"):
         TeacherFleet.connect({"poetry": [server.address]}, settings=settings)
 

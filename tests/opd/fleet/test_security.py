@@ -1,13 +1,9 @@
-import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
 import grpc
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from certificates import self_signed
 
 from opd.errors import AuthError, OpdError, UnavailableError
 from opd.fleet.client import TeacherFleet
@@ -17,28 +13,8 @@ from opd.wire.types import PayloadSpec
 
 def certificate(folder: Path, name: str, days: int = 1) -> tuple[Path, grpc.ServerCredentials]:
     """A self-signed certificate for localhost, its file, and server credentials with it."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    signed = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=3))
-        .not_valid_after(now + datetime.timedelta(days=days))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = signed.public_bytes(serialization.Encoding.PEM)
-    secret = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    path = folder / f"{name}.pem"
-    path.write_bytes(pem)
-    return path, grpc.ssl_server_credentials([(secret, pem)])
+    path, key = self_signed(folder, name, days)
+    return path, grpc.ssl_server_credentials([(key.read_bytes(), path.read_bytes())])
 
 
 def connect(tiny: SimpleNamespace, address: str, **security: object) -> TeacherFleet:

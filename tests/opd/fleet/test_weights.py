@@ -1,6 +1,7 @@
 """Weights are replaced on every replica of a teacher; whoever does not take them is named and stays out of the pool."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from opd.errors import ConfigError, IncompatibleTeacherError, OpdError, ScopeError, TeacherNotFoundError
 from opd.fleet.core import FleetCore
 from opd.fleet.membership.discovery import Source
+from opd.fleet.membership.link import ReplicaRequest
 from opd.fleet.settings import FleetSettings, HealthSettings
 from opd.fleet.weights import WeightsUpdate
 from opd.wire.types import Scores
@@ -139,3 +141,58 @@ def test_a_record_cannot_be_updated(tiny: SimpleNamespace, tmp_path: object) -> 
         pytest.raises(ConfigError, match="connect to live servers"),
     ):
         fleet.update_weights("math", "anywhere")
+
+
+def test_replicas_that_are_checked_at_the_same_time_agree_at_once() -> None:
+    async def act(core: FleetCore) -> None:
+        start = core.now()
+        for folder in ("new", "newer", "old"):
+            update = await core.update_weights("t", folder, 10.0)
+            assert len(update.updated) == 6 and not update.failures
+        assert core.now() - start < 1.0  # a replica that fails the check is only checked again after ten seconds
+
+    with_fleet({}, act, count=6)
+
+
+def test_a_check_that_began_before_an_update_decides_nothing_after_it() -> None:
+    async def run() -> None:
+        servers = [SimulatedServer(f"s{i}:1", {"t": "old"}, 5000.0) for i in range(2)]
+        settings = FleetSettings(health=HealthSettings(check_seed=0))
+        held, release = asyncio.Event(), asyncio.Event()
+        release.set()
+
+        class Link(SimulatedLink):
+            async def score(
+                self, request: ReplicaRequest, timeout: float | None, idle: float
+            ) -> AsyncGenerator[tuple[int, Scores], None]:
+                async for answer in super().score(request, timeout, idle):
+                    if not release.is_set():
+                        held.set()
+                        await release.wait()
+                    yield answer
+
+        links = {one.address: Link(one) for one in servers}
+        core = FleetCore([Source(address) for address in links], links.__getitem__, settings, "x")
+        await core.connect()
+        await until(core, lambda: all(one.lives["t"].usable for one in core.monitors.values()))
+        release.clear()
+        servers[0].crash()
+        core.monitors["s0:1"].ping_soon()
+        await until(core, lambda: not core.monitors["s0:1"].lives["t"].usable)
+        servers[1].restart()
+        core.monitors["s1:1"].ping_soon()
+        await held.wait()  # its answer is that of the old weights
+        servers[0].restart()
+        update = asyncio.create_task(core.update_weights("t", "new", 10.0))
+        await until(core, lambda: core.pools["t"].weights_hash == "new")
+        release.set()
+        assert (await update).updated == ("s0:1", "s1:1")
+        assert not [one for m in core.monitors.values() for one in m.lives["t"].history if one.after == "rejected"]
+        await core.close()
+
+    run_virtual(run())
+
+
+async def until(core: FleetCore, condition: Callable[[], bool]) -> None:
+    while not condition():
+        await core.members.wait_for_news(0.05)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from opd import maths
-from opd.maths import HeadSettings, LossWeights, Reference
+from opd.heads import OutputHead
+from opd.maths import LossWeights, Reference
 
 N, V, K = 3, 5, 2
 NAN = torch.tensor([0.0, torch.nan, 0.0])
@@ -86,8 +87,9 @@ STALE = [
     ({"sampled_ids": torch.tensor([0, 1, V])}, "sampled_ids .* holds the id 5, .* the vocabulary of 5"),
 ]
 HEADS = [
-    ({"settings": HeadSettings(scale=0.0)}, r"settings must have a finite scale other than 0 .* 0\.0"),
-    ({"settings": HeadSettings(soft_cap=math.nan)}, "settings .* nan"),
+    ({"head": OutputHead(shaped(V, 4), scale=0.0)}, r"head must have a finite scale other than 0 .* 0\.0"),
+    ({"head": OutputHead(shaped(V, 4), soft_cap=math.nan)}, "head .* nan"),
+    ({"head": OutputHead(shaped(V, 4), padding=V)}, r"head.padding must be an integer in \[0, 4\].* 5"),
     ({"hidden": torch.tensor(1.0)}, r"hidden \(float32 \[\]\) must be a floating-point matrix"),
     ({"head": shaped(V, 4, dtype=torch.int64)}, r"head \(int64 \[5, 4\]\) must be a floating-point matrix"),
     ({"hidden": torch.full((N, 4), math.nan)}, r"hidden \(float32 \[3, 4\]\) .* logsumexp nan in row 0"),
@@ -137,8 +139,8 @@ CASES = {
         ({"topk": V + 1}, r"topk must be an integer in \[1, 5\].* 6"),
         ({"token_weights": NAN}, r"token_weights \(float32 \[3\]\) holds nan at \[1\]"),
         ({"token_weights": shaped(N, dtype=torch.int64)}, "token_weights .* must be floating point"),
-        ({"student_settings": HeadSettings(scale=math.inf)}, "student_settings .* finite scale .* inf"),
-        ({"teacher_settings": HeadSettings(soft_cap=math.inf)}, "teacher_settings .* finite soft_cap .* inf"),
+        ({"student_head": OutputHead(shaped(V, 4), scale=math.inf)}, "student_head .* finite scale .* inf"),
+        ({"teacher_head": OutputHead(shaped(V, 4), soft_cap=math.inf)}, "teacher_head .* finite soft_cap .* inf"),
         ({"reference": Reference(shaped(2, 4), shaped(V, 4), 1.2)}, r"reference_hidden .* must have shape \[3, 4\]"),
         ({"reference": Reference(shaped(N, 4), shaped(V, 4), math.inf)}, "reference.power .* inf"),
         ({"teacher_hidden": torch.full((N, 4), math.inf)}, r"teacher_hidden \(float32 \[3, 4\]\) .* in row 0"),

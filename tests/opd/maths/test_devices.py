@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from opd.heads import OutputHead
 from opd.maths import exact
-from opd.maths.linear.divergence import HeadSettings, Reference, linear_divergence
+from opd.maths.linear.divergence import Reference, linear_divergence
 from opd.maths.linear.project import GPU_SCRATCH
 from opd.maths.linear.scores import linear_token_scores, linear_topk
 from opd.maths.pointwise import Kind
@@ -56,13 +57,12 @@ def test_linear_divergences_agree_with_double_precision(device, dtype, sides, ki
     def run(student, head, teacher, teacher_head, reference, reference_head, bias):
         return linear_divergence(
             student,
-            head,
+            OutputHead(head, bias, scale=1.5, soft_cap=20.0),
             teacher,
             teacher_head,
             kind=kind.value,
             weight=0.3 if kind.value.startswith(("jsd", "skew")) else None,
             temperature=1.3,
-            student_settings=HeadSettings(bias, scale=1.5, soft_cap=20.0),
             reference=Reference(reference, reference_head, 1.5) if referenced else None,
             vocab_size=V - 4,
             mask=torch.arange(N, device=student.device) % 5 != 2,

@@ -98,6 +98,34 @@ def test_capped_importance_weights_are_biased_only_where_the_cap_bites(make_logi
     assert bias(1.0) > 1e-4
 
 
+def test_what_a_cap_takes_away_is_the_mass_above_it_times_its_centred_log_ratio(make_logits, expected_gradient):
+    student, teacher, ids, log_q, log_tail = problem(make_logits, 2, seed=30)
+    behaviour = (student + 0.7 * make_logits(N, V, seed=31)).log_softmax(-1)
+    log_p, cap = student.log_softmax(-1), 1.1
+
+    def estimate(logits, y):
+        at = y[:, None]
+        return head_tail_reverse_kl(
+            logits,
+            y,
+            ids,
+            log_q.gather(1, ids),
+            log_q.gather(1, at).squeeze(1),
+            log_tail,
+            baseline="none",
+            behaviour_log_probs=behaviour.gather(1, at).squeeze(1),
+            importance_cap=cap,
+        ).per_token
+
+    got = expected_gradient(estimate, student, behaviour.exp())
+    above = (log_p.exp() - cap * behaviour.exp()).clamp(min=0.0).scatter(1, ids, 0.0)
+    missing = above * (log_p - log_q)
+    # grad log p(y) with respect to the logits is onehot(y) - p.
+    lacking = missing - log_p.exp() * missing.sum(-1, keepdim=True)
+    assert lacking.abs().max() > 1e-4
+    assert_close(true_gradient(student, teacher) - got, lacking, rtol=1e-9, atol=1e-12)
+
+
 def gradient_variance(make_logits, k, baseline, *, noise=0.5):
     """Trace of the covariance of the per-token gradient by enumeration, summed over positions."""
     positions, vocabulary = 6, 160

@@ -1,10 +1,8 @@
 """A head sharded over two ranks, as FSDP2 holds it, in processes of their own."""
 
 import json
-import os
-import subprocess
-import sys
 
+import forked
 import pytest
 
 WORKER = """
@@ -49,12 +47,7 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 def test_a_sharded_head_is_gathered_and_gets_the_mean_of_the_ranks_gradients(tmp_path):
-    command = [sys.executable, "-W", "ignore", "-c", WORKER, str(tmp_path / "rendezvous")]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True, env=environment) for rank in range(2)
-    ]
-    found = [json.loads(process.communicate(timeout=240)[0].splitlines()[-1]) for process in ranks]
+    found = [json.loads(lines[-1]) for lines in forked.ranks(WORKER, tmp_path / "rendezvous")]
     assert [error for error, *_ in found] == pytest.approx([0, 0], abs=1e-6)
     assert sorted(shape for _, shape, _ in found) == [[5, 4], [6, 4]]
     # In many tiles, in one, and projected again in the backward pass: there and back once.

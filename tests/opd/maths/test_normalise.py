@@ -1,9 +1,7 @@
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
+import forked
 import pytest
 import torch
 from hypothesis import given, settings
@@ -96,12 +94,7 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 def test_two_ranks_share_their_denominators(tmp_path):
-    command = [sys.executable, "-c", WORKER, str(tmp_path / "rendezvous")]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True, env=environment) for rank in range(2)
-    ]
-    found = [json.loads(process.communicate(timeout=240)[0].splitlines()[-1]) for process in ranks]
+    found = [json.loads(lines[-1]) for lines in forked.ranks(WORKER, tmp_path / "rendezvous")]
     for weights, length in zip(found, (3, 7), strict=True):
         assert weights["token_mean/sum"] == pytest.approx(1 / 10)
         assert weights["token_mean/mean"] == pytest.approx(2 / 10)

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from opd.heads import OutputHead
 from opd.maths.exact import forward_kl, jsd, reverse_kl
-from opd.maths.linear.divergence import HeadSettings, linear_divergence
+from opd.maths.linear.divergence import linear_divergence
 from opd.maths.topk import topk_divergence
 
 pytestmark = pytest.mark.oracle
@@ -53,12 +54,11 @@ def test_trls_chunked_divergence_agrees_with_soft_cap_scale_bias_and_another_wid
     kind = {0.0: "forward_kl", 1.0: "reverse_kl"}.get(beta, "jsd")
     got = linear_divergence(
         hidden,
-        head,
+        OutputHead(head, bias, 1.3, 5.0),
         *teacher,
         kind=kind,
         weight=beta if kind == "jsd" else None,
         temperature=0.8,
-        student_settings=HeadSettings(bias, 1.3, 5.0),
     )
     assert_close(got.per_token, want, **SAME)
     assert_close(got.student_entropy, entropy, **SAME)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from opd.heads import OutputHead
 from opd.maths import (
-    HeadSettings,
     adjusted_logits,
     adjusted_payload,
     blocks,
@@ -278,11 +278,10 @@ def test_a_bias_of_minus_infinity_excludes_an_entry_of_the_linear_form(kind):
     student, teacher, _ = problem()
     bias = torch.zeros(V, dtype=torch.float64)
     bias[2] = -torch.inf
-    head, kept = torch.eye(V, dtype=torch.float64), torch.arange(V) != 2
+    head, kept = OutputHead(torch.eye(V, dtype=torch.float64), bias), torch.arange(V) != 2
     leaves = student.clone().requires_grad_(), student.clone().requires_grad_()
     weight = WEIGHTS[kind][1] if kind in WEIGHTS else None
-    both = {"student_settings": HeadSettings(bias), "teacher_settings": HeadSettings(bias)}
-    got = linear_divergence(leaves[0], head, teacher, head, kind=kind, weight=weight, **both)
+    got = linear_divergence(leaves[0], head, teacher, head, kind=kind, weight=weight)
     want = CLOSED[kind](leaves[1][:, kept], teacher[:, kept], None)
     assert_close(got.per_token, want.per_token)
     assert_close(torch.autograd.grad(got.total, leaves[0])[0], torch.autograd.grad(want.total, leaves[1])[0])

@@ -156,7 +156,7 @@ def test_masked_positions_with_garbage_change_nothing(make_logits):
         ({"kind": "forward_kl", "weight": 0.5}, "takes no mixture weight"),
         ({"tail": "truncate"}, "tail must be one of .* 'truncate'"),
         ({"teacher_log_tail": None}, "tail 'bucket' needs teacher_log_tail"),
-        ({"tail": "generalised", "kind": "total_variation"}, "'generalised' knows"),
+        ({"tail": "generalised", "kind": "total_variation"}, "'generalised' supports"),
         ({"teacher_log_probs": torch.tensor([[-1.0, 0.5]])}, r"teacher_log_probs .* 0.5 at \[0, 1\]"),
         ({"normalised": True}, "normalised applies to kind 'jsd'"),
         ({"temperature": math.inf}, "temperature .* inf"),

@@ -84,6 +84,16 @@ def test_marks_that_look_alike_are_refused_by_name() -> None:
     begins = modes(a={"budget": 4, "suffix": "1"}, b={"budget": 8, "suffix": "12"})
     with pytest.raises(ConfigError, match="mode 'a' is the beginning of what it is in mode 'b'"):
         check_marks(begins, prompt, tokenizer)
+    begun = modes(a={"budget": 4, "prefix": "L"}, b={"budget": 8, "prefix": "Long:"})
+    with pytest.raises(ConfigError, match="mark of mode 'a' is the beginning of that of mode 'b'"):
+        check_marks(begun, prompt, tokenizer)
+    # What is never trained may be asked by two marks at once.
+    check_marks(modes(a={"budget": 4, "prefix": "L"}, b={"budget": 8, "prefix": "LM", "weight": 0}), prompt, tokenizer)
+
+
+def test_modes_of_which_none_is_trained_are_refused() -> None:
+    with pytest.raises(ConfigError, match="modes a all have weight 0"):
+        build_prompts(TASK, seed=0, modes=modes(a={"budget": 4, "prefix": "L", "weight": 0}))
 
 
 def test_a_mode_without_a_mark_and_a_system_text_for_plain_text_are_refused() -> None:

@@ -1,4 +1,5 @@
 import json
+import tracemalloc
 
 import pyarrow
 import pyarrow.parquet
@@ -193,3 +194,30 @@ def test_a_chat_that_ends_with_the_assistant_is_refused_with_its_line(tmp_path):
 def test_arguments_of_the_rendering_are_no_template_options():
     with pytest.raises(ConfigError, match="tokenize cannot be set here"):
         parse_settings(Recipe, {"prompts": {"file": "p.jsonl", "template_options": {"tokenize": False}}})
+
+
+def test_memory_holds_where_rows_are_and_not_the_rows(tmp_path):
+    rows = [{"prompt": f"question {i} " + "x" * 200, "answer": str(i)} for i in range(3000)]
+    settings = FileSettings(file=write_jsonl(tmp_path / "p.jsonl", rows), heldout=0.1)
+    build_prompts(settings, seed=0)  # what is imported for it is not counted
+    tracemalloc.start()
+    try:
+        source = build_prompts(settings, seed=0)
+        source.prompts("train", 10)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 60 * len(rows)  # a prompt takes 900
+    assert source.limit(lambda prompt: len(prompt.text), 213, drop=True) == 2000
+
+
+def test_a_file_put_in_the_place_of_another_changes_nothing_and_one_that_changes_is_noticed(tmp_path, rows):
+    path = write_jsonl(tmp_path / "p.jsonl", rows)
+    source = build_prompts(FileSettings(file=path, heldout=0), seed=0)
+    before = source.prompts("train", 41)
+    write_jsonl(tmp_path / "other.jsonl", rows[:3]).replace(path)
+    assert source.prompts("train", 41) == before
+    source = build_prompts(FileSettings(file=path, heldout=0), seed=0)
+    path.write_text(path.read_text().replace("question", "quotient"))
+    with pytest.raises(DataError, match="is not what it was when the run began"):
+        source.prompts("train", 1)

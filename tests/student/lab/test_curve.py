@@ -36,7 +36,8 @@ def test_a_curve_has_a_point_for_each_evaluation() -> None:
     assert curve.tokens == [0.0, 20.0, 40.0]
     assert curve.accuracy == [0.1, 0.5, 0.8]
     assert curve.reverse_kl == [0.9, 0.2, 0.1]
-    assert curve.at("accuracy", 30.0) == pytest.approx(0.65)
+    # Each point is the mean of its neighbours and itself: 0.3, 0.467, 0.65.
+    assert curve.at("accuracy", 30.0) == pytest.approx((1.4 / 3 + 0.65) / 2)
 
 
 def made(accuracy: list[float]) -> Curve:

@@ -1,21 +1,22 @@
 """Levels of models and runs: measured on the recipe's prompts, kept in files, never mixed up."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from student.lab.evaluate import Level, grade_models, read_greedy, read_models
+from student.lab.evaluate import grade_model, grades, read_models
 from student.lab.experiment import ROUTED, Arm, Experiment
 from student.lab.experiments.common import QUICK, recipe
-from student.lab.plan import Plan
-from student.lab.runs import beside
+from student.lab.plan import ExperimentPlan
 from student.lab.tiny.summary import read_summary
-from student.lab.world import Cast, served
+from student.lab.world import WorldModels
 
 
 @pytest.fixture
-def plan(world: Path, tmp_path: Path) -> Plan:
+def plan(world: Path, tmp_path: Path) -> ExperimentPlan:
     summary = read_summary(world)
     assert summary is not None
     experiment = Experiment(
@@ -24,54 +25,63 @@ def plan(world: Path, tmp_path: Path) -> Plan:
         title="two",
         question="?",
         tasks=("addition", "subtraction"),
+        world="domains",
         recipe=recipe(steps=4, rows=4, length=8, objective={"name": "opd", "payload": "sampled"}),
         served=("addition", "base"),
         routes={"addition": "addition", "subtraction": "base"},
         evaluated=("base", ROUTED),
         arms=(Arm("plain", "plain"),),
         claims=(),
-        seeds=(0, 1),
         quick={**QUICK, "eval.prompts": 24},
     )
-    return Plan(experiment, "quick", tmp_path, Cast(summary, "quick"), ("127.0.0.1:1",))
+    return ExperimentPlan(experiment, "quick", tmp_path, {0: WorldModels(summary, "quick")}, ("127.0.0.1:1",))
 
 
-def test_each_domain_counts_at_its_own_teachers_level(plan: Plan) -> None:
-    folder = plan.folder / "levels"
-    folder.mkdir(parents=True)
-    for name, (sums, differences) in {"addition": (0.9, 0.1), "base": (0.3, 0.5)}.items():
+def test_each_domain_counts_at_its_own_teachers_level(plan: ExperimentPlan) -> None:
+    first = plan.replicates[0]
+    parts = {"addition": (0.9, 0.1), "base": (0.3, 0.5)}
+    for grade in [grade for grade in grades(plan, 0) if grade.replicate == first]:
+        sums, differences = parts[grade.name]
         domains = {
             "addition": {"accuracy": sums, "prompts": 30},
             "subtraction": {"accuracy": differences, "prompts": 10},
         }
-        part = {"accuracy": 0.0, "domains": domains}
-        (folder / f"{name}-0.json").write_text(json.dumps({"sampled": part, "greedy": part}))
+        part = {"accuracy": 0.0, "pass_at": {}, "domains": domains}
+        grade.file.parent.mkdir(parents=True, exist_ok=True)
+        grade.file.write_text(json.dumps(dict.fromkeys(("sampled", "greedy", "wide"), part)))
     level = read_models(plan)[ROUTED]
-    assert set(level) == {0}
-    assert level[0].accuracy == pytest.approx((0.9 * 30 + 0.5 * 10) / 40) == level[0].greedy
+    assert set(level) == {first}
+    assert level[first].accuracy == pytest.approx((0.9 * 30 + 0.5 * 10) / 40) == level[first].greedy
+    assert math.isnan(level[first].pass64)
 
 
-def test_a_greedy_level_of_another_recipe_is_not_read(plan: Plan) -> None:
-    run = plan.run(plan.experiment.arms[0], 0, 1e-3)
-    file = beside(run.folder, ".greedy.json")
-    file.parent.mkdir(parents=True)
-    file.write_text(json.dumps({"key": "another", "accuracy": 0.5}))
-    assert read_greedy(run) is None
-    file.write_text(json.dumps({"key": run.key, "accuracy": 0.5}))
-    assert read_greedy(run) == 0.5
+def test_a_mode_counts_with_its_own_teachers_figures(plan: ExperimentPlan) -> None:
+    modes = {"addition": {"budget": 8, "prefix": "A"}, "subtraction": {"budget": 4, "prefix": "S"}}
+    plan = replace(plan, experiment=replace(plan.experiment, recipe={**plan.experiment.recipe, "modes": modes}))
+    figures = {
+        "addition": {"tokens/addition": 6.0, "accuracy/addition": 0.8, "tokens/subtraction": 9.0, "hypervolume": 0.1},
+        "base": {"tokens/addition": 9.0, "accuracy/addition": 0.0, "tokens/subtraction": 3.0},
+    }
+    domains = {name: {"accuracy": 0.5, "prompts": 8} for name in modes}
+    for grade in grades(plan, 0):
+        part = {"accuracy": 0.0, "pass_at": {}, "domains": domains, "modes": figures[grade.name]}
+        grade.file.parent.mkdir(parents=True, exist_ok=True)
+        grade.file.write_text(json.dumps(dict.fromkeys(("sampled", "greedy", "wide"), part)))
+    level = read_models(plan)[ROUTED][plan.replicates[0]]
+    assert level.get("mode/neighbour_ratio/addition") == 2.0 and level.get("mode/tokens/subtraction") == 3.0
+    assert level.get("mode/hypervolume") == pytest.approx(0.8 * 2 / 8)
 
 
-def test_models_are_graded_by_domain_and_only_once(plan: Plan) -> None:
-    with served(plan.cast, plan.experiment.served, plan.folder) as addresses:
-        lines: list[str] = []
-        online = Plan(plan.experiment, plan.form, plan.root, plan.cast, addresses)
-        levels = grade_models(online, lines.append)
-    assert len(lines) == 4  # two models, two seeds
-    again: list[str] = []
-    assert grade_models(plan, again.append) == levels and not again
-    assert all(isinstance(level, Level) for found in levels.values() for level in found.values())
-    data = json.loads((plan.folder / "levels" / "base-0.json").read_text())
+def test_models_are_graded_by_domain_with_pass_at_k_and_only_once(plan: ExperimentPlan) -> None:
+    waiting = grades(plan, 0)
+    assert len(waiting) == 4  # two models, two seeds
+    grade_model(waiting[0])
+    assert len(grades(plan, 0)) == 3
+    data = json.loads(waiting[0].file.read_text())
     assert {name: part["prompts"] for name, part in data["sampled"]["domains"].items()} == {
         "addition": 12,
         "subtraction": 12,
     }
+    level = read_models(plan)["base"][plan.replicates[0]]
+    assert level.accuracy == data["sampled"]["pass_at"]["1"][0] <= level.pass8
+    assert data["wide"]["prompts"] == 6 and level.pass64 == data["wide"]["pass_at"]["64"][0]

@@ -1,30 +1,36 @@
 """Every declared experiment is sound, and one runs in its short form from end to end."""
 
 import json
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from opd.config import parse_settings
-from opd.errors import ConfigError
-from student.lab.experiment import Arm, Claim, Experiment, Fires
-from student.lab.experiments import NAMES, load_experiment
+from opd.errors import ConfigError, DataError
+from student.lab.experiment import Arm, Claim, Experiment, Fires, Premise, Replicate
+from student.lab.experiments import NAMES, check, load_experiment
 from student.lab.experiments.common import QUICK, recipe
-from student.lab.plan import Plan
+from student.lab.plan import ExperimentPlan
+from student.lab.premises import Measured
 from student.lab.report import write_report
 from student.lab.runner import run_experiment
+from student.lab.runs import train_run
+from student.lab.tiny.presets import world_plan
 from student.lab.tiny.summary import read_summary
-from student.lab.world import Cast
+from student.lab.world import WorldModels
 from student.plugins import build_plugins
 from student.recipe import Recipe
 
 
 @pytest.fixture
-def cast(world: Path) -> Cast:
+def models(world: Path) -> WorldModels:
     summary = read_summary(world)
     assert summary is not None
-    return Cast(summary, "quick")
+    return WorldModels(summary, "quick")
 
 
 @pytest.fixture
@@ -36,8 +42,9 @@ def small() -> Experiment:
         question="?",
         tasks=("addition",),
         recipe=recipe(steps=4, rows=4, length=8, objective={"name": "opd", "payload": "hidden"}),
-        served=("large",),
-        evaluated=("large",),
+        served=("teacher",),
+        evaluated=("teacher",),
+        answers_of="teacher",
         arms=(
             Arm("plain", "plain", {}, (1e-3, 3e-3)),
             Arm(
@@ -50,80 +57,163 @@ def small() -> Experiment:
                 same_rate_as="plain",
                 fires=(Fires("window", "<", 8.0),),
             ),
+            Arm(
+                "imitates",
+                "imitates",
+                {
+                    "objective": [{"name": "sft"}],
+                    "methods": [{"name": "expert_rows", "share": 1.0, "source": "file"}],
+                    "methods.0.file": "{answers:greedy}",
+                },
+                same_rate_as="plain",
+            ),
         ),
-        claims=(Claim("short is cheaper", "short", "plain", "flops_to", "less"),),
+        claims=(Claim("short is cheaper", "short", "plain", "flops_to", "less", premise="weather"),),
+        premises=(Premise("weather", "it rains", "test_premise_module:measure", {"wet": False}),),
+        decision="four steps",
+        changes=("nothing was changed",),
         quick={**QUICK, "rollout.prompts_per_step": 4, "eval.prompts": 8},
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("form", ["full", "quick"])
-def test_every_arm_is_a_valid_recipe(name: str, form: str, cast: Cast, tmp_path: Path) -> None:
-    experiment = load_experiment(name)
-    plan = Plan(experiment, form, tmp_path, cast, ("127.0.0.1:1",)) if form == "quick" else None
-    names = [arm.name for arm in experiment.arms]
-    assert len(set(names)) == len(names) and len(experiment.seeds) >= 3
-    for claim in experiment.claims:
-        assert claim.arm in names
-        assert claim.rival in names or claim.rival.removeprefix("model:") in experiment.evaluated
-    if plan is None:
-        # The full form needs the large world only for its folders: any cast will do for the recipe.
-        plan = Plan(experiment, "full", tmp_path, _FullCast(cast.world, "full"), ("127.0.0.1:1",))
-    for arm in experiment.arms:
-        (tmp_path / form / name).mkdir(parents=True, exist_ok=True)
-        job = parse_settings(Recipe, {"run": str(tmp_path / "run"), **plan.recipe(arm, 0, 1e-3)})
-        build_plugins(job)
-        assert arm.same_rate_as is None or arm.same_rate_as in names
+@pytest.fixture
+def rain(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Makes the premise of `small` measurable; gives the worlds that were measured."""
+    import sys
+    from types import ModuleType
+
+    asked: list[int] = []
+
+    def measure(plan: ExperimentPlan, world: int, *, wet: bool) -> Measured:
+        asked.append(world)
+        return Measured(wet, "dry")
+
+    module = ModuleType("test_premise_module")
+    module.measure = measure  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "test_premise_module", module)
+    return asked
 
 
-class _FullCast(Cast):
+class _FullModels(WorldModels):
     """Gives every part to the test world's teacher."""
 
     def model(self, name: str):  # type: ignore[no-untyped-def]
         return self.world.models["teacher"]
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("form", ["full", "quick"])
+def test_every_arm_is_a_valid_recipe(name: str, form: str, models: WorldModels, tmp_path: Path) -> None:
+    experiment = load_experiment(name)
+    # The full form needs its worlds only for their folders: any models will do for the recipe.
+    one = models if form == "quick" else _FullModels(models.world, "full")
+    plan = ExperimentPlan(experiment, form, tmp_path, dict.fromkeys(experiment.worlds, one), ("127.0.0.1:1",))
+    names = [arm.name for arm in experiment.arms]
+    assert len(set(names)) == len(names) and experiment.decision
+    world = world_plan(str(experiment.world_file))
+    models = {*experiment.served, *experiment.routes.values(), *experiment.evaluated} - {"teachers"}
+    assert models | {experiment.student} <= set(world.models) and set(experiment.tasks) <= set(world.tasks)
+    for arm in experiment.arms:
+        data = plan.recipe(arm, plan.replicates[0], 1e-3)
+        build_plugins(parse_settings(Recipe, {"run": str(tmp_path / "run"), **data}))
+        assert arm.same_rate_as is None or arm.same_rate_as in names
+
+
+def test_run_seeds_and_world_seeds_that_meet_are_refused(small: Experiment) -> None:
+    assert check(small) is small
+    with pytest.raises(ConfigError, match="seed 1 is both"):
+        check(replace(small, seeds=(1, 10, 11)))
+    with pytest.raises(ConfigError, match="too few"):
+        check(replace(small, seeds=(10, 11)))
+    with pytest.raises(ConfigError, match="unknown premise"):
+        check(replace(small, premises=()))
+
+
 @pytest.mark.slow
-def test_an_experiment_runs_resumes_and_is_reported(
-    small: Experiment, cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_experiment_runs_resumes_elsewhere_and_is_reported(
+    small: Experiment, models: WorldModels, rain: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
-    first = run_experiment(small, cast, tmp_path, form="quick", jobs=1, say=lines.append)
-    assert first["finished_runs"] == first["planned_runs"] == 4
+    plan = ExperimentPlan(small, "quick", tmp_path / "here", {0: models})
+    first = run_experiment(plan, jobs=1, log=lines.append)
+    assert rain == [0]
+    assert first["finished_runs"] == first["planned_runs"] == 6
     arms = {arm["name"]: arm for arm in first["arms"]}
     assert set(arms["plain"]["swept"]) == {"0.001", "0.003"}
     assert arms["short"]["rate"] == arms["plain"]["rate"]
     short, plain = (arms[name]["seeds"][0]["totals"]["cost/train/sampled_tokens"] for name in ("short", "plain"))
     assert 0 < short < plain
     assert all(seed["fired"] for seed in arms["short"]["seeds"])
-    assert len([line for line in lines if "runs left" in line]) == 2 + 4
+    assert all({"greedy", "pass8", "pass64"} <= set(seed["level"]) for seed in arms["plain"]["seeds"])
+    assert arms["imitates"]["seeds"][0]["drawn"] > 0
+    assert first["claims"][0]["outcome"] == "premise absent"
+    assert len([line for line in lines if line.endswith(" left")]) == 2 + 6 + 2  # sweep, runs, levels of the teacher
 
-    folder = tmp_path / "quick" / "small"
-    (folder / "short" / "seed-1" / "summary.json").unlink()
+    # The folder moves, and a summary is lost: one run is done again, nothing else.
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    (gone,) = (tmp_path / "there" / "quick" / "small" / "world-0" / "short").glob("seed-11-*/summary.json")
+    gone.unlink()
     again: list[str] = []
-    second = run_experiment(small, cast, tmp_path, form="quick", jobs=1, say=again.append)
-    assert [line.split(":")[0] for line in again if "runs left" in line] == [str(folder / "short" / "seed-1")]
+    moved = ExperimentPlan(small, "quick", tmp_path / "there", {0: models})
+    second = run_experiment(moved, jobs=1, log=again.append)
+    assert [line for line in again if line.endswith(" left")] and rain == [0]
+    assert len([line for line in again if line.endswith(" left")]) == 1 and "short/seed-11" in "".join(again)
     for one, two in zip(first["arms"], second["arms"], strict=True):
         assert [s["curve"] for s in one["seeds"]] == [s["curve"] for s in two["seeds"]]
 
-    monkeypatch.setattr("student.lab.report.NAMES", ("small",))
     monkeypatch.setattr("student.lab.report.load_experiment", lambda name: small)
-    monkeypatch.setattr("student.lab.report.open_world", lambda root, form: cast)
-    page, data, plot = write_report(tmp_path, tmp_path / "docs", form="quick")
-    assert "short is cheaper" in page.read_text() and "4 of 4 runs" in page.read_text()
-    assert json.loads(data.read_text())["finished_runs"] == 4
+    monkeypatch.setattr("student.lab.report.find_plan", lambda *_: moved)
+    page, data, plot = write_report(tmp_path / "there", tmp_path / "docs", form="quick", names=["small"])
+    text = page.read_text()
+    for part in ("short is cheaper", "6 of 6 runs", "it rains", "absent", "four steps", "nothing was changed"):
+        assert part in text
+    assert json.loads(data.read_text())["finished_runs"] == 6
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_changed_recipes_are_trained_anew(small: Experiment, cast: Cast, tmp_path: Path) -> None:
-    one = Plan(small, "quick", tmp_path, cast, ("127.0.0.1:1",)).run(small.arms[0], 0, 1e-3)
-    elsewhere = Plan(small, "quick", tmp_path, cast, ("127.0.0.1:2",)).run(small.arms[0], 0, 1e-3)
-    other = Plan(small, "quick", tmp_path, cast, ("127.0.0.1:1",)).run(small.arms[0], 0, 2e-3)
-    assert one.key == elsewhere.key != other.key
-    one.folder.mkdir(parents=True)
-    (one.folder / "summary.json").write_text("{}")
-    assert not one.done
-    assert not one.prepare() and not one.folder.exists()
+def test_a_runs_folder_follows_its_recipe_and_world_and_not_its_place(
+    small: Experiment, models: WorldModels, tmp_path: Path
+) -> None:
+    def at(root: str, rate: float = 1e-3, port: int = 1, key: str | None = None) -> str:
+        world = models if key is None else WorldModels(replace(models.world, key=key), "quick")
+        # The world lies below the root, as in the lab.
+        moved = {name: replace(m, path=tmp_path / root / "world" / name) for name, m in world.world.models.items()}
+        plan = ExperimentPlan(
+            small,
+            "quick",
+            tmp_path / root,
+            {0: WorldModels(replace(world.world, models=moved), "quick")},
+            (f"127.0.0.1:{port}",),
+        )
+        return plan.run(small.arm("imitates"), Replicate(0, 10), rate).key
+
+    assert at("a") == at("b") == at("a", port=2)
+    assert len({at("a"), at("a", rate=2e-3), at("a", key="of another version")}) == 3
+
+
+def test_a_run_that_left_nothing_to_go_on_from_is_named_and_begins_again(
+    small: Experiment, models: WorldModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ExperimentPlan(small, "quick", tmp_path, {0: models}, ("127.0.0.1:1",)).run(
+        small.arms[0], Replicate(0, 10), 1e-3
+    )
+    run.folder.mkdir(parents=True)
+    (run.folder / "recipe.yaml").write_text("half")
+    other = run.folder.with_name("seed-10-00000000")
+    other.mkdir()
+    lines: list[str] = []
+    monkeypatch.setattr("student.loop.train", lambda *_, **__: {})
+    train_run(run, lines.append)
+    assert "begins again" in lines[0] and run.name in lines[0]
+    assert other.is_dir()
+
+
+def test_a_damaged_summary_is_named(small: Experiment, models: WorldModels, tmp_path: Path) -> None:
+    run = ExperimentPlan(small, "quick", tmp_path, {0: models}).run(small.arms[0], Replicate(0, 10), 1e-3)
+    run.folder.mkdir(parents=True)
+    (run.folder / "summary.json").write_text('{"before": ')
+    with pytest.raises(DataError, match=r"summary\.json is damaged"):
+        run.summary()
 
 
 def test_a_report_of_nothing_is_not_written(tmp_path: Path) -> None:
@@ -132,15 +222,18 @@ def test_a_report_of_nothing_is_not_written(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unknown_experiment_names_the_known_ones() -> None:
+def test_an_unknown_experiment_names_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="estimators"):
         load_experiment("nothing")
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_experiment(str(tmp_path / "mine.py"))
+    (tmp_path / "mine.py").write_text("EXPERIMENT = 3")
+    with pytest.raises(ConfigError, match="has no EXPERIMENT"):
+        load_experiment(str(tmp_path / "mine.py"))
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    import torch
-
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

@@ -16,8 +16,9 @@ from pathlib import Path
 from student.lab.tiny.summary import read_summary
 from student.lab.experiment import Arm, Experiment
 from student.lab.experiments.common import recipe
+from student.lab.plan import ExperimentPlan
 from student.lab.runner import run_experiment
-from student.lab.world import Cast
+from student.lab.world import WorldModels
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -25,9 +26,9 @@ if __name__ == "__main__":
     experiment = Experiment(
         "long", "z", "long", "?", ("addition",),
         recipe(steps=100_000, rows=2, length=4, objective={"name": "opd", "payload": "sampled"}),
-        ("large",), (Arm("a", "a"), Arm("b", "b")), (), quick={"eval.prompts": 2, "train.warmup_steps": 1},
+        ("teacher",), (Arm("a", "a"), Arm("b", "b")), (), quick={"eval.prompts": 2, "train.warmup_steps": 1},
     )
-    run_experiment(experiment, Cast(read_summary(world), "quick"), root, form="quick", jobs=2)
+    run_experiment(ExperimentPlan(experiment, "quick", root, {0: WorldModels(read_summary(world), "quick")}), jobs=2)
 """
 
 
@@ -43,7 +44,7 @@ def test_a_stopped_lab_saves_its_runs_and_begins_no_others(world: Path, tmp_path
     folder = tmp_path / "quick" / "long"
     try:
         deadline = time.monotonic() + 300
-        while sum(file.stat().st_size > 0 for file in folder.glob("*/seed-*/metrics.jsonl")) < 2:
+        while sum(file.stat().st_size > 0 for file in folder.glob("*/*/seed-*/metrics.jsonl")) < 2:
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
@@ -52,5 +53,5 @@ def test_a_stopped_lab_saves_its_runs_and_begins_no_others(world: Path, tmp_path
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # with its workers and its server, should the test have failed
         process.wait()
-    assert len(list(folder.glob("*/seed-*.key"))) == 2
-    assert len(list(folder.glob("*/seed-*/checkpoints/step-*"))) == 2
+    assert len(list(folder.glob("*/*/seed-*.log"))) == 2
+    assert len(list(folder.glob("*/*/seed-*/checkpoints/step-*"))) == 2

@@ -1,40 +1,41 @@
-"""Bootstrap intervals against what is known."""
+"""t intervals against what is known."""
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from student.lab.stats import bootstrap, bootstrap_ratio
+from student.lab.stats import paired_ratio, t_interval
 
 
-def test_the_interval_holds_the_mean_and_stays_within_the_seeds() -> None:
-    found = bootstrap([1.0, 2.0, 6.0])
+def test_three_values_have_the_interval_of_the_textbook() -> None:
+    found = t_interval([1.0, 2.0, 6.0])  # mean 3, standard deviation sqrt(7), t(0.975, 2) = 4.3027
     assert found.mean == pytest.approx(3.0)
-    assert 1.0 <= found.low < found.mean < found.high <= 6.0
+    assert found.high - found.mean == pytest.approx(4.302653 * (7 / 3) ** 0.5, rel=1e-6) == found.mean - found.low
     assert found.count == 3
 
 
-def test_equal_seeds_have_no_width() -> None:
-    found = bootstrap([0.25] * 4)
-    assert (found.low, found.mean, found.high) == (0.25, 0.25, 0.25)
+def test_it_is_scipys_interval() -> None:
+    data = np.random.default_rng(0).normal(size=6)
+    low, high = stats.t.interval(0.95, 5, loc=data.mean(), scale=stats.sem(data))
+    found = t_interval(data.tolist())
+    assert (found.low, found.high) == pytest.approx((low, high))
 
 
-def test_the_interval_covers_the_true_mean_about_as_often_as_it_says() -> None:
-    rng = np.random.default_rng(0)
-    hits = sum(found.low <= 0 <= found.high for found in (bootstrap(rng.normal(size=40).tolist()) for _ in range(100)))
-    assert 85 <= hits <= 100
+@pytest.mark.parametrize("count", [3, 6])
+def test_the_interval_covers_the_true_mean_as_often_as_it_says(count: int) -> None:
+    rng = np.random.default_rng(count)
+    found = [t_interval(rng.normal(size=count).tolist()) for _ in range(4000)]
+    assert np.mean([one.low <= 0 <= one.high for one in found]) == pytest.approx(0.95, abs=0.012)
 
 
 def test_a_ratio_is_the_geometric_mean_of_pairs() -> None:
-    found = bootstrap_ratio([2.0, 8.0], [1.0, 1.0])
+    found = paired_ratio([2.0, 8.0, 4.0], [1.0, 1.0, 1.0])
     assert found.mean == pytest.approx(4.0)
-    assert found.low == pytest.approx(2.0) and found.high == pytest.approx(8.0)
+    assert found.high / found.mean == pytest.approx(found.mean / found.low)
 
 
-def test_unpaired_ratios_are_refused() -> None:
+def test_unpaired_ratios_and_single_values_are_refused() -> None:
     with pytest.raises(ValueError, match="pairs"):
-        bootstrap_ratio([1.0, 2.0], [1.0])
-
-
-def test_no_seeds_are_refused() -> None:
-    with pytest.raises(ValueError, match="empty"):
-        bootstrap([])
+        paired_ratio([1.0, 2.0], [1.0])
+    with pytest.raises(ValueError, match="two"):
+        t_interval([1.0])

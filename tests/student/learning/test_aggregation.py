@@ -67,6 +67,13 @@ def test_a_prompt_mean_gives_every_prompt_the_same_weight(toy: Any) -> None:
     assert loss(made, given(aggregation="prompt_mean")) == pytest.approx((7 / 4 + 40 / 8) / 2)
 
 
+def test_a_turn_mean_gives_every_turn_the_same_weight(example: Any) -> None:
+    example.rows[2].turns = ((0, 2), (3, 6))
+    assert loss(example, given(aggregation="turn_mean")) == pytest.approx((1 + 2 + 4 + 4) / 4)
+    example.rows[1].turns = ((0, 1), (2, 3))
+    assert loss(example, given(aggregation="turn_mean")) == pytest.approx((1 + 2 + 2 + 4 + 4) / 5)
+
+
 def test_a_longer_bad_response_does_not_change_the_weight_of_good_ones(toy: Any) -> None:
     found = []
     for last in (6, 12):
@@ -140,7 +147,7 @@ def test_a_weight_that_is_neither_is_refused(weight: Any) -> None:
 
 
 def test_an_unknown_aggregation_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="prompt_mean, constant, balanced"):
+    with pytest.raises(ConfigError, match="prompt_mean, turn_mean, constant, balanced"):
         build_terms([{"name": "rloo", "aggregation": "prompt"}])
 
 

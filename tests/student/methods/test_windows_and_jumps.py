@@ -87,6 +87,10 @@ def test_adwin_acts_after_the_delay_and_counts_its_probes(make: Make) -> None:
     assert acted == [3, 5]
     assert [line["window"] for line in steps[:3]] == [8, 8, 8]
     assert steps[3]["window"] == steps[2]["adwin/next_window"]
+    for line in steps[:3]:
+        assert "adwin/at_longest_share" not in line, "no probe has acted yet"
+    for name, bound in (("longest", 8.0), ("shortest", 2.0)):
+        assert steps[3][f"adwin/at_{name}_share"] == float(steps[3]["window"] == bound)
     assert max(line["response_length"] for line in steps[3:5]) <= max(steps[3]["window"], steps[4]["window"])
     for line in steps:
         probed = "adwin/next_window" in line

@@ -1,38 +1,26 @@
 """What every registered rollout engine owes; registering one makes it pass here."""
 
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
-from opd.config import parse_settings
 from opd.errors import DataError
 from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row, RowKey
-from student.rollout.engine import ROLLOUT_ENGINES, EngineSetup, RolloutEngine
-from student.rollout.spec import RolloutSpec
+from student.rollout.engine import ROLLOUT_ENGINES, RolloutEngine
 
-NAMES = [entry.name for entry in ROLLOUT_ENGINES]
+NAMES = [
+    pytest.param(entry.name, marks=pytest.mark.engine if entry.name == "vllm" else ()) for entry in ROLLOUT_ENGINES
+]
 PROMPTS = [Prompt.make(text) for text in ("1+1=", "12+34=", "7+7=")]
 
 
 @pytest.fixture(params=NAMES)
-def engine(request: pytest.FixtureRequest, world: Path) -> Any:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    torch.set_num_threads(1)
-    path = str(world / "student")
-    cls = ROLLOUT_ENGINES.load(request.param)
-    made: RolloutEngine = cls(parse_settings(cls.settings_type, {"name": request.param}))
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    spec = RolloutSpec(seed=7, batch_rows=4, candidates=4, valid_vocab=len(tokenizer), max_prompt_tokens=40)
-    made.open(EngineSetup(AutoModelForCausalLM.from_pretrained(path), tokenizer, spec, path))
-    made.sync(made.setup.model.named_parameters(), 3)
-    yield made
-    made.close()
+def engine(request: pytest.FixtureRequest, make_engine: Callable[..., RolloutEngine]) -> RolloutEngine:
+    return make_engine(request.param)
 
 
 def plan(samples: int = 2, temperature: float = 1.0) -> tuple[PlannedRow, ...]:
@@ -116,6 +104,30 @@ def test_prefix_hint_stops_answer_and_tags_are_kept(engine: RolloutEngine) -> No
     assert hinted.origin == "hinted" and hinted.behaviour_prompt_ids is not None and not hinted.on_policy
     assert given.origin == "expert" and given.text == "46" and np.isfinite(given.behaviour_logp).all()
     assert given.candidates is not None and rest.candidates is not None
+
+
+def test_a_response_ends_with_a_stop_id_or_at_its_limit(engine: RolloutEngine) -> None:
+    (free,) = engine.sample([PlannedRow(RowKey(1, "u", 0), PROMPTS[1], 8, 1.0, stop_ids=frozenset())])
+    ids = free.response_ids.tolist()
+    stop, first = ids[2], ids.index(ids[2])
+    key = RowKey(1, "u", 0)
+    stopped, cut = (
+        engine.sample([PlannedRow(key, PROMPTS[1], 8, 1.0, stop_ids=frozenset({stop}))])[0],
+        engine.sample([PlannedRow(key, PROMPTS[1], 2, 1.0)])[0],
+    )
+    assert stopped.response_ids.tolist() == ids[: first + 1] and not stopped.truncated
+    assert cut.response_ids.tolist() == ids[:2] and cut.truncated == (ids[1] not in engine.setup.spec.stop_ids)
+
+
+def test_ids_to_keep_are_among_the_candidates_which_are_the_most_likely(
+    make_engine: Callable[..., RolloutEngine], engine: RolloutEngine
+) -> None:
+    (usual,) = engine.sample(plan(1)[:1])
+    name = engine.settings.name
+    (kept,) = make_engine(name, keep_ids=(5,)).sample(plan(1)[:1])
+    assert usual.candidates is not None and kept.candidates is not None
+    assert (kept.candidates == 5).any(axis=1).all() and not (usual.candidates == 5).any(axis=1).all()
+    assert all(set(new) - {5} <= set(old) for new, old in zip(kept.candidates, usual.candidates, strict=True))
 
 
 def test_a_prompt_over_the_limit_is_an_error_that_names_the_setting(engine: RolloutEngine) -> None:

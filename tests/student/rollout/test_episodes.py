@@ -7,10 +7,12 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 from opd.config import parse_settings
+from opd.tasks.encode import encode_prompt
 from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.prompt import Prompt
 from student.data.plan import EpisodePlan, PlannedRow, plan_step
@@ -19,6 +21,7 @@ from student.lab.tiny.tokenizer import make_tokenizer
 from student.rollout.episodes import EpisodePlayer, EpisodeSettings
 from student.rollout.spec import RolloutSpec
 from student.rollout.transformers import rollout
+from tests.support.chat_templates import FAMILIES, family_tokenizer
 
 LOCK = Lock(LockOptions(digits=4, turns=6))
 NAUGHTY = "tests.support.environments:Naughty"
@@ -60,7 +63,7 @@ class Scripted:
 
     def _row(self, one: PlannedRow) -> Row:
         text = self.script[one.key.uid][one.key.turn]
-        prompt = self.tokenizer(one.prompt.text)["input_ids"]
+        prompt = encode_prompt(one.prompt, self.tokenizer)
         own = [*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
         ids = [*one.prefix_ids, *own]
         given = len(one.prefix_ids)
@@ -164,6 +167,35 @@ def test_what_breaks_costs_its_own_episode(tokenizer: Any) -> None:
     assert not any(row.loss_mask.any() for row in rows if not row.trained)
 
 
+@pytest.mark.slow  # hangs cost their time limit
+def test_a_hundred_episodes_with_crashes_and_hangs_lose_no_row_and_leave_nothing(tokenizer: Any) -> None:
+    """Five in a hundred go wrong: three crash at different turns, one raises, one hangs."""
+    prompts = [Prompt.make(f"p{i}", extra={"environment": {"name": NAUGHTY, "options": {}}}) for i in range(100)]
+    wrong = {7: ["exit"], 31: ["hi", "exit"], 55: ["hi", "ho", "exit"], 70: ["raise"], 99: ["hi", "hang"]}
+    script = {prompt.uid: wrong.get(i, []) + ["hi"] * 3 for i, prompt in enumerate(prompts)}
+    player = make_player(tokenizer, turns=3, isolation="process", limits={"step_seconds": 4.0})
+    others = psutil.Process().children(recursive=True)
+    processes: list[int] = []
+    memory: list[int] = []
+    try:
+        for _ in range(2):
+            finished: list[Row] = []
+            rows = player.play(plan(prompts), Scripted(tokenizer, script), purpose=("x",), on_row=finished.append)
+            assert [row.key for row in rows] == [planned.key for planned in plan(prompts)]
+            assert sorted(map(id, finished)) == sorted(map(id, rows))  # each once, none twice
+            assert {i for i, row in enumerate(rows) if row.tags["ended"].startswith("broken")} == wrong.keys()
+            assert all(row.tags["ended"] == "turns" for i, row in enumerate(rows) if i not in wrong)
+            children = [child for child in psutil.Process().children(recursive=True) if child not in others]
+            processes.append(len([child for child in children if child.status() != psutil.STATUS_ZOMBIE]))
+            memory.append(psutil.Process().memory_info().rss)
+    finally:
+        player.close()
+    # The slots of what broke are closed; the next batch opens as many again.
+    assert processes[0] == processes[1] <= 1 + 100
+    assert memory[1] - memory[0] < 8 * 2**20
+    assert not [child for child in psutil.Process().children(recursive=True) if child not in others]
+
+
 def test_episodes_of_a_real_student_do_not_depend_on_their_batch(world: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -192,3 +224,25 @@ def test_episodes_of_a_real_student_do_not_depend_on_their_batch(world: Path) ->
         expected = logp.gather(-1, ids[0, len(row.prompt_ids) :, None]).squeeze(-1).numpy()
         np.testing.assert_allclose(row.behaviour_logp[row.loss_mask], expected[row.loss_mask], atol=1e-4)
         assert set(row.policy_version.tolist()) == {5}
+
+
+@pytest.mark.parametrize("name", ["qwen-instruct", "llama-3.1", "gemma-3"])
+def test_an_episode_with_tools_calls_them_and_reads_their_results(name: str) -> None:
+    tokenizer = family_tokenizer(FAMILIES[name])
+    place = {"name": "python", "options": {}}
+    prompt = Prompt.make([{"role": "user", "content": "6 * 7?"}], answer="42", extra={"environment": place})
+    call = '{"name": "python", "arguments": {"code": "print(6 * 7)"}}'
+    student = Scripted(
+        tokenizer, {prompt.uid: [call if name == "llama-3.1" else f"<tool_call>{call}</tool_call>", "42."]}
+    )
+    player = make_player(tokenizer, turn_tokens=200)
+    try:
+        planned = [replace(row, max_new_tokens=1000) for row in plan([prompt])]
+        (row,) = player.play(planned, student, purpose=("rollout",), on_row=lambda row: None)
+    finally:
+        player.close()
+    assert row.tags["ended"] == "success" and len(row.turns) == 2 and row.tool_mask is not None
+    (_, first), (second, _) = row.turns
+    between = tokenizer.decode(row.response_ids[first:second])
+    assert '"42"' in between if name == "llama-3.1" else "<tool_response>\n42\n</tool_response>" in between
+    assert row.tool_mask[first:second].all() and '"name": "python"' in tokenizer.decode(row.prompt_ids)

@@ -1,104 +1,22 @@
 """Rollout strategies on several ranks at once: threads that exchange values, no processes."""
 
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
+from thread_ranks import SOURCE, keys, plan, sampled, together
 
 from opd.config import parse_settings
 from opd.errors import CancelledError, OutageError
-from opd.tasks.build import build_prompts
-from opd.tasks.prompt import Prompt
-from opd.tasks.settings import TaskSettings
-from opd.tasks.verdict import Verdict
-from student.data.cursor import PromptCursor
-from student.data.plan import PlannedRow, StepPlan, plan_step
+from student.data.plan import StepPlan
 from student.data.row import Row
-from student.learning.ranks import Ranks
 from student.rollout.rounds import Rollouts
 from student.rollout.strategies.dynamic_sampling import DynamicSampling, DynamicSamplingSettings
 from student.rollout.strategy import STRATEGIES, Single, Strategy, StrategySettings
 
-SOURCE = build_prompts(TaskSettings(task="addition", options={"digits": 2}), seed=0)
-
-
-class Meeting:
-    """Where the threads of a test exchange values; a rank that does not come breaks it instead of the test hanging."""
-
-    def __init__(self, count: int) -> None:
-        self.values: list[Any] = [None] * count
-        self.barrier = threading.Barrier(count, timeout=20)
-
-    def rank(self, index: int) -> Ranks:
-        meeting = self
-
-        class Told(Ranks):
-            def __init__(self) -> None:
-                self.count, self.index = len(meeting.values), index
-
-            def gather(self, value: Any) -> list[Any]:
-                meeting.values[index] = value
-                meeting.barrier.wait()
-                found = list(meeting.values)
-                meeting.barrier.wait()
-                return found
-
-        return Told()
-
-
-def sampled(planned: PlannedRow, reward: float) -> Row:
-    ids = np.ones(2, np.uint32)
-    row = Row(
-        planned.key,
-        planned.prompt,
-        ids,
-        ids,
-        np.zeros(2, np.float32),
-        np.zeros(2, np.int32),
-        np.ones(2, np.bool_),
-        False,
-        "",
-    )
-    row.verdict = Verdict.score(reward)
-    return row
-
-
-def plan(prompts: Sequence[Prompt]) -> StepPlan:
-    return plan_step(0, prompts, samples=2, max_new_tokens=4, temperature=1.0)
-
-
-def mixed(planned: PlannedRow) -> Row:
-    """Rewards differ within every third prompt or so."""
-    return sampled(planned, planned.key.sample % 2 if int(planned.key.uid, 16) % 3 == 0 else 0.0)
-
-
-def together(
-    count: int, make: Callable[[], Strategy], reward: Callable[[PlannedRow], Row] = mixed, groups: int = 4
-) -> list[Any]:
-    """(rows, rollouts, cursor) of each rank, or the error that ended it."""
-    meeting = Meeting(count)
-
-    def work(index: int) -> Any:
-        cursor = PromptCursor(SOURCE)
-        rollouts = Rollouts(lambda rows: [reward(r) for r in rows], list, plan, cursor, meeting.rank(index))
-        try:
-            return rollouts.run(make(), plan(cursor.take(groups))), rollouts, cursor
-        except (CancelledError, OutageError, RuntimeError) as error:
-            return error
-
-    with ThreadPoolExecutor(count) as pool:
-        return [future.result() for future in [pool.submit(work, index) for index in range(count)]]
-
 
 def dynamic(**settings: Any) -> Callable[[], Strategy]:
     return lambda: DynamicSampling(DynamicSamplingSettings(name="dynamic_sampling", **settings))
-
-
-def keys(rows: Sequence[Row]) -> set[tuple[str, int]]:
-    return {(row.key.uid, row.key.sample) for row in rows}
 
 
 def test_single_takes_every_planned_row_once() -> None:
@@ -115,6 +33,10 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_prefer_something(draw
     for group in groups:
         assert len({row.verdict.value for row in rows if row.key.group == group}) == 2
     assert rollouts.rounds > 1 and len(rollouts.rows) == 2 * cursor.taken > 8
+    # Models are asked about what is learnt from, and about nothing else.
+    assert rollouts._stages.asked == rollouts.scored and {id(row) for row in rollouts.scored} == {
+        id(row) for row in rows
+    }
     assert rollouts.metrics(rollouts.counts())["dynamic_sampling/filled"] == 1.0
 
 
@@ -184,7 +106,7 @@ class Parts(Strategy):
 
 def test_a_strategy_whose_ranks_part_company_is_an_error_and_no_wait_without_end() -> None:
     for error in together(2, lambda: Parts(StrategySettings(name="parts"))):
-        assert isinstance(error, RuntimeError) and "have parted" in str(error)
+        assert isinstance(error, RuntimeError) and "out of step" in str(error)
 
 
 def test_a_prompt_that_comes_again_stays_on_its_rank_and_gets_samples_of_its_own() -> None:
@@ -200,11 +122,14 @@ def test_a_prompt_that_comes_again_stays_on_its_rank_and_gets_samples_of_its_own
     assert not {uid for uid, _ in found[0]} & {uid for uid, _ in found[1]}
 
 
+SETTINGS: dict[str, dict[str, Any]] = {"guide": {"column": "solution"}, "icpo": {"examples": ["1+1=2"]}}
+
+
 @pytest.mark.parametrize("name", [entry.name for entry in STRATEGIES])
 def test_every_strategy_takes_a_step_again_and_spreads_it_over_ranks_alike(name: str) -> None:
     def make() -> Strategy:
         cls = STRATEGIES.load(name)
-        made: Strategy = cls(parse_settings(cls.settings_type, {"name": name}))
+        made: Strategy = cls(parse_settings(cls.settings_type, {"name": name, **SETTINGS.get(name, {})}))
         made.load_state_dict(made.state_dict())
         return made
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from killed import kill_at_rename
 
 from opd.errors import CheckpointError
 from student.run.checkpoint import find_damage, latest_checkpoint, list_checkpoints, save_checkpoint
@@ -129,21 +130,17 @@ def test_a_damaged_state_is_an_error(tmp_path: Path) -> None:
         load_state(tmp_path, "s")
 
 
+SAVE = """
+from pathlib import Path
+from student.run.checkpoint import save_checkpoint
+save_checkpoint(Path(sys.argv[1]), 1, lambda folder: (folder / "state").write_text("[1]"), keep=1)
+"""
+
+
 @pytest.mark.parametrize("then", ["resume", "save"])
-def test_a_kill_between_the_renames_of_a_step_saved_twice_loses_neither(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
-) -> None:
+def test_a_kill_between_the_renames_of_a_step_saved_twice_loses_neither(tmp_path: Path, then: str) -> None:
     save_checkpoint(tmp_path, 1, write_files, keep=1)
-    rename = Path.rename
-
-    def killed(self: Path, target: Path) -> Path:
-        if self.name.startswith(".writing-step"):
-            raise KeyboardInterrupt
-        return rename(self, target)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Path, "rename", killed)
-        save_checkpoint(tmp_path, 1, write_files, keep=1)
+    kill_at_rename(".writing-step", SAVE, tmp_path)
     assert list_checkpoints(tmp_path) == []
     if then == "resume":
         assert latest_checkpoint(tmp_path) == tmp_path / "step-000001"
@@ -151,3 +148,12 @@ def test_a_kill_between_the_renames_of_a_step_saved_twice_loses_neither(
         save_checkpoint(tmp_path, 2, write_files, keep=2)
         assert [p.name for p in list_checkpoints(tmp_path)] == ["step-000001", "step-000002"]
     assert find_damage(tmp_path / "step-000001") is None
+    assert (tmp_path / "step-000001" / "state").read_text() == "{}"
+
+
+def test_a_kill_before_the_first_of_the_two_renames_keeps_the_older_one(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 1, write_files, keep=1)
+    kill_at_rename("step-000001", SAVE, tmp_path)
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-000001"
+    save_checkpoint(tmp_path, 1, write_files, keep=1)
+    assert os.listdir(tmp_path) == ["step-000001"]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from killed import kill_at_rename
 
 from opd.config import parse_settings
 from opd.errors import CheckpointError, RunFolderError
@@ -18,17 +19,18 @@ def recipe(path: Path, **changes: Any) -> Recipe:
     )
 
 
-def test_a_run_killed_before_its_recipe_had_its_name_can_be_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+CREATE = """
+import json
+from opd.config import parse_settings
+from student.recipe import Recipe
+from student.run.folder import RunFolder
+RunFolder.create(parse_settings(Recipe, json.loads(sys.argv[1])))
+"""
+
+
+def test_a_run_killed_before_its_recipe_had_its_name_can_be_started_again(tmp_path: Path) -> None:
     path = tmp_path / "run"
-
-    def killed(self: Path, target: Path) -> Path:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Path, "replace", killed)
-        RunFolder.create(recipe(path))
+    kill_at_rename(".recipe.yaml", CREATE, recipe(path).model_dump_json())
     assert len(list(path.iterdir())) == 1  # a draft
     with pytest.raises(CheckpointError, match="start it without --resume"):
         RunFolder.reopen(recipe(path))

@@ -37,7 +37,7 @@ def test_the_progress_line_shows_its_figures_whole(width: int) -> None:
 def test_a_line_for_people_is_not_cut_into_pieces() -> None:
     out = io.StringIO()
     telemetry = Telemetry(None, 10, 0, Console(file=out, width=40))
-    telemetry.say("evaluation [before]: " + "x" * 100)
+    telemetry.log("evaluation [before]: " + "x" * 100)
     assert out.getvalue() == "evaluation [before]: " + "x" * 100 + "\n"
 
 

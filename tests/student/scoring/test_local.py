@@ -1,13 +1,11 @@
 """The student as a served model: its scores are the sampler's and a server's, and copies of it keep still or follow."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -273,17 +271,7 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 def test_ranks_of_a_sharded_student_read_different_numbers_of_rows(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", SHARDED, str(tmp_path / "rendezvous")]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True, env=environment) for rank in range(2)
-    ]
-    try:
-        found = [json.loads(process.communicate(timeout=240)[0].splitlines()[-1]) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+    found = [json.loads(lines[-1]) for lines in forked.ranks(SHARDED, tmp_path / "rendezvous")]
     for rank, (gap, lengths) in enumerate(found):
         assert gap < 1e-5
         assert lengths == ([0, 0, 0] if rank == 0 else [5, 5, 5])

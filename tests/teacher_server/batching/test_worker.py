@@ -3,19 +3,22 @@
 import asyncio
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 import torch
+from waiting import until
 
 from opd.errors import DeviceMemoryError, NonFiniteError, UnavailableError
 from opd.wire.status import error_from_rpc
 from opd.wire.types import PayloadSpec
-from teacher_server.batching.worker import out_of_memory
+from teacher_server.batching.worker import AWAY_SECONDS, out_of_memory
 
 SPEC = PayloadSpec.topk(4, "f32")
 GUILTY = 9
@@ -49,11 +52,9 @@ async def meet(client: Any, batches: Batches, calls: list[Any]) -> list[Any]:
     """Outcomes of calls that share a batch."""
     first = asyncio.create_task(client.score(calls[0][:1], SPEC))
     worker = client.server.shared.teachers.get("t").worker
-    while not worker.load()[2]:
-        await asyncio.sleep(0.005)
+    await until(lambda: worker.load()[2])
     tasks = [asyncio.create_task(client.score(items, SPEC)) for items in calls]
-    while worker.load()[0] < sum(len(items) for items in calls):
-        await asyncio.sleep(0.005)
+    await until(lambda: worker.load()[0] == sum(len(items) for items in calls))
     batches.gate.set()
     await first
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
@@ -144,11 +145,8 @@ async def test_scores_are_freed_as_they_are_sent_and_not_when_the_call_or_the_ne
     gc.disable()  # memory that waits for the collector is memory in use
     try:
         await client.score(items(5), SPEC)
-        for _ in range(200):
-            if not alive():
-                break
-            await asyncio.sleep(0.01)
-        assert len(made) == 5 and during == [1] and alive() == 0
+        await until(lambda: not alive())
+        assert len(made) == 5 and during == [1]
     finally:
         gc.enable()
 
@@ -168,7 +166,9 @@ async def test_an_engine_server_that_stays_away_is_dead_and_one_that_comes_back_
     start: Any, items: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = await start()
-    away = [True]
+    away, later = [True], [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later[0])
+    monkeypatch.setattr("teacher_server.batching.worker.time", clock)
 
     def fail(batch: Sequence[Any]) -> None:
         if away[0]:
@@ -187,11 +187,10 @@ async def test_an_engine_server_that_stays_away_is_dead_and_one_that_comes_back_
     away[0] = False
     await client.score(items(2), SPEC)
     away[0] = True
-    await asyncio.sleep(1.2)
-    monkeypatch.setattr("teacher_server.batching.worker.AWAY_SECONDS", 1.0)
+    later[0] += AWAY_SECONDS
     await refused()
     assert not client.server._stop.is_set()  # counted from when it went away again
-    await asyncio.sleep(1.2)
+    later[0] += AWAY_SECONDS
     await refused()
     assert await asyncio.wait_for(client.server.wait(), 30) == 20
 

@@ -1,40 +1,21 @@
 """The reference engine: families, determinism, shortcuts, weights, sleep, refusals."""
 
-import hashlib
-import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+import engine_numbers as numbers
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 
-from opd.errors import ConfigError, IncompatibleTeacherError, InvalidRequestError, NonFiniteError, UnavailableError
-from opd.wire.fingerprint import head_hash, weights_hash
-from opd.wire.types import PayloadSpec, ScoreItem, Scores
+from opd.errors import ConfigError, InvalidRequestError, NonFiniteError
+from opd.wire.types import PayloadSpec, ScoreItem
 from teacher_server.engines.backbone import Backbone
 from teacher_server.engines.base import EngineItem
 from teacher_server.engines.transformers import TransformersEngine
-
-
-def _bits(scores: Scores | None) -> str:
-    assert scores is not None
-    digest = hashlib.sha256()
-    for name in ("sampled", "values", "ids", "log_tail", "hidden", "logits"):
-        array = getattr(scores, name)
-        digest.update(b"-" if array is None else np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
-
-
-def _close(scores: Scores | None, logits: torch.Tensor, item: ScoreItem, atol: float = 2e-4) -> None:
-    assert scores is not None and scores.sampled is not None
-    targets = torch.from_numpy(item.response_ids.astype(np.int64))[:, None]
-    expected = torch.log_softmax(logits, -1).gather(-1, targets).squeeze(-1)
-    np.testing.assert_allclose(scores.sampled, expected.numpy(), atol=atol)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "granite", "cohere", "phi", "falcon_h1"])
@@ -51,7 +32,7 @@ def test_families_are_exact_alone_padded_and_shared(
     plan = engine._plan([one.item for one in batch])
     assert any(one.shared for one in plan) == (family != "falcon_h1")
     for one, scores in zip(batch, engine.score(batch), strict=True):
-        _close(scores, reference_logits(folder, one.item), one.item)
+        numbers.close(scores, reference_logits(folder, one.item), one.item)
 
 
 def test_packed_rows_equal_rows_alone(make_model, make_item, reference_logits) -> None:
@@ -72,12 +53,12 @@ def test_deterministic_numbers_are_bit_equal_alone_in_a_batch_and_shuffled(
     spec = {"topk": PayloadSpec.topk(9), "gather": PayloadSpec.gather(4)}.get(kind) or getattr(PayloadSpec, kind)()
     items = [make_item(30, 11 + 13 * i, seed=i, k=4, prompt_seed=0) for i in range(7)]
     batch = [entry(item, spec) for item in items]
-    alone = [_bits(engine.score([one])[0]) for one in batch]
-    assert [_bits(scores) for scores in engine.score(batch)] == alone
+    alone = [numbers.bits(engine.score([one])[0]) for one in batch]
+    assert [numbers.bits(scores) for scores in engine.score(batch)] == alone
     order = np.random.default_rng(0).permutation(7)
-    assert [_bits(scores) for scores in engine.score([batch[i] for i in order])] == [alone[i] for i in order]
+    assert [numbers.bits(scores) for scores in engine.score([batch[i] for i in order])] == [alone[i] for i in order]
     mixed = [batch[0], entry(items[1], PayloadSpec.sampled(), 2.0), batch[2]]
-    assert [_bits(scores) for scores in engine.score(mixed)][::2] == [alone[0], alone[2]]
+    assert [numbers.bits(scores) for scores in engine.score(mixed)][::2] == [alone[0], alone[2]]
 
 
 KINDS = ("sampled", "topk", "gather", "hidden", "full")
@@ -103,7 +84,7 @@ def crowd(settled: TransformersEngine, make_item, entry) -> tuple[list[EngineIte
         prompt, response = int(draw.integers(1, 60)), int(draw.integers(1, 70))
         item = make_item(prompt, response, seed=i, k=4)
         rows.append(entry(item, specs[i % len(specs)], float(draw.choice([1.0, 0.7, 2.0]))))
-    return rows, [_bits(settled.score([row])[0]) for row in rows]
+    return rows, [numbers.bits(settled.score([row])[0]) for row in rows]
 
 
 @settings(max_examples=40)
@@ -111,7 +92,7 @@ def crowd(settled: TransformersEngine, make_item, entry) -> tuple[list[EngineIte
 def test_a_rows_bits_depend_on_no_other_row_of_its_batch(settled: TransformersEngine, crowd, data) -> None:
     rows, alone = crowd
     chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=30))  # repeated and in any order
-    assert [_bits(scores) for scores in settled.score([rows[i] for i in chosen])] == [alone[i] for i in chosen]
+    assert [numbers.bits(scores) for scores in settled.score([rows[i] for i in chosen])] == [alone[i] for i in chosen]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,7 +104,7 @@ def test_a_rows_bits_do_not_depend_on_the_cut_of_the_batch(kind: str, make_model
         engine = TransformersEngine(
             str(make_model("qwen3")), deterministic=True, max_batch_tokens=tokens, logit_bytes=logits
         )
-        found.add(tuple(_bits(scores) for scores in engine.score(batch)))
+        found.add(tuple(numbers.bits(scores) for scores in engine.score(batch)))
     assert len(found) == 1
 
 
@@ -151,8 +132,8 @@ def test_where_bits_depend_on_the_batch_deterministic_rows_run_by_themselves(
     assert engine.info.deterministic
     assert "runs every row by itself" in caplog.text
     batch = [entry(make_item(5, 9, seed=i), PayloadSpec.topk(5)) for i in range(4)]
-    alone = [_bits(engine.score([one])[0]) for one in batch]
-    assert [_bits(scores) for scores in engine.score(batch)] == alone
+    alone = [numbers.bits(engine.score([one])[0]) for one in batch]
+    assert [numbers.bits(scores) for scores in engine.score(batch)] == alone
 
 
 def test_padding_to_a_settled_width_stays_within_the_positions_that_the_model_has(
@@ -160,7 +141,7 @@ def test_padding_to_a_settled_width_stays_within_the_positions_that_the_model_ha
 ) -> None:
     folder = make_model("gpt2", max_position_embeddings=40)  # learned positions: a 41st does not exist
     engine, item = TransformersEngine(str(folder), deterministic=True), make_item(20, 20)
-    _close(engine.score([entry(item, PayloadSpec.sampled())])[0], reference_logits(folder, item), item)
+    numbers.close(engine.score([entry(item, PayloadSpec.sampled())])[0], reference_logits(folder, item), item)
 
 
 def test_samples_of_one_prompt_send_it_through_the_model_once(make_model, make_item, entry) -> None:
@@ -188,7 +169,7 @@ def test_a_shared_prompt_is_reused_by_the_passes_of_its_group(make_model, make_i
     found = engine.score([entry(item, PayloadSpec.sampled()) for item in items])
     assert widths == [(1, 140), (3, 39), (3, 39)]
     for item, scores in zip(items, found, strict=True):
-        _close(scores, reference_logits(folder, item), item)
+        numbers.close(scores, reference_logits(folder, item), item)
 
 
 def test_the_models_memory_of_a_prompt_does_not_outlive_the_batch(make_model, make_item, entry) -> None:
@@ -217,120 +198,6 @@ def test_nan_in_the_model_is_an_error_that_names_the_teacher(make_model, make_it
         engine.score([entry(make_item(5, 5), PayloadSpec.sampled())])
 
 
-def test_new_weights_give_the_new_models_numbers_and_hash(make_model, make_item, entry, reference_logits) -> None:
-    old, new = make_model("llama"), make_model("llama", seed=1)
-    engine = TransformersEngine(str(old))
-    before, item = engine.info, make_item(5, 9)
-    _close(engine.score([entry(item, PayloadSpec.sampled())])[0], reference_logits(old, item), item)
-    engine.prepare_weights(new)()
-    (scores,) = engine.score([entry(item, PayloadSpec.sampled())])
-    _close(scores, reference_logits(new, item), item)
-    assert scores.weights_hash == engine.info.weights_hash == weights_hash(new) != before.weights_hash
-    assert engine.info.head.hash == head_hash(engine.head()) != before.head.hash
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen3"])  # heads tied to the embeddings, and not
-def test_a_second_exchange_brings_the_old_weights_back_without_their_folder(
-    family: str, make_model, make_item, entry, tmp_path: Path
-) -> None:
-    old, new = tmp_path / "old", tmp_path / "new"
-    shutil.copytree(make_model(family), old)
-    shutil.copytree(make_model(family, seed=1), new)
-    engine = TransformersEngine(str(old))
-    before, item = engine.info, entry(make_item(5, 9), PayloadSpec.full())
-    bits = _bits(engine.score([item])[0])
-    exchange = engine.prepare_weights(new)
-    shutil.rmtree(old)
-    shutil.rmtree(new)
-    exchange()
-    other = engine.info
-    fresh = _bits(engine.score([item])[0])
-    exchange()
-    assert (engine.info, _bits(engine.score([item])[0])) == (before, bits) != (other, fresh)
-    exchange()
-    assert (engine.info, _bits(engine.score([item])[0])) == (other, fresh)
-
-
-def test_a_head_that_is_being_sent_does_not_change_with_the_weights(make_model) -> None:
-    engine = TransformersEngine(str(make_model("qwen3")))
-    head = engine.head()
-    engine.prepare_weights(make_model("qwen3", seed=1))()
-    assert head_hash(head) == head.hash != engine.head().hash
-
-
-def test_an_exchange_does_nothing_after_the_swap_that_could_fail(
-    make_model, make_item, entry, reference_logits, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, new, item = TransformersEngine(str(make_model("qwen3"))), make_model("qwen3", seed=1), make_item(6, 9)
-    exchange = engine.prepare_weights(new)
-
-    def no_memory(*_: object) -> None:
-        raise MemoryError
-
-    with monkeypatch.context() as short:
-        short.setattr("teacher_server.engines.transformers.export", no_memory)
-        exchange()
-    assert engine.info.weights_hash == weights_hash(new)
-    assert engine.info.head is not None and engine.info.head.hash == engine.head().hash == head_hash(engine.head())
-    _close(engine.score([entry(item, PayloadSpec.sampled())])[0], reference_logits(new, item), item)
-
-
-def test_the_memory_of_tied_weights_counts_once(make_model) -> None:
-    for family in ("llama", "qwen3"):
-        folder = make_model(family)
-        stored = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
-        # Buffers such as rotary frequencies are not in the file.
-        assert stored <= TransformersEngine(str(folder)).memory_bytes() < 1.05 * stored
-
-
-@pytest.mark.parametrize("damage", ["missing", "truncated", "other_shape", "other_config", "nan", "absent"])
-def test_weights_that_do_not_fit_change_nothing(
-    damage: str, make_model: Callable[..., Path], make_item, entry, tmp_path: Path
-) -> None:
-    old = make_model("llama")
-    engine = TransformersEngine(str(old))
-    before = _bits(engine.score([entry(make_item(5, 9), PayloadSpec.full())])[0])
-    folder = tmp_path / "new"
-    shutil.copytree(make_model("llama", seed=1), folder)
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    name = "model.layers.1.mlp.up_proj.weight"
-    if damage == "missing":
-        del tensors[name]
-        save_file(tensors, file, {"format": "pt"})
-    elif damage == "truncated":
-        file.write_bytes(file.read_bytes()[:-1000])
-    elif damage == "other_shape":
-        shutil.rmtree(folder)
-        shutil.copytree(make_model("llama", seed=1, intermediate_size=96), folder)
-    elif damage == "other_config":  # the same tensors would compute something else
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
-    elif damage == "nan":
-        tensors[name][3, 3] = torch.nan
-        save_file(tensors, file, {"format": "pt"})
-    else:
-        file.unlink()
-    with pytest.raises((ConfigError, IncompatibleTeacherError, NonFiniteError)):
-        engine.prepare_weights(folder)()
-    assert engine.info.weights_hash == weights_hash(old)
-    assert _bits(engine.score([entry(make_item(5, 9), PayloadSpec.full())])[0]) == before
-
-
-def test_a_sleeping_or_closed_engine_refuses_and_a_woken_one_scores_as_before(make_model, make_item, entry) -> None:
-    engine = TransformersEngine(str(make_model("llama")))
-    batch = [entry(make_item(5, 9), PayloadSpec.topk(3))]
-    before = _bits(engine.score(batch)[0])
-    engine.sleep()
-    with pytest.raises(UnavailableError, match="asleep"):
-        engine.score(batch)
-    engine.wake()
-    assert _bits(engine.score(batch)[0]) == before
-    engine.close()
-    with pytest.raises(UnavailableError, match="closed"):
-        engine.score(batch)
-
-
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_half_precision_follows_f32_within_its_rounding(
     dtype: str, make_model, make_item, entry, reference_logits
@@ -339,7 +206,7 @@ def test_half_precision_follows_f32_within_its_rounding(
     engine = TransformersEngine(str(folder), dtype=dtype)
     item = make_item(5, 12)
     assert engine.info.compute_dtype == engine.info.head.dtype == dtype
-    _close(engine.score([entry(item, PayloadSpec.sampled())])[0], reference_logits(folder, item), item, atol=0.5)
+    numbers.close(engine.score([entry(item, PayloadSpec.sampled())])[0], reference_logits(folder, item), item, atol=0.5)
     assert engine.head().weight.dtype == (np.uint16 if dtype == "bf16" else np.float16)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import grpc
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from waiting import until
 
 from opd.errors import DeadlineError, InvalidRequestError, OpdError, UnavailableError
 from opd.wire.status import error_from_rpc
@@ -83,37 +85,40 @@ async def test_a_model_that_takes_too_long_is_given_up_and_holds_up_no_other(
 
     error = await refusal(load("u", "endless"))
     assert type(error) is DeadlineError
-    assert "model endless was not read within 0.3 s" in str(error)
+    assert "model endless did not load within 0.3 s" in str(error)
     assert len(await client.score(items(1), SAMPLED)) == 1
     error = await refusal(load("v", "other"))
     assert type(error) is UnavailableError
-    assert "model endless is still being read" in str(error)
+    assert "model endless is still loading" in str(error)
     gate.set()
-    while client.server.shared.teachers.loading:
-        await asyncio.sleep(0.01)
+    await until(lambda: not client.server.shared.teachers.loading)
     assert [engine.model for engine in made] == ["numpy", "endless"]
     assert made[1].closed
+    client.server.shared.teachers._loader._seconds = 60.0
     await load("v", "other")
     assert len(await client.score(items(1), SAMPLED, teacher="v")) == 1
 
 
 async def test_a_second_model_waits_for_the_first_no_longer_than_the_limit() -> None:
-    loader, gate = Loader(0.2), threading.Event()
+    loader, inside, gate = Loader(60.0), threading.Event(), threading.Event()
 
-    async def read(seconds: float) -> None:
+    async def read(loader: Loader, work: Callable[[], object]) -> None:
         async with loader.turn() as turn:
-            await turn.read("x", lambda: gate.wait(seconds))
+            await turn.read("x", work)
 
-    first = asyncio.create_task(read(0.1))
+    first = asyncio.create_task(read(loader, lambda: (inside.set(), gate.wait(60))))
+    await asyncio.to_thread(inside.wait, 60)
+    second = asyncio.create_task(read(loader, int))  # waits for its turn, and gets it
     await asyncio.sleep(0)
-    await read(0.0)  # waits for its turn, and gets it
-    await first
-    held = loader.turn()
+    assert not second.done()
+    gate.set()
+    await asyncio.gather(first, second)
+    hasty = Loader(0.05)
+    held = hasty.turn()
     await held.__aenter__()
     with pytest.raises(UnavailableError, match="another model"):
-        await read(0.0)
+        await read(hasty, int)
     await held.__aexit__(None, None, None)
-    await read(0.0)
 
 
 async def test_a_caller_that_leaves_does_not_free_the_turn_before_the_thread_ends() -> None:
@@ -133,9 +138,9 @@ async def test_a_caller_that_leaves_does_not_free_the_turn_before_the_thread_end
     await asyncio.to_thread(inside.wait, 30)
     for _ in range(2):  # even one that is cancelled twice
         call.cancel()
-        await asyncio.sleep(0.01)
-    assert call.done() and loader.busy
+        await asyncio.wait({call}, timeout=0)
+    await asyncio.wait({call})
+    assert loader.busy
     gate.set()
-    while loader.busy:
-        await asyncio.sleep(0.01)
+    await until(lambda: not loader.busy)
     assert discarded == ["late"]

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from waiting import EngineGate, until
 
 from opd.errors import (
     CorruptPayloadError,
@@ -110,8 +111,7 @@ async def test_ranks_that_want_the_head_at_once_share_one_copy_of_it(start: Any)
 
     engine.head = head
     calls = [asyncio.create_task(fetch()) for _ in range(4)]
-    while client.server.shared.teachers.get("t").in_flight < 4:
-        await asyncio.sleep(0.01)
+    await until(lambda: client.server.shared.teachers.get("t").in_flight == 4)
     calls[0].cancel()  # the one that asked first: the others still wait for what it began
     gate.set()
     assert all((found.weight == plain().weight).all() for found in await asyncio.gather(*calls[1:]))
@@ -288,12 +288,14 @@ async def test_nan_fails_its_own_request_and_no_other_of_the_batch(
         return scores
 
     monkeypatch.setattr(engine, "_one", poisoned)
-    engine.seconds_per_batch = 0.05
+    engine.before_score = gate = EngineGate()
+    worker = client.server.shared.teachers.get("t").worker
     blocker = asyncio.create_task(client.score(items(1, seed=3), PayloadSpec.sampled()))
-    await asyncio.sleep(0.02)
-    outcomes = await asyncio.gather(
-        client.score(good, PayloadSpec.sampled()), client.score(bad, PayloadSpec.sampled()), return_exceptions=True
-    )
+    await until(lambda: gate.held)
+    calls = [asyncio.create_task(client.score(asked, PayloadSpec.sampled())) for asked in (good, bad)]
+    await until(lambda: worker.load()[0] == 2)
+    gate.open()
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
     await blocker
     assert isinstance(outcomes[0], list)
     assert type(error_from_rpc(outcomes[1])) is NonFiniteError
@@ -322,28 +324,30 @@ async def test_an_engine_that_raises_for_one_item_answers_the_others(start: Any,
 
 async def test_a_deadline_that_passes_in_the_queue_is_a_deadline_error(start: Any, items: Any) -> None:
     client = await start()
-    client.engines["numpy"].seconds_per_batch = 0.5
+    client.engines["numpy"].before_score = gate = EngineGate()
     blocker = asyncio.create_task(client.score(items(1), PayloadSpec.sampled()))
-    await asyncio.sleep(0.1)
+    await until(lambda: gate.held)
     message = build_score_request(items(1), PayloadSpec.sampled(), teacher="t", request_id="late")
     error = await failure(client.stub.Score(message, timeout=0.15))
     assert type(error) is DeadlineError
+    gate.open()
     await blocker
     await client.settled()
 
 
 async def test_get_load_tells_the_queue_and_the_budget(start: Any, items: Any) -> None:
     client = await start()
-    client.engines["numpy"].seconds_per_batch = 0.3
+    client.engines["numpy"].before_score = gate = EngineGate()
     first = asyncio.create_task(client.score(items(1), PayloadSpec.sampled()))
-    await asyncio.sleep(0.1)
+    await until(lambda: gate.held)
     second = asyncio.create_task(client.score(items(2), PayloadSpec.sampled()))
-    await asyncio.sleep(0.1)
+    await until(lambda: client.server.shared.teachers.get("t").worker.load()[0] == 2)
     load = await client.stub.GetLoad(pb.GetLoadRequest())
     assert load.teachers[0].queued_sequences == 2
     assert load.teachers[0].queued_tokens == 20
     assert load.teachers[0].running_tokens == 10
     assert load.token_budget_left == 262_144 - 30
+    gate.open()
     await asyncio.gather(first, second)
     assert (await client.stub.GetLoad(pb.GetLoadRequest())).token_budget_left == 262_144
 

@@ -76,6 +76,19 @@ def test_one_odd_replica_cannot_become_the_reference() -> None:
     assert medoid([odd]) == 0
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_medoid_is_that_of_the_definition_whatever_the_answers_hold(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    vectors = [rng.normal(size=rng.choice([0, 3, 3, 3, 4])).astype(np.float32) for _ in range(rng.integers(1, 9))]
+    for vector in vectors:
+        vector[rng.random(len(vector)) < 0.2] = rng.choice([np.nan, np.inf, -np.inf])
+    medians = [
+        np.median([distance(mine, other) for j, other in enumerate(vectors) if j != i] or [0.0])
+        for i, mine in enumerate(vectors)
+    ]
+    assert medoid(vectors) == int(np.argmin(medians))
+
+
 def test_a_report_agrees_only_when_everybody_answered_within_tolerance() -> None:
     assert AgreementReport("t", 0.05, {"a": 0.0, "b": 0.05}, {}).agrees
     assert not AgreementReport("t", 0.05, {"a": 0.0, "b": 0.06}, {}).agrees

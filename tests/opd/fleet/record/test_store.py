@@ -138,7 +138,9 @@ def test_an_entry_under_a_foreign_name_is_refused(tmp_path: Path) -> None:
     assert store.get(two.stem) is None and store.get(one.stem) is not None
 
 
-def test_the_least_recently_used_entries_make_room(tmp_path: Path) -> None:
+def test_the_least_recently_used_entries_make_room_and_the_log_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     size = put_one(ScoreStore(tmp_path / "one")).stat().st_size
     store = ScoreStore(tmp_path / "cache", max_bytes=10 * size)
     paths = []
@@ -146,9 +148,15 @@ def test_the_least_recently_used_entries_make_room(tmp_path: Path) -> None:
         paths.append(put_one(store, number))
         os.utime(paths[-1], ns=(number, number))
     assert store.get(paths[0].stem) is not None
+    assert not caplog.records
     put_one(store, 10)
     assert paths[0].exists() and not paths[1].exists()
     assert len(store) <= 10
+    for number in range(11, 20):
+        put_one(store, number)
+    assert len(store) <= 10 and "used least recently are dropped" in "".join(r.message for r in caplog.records)
+    assert len(caplog.records) == 1
+    assert CacheSettings().max_bytes == 50 * 2**30
 
 
 def test_no_half_written_file_stays_behind(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from opd.heads import OutputHead
 from opd.maths import exact
 from opd.maths.diagnostics import topk_figures
-from opd.maths.linear.divergence import HeadSettings, Reference, linear_divergence
+from opd.maths.linear.divergence import Reference, linear_divergence
 from opd.maths.pointwise import divergence_spec
 
 N, V, HS, HT = 13, 31, 6, 4
@@ -36,17 +37,14 @@ def materialised(student_logits, teacher_logits, kind, weight, **settings):
 def test_values_gradients_and_entropies_equal_the_materialised_form(kind, weight, recompute, parts):
     hidden, head, bias, teacher_hidden, teacher_head = parts
     weights = torch.rand(N, dtype=torch.float64)
-    settings = HeadSettings(bias, scale=1.3, soft_cap=5.0)
     got = linear_divergence(
         hidden,
-        head,
+        OutputHead(head, bias, scale=1.3, soft_cap=5.0),
         teacher_hidden,
-        teacher_head,
+        OutputHead(teacher_head, scale=0.7, soft_cap=9.0),
         kind=kind,
         weight=weight,
         temperature=0.8,
-        student_settings=settings,
-        teacher_settings=HeadSettings(scale=0.7, soft_cap=9.0),
         token_weights=weights,
         recompute=recompute,
     )
@@ -144,6 +142,8 @@ def test_padding_rows_of_unequal_heads_do_not_count_and_get_no_gradient(parts, m
     assert_close(got.per_token, want.per_token)
     got.total.backward()
     assert (padded.grad[V:] == 0).all()
+    told = linear_divergence(hidden, OutputHead(padded, padding=len(padded) - V), teacher_hidden, teacher_head)
+    assert_close(told.per_token, want.per_token)
     smaller = linear_divergence(hidden, padded, teacher_hidden, teacher_head, vocab_size=20)
     assert_close(smaller.per_token, linear_divergence(hidden, head[:20], teacher_hidden, teacher_head[:20]).per_token)
     assert bias.grad is None
@@ -166,7 +166,7 @@ def test_a_tied_head_collects_its_gradient_on_the_embedding(parts):
 def test_a_reference_turns_the_target_into_the_normalised_product_of_powers(power, parts, make_logits):
     hidden, head, _, teacher_hidden, teacher_head = parts
     reference_hidden, reference_head = make_logits(N, 3, seed=7), make_logits(V, 3, seed=8)
-    reference = Reference(reference_hidden, reference_head, power, HeadSettings(soft_cap=4.0))
+    reference = Reference(reference_hidden, OutputHead(reference_head, soft_cap=4.0), power)
     got = linear_divergence(hidden, head, teacher_hidden, teacher_head, reference=reference)
     reference_logits = 4.0 * torch.tanh(reference_hidden @ reference_head.T / 4.0)
     target = power * (teacher_hidden @ teacher_head.T).log_softmax(-1) + (1 - power) * reference_logits.log_softmax(-1)
@@ -230,9 +230,12 @@ def test_the_operator_passes_torchs_own_checks(make_logits):
         ({"student_hidden": torch.zeros(2, 5)}, r"student_hidden \(float32 \[2, 5\]\) must have shape \[2, 3\]"),
         ({"teacher_hidden": torch.zeros(3, 4)}, r"teacher_hidden \(float32 \[3, 4\]\) must have shape \[2, 4\]"),
         ({"student_head": torch.zeros(7, 3, 1)}, r"student_head .* must be a floating-point matrix"),
-        ({"student_settings": HeadSettings(bias=torch.zeros(6))}, r"student_settings.bias .* must have shape \[7\]"),
-        ({"teacher_settings": HeadSettings(soft_cap=-1.0)}, "teacher_settings .* -1.0"),
-        ({"student_settings": HeadSettings(scale=0.0)}, "student_settings .* 0.0"),
+        (
+            {"student_head": OutputHead(torch.zeros(7, 3), torch.zeros(6))},
+            r"student_head.bias .* must have shape \[7\]",
+        ),
+        ({"teacher_head": OutputHead(torch.zeros(7, 4), soft_cap=-1.0)}, "teacher_head .* -1.0"),
+        ({"student_head": OutputHead(torch.zeros(7, 3), scale=0.0)}, "student_head .* 0.0"),
         ({"vocab_size": 8}, r"vocab_size must be an integer in \[1, 7\].* 8"),
         ({"vocab_size": 0}, "vocab_size .* 0"),
         ({"kind": "kl"}, "kind must be one of"),

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from opd.maths import HeadSettings, expected_embedding
+from opd.heads import OutputHead
+from opd.maths import expected_embedding
 
 N, H, V = 7, 4, 11
 
@@ -11,7 +12,7 @@ N, H, V = 7, 4, 11
 def test_it_is_the_mean_of_the_heads_rows_under_the_models_distribution(scratch, make_logits):
     hidden, head, bias = make_logits(N, H), make_logits(V, H, seed=1), make_logits(V, seed=2)
     found = expected_embedding(
-        hidden, head, settings=HeadSettings(bias, 1.3, 5.0), temperature=0.7, vocab_size=V - 2, scratch_bytes=scratch
+        hidden, OutputHead(head, bias, 1.3, 5.0), temperature=0.7, vocab_size=V - 2, scratch_bytes=scratch
     )
     logits = 5.0 * torch.tanh(1.3 * (hidden @ head.T + bias) / 5.0)
     assert_close(found, (logits[:, :-2] / 0.7).softmax(-1) @ head[:-2])

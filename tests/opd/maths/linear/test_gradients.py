@@ -9,11 +9,12 @@ import torch
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from opd.heads import OutputHead
 from opd.maths.linear import gradients as linear_gradients
 from opd.maths.linear import tiles
 from opd.maths.linear.divergence import linear_divergence
 from opd.maths.linear.gradients import LogitGradients
-from opd.maths.linear.project import GPU_SCRATCH, Side
+from opd.maths.linear.project import GPU_SCRATCH, Projection
 from opd.maths.linear.tiles import run_tiles
 from opd.maths.pointwise import divergence_spec
 
@@ -24,13 +25,10 @@ QWEN3_IDS = 151_669  # of the tokenizer: odd, where the head has 151,936 rows
 @pytest.mark.parametrize("joined", [1, 3, 4, 100])
 def test_joined_tiles_give_the_gradients_of_single_tiles(joined, dtype):
     generator = torch.Generator().manual_seed(0)
-    side = Side(
-        torch.randn(10, 6, generator=generator).to(dtype),
-        torch.randn(33, 6, generator=generator).to(dtype),
-        torch.zeros(33, dtype=dtype),
-    )
+    hidden, weight = (torch.randn(rows, 6, generator=generator).to(dtype) for rows in (10, 33))
+    model = Projection(hidden, OutputHead(weight, torch.zeros(33, dtype=dtype)))
     d_logits = torch.randn(10, 33, generator=generator).to(dtype).float()  # so that the cast loses nothing
-    together, single = LogitGradients(side, (True, True, True), joined), LogitGradients(side, (True, True, True))
+    together, single = LogitGradients(model, (True, True, True), joined), LogitGradients(model, (True, True, True))
     size = min(joined, 3)
     for start in range(0, 10, size):
         tile = slice(start, min(start + size, 10))
@@ -109,8 +107,8 @@ def accelerator(monkeypatch):
 
 def test_an_accelerator_multiplies_aligned_tiles_and_joins_those_of_the_gradients(accelerator):
     tokens, vocabulary, width = 8192, 151_936, 4096
-    student = Side(meta(tokens, width), meta(vocabulary, width)[:QWEN3_IDS])
-    teacher = Side(meta(tokens, 5120), meta(vocabulary, 5120)[:QWEN3_IDS])
+    student = Projection(meta(tokens, width), OutputHead(meta(vocabulary, width)[:QWEN3_IDS]))
+    teacher = Projection(meta(tokens, 5120), OutputHead(meta(vocabulary, 5120)[:QWEN3_IDS]))
     weights = meta(tokens, dtype=torch.float32)
     found = run_tiles(student, teacher, divergence_spec("reverse_kl"), 1.0, weights, wanted=(True, True, False))
     assert found.d_head.shape == (QWEN3_IDS, width)
@@ -126,8 +124,8 @@ def test_an_accelerator_multiplies_aligned_tiles_and_joins_those_of_the_gradient
 @pytest.mark.parametrize("kind", ["forward_kl", "jsd", "total_variation"])
 def test_every_option_of_the_tiles_passes_an_accelerators_checks(accelerator, kind):
     tokens, vocabulary = 300, 1_003
-    student = Side(meta(tokens, 64), meta(vocabulary, 64), meta(vocabulary), soft_cap=30.0)
-    others = [Side(meta(tokens, width), meta(vocabulary, width), scale=0.5) for width in (32, 16)]
+    student = Projection(meta(tokens, 64), OutputHead(meta(vocabulary, 64), meta(vocabulary), soft_cap=30.0))
+    others = [Projection(meta(tokens, width), OutputHead(meta(vocabulary, width), scale=0.5)) for width in (32, 16)]
     spec = divergence_spec(kind, weight=0.5 if kind == "jsd" else None)
     weights = meta(tokens, dtype=torch.float32)
     for wanted in [(False, False, False), (True, False, False), (True, True, True)]:

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from opd.heads import OutputHead
 from opd.maths.linear import tiles
-from opd.maths.linear.divergence import HeadSettings, linear_divergence
+from opd.maths.linear.divergence import linear_divergence
 from opd.maths.pointwise import divergence_spec
 
 pytest.importorskip("triton", reason="triton is not installed: the CUDA kernels cannot be interpreted or compiled")
@@ -75,12 +76,12 @@ def test_the_whole_divergence_is_the_same_with_either_backend():
     for backend in ("triton", "torch"):
         leaves = hidden.clone().requires_grad_(), head.clone().requires_grad_()
         result = linear_divergence(
-            *leaves,
+            leaves[0],
+            OutputHead(leaves[1], soft_cap=6.0),
             *teacher,
             kind="jsd",
             weight=0.5,
             temperature=1.5,
-            student_settings=HeadSettings(soft_cap=6.0),
             scratch_bytes=3000 * 8 * 3,
             backend=backend,
         )

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from opd.heads import OutputHead
 from opd.maths.head_tail import head_tail_reverse_kl
-from opd.maths.linear.divergence import HeadSettings
 from opd.maths.linear.scores import linear_token_scores, linear_topk
 from opd.maths.scores import score_tokens
 
@@ -24,12 +24,12 @@ def logits_of(hidden, head, bias):
 def test_scores_and_gradients_equal_those_of_the_materialised_logits(scratch, model, make_logits):
     ids, y = make_logits(N, V, seed=5).topk(K).indices, torch.arange(N)
     mask = torch.arange(N) % 4 != 2
-    settings = HeadSettings(model[2], scale=1.3, soft_cap=5.0)
+    hidden, weight, bias = model
     got = linear_token_scores(
-        *model[:2],
+        hidden,
+        OutputHead(weight, bias, scale=1.3, soft_cap=5.0),
         candidate_ids=ids,
         sampled_ids=y,
-        settings=settings,
         temperature=0.7,
         mask=mask,
         scratch_bytes=scratch,
@@ -64,7 +64,7 @@ def test_the_default_estimator_runs_on_them_unchanged(model, make_logits):
 def test_topk_finds_the_ids_of_the_materialised_logits_and_skips_padding(model):
     hidden, head, bias = model
     assert_close(
-        linear_topk(hidden, head, 3, settings=HeadSettings(bias), scratch_bytes=8 * V * 2),
+        linear_topk(hidden, OutputHead(head, bias), 3, scratch_bytes=8 * V * 2),
         (hidden @ head.T + bias).topk(3).indices,
     )
     assert linear_topk(hidden, head, 3, vocab_size=10).max() < 10
@@ -89,7 +89,7 @@ def test_gradcheck(make_logits):
         ({"candidate_ids": torch.tensor([[0, 0], [1, 2]])}, "repeats an id in row 0"),
         ({"sampled_ids": torch.tensor([0, 9])}, "holds the id 9"),
         ({"vocab_size": 6}, r"vocab_size must be an integer in \[1, 5\].* 6"),
-        ({"settings": HeadSettings(bias=torch.zeros(4))}, r"settings.bias .* must have shape \[5\]"),
+        ({"head": OutputHead(torch.zeros(5, 3), torch.zeros(4))}, r"head.bias .* must have shape \[5\]"),
         ({"hidden": torch.full((2, 3), torch.nan)}, r"hidden \(float32 \[2, 3\]\) .* logsumexp nan in row 0"),
     ],
 )

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opd.maths.linear.project import Side
+from opd.heads import OutputHead
+from opd.maths.linear.project import Projection
 from opd.maths.linear.tiles import run_tiles
 from opd.maths.pointwise import divergence_spec
 
@@ -30,13 +31,15 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("tokens", [N, 4 * N])
 def test_no_tensor_outgrows_a_tile_or_the_gradients_however_many_tokens(tokens, kind, dtype, topk):
     generator = torch.Generator().manual_seed(0)
-    sides = [
-        Side(*(torch.randn(rows, H, generator=generator).to(dtype) for rows in (tokens, V)), soft_cap=5.0) for _ in "ST"
-    ]
+
+    def random(rows):
+        return torch.randn(rows, H, generator=generator).to(dtype)
+
+    models = [Projection(random(tokens), OutputHead(random(V), soft_cap=5.0)) for _ in "ST"]
     spec = divergence_spec(kind, weight=0.5 if kind == "jsd" else None)
     with Largest() as held:
         run_tiles(
-            *sides,
+            *models,
             spec,
             0.7,
             torch.ones(tokens),

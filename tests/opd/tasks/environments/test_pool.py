@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -10,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+from waiting import wait_until
 
 from opd.errors import ConfigError
 from opd.tasks.environments import Observation
@@ -95,10 +95,7 @@ def test_nothing_is_left_behind() -> None:
     assert len(mine) == 5
     folder = Path(pool._folder.name)
     pool.close()
-    deadline = time.monotonic() + 30
-    while not _gone(mine):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: _gone(mine))
     assert not folder.exists()
 
 

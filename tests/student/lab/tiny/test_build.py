@@ -1,4 +1,5 @@
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from opd.errors import ConfigError, DataError
 from opd.tasks import TaskSettings, build_prompts
 from student.lab.tiny import build_world
+from student.lab.tiny.presets import world_key, world_plan
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +84,18 @@ def test_an_interrupted_build_goes_on_and_gives_the_same_weights(world, tmp_path
     for name in ("student", "padded"):
         old, new = weights(world.models[name].path), weights(again.models[name].path)
         assert all(torch.equal(old[key], new[key]) for key in old)
+
+
+def test_a_finished_world_of_an_earlier_version_is_kept(world, tmp_path):
+    shutil.copytree(world.folder, tmp_path / "old")
+    path = tmp_path / "old" / "world.json"
+    old = world_key(world_plan("test"), 5, version=1)
+    path.write_text(path.read_text().replace(world.key, old))
+    kept = build_world(tmp_path / "old", "test", seed=5)
+    assert kept.cached and kept.key == old != world.key
+    (tmp_path / "old" / "stranger" / "model.safetensors").unlink()
+    with pytest.raises(DataError, match="built by another version"):
+        build_world(tmp_path / "old", "test", seed=5)
 
 
 def test_a_model_that_went_missing_is_built_again(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
+from opd.tasks.modes import ModeSettings
 from opd.tasks.prompt import Prompt
 from student.data.plan import StepPlan, plan_step
 from student.methods.distil.expert_rows import ExpertRows, ExpertRowsSettings
@@ -48,6 +49,16 @@ def test_answers_are_the_solution_or_the_reference_answer() -> None:
     assert [row.answer for row in rows] == [prompt.extra["solution"] for prompt in PROMPTS]
     rows = controller(share=1.0, source="answer").plan(plan()).rows
     assert [row.answer for row in rows] == [prompt.answer for prompt in PROMPTS]
+
+
+def test_a_problem_has_an_answer_of_its_own_in_every_mode(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    answers = {"L0+1=": "1, since 0 is nothing", "S0+1=": "1"}
+    path.write_text("".join(json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in answers.items()))
+    made = controller(share=1.0, source="file", file=str(path))
+    made.start(None)  # type: ignore[arg-type]
+    asked = [ModeSettings(budget=8, prefix=mark).mark(PROMPTS[0], mark) for mark in ("S", "L")]
+    assert [row.answer for row in made.plan(plan(prompts=asked)).rows] == ["1", "1, since 0 is nothing"]
 
 
 def test_recorded_answers_go_round_the_samples_of_a_group(tmp_path: Path) -> None:

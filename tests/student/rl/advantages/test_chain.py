@@ -70,6 +70,9 @@ def test_a_modifier_changes_the_credit_of_the_estimator_before_it(toy: Any) -> N
         ([{"name": "group_mean"}, {"name": "leave_one_out"}], "begins a chain"),
         ([], "empty list"),
         ([{"name": "group_mean"}, {}], "no name"),
+        ([{"name": "group_mean"}, {"name": "sngs"}, {"name": "ace"}, {"name": "sngs"}], "twice"),
+        ([{"name": "lpo"}, {"name": "outliers"}], "recompute: false"),
+        ([{"name": "grup_mean"}], "did you mean 'group_mean'"),
     ],
 )
 def test_chains_in_a_wrong_order_are_refused(entries: list[dict[str, Any]], word: str) -> None:

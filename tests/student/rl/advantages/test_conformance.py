@@ -16,7 +16,7 @@ from student.rl import ADVANTAGES
 from student.rl.advantages.base import Advantage
 from student.rl.advantages.chain import AdvantageChain
 from student.run.state_io import load_state, save_state
-from student.scoring.needs import REFERENCE, STUDENT
+from student.scoring.needs import REFERENCE, STUDENT, TEACHER
 
 NAMES = [entry.name for entry in ADVANTAGES]
 EVIDENCE = {"text and code", "text", "abstract", "inferred"}
@@ -27,7 +27,7 @@ def outcomes(groups: list[list[float]]) -> list[Outcome]:
     found = []
     for g, rewards in enumerate(groups):
         for i, reward in enumerate(rewards):
-            sums = {"behaviour": -2.0 - i, REFERENCE: -4.0, STUDENT: -2.0 - i}
+            sums = {"behaviour": -2.0 - i, REFERENCE: -4.0, STUDENT: -2.0 - i, TEACHER: -3.0 + (i * i) % 3}
             found.append(
                 Outcome(3, f"p{g}", i, domain="d", reward=float(reward), length=3 + i, tokens=3 + i, sums=sums)
             )
@@ -74,6 +74,30 @@ def test_the_credit_of_a_group_adds_up_to_zero_where_it_is_declared(name: str) -
         assert [sum(next(found) for _ in group) for group in GROUPS] == pytest.approx([0.0] * len(GROUPS), abs=1e-6)
 
 
+BINARY = [[1, 0, 0, 1], [1, 1, 1, 0], [0, 1], [0, 0, 0, 1, 0, 0, 0]]
+
+
+def moved(shift: float, factor: float) -> list[list[float]]:
+    return [[factor * reward + shift for reward in group] for group in BINARY]
+
+
+def of_the_first(group: list[list[float]]) -> list[list[float]]:
+    return [group[0], *map(list, BINARY[1:])]
+
+
+@pytest.mark.parametrize(("flag", "shift", "factor"), [("shift_free", 0.1, 1.0), ("scale_free", 0.0, 1.3)])
+def test_what_does_not_see_a_constant_or_a_factor_says_so(name: str, flag: str, shift: float, factor: float) -> None:
+    declared, plain = getattr(chain(name), flag), credit(name, BINARY)
+
+    def blind(groups: list[list[float]]) -> bool:
+        return credit(name, groups) == pytest.approx(plain, rel=1e-2, abs=1e-6)
+
+    if "group_mean" in (part["name"] for part in parts_of(name)[:-1]):
+        pytest.skip("a modifier after an estimator that is both")
+    assert blind(moved(shift, factor)) == (declared != "")
+    assert blind(of_the_first(moved(shift, factor))) == (declared == "group")
+
+
 def test_the_order_of_the_outcomes_does_not_matter(name: str) -> None:
     rows = outcomes(GROUPS)
     order = np.random.default_rng(0).permutation(len(rows))
@@ -98,9 +122,15 @@ def test_settings_and_state_survive_a_round_trip(name: str, tmp_path: Path) -> N
     assert fresh.estimate(outcomes(GROUPS)) == made.estimate(outcomes(GROUPS))
 
 
-def test_a_modifier_changes_something_and_says_how_often(name: str) -> None:
-    if ADVANTAGES.load(name).modifies:
-        made = chain(name)
+def test_a_modifier_changes_something_and_says_how_often(toy: Any, name: str) -> None:
+    cls: type[Advantage] = ADVANTAGES.load(name)
+    made = chain(name)
+    if cls.shape is not Advantage.shape:
+        batch = toy().batch()
+        credit = batch.behaviour_logp.nan_to_num()
+        assert not torch.equal(made.shape(credit, batch), credit)
+        assert all(count > 0 for _, count in made.metrics().values())
+    elif cls.modifies:
         assert made.estimate(outcomes(GROUPS)) != made.parts[0].estimate(outcomes(GROUPS), None)
         assert made.metrics() and all(count > 0 for _, count in made.metrics().values())
 

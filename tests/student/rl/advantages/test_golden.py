@@ -1,17 +1,27 @@
 """Golden numbers of the advantages, from the papers and the released code."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
+from student.controllers import StepReport
 from student.data.outcome import Outcome
 from student.plugins import build_plugins
 from student.recipe import Recipe
 from student.rl.advantages.bnpo import beta_of, inverse_density
 from student.rl.advantages.chain import AdvantageChain
-from student.scoring.needs import REFERENCE
+from student.rl.advantages.emphasis import EntropyShaping, EntropyShapingSettings
+from student.rl.advantages.gc_opd import GcOpd, GcOpdSettings
+from student.rl.advantages.lpo import softmax
+from student.rl.advantages.noisy_forward import NoisyForward, NoisyForwardSettings
+from student.rl.rewards.appeals import ASKED, OVERTURNED
+from student.scoring.needs import REFERENCE, STUDENT, TEACHER
 
 
 def credit(*groups: list[float], gaps: list[float] | None = None, chain: list[Any] | None = None, **entry: Any) -> Any:
@@ -24,6 +34,16 @@ def credit(*groups: list[float], gaps: list[float] | None = None, chain: list[An
 
 
 ONE = [1.0, 0.0, 0.0, 0.0]
+ONE_ZERO = [1.0, 0.0, 1.0, 0.0]
+
+
+def listwise(rewards: list[float], gaps: list[float], **entry: Any) -> Any:
+    """Credit of one group whose responses have these log-ratios to the policy that sampled them."""
+    rows = [
+        Outcome(0, "p", i, reward=reward, tokens=2, sums={"behaviour": -3.0, STUDENT: -3.0 + gap})
+        for i, (reward, gap) in enumerate(zip(rewards, gaps, strict=True))
+    ]
+    return AdvantageChain(entry, "a test").estimate(rows)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +72,8 @@ ONE = [1.0, 0.0, 0.0, 0.0]
         ({"name": "lpo", "divergence": "reverse_kl"}, ONE, [0.1875, -0.0625, -0.0625, -0.0625]),
         ({"name": "lpo", "tau": "std"}, ONE, [0.5204, -0.1735, -0.1735, -0.1735]),
         ({"name": "pacs"}, ONE, [1 / 3, -1 / 9, -1 / 9, -1 / 9]),
+        ({"name": "noisy_forward", "false_negative": 0.2}, [0.0, 1.0], [-0.8, 0.2]),
+        ({"name": "prompt_value"}, ONE, ONE),
     ],
 )
 def test_credit_of_one_group(entry: dict[str, Any], rewards: list[float], expected: list[float]) -> None:
@@ -123,13 +145,138 @@ def test_a_median_without_a_bound_is_refused_unless_rewards_are_graded() -> None
     build_plugins(recipe())
 
 
-def test_ngrpo_with_skip_degenerate_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("term", "said"),
+    [
+        ({"advantage": {"name": "ngrpo"}, "skip_degenerate": True}, r"skip_degenerate.*ngrpo"),
+        ({"advantage": [{"name": "group_mean"}, {"name": "sngs", "lambda0": 1.0}]}, "changes nothing"),
+        ({"advantage": [{"name": "signed", "negative": 0.0}, {"name": "sngs"}]}, "negative credit alone"),
+    ],
+)
+def test_what_could_do_nothing_is_refused(term: dict[str, Any], said: str) -> None:
     data = {
         "run": "unused",
         "model": {"path": "unused"},
         "prompts": {"task": "addition"},
         "rollout": {"samples_per_prompt": 4},
-        "objective": [{"name": "grpo", "advantage": {"name": "ngrpo"}, "skip_degenerate": True}],
+        "objective": [{"name": "grpo", **term}],
     }
-    with pytest.raises(ConfigError, match=r"skip_degenerate.*ngrpo"):
+    with pytest.raises(ConfigError, match=said):
         build_plugins(parse_settings(Recipe, data))
+
+
+def test_a_listwise_target_is_left_alone_once_it_is_reached() -> None:
+    target = softmax(ONE)
+    reached = [math.log(w / target[1]) for w in target]  # up to a constant
+    assert listwise(ONE, reached, name="lpo") == pytest.approx([0.0] * 4, abs=1e-12)
+    assert listwise(ONE, reached, name="lpo", divergence="reverse_kl") == pytest.approx([0.0] * 4, abs=1e-12)
+    half = listwise(ONE, [value / 2 for value in reached], name="lpo")
+    assert 0 < half[0] < listwise(ONE, [0.0] * 4, name="lpo")[0] and sum(half) == pytest.approx(0.0, abs=1e-12)
+    beyond = listwise(ONE, [2 * value for value in reached], name="lpo")
+    assert beyond[0] < 0
+    assert listwise([0.5, 0.5], [1.0, 0.0], name="lpo")[0] < 0  # equal rewards pull back what has moved
+    assert listwise(ONE, reached, name="lpo", recompute=False) == listwise(ONE, [0.0] * 4, name="lpo")
+
+
+def test_labels_let_go_of_what_they_have_told_apart() -> None:
+    near, far = (listwise(ONE, [gap, 0.0, 0.0, 0.0], name="pacs") for gap in (1.0, 8.0))
+    assert near[0] < 1 / 3 and 0 < far[0] < 0.02 and sum(near) == pytest.approx(0.0, abs=1e-12)
+    moved = listwise(ONE, [1.5, 0.5, 0.5, 0.5], name="pacs")
+    assert moved == pytest.approx(near)  # a constant added to all log-ratios changes nothing
+
+
+def test_short_right_answers_go_first_and_lengths_never_reach_wrong_ones() -> None:
+    def of(lengths: list[int], rewards: list[float], **entry: Any) -> Any:
+        rows = [
+            Outcome(0, "p", i, reward=r, length=n, tokens=1, sums={"behaviour": -1.0 - i})
+            for i, (n, r) in enumerate(zip(lengths, rewards, strict=True))
+        ]
+        return AdvantageChain({"name": "drpo", "longest": 1000, **entry}, "a test").estimate(rows)
+
+    assert of([100, 300, 50], [1, 1, 0])[:2] == pytest.approx([0.8808, 0.1192], abs=1e-4)
+    assert of([100, 300, 50], [1, 1, 0], lam=1e9)[:2] == pytest.approx([0.5, 0.5])
+    wrong = [of([100, n, 70], [1, 0, 0])[1:] for n in (50, 900)]
+    assert wrong[0] == wrong[1] and sum(wrong[0]) == pytest.approx(-1.0)
+    assert of([100, 50], [1, 1]) == of([100, 50], [0, 0]) == [0.0, 0.0]
+
+
+def test_a_tracker_finds_the_success_rate_of_a_prompt_and_needs_no_group() -> None:
+    chain = AdvantageChain({"name": "tracker", "memory": 0.9}, "a test")
+    for step in range(80):
+        rows = [Outcome(step, "easy", 0, reward=float(step % 4 > 0)), Outcome(step, "hard", 0, reward=0.0)]
+        chain.observe(StepReport(step, {}, rows))
+    values = chain.first.values  # type: ignore[attr-defined]
+    assert values["easy"] == pytest.approx(0.75, abs=0.1) and values["hard"] == 0.0
+    found = chain.estimate([Outcome(99, "easy", 0, reward=0.0), Outcome(99, "hard", 0, reward=1.0)])
+    assert found[0] < 0 < found[1] and sum(found) == pytest.approx(0.0)
+
+
+def test_rare_outcomes_weigh_more_at_the_same_mean() -> None:
+    chain = [{"name": "group_mean", "scale": "none"}, {"name": "weighted_grpo"}]
+    plain, found = credit(ONE, chain=chain[:1]), credit(ONE, chain=chain)
+    assert found[0] / -found[1] == pytest.approx(4 * plain[0] / -plain[1])
+    assert sum(map(abs, found)) == pytest.approx(sum(map(abs, plain)))
+    mirrored = credit([1.0, 1.0, 1.0, 0.0], chain=chain)
+    assert mirrored == pytest.approx([-value for value in reversed(found)])
+
+
+def test_the_shaping_by_entropy_is_bounded_keeps_signs_and_ends_at_its_mark(toy: Any) -> None:
+    made = toy(lengths=(4,), group=1, masked=False)
+    batch = made.batch()
+    entropy = batch.student.scores.entropy
+    shaping = EntropyShaping(EntropyShapingSettings(name="entropy_shaping"))
+    advantage = torch.tensor([2.0, -2.0, 0.001, 0.0], dtype=torch.float64)
+    added = shaping.shape(advantage, batch) - advantage
+    bound = advantage.abs() / 2
+    assert added.tolist() == pytest.approx(torch.minimum(0.4 * entropy, bound).tolist())
+    assert torch.equal(shaping.shape(advantage, batch).sign(), advantage.sign())
+    shaping._mark = made.rows[0].response_ids[2:3]
+    ended = shaping.shape(advantage, batch) - advantage
+    assert (ended[2:] == 0).all() and shaping._end(made.rows[0]) <= 2
+
+
+def test_agents_are_normalised_apart() -> None:
+    rows = [
+        Outcome(0, "p", i, agent=agent, reward=base + i % 2)
+        for agent, base in (("solver", 0.0), ("critic", 10.0))
+        for i in range(4)
+    ]
+    found = AdvantageChain({"name": "group_mean", "group": ["uid", "agent"]}, "a test").estimate(rows)
+    assert found[:4] == pytest.approx(found[4:])
+    together = AdvantageChain({"name": "group_mean", "group": ["uid"]}, "a test").estimate(rows)
+    assert max(together[:4]) < 0 < min(together[4:])  # type: ignore[operator]
+
+
+GAPS = [[-0.3, 0.1, -0.1], [0.2, 0.4, 0.0], [-1.0, -0.5, -0.3], [0.0, -0.2, 0.2]]
+
+
+def test_a_teachers_reward_is_moved_where_the_verifier_ranks_otherwise() -> None:
+    rows = [
+        Outcome(0, "p", i, reward=reward, tokens=3, sums={"behaviour": 0.0, TEACHER: math.fsum(gaps)})
+        for i, (gaps, reward) in enumerate(zip(GAPS, ONE_ZERO, strict=True))
+    ]
+    made = GcOpd(GcOpdSettings(name="gc_opd"))
+    residual = made.estimate(rows, None)
+    assert residual == pytest.approx([0.9151810, -2.1026456, 2.6115589, -1.4240944], abs=1e-6)
+    found = [made.by_token(np.array(gaps), rho).tolist() for gaps, rho in zip(GAPS, residual, strict=True)]
+    expected = [
+        [-0.2584320, 0.2414683, -0.0084819],
+        [-0.0102646, 0.0749741, -0.0955032],
+        [-0.8932152, -0.1949106, 0.0837882],
+        [-0.1424095, -0.2646831, -0.0201358],
+    ]
+    for mine, wanted in zip(found, expected, strict=True):
+        assert mine == pytest.approx(wanted, abs=1e-6)
+    agreed = made.estimate([replace(row, reward=1.0) for row in rows], None)
+    assert agreed == [0.0] * 4 and made.by_token(np.array(GAPS[0]), 0.0).tolist() == pytest.approx(GAPS[0])
+
+
+def test_the_rate_of_refused_right_answers_is_learnt_from_appeals() -> None:
+    made = NoisyForward(NoisyForwardSettings(name="noisy_forward", learns=True, memory=0.5, false_negative=0.1))
+    notes = [{}] * 6 + [{ASKED: 1.0, OVERTURNED: 1.0}, {ASKED: 1.0, OVERTURNED: 0.0}, {}, {}]
+    rows = [Outcome(0, "p", i, reward=float(i < 6), notes=note) for i, note in enumerate(notes)]
+    made.observe(StepReport(0, {}, rows))
+    assert made.rate == pytest.approx(0.5 * 0.1 + 0.5 * 2 / 8)  # half of the four refused ones were right
+    fresh = NoisyForward(made.settings)
+    fresh.load_state_dict(made.state_dict())
+    assert fresh.of_group([0.0]) == made.of_group([0.0])

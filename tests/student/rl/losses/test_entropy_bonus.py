@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from student.learning.terms import HeadWeights
+from opd.heads import OutputHead
 from student.plugins import build_terms
 
 
@@ -17,7 +17,7 @@ def test_value_and_gradient_are_those_of_the_exact_entropy(toy: Any, temperature
     (term,) = build_terms([{"name": "entropy_bonus"}])
     made.hidden = made.hidden.clone().requires_grad_()
     batch = made.batch()
-    head = HeadWeights(made.head, soft_cap=soft_cap)
+    head = OutputHead(made.head, soft_cap=soft_cap)
     weights = torch.linspace(0.1, 1.0, len(batch.mask), dtype=torch.float32) * batch.mask
     student = dataclasses.replace(batch.student, head=head)
     output = term.token_losses(dataclasses.replace(batch, student=student, weights=weights, temperature=temperature))
@@ -41,7 +41,7 @@ def test_padded_rows_of_the_head_are_outside_the_entropy(toy: Any) -> None:
     (term,) = build_terms([{"name": "entropy_bonus"}])
     batch = made.batch()
     padded = torch.cat([made.head, 9 * torch.ones(3, made.width, dtype=torch.float64)])
-    student = dataclasses.replace(batch.student, head=HeadWeights(padded))
+    student = dataclasses.replace(batch.student, head=OutputHead(padded))
     one, other = term.token_losses(batch), term.token_losses(dataclasses.replace(batch, student=student))
     torch.testing.assert_close(one.total, other.total)
 

@@ -10,8 +10,21 @@ from student.learning.terms import OBJECTIVES
 from student.plugins import build_terms
 from student.rl.losses.policy_gradient import PolicyGradient
 
-NAMES = [entry.name for entry in OBJECTIVES if ".rl.losses." in entry.path and entry.name != "entropy_bonus"]
+NAMES = [
+    entry.name
+    for entry in OBJECTIVES
+    if ".rl.losses." in entry.path
+    and issubclass(OBJECTIVES.load(entry.name), PolicyGradient)
+    and "teacher" not in entry.path  # whose credit is a teacher's
+    and entry.name != "rover"  # a regression
+]
 FIXED = {"name": "signed", "positive": 1.0}
+ON_POLICY: dict[str, dict[str, Any]] = {
+    "minirl": {"ratio_to": "behaviour"},
+    "dapo": {"skip_degenerate": False},
+    "a_lol": {"ratio": "none"},  # whose ratio is to a reference
+}
+"""Settings with which the policy that sampled is the one that the ratio is to."""
 
 
 def factors(toy: Any, ratios: list[float], good: bool, name: str, **settings: Any) -> tuple[list[float], Any]:
@@ -34,7 +47,7 @@ def factors(toy: Any, ratios: list[float], good: bool, name: str, **settings: An
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("good", [True, False])
 def test_on_policy_every_loss_is_reinforce(toy: Any, name: str, good: bool) -> None:
-    settings = {"minirl": {"ratio_to": "behaviour"}, "dapo": {"skip_degenerate": False}}.get(name, {})
+    settings = ON_POLICY.get(name, {})
     slopes, _ = factors(toy, [1.0, 1.0, 1.0], good, name, **settings)
     assert slopes == pytest.approx([1.0, 1.0, 1.0])
     assert issubclass(OBJECTIVES.load(name), PolicyGradient)
@@ -98,3 +111,71 @@ def test_gspo_clips_the_ratio_of_the_response(toy: Any) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_loss_says_how_well_it_is_known(name: str) -> None:
     assert OBJECTIVES.load(name).evidence in {"text and code", "text", "abstract", "inferred"}
+
+
+def hinted(toy: Any, probabilities: list[float], behaviour: list[float], name: str, **settings: Any) -> Any:
+    """d loss / d log pi over -A of the tokens of a row that the student did not sample, and the metrics."""
+    made = toy(lengths=(len(probabilities),), group=1, masked=False, origins=["hinted"])
+    made.rows[0].reward = 1.0
+    rest = [(1.0 - p) / (made.vocab - 1) for p in probabilities]
+    logits = torch.tensor(rest, dtype=torch.float64)[:, None].expand(-1, made.vocab).clone()
+    logits[range(len(probabilities)), made.token_ids] = torch.tensor(probabilities, dtype=torch.float64)
+    made.hidden, made.head = logits.log().requires_grad_(), torch.eye(made.vocab, dtype=torch.float64)
+    made.models = {role: (made.hidden.detach(), made.head) for role in made.models}
+    made.behaviour = torch.tensor(behaviour, dtype=torch.float64).log()
+    (term,) = build_terms([{"name": name, "advantage": FIXED, **settings}])
+    term.prepare(made.rows)
+    batch = made.batch()
+    output = term.token_losses(batch)
+    assert output.loss is not None
+    (slope,) = torch.autograd.grad(output.loss.sum(), batch.student.scores.sampled)
+    return (-slope).tolist(), (-output.loss).tolist(), output.metrics
+
+
+def test_the_shaped_ratio_of_hinted_rows(toy: Any) -> None:
+    slopes, gains, metrics = hinted(toy, [0.1, 0.5, 0.9], [0.1, 0.25, 0.9], "mixed_context")
+    assert gains == pytest.approx([r / (r + 0.1) for r in (1.0, 2.0, 1.0)])
+    assert slopes == pytest.approx([0.1 * r / (r + 0.1) ** 2 for r in (1.0, 2.0, 1.0)])
+    assert float(metrics["hinted_tokens"][0]) == 3 and float(metrics["clipped_share"][0]) == 0
+    _, gains, _ = hinted(toy, [0.01, 0.1, 0.9], [0.5, 0.5, 0.5], "mixed_context", denominator="one")
+    assert gains == pytest.approx([0.0909, 0.5, 0.9], abs=1e-4)
+
+
+def test_given_answers_by_the_ratio_to_a_mixture(toy: Any) -> None:
+    _, plain, _ = hinted(toy, [0.1, 0.5, 0.9], [1.0, 1.0, 1.0], "rl_plus", power=0.0)
+    assert plain == pytest.approx([0.3077, 0.8, 0.9730], abs=1e-4)
+    slopes, gains, metrics = hinted(toy, [0.1, 0.5, 0.9], [1.0, 1.0, 1.0], "rl_plus")
+    factors = [0.9487, 0.7071, 0.3162]
+    assert gains == pytest.approx([p * f for p, f in zip(plain, factors, strict=True)], abs=1e-4)
+    assert slopes == pytest.approx(gains)  # the factor carries no gradient
+    assert float(metrics["exploration"][0]) == pytest.approx(sum(factors), abs=1e-4)
+
+
+def test_a_teacher_and_an_outcome_add_up_and_far_tokens_are_dropped(toy: Any) -> None:
+    made = toy(lengths=(3,), group=1, masked=False)
+    made.rows[0].reward = 1.0
+    logp = made.logp(made.hidden, made.head).gather(1, made.token_ids[:, None])[:, 0]
+    made.behaviour = logp - torch.tensor([1.0, 1.5, 3.0], dtype=torch.float64).log()
+    teacher = made.logp(*made.models["teacher"]).gather(1, made.token_ids[:, None])[:, 0]
+    for name, expected in [
+        ("mimo_mix", torch.tensor([1.0, 1.5, 0.0]) * (teacher - logp + 0.5)),
+        ("glm_mix", None),
+    ]:
+        made.hidden = made.hidden.detach().clone().requires_grad_()
+        (term,) = build_terms([{"name": name, "advantage": FIXED}])
+        term.prepare(made.rows)
+        batch = made.batch()
+        output = term.token_losses(batch)
+        assert output.loss is not None
+        (slope,) = torch.autograd.grad(output.loss.sum(), batch.student.scores.sampled)
+        if expected is None:
+            gap, ratio = teacher - logp, torch.tensor([1.0, 1.5, 3.0], dtype=torch.float64)
+            wanted = ratio * gap * ((gap < 0) | (ratio <= 1.28))
+        else:
+            wanted = expected.double()
+        torch.testing.assert_close(-slope, wanted)
+    silent = toy(lengths=(3,), group=1, masked=False)
+    silent.rows[0].verdict = None  # no reward: the teacher alone
+    (term,) = build_terms([{"name": "mimo_mix"}])
+    term.prepare(silent.rows)
+    assert term.selects(silent.rows[0]) and float(term.token_losses(silent.batch()).metrics["outcome_share"][0]) == 0

@@ -44,6 +44,16 @@ def make_row() -> Make:
     return make
 
 
+class Bytes:
+    """A token for every byte."""
+
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+        return {"input_ids": list(text.encode())}
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode()
+
+
 class Services:
     """What rewards ask: bytes as tokens, the text as the answer, and log-probs that a test sets.
 
@@ -54,8 +64,7 @@ class Services:
         self.log_probs: Callable[[list[int], list[int]], Sequence[float]] = lambda before, ids: [0.0] * len(ids)
         self.read_items: list[Any] = []
 
-    def tokenizer(self, text: str, **options: Any) -> dict[str, list[int]]:
-        return {"input_ids": list(text.encode())}
+    tokenizer = Bytes()
 
     def read(self, items: Sequence[Any], spec: Any = None, **options: Any) -> list[Scores]:
         self.read_items += items

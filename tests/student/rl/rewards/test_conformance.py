@@ -2,26 +2,40 @@
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from opd.config import parse_settings
 from opd.tasks.prompt import Prompt
+from opd.wire.types import PayloadKind, Scores
 from student.controllers import StepReport
 from student.data.outcome import outcome_of, reward_of
 from student.data.row import Row
 from student.rl import REWARDS
 from student.rl.rewards.base import Reward
+from student.rl.rewards.chain import RewardChain
+from student.rl.rewards.rounds import StepRewards
 from student.run.state_io import load_state, save_state
+from student.scoring.needs import REFERENCE, TEACHER
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "overlong": {"buffer": 3},
     "noisy_verifier": {"false_positive": 0.1},
     "function": {"function": "operator:countOf", "timeout": 60.0},
+    "judge": {"endpoint": "http://nowhere.invalid", "model": "m"},
+    "http_judge": {"endpoint": "http://nowhere.invalid"},
+    "grpc_judge": {"endpoint": "nowhere.invalid:1"},
+    "checklist": {"endpoint": "http://nowhere.invalid", "model": "m"},
+    "appeals": {"endpoint": "http://nowhere.invalid", "model": "m", "share": 1.0},
+    "text2grad": {"endpoint": "http://nowhere.invalid", "model": "m"},
 }
 """Settings of rewards that have no defaults for all of them."""
+
+ASKS = ("judge", "http_judge", "grpc_judge", "checklist", "appeals")
 
 TEXTS = ("<answer>42</answer>", '{"a": 1}', "why <answer>7</answer>", "", "42", "42")
 VALUES = (1.0, 0.0, 1.0, None, 0.5, 1.0)
@@ -39,6 +53,10 @@ def build(request: pytest.FixtureRequest) -> Any:
             made[-1].limit = 5  # type: ignore[attr-defined]
         if request.param == "function":
             made[-1]._check = lambda prompt, answer: len(answer) - 3.0  # type: ignore[attr-defined]
+        if request.param in ASKS:  # whose calls have tests of their own
+            made[-1].value = lambda prompt, answer: len(answer) / 50 or None  # type: ignore[attr-defined]
+        if request.param == "text2grad":
+            made[-1].spans = lambda prompt, answer: [("4", 1.0)] if answer else None  # type: ignore[attr-defined]
         return made[-1]
 
     return make
@@ -47,11 +65,16 @@ def build(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def rows(make_row: Callable[..., Row]) -> Callable[..., list[Row]]:
     def make(step: int = 0) -> list[Row]:
-        prompts = [Prompt.make(name, answer="42") for name in ("one", "two")]
-        return [
+        calls = [{"name": "look", "arguments": {}}]
+        prompts = [Prompt.make(name, answer="42", extra={"calls": calls}) for name in ("one", "two")]
+        found = [
             make_row(TEXTS[i], VALUES[i], sample=i, step=step, length=i + 1, prompt=prompts[i % 2], truncated=i == 4)
             for i in range(6)
         ]
+        for row in found:
+            for role, gap in ((TEACHER, 0.5), (REFERENCE, 2.0)):
+                row.signals[role, PayloadKind.SAMPLED] = Scores(sampled=row.behaviour_logp - np.float32(gap))
+        return found
 
     return make
 
@@ -82,6 +105,17 @@ def test_it_does_not_depend_on_the_order_of_rows_nor_on_other_groups(build: Any,
     whole, by_group = numbers(rows()), rows()
     assert numbers(rows()[::-1]) == pytest.approx(whole)
     assert numbers(by_group[::2]) | numbers(by_group[1::2]) == pytest.approx(whole)
+
+
+def test_groups_that_come_in_rounds_are_rewarded_as_if_they_came_at_once(build: Any, rows: Any, listening: Any) -> None:
+    found = []
+    for cuts in ((0, 6), (0, 3, 6), (0, 1, 4, 6)):
+        chain, made = RewardChain([build()]), rows()
+        rewards = StepRewards(chain, listening)
+        for start, end in pairwise(cuts):
+            rewards(made[start:end])
+        found.append(({r.key: (reward_of(r), r.reward_parts, r.turn_rewards, r.notes) for r in made}, chain.take()))
+    assert found[0] == found[1] == found[2]
 
 
 def test_a_step_that_is_taken_again_is_rewarded_alike(build: Any, rows: Any, listening: Any) -> None:
@@ -129,7 +163,12 @@ def test_it_shows_that_it_acted(build: Any, rows: Any, listening: Any) -> None:
     reward = build()
     given(reward, rows(), listening)
     assert reward.fired and all(count > 0 for _, count in reward.fired.values())
-    assert any(total for total, _ in reward.fired.values()) or reward.settings.name in ("function", "hapo", "rlpr")
+    assert any(total for total, _ in reward.fired.values()) or reward.settings.name in (
+        "function",
+        "hapo",
+        "rlpr",
+        "toolrl",
+    )
 
 
 def test_it_says_how_its_formula_is_known(build: Any) -> None:

@@ -123,6 +123,14 @@ def test_the_backward_correction_is_unbiased(make_row: Make, services: Any) -> N
         ({"false_positive": 0.1}, {"name": "grpo"}, "leaves nothing"),
         ({"false_positive": 0.1}, {"name": "rloo"}, "a factor that is the same"),
         ({"domains": {"d": {"false_negative": 0.2}}}, {"name": "grpo"}, "leaves nothing"),
+        ({"false_positive": 0.1}, {"name": "rloo", "advantage": {"name": "lite_ppo"}}, "leaves nothing"),
+        ({"false_positive": 0.1}, {"name": "rloo", "advantage": {"name": "signed"}}, "leaves nothing"),
+        ({"false_positive": 0.1}, {"name": "rloo", "advantage": {"name": "asym_re"}}, "a factor that is the same"),
+        (
+            {"false_positive": 0.1},
+            {"name": "rloo", "advantage": [{"name": "leave_one_out"}, {"name": "outliers"}]},
+            "leaves nothing",
+        ),
         ({}, {"name": "rloo"}, "changes nothing"),
     ],
 )
@@ -134,7 +142,12 @@ def test_a_correction_that_the_advantage_takes_away_is_refused(
 
 
 def test_a_correction_with_rates_by_domain_acts_on_the_weight_of_prompts() -> None:
-    build("noisy_verifier", domains={"d": {"false_negative": 0.2}}).check(recipe(), build_terms([{"name": "rloo"}]))
+    by_domain = build("noisy_verifier", domains={"d": {"false_negative": 0.2}})
+    for advantage in ("leave_one_out", "lite_ppo", "reinforce_pp"):
+        by_domain.check(recipe(), build_terms([{"name": "rloo", "advantage": {"name": advantage}}]))
+    build("noisy_verifier", false_positive=0.1).check(
+        recipe(), build_terms([{"name": "rloo", "advantage": {"name": "reinforce"}}])
+    )
 
 
 def test_ttrv_counts_votes_and_takes_the_spread_off(make_row: Make, services: Any) -> None:
@@ -146,9 +159,11 @@ def test_ttrv_counts_votes_and_takes_the_spread_off(make_row: Make, services: An
     assert [row.reward for row in rows] == [1.0, 1.0, None]
 
 
-def test_ttrv_says_that_a_groups_mean_cancels_the_spread(caplog: pytest.LogCaptureFixture) -> None:
-    build("ttrv").check(recipe(), build_terms([{"name": "grpo"}]))
-    assert "cancels" in caplog.text
+def test_ttrv_is_refused_where_a_groups_mean_cancels_the_spread() -> None:
+    with pytest.raises(ConfigError, match=r"cancels.*diversity to 0"):
+        build("ttrv").check(recipe(), build_terms([{"name": "grpo"}]))
+    build("ttrv", diversity=0.0).check(recipe(), build_terms([{"name": "grpo"}]))
+    build("ttrv").check(recipe(), build_terms([{"name": "grpo", "advantage": {"name": "reinforce_pp"}}]))
     with pytest.raises(ConfigError, match="vote"):
         build("ttrv").check(recipe(samples=1), [])
 

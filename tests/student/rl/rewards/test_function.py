@@ -11,6 +11,8 @@ from opd.errors import ConfigError
 from opd.tasks import FileSettings, build_prompts
 from opd.tasks.prompt import Prompt
 from student.data.outcome import reward_of
+from student.plugins import build_terms
+from student.recipe import Recipe
 from student.rl.rewards.function import FunctionReward, FunctionSettings
 
 FUNCTIONS = """
@@ -108,3 +110,17 @@ def test_a_function_is_accepted_as_a_verifier(build: Callable[..., FunctionRewar
     found = [source.verify(prompt, text) for text in ("yes", "no", "none", "raise")]
     source.close()
     assert [str(verdict.status) for verdict in found] == ["correct", "wrong", "unknown", "unknown"]
+
+
+def test_a_weight_that_the_advantage_divides_away_is_refused(build: Callable[..., FunctionReward]) -> None:
+    data = {
+        "run": "unused",
+        "model": {"path": "unused"},
+        "prompts": {"task": "addition"},
+        "rewards": [{"name": "function", "function": "operator:countOf"}],
+    }
+    recipe = parse_settings(Recipe, data)
+    build(weight=2.0).check(recipe, build_terms([{"name": "rloo"}]))
+    build(weight=1.0).check(recipe, build_terms([{"name": "grpo"}]))
+    with pytest.raises(ConfigError, match="weight 2"):
+        build(weight=2.0).check(recipe, build_terms([{"name": "grpo"}]))

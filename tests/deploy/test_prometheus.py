@@ -1,0 +1,131 @@
+"""A real Prometheus scrapes a real server and student: every alert is evaluated, every panel and series has data."""
+
+import re
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+
+from opd.config import parse_settings
+from opd.telemetry.metrics_http import serve_metrics
+from opd.wire.v1 import teacher_pb2 as pb
+from opd.wire.v1 import teacher_pb2_grpc as pb_grpc
+from student.loop import train
+from student.recipe import Recipe
+from student.run.telemetry import Telemetry
+
+ROOT = Path(__file__).parents[2]
+PANELS = runpy.run_path(str(ROOT / "scripts" / "dashboards.py"))
+RULES = [
+    rule
+    for group in yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())["groups"]
+    for rule in group["rules"]
+]
+STEPS = 3
+
+
+class Lasting(Telemetry):
+    """Sinks whose endpoint outlives the run, until the test ends."""
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        super().__init__(None, STEPS, 0)
+        server, _ = serve_metrics(self.registry, 0)
+        self.address = f"127.0.0.1:{server.server_port}"
+        request.addfinalizer(server.server_close)
+        request.addfinalizer(server.shutdown)
+
+
+class Watched(Telemetry):
+    """Sinks that, at the end of the run, look at it through a Prometheus before the endpoint closes."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        super().__init__(None, STEPS, 0)
+        server, _ = serve_metrics(self.registry, 0)
+        self.address, self._shutdown, self._look = f"127.0.0.1:{server.server_port}", server.shutdown, look
+        self._endpoint = server
+
+    def close(self) -> None:
+        try:
+            self._look()
+        finally:
+            self._shutdown()
+            self._endpoint.server_close()
+            super().close()
+
+
+def recipe(world: Path, address: str, run: Path) -> Recipe:
+    """A run in which every mechanism that is watched takes part: domains, teachers, contexts, clips, positions."""
+    sums = {"task": "addition", "options": {"digits": 2}}
+    return parse_settings(
+        Recipe,
+        {
+            "run": str(run),
+            "model": {"path": str(world / "student")},
+            "teachers": {"endpoints": [address], "default": "teacher", "reference": "student"},
+            "contexts": {"teacher": {"prompt": "{{ prompt }}{{ answer }}", "max_tokens": 64}},
+            "prompts": {
+                "mix": [
+                    {**sums, "domain": "sums", "teacher": "teacher"},
+                    {**sums, "domain": "others", "teacher": "student"},
+                ]
+            },
+            "rollout": {"prompts_per_step": 4, "samples_per_prompt": 2, "max_new_tokens": 12, "max_prompt_tokens": 32},
+            "objective": [{"name": "opd", "payload": "hidden"}, {"name": "grpo"}],
+            "train": {"steps": STEPS, "minibatches": 2, "learning_rate": 1e-3, "threads": 1},
+            "eval": {"prompts": 4, "every": 1},
+        },
+    )
+
+
+def shortened(world: Path, address: str, run: Path) -> Recipe:
+    """A run with the methods that rewards of whole answers exclude: windows and jumps."""
+    probes = {"name": "adwin", "windows": [4], "rows": 8, "folds": 2, "every": 1, "delay": 1, "background": False}
+    return recipe(world, address, run).model_copy(
+        update={
+            "objective": [{"name": "opd", "payload": "sampled", "aggregation": "constant"}],
+            "methods": [probes, {"name": "effopd", "tries": 1, "gate": {"kind": "reverse_kl", "prompts": 4}}],
+        }
+    )
+
+
+def asked(expression: str) -> set[str]:
+    return set(re.findall(r"\b(?:opd_\w+|up\b)", expression))
+
+
+@pytest.mark.slow
+def test_every_alert_and_panel_has_data_from_a_run(
+    world: Path, teacher: Any, prometheus: Callable[..., Any], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    looked = []
+
+    def look() -> None:
+        # Rates need two scrapes of the finished run.
+        last = f"opd_student_steps_total == {STEPS}"
+        server.until(lambda: bool(server.ask(f"count_over_time((({last}))[1m:100ms]) > 4")))
+        for title, expression, _, _ in (*PANELS["FLEET"], *PANELS["TRAINING"]):
+            assert server.ask(expression), f"{title}: {expression}"
+        for rule in RULES:
+            server.ask(rule["expr"])
+            for name in asked(rule["expr"]):
+                assert server.ask(name), f"{rule['alert']} asks for {name}, which nothing gives"
+        server.until(lambda: all(r["health"] == "ok" for g in server.api("rules")["groups"] for r in g["rules"]))
+        groups = server.api("rules")["groups"]
+        firing = [r["name"] for g in groups for r in g["rules"] if r["state"] == "firing"]
+        assert sum(len(g["rules"]) for g in groups) == len(RULES)
+        assert not firing
+        looked.append(True)
+
+    sinks = Watched(look)
+    other = Lasting(request)
+    targets = {"opd_teachers": [f"127.0.0.1:{teacher.metrics_port}"], "opd_students": [sinks.address, other.address]}
+    server = prometheus(**targets)
+    train(shortened(world, teacher.address, tmp_path / "shortened"), telemetry=other)
+    with grpc.insecure_channel(teacher.address) as channel, pytest.raises(grpc.RpcError):
+        # A refusal, so that the panel of refusals has something to show.
+        list(pb_grpc.TeacherServiceStub(channel).Score(pb.ScoreRequest(teacher="nobody"), timeout=60))
+    train(recipe(world, teacher.address, tmp_path / "run"), telemetry=sinks)
+    assert looked

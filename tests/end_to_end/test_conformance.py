@@ -1,0 +1,167 @@
+"""What every registered method and objective owes in a whole run: tests that a new one inherits by being registered.
+
+A method shows that it fired, gives the same when a step is taken again, keeps its state over a resume, and does on two
+ranks what it does on one. Samplers have tests of their own in tests/student/rl/samplers. Of objectives, whose other
+duties stand in tests/student/methods, all learn together here: what each loss is on two ranks shows by itself.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import student.methods
+import student.rl  # noqa: F401  (registers the names)
+from student.controllers import CONTROLLERS
+from student.learning.terms import OBJECTIVES
+from student.loop import train
+from student.recipe import Recipe
+
+CONSTANT = {"name": "opd", "payload": "topk", "k": 8, "aggregation": "constant"}
+PLAIN: dict[str, Any] = {
+    "rollout": {"prompts_per_step": 3, "samples_per_prompt": 2},
+    "train": {"steps": 3, "checkpoint_every": 0, "micro_batch_tokens": 128},
+    "eval": {"prompts": 0},
+    "objective": [CONSTANT],
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "expert_rows": {"share": 0.5},
+    "adwin": {"windows": [2, 4], "rows": 8, "folds": 2, "delay": 1, "null_every": 0, "rho": 0.3},
+    "fixed_window": {"tokens": 6},
+    "first_n": {"tokens": 6},
+    "staircase": {"first": 3, "rise": 3, "every": 1},
+    "linear_window": {"first": 3},
+    "prune_opd": {"k": 8, "threshold": 0.6, "smoothing": 2, "shortest": 2, "quantile": 0.5},
+    "effopd": {
+        "tries": 2,
+        "gate": {"kind": "reverse_kl", "prompts": 4, "gain": 0.0, "length_tolerance": 9, "truncation_tolerance": 1},
+    },
+    "tcod": {"order": "f2b", "every": 1, "turns": 3},
+    "update_sparsity": {"every": 1},
+    "mask_tokens": {"tokens": {"ids": list(range(4, 60))}},
+    "turnopd": {"probe_every": 2, "probes": 2, "shortest": 1, "longest": 3},
+    "episode_filter": {"ended": ["tokens"]},
+}
+"""Settings with which a method acts within three steps on hardly trained models."""
+EPISODES: dict[str, Any] = {
+    "prompts": {"task": "lock", "options": {"digits": 3, "turns": 5}},
+    "rollout": {
+        **PLAIN["rollout"],
+        "max_new_tokens": 40,
+        "episodes": {"turns": 5, "turn_tokens": 3, "isolation": "none"},
+    },
+}
+CHANGES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("tcod", "turnopd", "prefix_replay"), EPISODES),
+    # Answers of 16 tokens: the limit ends some episodes, and the lock others.
+    "episode_filter": {**EPISODES, "rollout": {**EPISODES["rollout"], "max_new_tokens": 16}},
+    "critic": {
+        "prompts": {"task": "student_plugins:Digits", "options": {"digits": 2}},
+        "objective": [{"name": "ppo"}],
+    },
+    "modes": {
+        "modes": {
+            "long": {"budget": 12, "prefix": "L", "teacher": "teacher"},
+            "short": {"budget": 6, "prefix": "S", "teacher": "student"},
+        },
+    },
+}
+NAMES = [e.name for e in CONTROLLERS if ".rl.samplers." not in e.path]
+
+
+def records(recipe: Recipe) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines]
+
+
+@pytest.fixture
+def recipe_of(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[..., Recipe]:
+    """A recipe with one method, in a run folder of its own."""
+
+    def make(name: str, run: str, **more: Any) -> Recipe:
+        changes = {**PLAIN, **CHANGES.get(name, {}), **more, "methods": [{"name": name, **METHODS.get(name, {})}]}
+        return make_recipe(run=str(tmp_path / f"{name}-{run}"), **changes)
+
+    return make
+
+
+WITHOUT: dict[str, set[str]] = {}
+"""Metrics of runs without a method, by what else is in their recipes: most methods share one."""
+
+
+def metrics_without(recipe: Recipe) -> set[str]:
+    objective = [{"name": "grpo"}] if recipe.objective == [{"name": "ppo"}] else recipe.objective
+    plain = recipe.model_copy(update={"methods": [], "objective": objective, "run": recipe.run.with_name("without")})
+    key = plain.model_dump_json(exclude={"run", "model", "teachers"})
+    if key not in WITHOUT:
+        train(plain)
+        WITHOUT[key] = set().union(*records(plain))
+    return WITHOUT[key]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_method_shows_that_it_fired_and_a_step_taken_again_gives_the_same(
+    recipe_of: Callable[..., Recipe],
+    name: str,
+    interrupted: Callable[..., dict[str, Any]],
+    hashes: Callable[[Path], dict[str, str]],
+) -> None:
+    calm, cut = recipe_of(name, "calm"), recipe_of(name, "cut")
+    straight = train(calm)
+    own = {key for key in set().union(*records(calm)) if not key.startswith(("cost/", "loss/"))} - metrics_without(calm)
+    fired = [key for key in own if any(line.get(key) for line in records(calm))]
+    assert fired, f"a run with {name} has no metric of its own that is not 0; let it show that it acted"
+    resumed = interrupted(cut)
+    assert hashes(Path(resumed["checkpoint"])) == hashes(Path(straight["checkpoint"]))
+    assert records(cut) == records(calm)
+
+
+def all_objectives() -> list[dict[str, Any]]:
+    """Every registered term once: on the rows that the student sampled, or on given ones where it learns from those."""
+    rows = {name: OBJECTIVES.load(name).settings_type.model_fields["rows"].default for name in known_terms()}
+    return [{"name": name, "rows": "sampled" if default == "all" else default} for name, default in rows.items()]
+
+
+def known_terms() -> list[str]:
+    return [entry.name for entry in OBJECTIVES]
+
+
+@pytest.mark.slow
+def test_two_ranks_do_what_one_does(
+    recipe_of: Callable[..., Recipe], make_recipe: Callable[..., Recipe], tmp_path: Path, two_ranks: Callable[..., None]
+) -> None:
+    terms = {
+        "prompts": {"task": "student_plugins:Digits", "options": {"digits": 2}},
+        "rollout": {"prompts_per_step": 3, "samples_per_prompt": 4},
+        "teachers": {"reference": "initial"},
+        "objective": all_objectives(),
+        "methods": [{"name": "expert_rows", "share": 0.25}, {"name": "critic"}],
+        "train": {"steps": 2, "minibatches": 2, "checkpoint_every": 0, "micro_batch_tokens": 128},
+        "eval": {"prompts": 0},
+    }
+    short = {"train": {**PLAIN["train"], "steps": 2}}
+    ones = {name: recipe_of(name, "one", **short) for name in NAMES}
+    ones["terms"] = make_recipe(run=str(tmp_path / "terms-one"), **terms)
+    for recipe in ones.values():
+        train(recipe)
+    twos = {name: one.model_copy(update={"run": one.run.with_name(f"{name}-two")}) for name, one in ones.items()}
+    two_ranks(*twos.values())
+    assert {f"loss/{name}" for name in known_terms()} <= set(records(ones["terms"])[0])
+    apart = []
+    for name, two in twos.items():
+        for mine, theirs in zip(records(ones[name]), records(two), strict=True):
+            apart += [f"{name}: only one has {key}" for key in set(mine) ^ set(theirs)]
+            apart += [
+                f"{name}: {key} is {mine[key]} on one rank, {theirs[key]} on two"
+                for key in set(mine) & set(theirs)
+                if theirs[key] != pytest.approx(mine[key], rel=2e-3, abs=1e-4)
+            ]
+        last = f"checkpoints/step-{two.train.steps:06d}/model/model.safetensors"
+        found, expected = load_file(two.run / last), load_file(ones[name].run / last)
+        close = all(torch.allclose(found[key], tensor, atol=3e-4, rtol=2e-3) for key, tensor in expected.items())
+        apart += [] if close else [f"{name}: the weights differ"]
+    assert not apart, "\n".join(apart)

@@ -1,0 +1,191 @@
+"""The chat client and the rewards that ask it, against a real HTTP server that also fails on purpose."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opd.config import parse_settings
+from opd.errors import DataError
+from opd.tasks import chat
+from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings
+from opd.tasks.prompt import Prompt
+from opd.tasks.verdict import Verdict
+from student.data.row import RowKey
+from student.rl import REWARDS
+
+
+class Server(ThreadingHTTPServer):
+    """Answers by what a test put into `say`; remembers what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[tuple[str, Any, str | None]] = []
+        self.say: Any = lambda path, body: {"choices": [{"message": {"content": "7"}}]}
+        self.release = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.path, body, self.headers.get("Authorization")))
+        found = self.server.say(self.path, body)
+        if found is None:  # hangs until the test is over
+            self.server.release.wait(60)
+            return
+        status, text = (
+            (found, "") if isinstance(found, int) else (200, found if isinstance(found, str) else json.dumps(found))
+        )
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text.encode())))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *arguments: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(chat, "_PAUSE_SECONDS", 0.0)
+    made = Server()
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield made
+    made.release.set()
+    made.shutdown()
+    made.server_close()
+    thread.join()
+
+
+def client(server: Server, **settings: Any) -> ChatClient:
+    return ChatClient(parse_settings(ChatSettings, {"endpoint": f"{server.url}/v1/", "model": "m", **settings}))
+
+
+QUESTION = [{"role": "user", "content": "how good?"}]
+
+
+def test_it_asks_as_such_services_are_asked(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_KEY", "secret")
+    assert client(server, key_variable="A_KEY", max_tokens=5).ask(QUESTION) == "7"
+    ((path, body, key),) = server.asked
+    assert path == "/v1/chat/completions" and key == "Bearer secret"
+    assert body == {"model": "m", "messages": QUESTION, "temperature": 0.0, "max_tokens": 5}
+
+
+def test_equal_questions_are_asked_once_also_by_another_run(server: Server, tmp_path: Path) -> None:
+    one = client(server, cache=str(tmp_path))
+    assert [one.ask(QUESTION) for _ in range(3)] == ["7"] * 3 and one.calls == 1 and one.kept == 2
+    other = client(server, cache=str(tmp_path))
+    assert other.ask(QUESTION) == "7" and other.calls == 0
+    assert client(server, cache=str(tmp_path), temperature=0.5).ask(QUESTION) == "7" and len(server.asked) == 2
+    (file,) = [path for path in tmp_path.rglob("*.json") if "0.5" not in path.read_text()][:1]
+    file.write_text("{half")
+    assert client(server, cache=str(tmp_path)).ask(QUESTION) == "7"
+
+
+@pytest.mark.parametrize(("say", "calls"), [(500, 2), (429, 2), (404, 1), ("not json", 2), ({"choices": []}, 1)])
+def test_a_failure_is_told_and_not_kept(server: Server, say: Any, calls: int) -> None:
+    server.say = lambda path, body: say
+    made = client(server)
+    with pytest.raises(ChatFailed, match=r"127\.0\.0\.1"):
+        made.ask(QUESTION)
+    assert len(server.asked) == calls
+    if say != {"choices": []}:
+        server.say = lambda path, body: {"choices": [{"message": {"content": "now"}}]}
+        assert made.ask(QUESTION) == "now"
+
+
+def test_a_service_that_hangs_or_is_away_is_given_up(server: Server) -> None:
+    server.say = lambda path, body: None
+    with pytest.raises(ChatFailed):
+        client(server, timeout=0.2, attempts=1).ask(QUESTION)
+    away = parse_settings(ChatSettings, {"endpoint": "http://127.0.0.1:1", "model": "m"})
+    with pytest.raises(ChatFailed, match="refused"):
+        ChatClient(away).ask(QUESTION)
+
+
+def reward(server: Server, name: str, **settings: Any) -> Any:
+    cls = REWARDS.load(name)
+    model = {} if name == "http_judge" else {"model": "m"}
+    return cls(parse_settings(cls.settings_type, {"name": name, "endpoint": server.url, **model, **settings}))
+
+
+PROMPT = Prompt.make("1+1=", answer="2", extra={"constraints": ["short", "polite", "right", "in verse"]})
+
+
+def test_a_judge_grades_and_what_it_does_not_say_is_unknown(server: Server) -> None:
+    texts = iter(["It is good. Grade: 8", "no idea", "12", "-3"])
+    server.say = lambda path, body: {"choices": [{"message": {"content": next(texts)}}]}
+    made = reward(server, "judge")
+    assert [made.value(PROMPT, f"answer {i} {{reference}}") for i in range(4)] == [0.8, None, 1.0, 0.0]
+    asked = server.asked[0][1]["messages"][0]["content"]
+    assert "1+1=" in asked and "answer 0 {reference}" in asked and "Reference:\n2" in asked
+
+
+def test_a_judge_that_is_down_leaves_rows_unknown_and_counts_them(server: Server) -> None:
+    server.say = lambda path, body: 500
+
+    class Row:
+        prompt, text, reward, reward_parts = PROMPT, "2", 0.0, {}
+
+    for name in ("judge", "http_judge", "checklist"):
+        made, rows = reward(server, name), [Row(), Row()]
+        made.reward(rows, None)
+        assert [row.reward for row in rows] == [None, None] and made.fired["unknown"] == (2.0, 2.0)
+
+
+def test_any_service_can_score(server: Server) -> None:
+    server.say = lambda path, body: {"score": -1.5 if body["answer"] == "bad" else None}
+    made = reward(server, "http_judge", path="/score")
+    assert made.value(PROMPT, "bad") == -1.5 and made.value(PROMPT, "odd") is None
+    assert server.asked[0][:2] == ("/score", {"prompt": "1+1=", "answer": "bad", "reference": "2"})
+
+
+def test_a_checklist_is_the_mean_over_what_the_judge_tells(server: Server) -> None:
+    def say(path: str, body: Any) -> Any:
+        text = body["messages"][0]["content"]
+        words = {"short": "Yes.", "polite": "partly", "right": "No", "in verse": "hm"}
+        return {"choices": [{"message": {"content": next(w for c, w in words.items() if f"this: {c}" in text)}}]}
+
+    server.say = say
+    made = reward(server, "checklist")
+    assert made.value(PROMPT, "2") == pytest.approx(0.5)
+    with pytest.raises(DataError, match="keep_columns"):
+        made.value(Prompt.make("q"), "2")
+
+
+def test_appeals_note_what_a_judge_says_of_refused_answers_and_change_no_reward(server: Server) -> None:
+    words = {"2.0": "They agree: yes", "3": "No.", "?": "hm"}
+    server.say = lambda path, body: {
+        "choices": [{"message": {"content": next(w for a, w in words.items() if f"Answer:\n{a}\n" in asked(body))}}]
+    }
+
+    class Row:
+        def __init__(self, text: str, value: float) -> None:
+            self.prompt, self.text, self.reward_parts, self.notes = PROMPT, text, dict[str, float](), dict[str, float]()
+            self.key, self.verdict = RowKey(0, "p", len(text)), Verdict.score(value)
+
+    rows = [Row("2.0", 0.0), Row("3", 0.0), Row("?", 0.0), Row("2", 1.0)]
+    made = reward(server, "appeals", share=1.0)
+    made.reward(rows, None)
+    assert [row.notes.get("appeals/overturned") for row in rows] == [1.0, 0.0, None, None]
+    assert made.fired == {"unknown": (1.0, 3.0), "overturned": (1.0, 2.0)}
+    assert not any(row.reward_parts for row in rows) and len(server.asked) == 3
+
+
+def asked(body: Any) -> str:
+    return str(body["messages"][0]["content"])

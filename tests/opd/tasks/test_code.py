@@ -1,0 +1,149 @@
+"""Programs that misbehave, for real: each is held back, and the verdict says what became of it."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from opd.errors import ConfigError
+from opd.tasks import code_sandbox
+from opd.tasks.code import CodeVerifier, LenientCodeVerifier, find_program
+from opd.tasks.code_sandbox import Ended, Limits, check_machine, run_python
+from opd.tasks.prompt import Prompt
+from opd.tasks.verdict import VerdictStatus
+
+try:
+    check_machine()
+except ConfigError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+SHORT = Limits(seconds=1.0, memory_mib=256, output_bytes=10_000)
+
+
+def test_a_program_runs_and_its_tests_see_its_names() -> None:
+    ran = run_python("import math\ndef f(x): return math.isqrt(x)\nprint(f(81))", "assert f(16) == 4")
+    assert ran.ended is Ended.PASSED and ran.output == "9\n"
+    wrong = run_python("def f(x): return x", "assert f(16) == 4, 'not four'")
+    assert wrong.ended is Ended.FAILED and "not four" in wrong.reason
+    assert run_python("def f(:", "").ended is Ended.FAILED
+    assert run_python("print(input()[::-1])", stdin="abc").output == "cba\n"
+
+
+def test_threads_are_allowed() -> None:
+    program = "import threading\nfound = []\nt = threading.Thread(target=lambda: found.append(1))\nt.start(); t.join()"
+    assert run_python(program, "assert found == [1]").ended is Ended.PASSED
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "while True: pass",
+        "import time\nwhile True: time.sleep(1)",
+        "import signal, time\nsignal.setitimer(signal.ITIMER_REAL, 0)\ntime.sleep(99)",
+    ],
+)
+def test_a_program_that_hangs_is_ended(program: str) -> None:
+    ran = run_python(program, limits=Limits(seconds=0.3))
+    assert ran.ended in (Ended.TIMED_OUT, Ended.KILLED)
+
+
+def test_memory_is_bounded() -> None:
+    ran = run_python("x = bytearray(2**30)", limits=SHORT)
+    assert ran.ended is Ended.FAILED and "MemoryError" in ran.reason
+    assert run_python("x = []\nwhile True: x.append(bytes(2**20))", limits=SHORT).ended is not Ended.PASSED
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os\nwhile True: os.fork()",
+        "import subprocess\nsubprocess.run(['/bin/true'])",
+        "import multiprocessing as m\np = m.get_context('fork').Process(target=print)\np.start()\np.join()",
+        "import os\nos.execv('/bin/true', ['true'])",
+        "import os\nos.posix_spawn('/bin/true', ['true'], {})",
+        "import os\nos.kill(os.getppid(), 9)",
+        "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nif l.syscall(435, 0, 0) < 0: raise OSError('no clone3')",
+    ],
+)
+def test_no_process_can_be_made_or_hurt(program: str) -> None:
+    ran = run_python(program, limits=SHORT)
+    assert ran.ended is Ended.FAILED and "Error" in ran.reason, ran
+
+
+def test_there_is_no_network() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        ran = run_python(f"import socket\nsocket.create_connection(('127.0.0.1', {port}))", limits=SHORT)
+    assert ran.ended is Ended.FAILED and "PermissionError" in ran.reason
+
+
+def test_no_file_can_be_written_and_none_of_the_users_read(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("42")
+    writes = [f"open('{tmp_path}/new', 'w')", f"open('{secret}', 'a')", f"import os\nos.remove('{secret}')"]
+    writes += [f"import os\nos.mkdir('{tmp_path}/d')", f"import os\nos.truncate('{secret}', 0)", "open('x', 'w')"]
+    writes += ["import tempfile\ntempfile.TemporaryFile()", f"import os\nos.rename('{secret}', '{tmp_path}/other')"]
+    for program in (*writes, f"print(open('{secret}').read())", "open('/etc/passwd')", "open('/proc/1/environ')"):
+        ran = run_python(program, limits=SHORT)
+        assert ran.ended is Ended.FAILED and "42" not in ran.output, program
+    assert secret.read_text() == "42" and os.listdir(tmp_path) == ["secret"]
+
+
+def test_the_environment_is_empty_and_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPD_SECRET", "hidden")
+    assert run_python("import os\nprint(dict(os.environ))").output.count("hidden") == 0
+    flood = run_python("while True: print('x' * 1000)", limits=SHORT)
+    assert flood.ended is not Ended.PASSED and len(flood.output) <= SHORT.output_bytes
+
+
+@pytest.mark.parametrize("program", ["import os\nos._exit(0)", "import sys\nsys.exit(0)", "raise SystemExit", "1/0"])
+def test_a_program_that_ends_before_its_tests_has_not_passed_them(program: str) -> None:
+    assert run_python(program, "assert False").ended is Ended.FAILED
+
+
+def test_a_program_cannot_note_by_chance_that_it_has_passed() -> None:
+    note = b'\n{"passed": true, "reason": ""}\n'
+    program = f"""
+import os
+for place in range(3, 60):
+    try:
+        os.write(place, {note!r})
+    except OSError:
+        pass
+os._exit(0)
+"""
+    assert run_python(program, "assert False").ended is Ended.FAILED
+
+
+def test_a_sandbox_that_cannot_be_entered_says_nothing_about_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "child.py"
+    broken.write_text("raise OSError('refused')")
+    monkeypatch.setattr(code_sandbox, "_CHILD", broken)
+    assert run_python("").ended is Ended.BROKEN
+    prompt = Prompt.make("q", extra={"tests": "assert True"})
+    assert CodeVerifier().verify(prompt, "").status is VerdictStatus.UNKNOWN
+
+
+def test_a_verdict_by_source_or_by_examples() -> None:
+    judge = CodeVerifier(timeout=5.0)
+    prompt = Prompt.make("q", extra={"tests": "assert double(2) == 4"})
+    answer = "First try:\n```python\ndef double(x): return x\n```\nBetter:\n```python\ndef double(x): return 2 * x\n```"
+    assert judge.verify(prompt, answer).status is VerdictStatus.CORRECT
+    assert judge.verify(prompt, "def double(x): return x").status is VerdictStatus.WRONG
+    cases = [{"input": "1 2", "output": "3"}, {"input": "5 5", "output": "10\n"}, {"input": "1 1", "output": "5"}]
+    verdict = judge.verify(Prompt.make("q", extra={"tests": cases}), "print(sum(map(int, input().split())))")
+    assert verdict.status is VerdictStatus.WRONG and verdict.value == pytest.approx(2 / 3)
+    assert "expected '5'" in verdict.reason
+    assert judge.verify(Prompt.make("q"), answer).status is VerdictStatus.UNKNOWN
+    assert find_program("print(1)") == "print(1)" and judge.extract(prompt, "a = 1 \n\nb") == "a = 1\nb"
+
+
+def test_a_killed_program_is_wrong_or_unknown_as_chosen() -> None:
+    prompt = Prompt.make("q", extra={"tests": "f()"})
+    assert CodeVerifier(timeout=0.5).verify(prompt, "def f():\n while True: pass").status is VerdictStatus.WRONG
+    lenient = LenientCodeVerifier(timeout=0.5)
+    assert lenient.verify(prompt, "def f():\n while True: pass").status is VerdictStatus.UNKNOWN
+    assert lenient.verify(prompt, "def f(): raise ValueError").status is VerdictStatus.WRONG

@@ -1,0 +1,119 @@
+"""Which terms learn from rows of older weights: those whose gradient, given the prefix, is the same whoever sampled."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import student.methods
+import student.rl  # noqa: F401  (registers the names)
+from opd.config import parse_settings
+from opd.errors import ConfigError
+from student.plugins import build_plugins, build_terms
+from student.recipe import Recipe
+
+WIDE = 1e9  # a cap that never bites
+UNBIASED: list[dict[str, Any]] = [
+    *({"name": "opd", "payload": payload, "k": 3, "importance_cap": WIDE} for payload in ("sampled", "gather", "topk")),
+    {"name": "opd", "payload": "topk", "k": 3, "divergence": "forward_kl"},
+    {"name": "opd", "payload": "hidden"},
+    {"name": "opd", "payload": "hidden", "divergence": "jsd", "mixture": 0.3},
+    {"name": "exopd", "payload": "gather", "k": 3, "importance_cap": WIDE},
+    {"name": "reference_kl", "payload": "hidden"},
+    {"name": "entropy_bonus"},
+    {"name": "epo"},
+    {"name": "rapo_kl"},
+]
+
+
+def expected(toy: Any, entry: dict[str, Any], gap: float, tokens: range = range(7)) -> Tensor:
+    """The gradient of each position's hidden state, over all `tokens`, drawn by a policy that is `gap` away."""
+    whole = torch.zeros(())
+    for token in tokens:
+        rows = toy(masked=False)
+        behaviour = rows.logp(rows.hidden + gap * torch.sin(rows.hidden), rows.head)
+        rows.token_ids = torch.full_like(rows.token_ids, token)
+        rows.behaviour = behaviour[:, token]
+        whole = whole + behaviour[:, token].exp()[:, None] * rows.gradient(build_terms([entry]))[0]
+    return whole
+
+
+@pytest.mark.parametrize("entry", UNBIASED, ids=lambda entry: "-".join(str(v) for v in entry.values()))
+def test_the_expected_gradient_is_that_on_policy_whoever_sampled(toy: Any, entry: dict[str, Any]) -> None:
+    assert not build_terms([entry])[0].why_not_stale
+    truth = expected(toy, entry, 0.0)
+    assert truth.abs().max() > 1e-3
+    torch.testing.assert_close(expected(toy, entry, 0.5), truth, rtol=1e-6, atol=1e-9)
+
+
+def test_a_ratio_to_the_policy_that_sampled_gives_an_event_the_gradient_that_it_has_on_policy(toy: Any) -> None:
+    """Over all tokens the gradient of a row's own advantage is 0, so here it is over some."""
+    entry = {"name": "policy_gradient"}
+    truth = expected(toy, entry, 0.0, range(3))
+    assert truth.abs().max() > 1e-3
+    torch.testing.assert_close(expected(toy, entry, 0.5, range(3)), truth, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"name": "opd", "k": 3}, "payload gather .* set importance_cap"),
+        ({"name": "exopd", "payload": "sampled"}, "set importance_cap"),
+        ({"name": "reference_kl"}, "use payload hidden"),
+        ({"name": "vopd", "k": 3}, "no importance weight"),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_a_term_that_would_be_biased_is_refused_with_the_reason(toy: Any, entry: dict[str, Any], said: str) -> None:
+    assert (expected(toy, entry, 0.5) - expected(toy, entry, 0.0)).abs().max() > 1e-3
+    with pytest.raises(ConfigError, match=f"max_staleness is 1, but {entry['name']} does not go with it: .*{said}"):
+        build_plugins(recipe(objective=[entry]))
+
+
+def recipe(**changes: Any) -> Recipe:
+    data: dict[str, Any] = {
+        "run": "run",
+        "model": {"path": "m"},
+        "teachers": {"endpoints": ["t:1"]},
+        "prompts": {"task": "addition"},
+        "rollout": {"samples_per_prompt": 2},
+        "objective": [{"name": "opd", "importance_cap": 2.0}],
+        "train": {"max_staleness": 1},
+    }
+    return parse_settings(Recipe, {**data, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"objective": [{"name": "opd", "discount": 0.5}]}, "set discount: 0"),
+        ({"objective": [{"name": "grpo", "ratio_to": "old"}]}, "set ratio_to: behaviour"),
+        ({"objective": [{"name": "rloo"}]}, "set ratio: token"),
+        ({"objective": [{"name": "ppo"}], "methods": [{"name": "critic"}]}, "critic does not go .* features"),
+        ({"objective": [{"name": "grpo"}], "methods": [{"name": "mopps"}]}, "mopps does not go with it"),
+        ({"train": {"sharding": "fsdp", "max_staleness": 1}}, "samples from a whole copy of the student"),
+        (
+            {"objective": [{"name": "grpo"}], "rollout": {"strategy": {"name": "dynamic_sampling"}}},
+            "dynamic_sampling does not go with it: .* or set train.max_staleness: 0",
+        ),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else "-".join(value),
+)
+def test_what_would_meet_rows_of_another_step_is_refused(changes: dict[str, Any], said: str) -> None:
+    if "strategy" in changes.get("rollout", {}):
+        changes = {**changes, "rollout": {"samples_per_prompt": 2, **changes["rollout"]}}
+    with pytest.raises(ConfigError, match=said):
+        build_plugins(recipe(**changes))
+    build_plugins(recipe(**{**changes, "train": {"max_staleness": 0}}))
+
+
+@pytest.mark.parametrize("method", ["adwin", "effopd", "tcod", "expert_rows", "linear_window", "prompt_augmentation"])
+def test_methods_that_plan_by_what_they_save_go_with_stale_rows(method: str) -> None:
+    options: dict[str, dict[str, Any]] = {
+        "linear_window": {"first": 4},
+        "adwin": {"windows": [4]},
+        "expert_rows": {"share": 0.5},
+    }
+    constant = {"name": "opd", "importance_cap": 2.0, "aggregation": "constant"}
+    build_plugins(recipe(objective=[constant], methods=[{"name": method, **options.get(method, {})}]))

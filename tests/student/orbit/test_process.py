@@ -1,0 +1,95 @@
+"""Stages as real processes: stopped with the command, killed by a second signal, never started twice."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from opd.errors import RunFolderError
+from student.orbit.process import Stages
+
+SAVES = """
+import signal, sys
+def save(*_):
+    print("saved", flush=True)
+    sys.exit(5)
+signal.signal(signal.SIGTERM, save)
+print("running", flush=True)
+signal.pause()
+"""
+STUBBORN = """
+import os, signal
+signal.signal(signal.SIGTERM, lambda *_: print("goes on", flush=True))
+print(os.getpid(), flush=True)
+while True:
+    signal.pause()
+"""
+COMMAND = """
+import sys
+from pathlib import Path
+from opd.errors import CancelledError
+from student.orbit.process import Stages
+try:
+    with Stages(Path(sys.argv[1])) as stages:
+        print("ended with", stages.run([sys.executable, "-c", sys.argv[2]]), flush=True)
+except CancelledError:
+    print("cancelled", flush=True)
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def start(started: list[subprocess.Popen[str]], folder: Path, stage: str) -> tuple[subprocess.Popen[str], str]:
+    """The command with a stage that has said its first line."""
+    process = subprocess.Popen([sys.executable, "-c", COMMAND, str(folder), stage], stdout=subprocess.PIPE, text=True)
+    started.append(process)
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_command_has_the_stage_save_and_end(
+    command: list[subprocess.Popen[str]], tmp_path: Path, number: int
+) -> None:
+    process, said = start(command, tmp_path, SAVES)
+    assert said == "running"
+    process.send_signal(number)
+    assert process.communicate()[0].split() == ["saved", "cancelled"]
+
+
+def test_a_second_signal_kills_a_stage_that_does_not_end(command: list[subprocess.Popen[str]], tmp_path: Path) -> None:
+    process, _ = start(command, tmp_path, STUBBORN)
+    assert process.stdout is not None
+    process.terminate()
+    assert process.stdout.readline().strip() == "goes on"
+    process.terminate()
+    assert process.communicate()[0].split() == ["cancelled"]
+
+
+def test_a_stage_that_outlives_its_command_keeps_the_folder(
+    command: list[subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process, pid = start(command, tmp_path, STUBBORN)
+    process.kill()
+    process.wait()
+    with pytest.raises(RunFolderError, match="still runs"), Stages(tmp_path):
+        pass
+    os.kill(int(pid), signal.SIGKILL)
+    with (tmp_path / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    with Stages(tmp_path) as stages:
+        assert stages.run([sys.executable, "-c", "raise SystemExit(3)"]) == 3

@@ -1,0 +1,101 @@
+"""Rewards of turns and tool calls: golden numbers."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from opd.config import parse_settings
+from opd.errors import ConfigError, DataError
+from opd.tasks.prompt import Prompt
+from opd.tasks.tools import Call
+from student.plugins import build_plugins
+from student.recipe import Recipe
+from student.rl.rewards.igpo import Igpo, IgpoSettings
+from student.rl.rewards.toolrl import ToolRl, ToolRlSettings, match_share
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def test_a_turn_is_worth_what_it_adds_to_the_belief_in_the_answer(make_row: Any, services: Any) -> None:
+    beliefs = {3: 0.1, 5: 0.3, 8: 0.25}  # by the ids before the answer: the prompt's 3, then up to each later turn
+    services.log_probs = lambda before, ids: [math.log(beliefs[len(before)])] * len(ids)
+    row = make_row(value=1.0, length=7)
+    row.turns = ((0, 1), (2, 4), (5, 7))
+    reward = Igpo(parse_settings(IgpoSettings, {"name": "igpo"}))
+    reward.reward([row], services)
+    assert row.turn_rewards == pytest.approx((0.2, -0.05, 1.0))
+    assert [item.response_ids.tolist() for item in services.read_items] == [list(b"42")] * 3
+    assert row.reward is None and not row.reward_parts  # the row's own reward stays the verdict
+
+
+def test_the_rewards_add_up_to_the_whole_gain_and_the_verdict(make_row: Any, services: Any) -> None:
+    services.log_probs = lambda before, ids: [-1.0 / len(before)] * len(ids)
+    row = make_row(value=0.0, length=9)
+    row.turns = ((0, 2), (3, 5), (6, 9))
+    Igpo(parse_settings(IgpoSettings, {"name": "igpo", "before": "<a>"})).reward([row], services)
+    assert sum(row.turn_rewards) == pytest.approx(np.exp(-1 / (3 + 6 + 3)) - np.exp(-1 / (3 + 3)))
+    unknown = make_row(value=None)
+    Igpo(parse_settings(IgpoSettings, {"name": "igpo"})).reward([unknown], services)
+    assert unknown.turn_rewards == ()
+
+
+def test_rewards_by_turn_that_no_advantage_reads_are_refused() -> None:
+    def build(advantage: str) -> None:
+        data = {
+            "run": "run",
+            "model": {"path": "student"},
+            "prompts": {"task": "lock"},
+            "objective": [{"name": "grpo", "advantage": {"name": advantage}}],
+            "rewards": [{"name": "igpo"}],
+            "rollout": {"prompts_per_step": 2, "samples_per_prompt": 2, "max_new_tokens": 64},
+            "train": {"steps": 1, "learning_rate": 1e-3},
+        }
+        build_plugins(parse_settings(Recipe, data))
+
+    build("trloo")
+    with pytest.raises(ConfigError, match="use advantage trloo or mapo"):
+        build("group_mean")
+
+
+LOOK = Call("look", {"at": "door", "for": 2})
+
+
+@pytest.mark.parametrize(
+    ("calls", "share"),
+    [
+        ([LOOK], 1.0),
+        ([], 0.0),
+        ([Call("jump", {})], 0.0),
+        ([Call("look", {})], 1 / 4),
+        ([Call("look", {"at": "door", "by": 1})], (1 + 1 / 3 + 1) / 4),
+        ([LOOK, LOOK], (1 / 2 + 1 + 2) / 4),  # a call too many lowers the Jaccard index of names
+        ([Call("look", {"at": "door", "for": "2"}, coerced=True)], 1.0),
+    ],
+)
+def test_the_share_of_reference_calls_that_is_matched(calls: list[Call], share: float) -> None:
+    assert match_share([LOOK], calls) == pytest.approx(share)
+
+
+def test_each_reference_call_takes_one_call_and_the_best_pair_first() -> None:
+    near, exact = Call("look", {"at": "wall", "for": 2}), LOOK
+    other = Call("look", {"at": "wall", "for": 3})
+    assert match_share([exact, other], [near, exact]) == pytest.approx((1 + (1 + 2) + (1 + 1)) / (1 + 2 + 4))
+
+
+def test_the_reward_is_the_format_and_six_times_the_share_less_three(make_row: Any, services: Any) -> None:
+    prompt = Prompt.make("q", extra={"calls": [{"name": "look", "arguments": {"at": "door"}}]})
+    texts = [call("look", at="door"), "I look.", "<tool_call>{</tool_call>", call("look")]
+    rows = [make_row(text, prompt=prompt, sample=i) for i, text in enumerate(texts)]
+    ToolRl(parse_settings(ToolRlSettings, {"name": "toolrl"})).reward(rows, services)
+    assert [row.reward for row in rows] == pytest.approx([4.0, -3.0, -3.0, 1 + 6 / 3 - 3])
+    plain = make_row("x")
+    ToolRl(parse_settings(ToolRlSettings, {"name": "toolrl"})).reward([plain], services)
+    assert plain.reward is None
+    bad = make_row("x", prompt=Prompt.make("q", extra={"calls": ["look"]}))
+    with pytest.raises(DataError, match="needs a name and arguments"):
+        ToolRl(parse_settings(ToolRlSettings, {"name": "toolrl"})).reward([bad], services)

@@ -1,0 +1,311 @@
+"""What each rollout strategy makes of rewards: its choices, its numbers, and what a second pass is told."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from thread_ranks import keys, sampled, together
+
+from opd.config import parse_settings
+from opd.errors import ConfigError, DataError
+from opd.tasks.prompt import Prompt
+from student.controllers import StepReport
+from student.data.outcome import outcome_of
+from student.data.plan import PlannedRow, StepPlan, plan_step
+from student.data.row import Row
+from student.data.row_state import row_from_state, row_to_state
+from student.plugins import build_plugins, build_terms
+from student.recipe import Recipe
+from student.rl.advantages.chain import AdvantageChain
+from student.rollout.strategy import STRATEGIES, Strategy
+from student.run.state_io import load_state, save_state
+
+
+def build(name: str, **settings: Any) -> Any:
+    cls = STRATEGIES.load(name)
+    return cls(parse_settings(cls.settings_type, {"name": name, **settings}))
+
+
+def of(samples: int, step: int = 0) -> Callable[[Sequence[Prompt]], StepPlan]:
+    return lambda prompts: plan_step(step, prompts, samples=samples, max_new_tokens=4, temperature=1.0)
+
+
+def metrics_of(rollouts: Any) -> dict[str, float]:
+    return dict(rollouts.metrics(rollouts.counts()))
+
+
+def place(planned: PlannedRow) -> int:
+    """0, 1 or 2 by prompt."""
+    return int(planned.key.uid, 16) % 3
+
+
+def test_oversampling_grows_with_what_the_last_steps_lost() -> None:
+    made = build("adaptive_oversampling", decay=0.0)
+    sizes = []
+    for waste in (0.0, 0.5, 0.75, 0.9, 1.0):
+        made.observe(StepReport(0, {"adaptive_oversampling/discarded_share": waste}, []))
+        sizes.append(made.size(8))
+    assert sizes == [8, 16, 32, 32, 32]
+    made.observe(StepReport(0, {"adaptive_oversampling/discarded_share": 0.6}, []))
+    ((rows, rollouts, cursor),) = together(1, lambda: made)
+    assert rollouts.rounds == 1 and cursor.taken == 10
+    assert all(len({r.verdict.value for r in rows if r.key.group == row.key.group}) == 2 for row in rows)
+    assert len({row.key.group for row in rows}) <= 4
+    assert 0 < metrics_of(rollouts)["adaptive_oversampling/discarded_share"] < 1
+
+
+def test_answers_are_added_until_both_kinds_are_there_and_all_count_in_the_mean() -> None:
+    def third(planned: PlannedRow) -> Row:
+        return sampled(planned, float(place(planned) > 0 and planned.key.sample in (1, 9, 11)))
+
+    ((rows, rollouts, _),) = together(1, lambda: build("reinforce_ada", rounds=2), third, plan=of(8), groups=6)
+    assert rollouts.rounds == 2
+    groups = {row.key.uid: [r for r in rows if r.key.uid == row.key.uid] for row in rows}
+    for mine in groups.values():
+        assert len(mine) == 16 and sum(row.trained for row in mine) == 4
+        right = [row for row in mine if row.verdict.value]
+        assert len(right) in (0, 3) and sum(row.trained for row in right) == min(2, len(right))
+        chain = AdvantageChain({"name": "group_mean", "scale": "none"}, "a test")
+        credit = dict(zip([r.key for r in mine], chain.estimate([outcome_of(r) for r in mine]), strict=True))
+        if right:
+            assert credit[right[0].key] == 0.8125 and min(credit.values()) == -0.1875
+    assert 0 < metrics_of(rollouts)["reinforce_ada/mixed_share"] < 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_reward_compares_the_answers_of_all_rounds(ranks: int) -> None:
+    """Majority votes: what the first round was paid changes with the answers of the second."""
+
+    def vote(planned: PlannedRow) -> Row:
+        row = sampled(planned, 0.0)
+        row.text = "a" if planned.key.sample == 0 else f"b{planned.key.sample // 4}"
+        return row
+
+    parts = together(
+        ranks, lambda: build("reinforce_ada", rounds=2), vote, plan=of(4), rewards=[{"name": "ttrv", "diversity": 0.0}]
+    )
+    rows = [row for part, _, _ in parts for row in part]
+    groups = {row.key.uid: [r for r in rows if r.key.uid == row.key.uid] for row in rows}
+    assert len(groups) == 4
+    for mine in groups.values():
+        assert len(mine) == 8
+        votes = {text: sum(row.text == text for row in mine) / 8 for text in ("a", "b0", "b1")}
+        assert {row.text: outcome_of(row).reward for row in mine} == votes == {"a": 1 / 8, "b0": 3 / 8, "b1": 4 / 8}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("adaptive_oversampling", {}),
+        ("self_interference", {}),
+        ("lte", {}),
+        ("guide", {"column": "solution"}),
+        ("icpo", {"examples": ["1+1=2"]}),
+        ("dynamic_sampling", {}),
+    ],
+)
+def test_models_are_asked_about_what_a_strategy_keeps_and_nothing_else(name: str, settings: dict[str, Any]) -> None:
+    ((rows, rollouts, _),) = together(1, lambda: build(name, **settings), hopeless, plan=of(4), groups=6)
+    asked = rollouts._stages.asked
+    assert asked == rollouts.scored and {id(row) for row in asked} == {id(row) for row in rows}
+    assert len(asked) == len(rows) < len(rollouts.rows)
+
+
+def test_rewards_that_read_what_models_say_get_it_for_every_row() -> None:
+    ((rows, rollouts, _),) = together(1, lambda: build("lte"), hopeless, plan=of(4), groups=6, judges_first=False)
+    assert len(rows) < len(rollouts.scored) == len(rollouts.rows) == len(rollouts._stages.asked)
+
+
+def test_a_prompt_that_is_solved_draws_no_more() -> None:
+    def lucky(planned: PlannedRow) -> Row:
+        return sampled(planned, float(planned.key.sample == 0))
+
+    ((rows, rollouts, _),) = together(1, lambda: build("reinforce_ada", rule="positive"), lucky, plan=of(8))
+    assert rollouts.rounds == 1 and len(rows) == 32
+
+
+def test_prompts_that_greedy_decoding_solves_are_passed_over() -> None:
+    seen: list[PlannedRow] = []
+
+    def greedy(planned: PlannedRow) -> Row:
+        seen.append(planned)
+        return sampled(planned, float(place(planned) == 0 and planned.temperature == 0.0))
+
+    ((rows, rollouts, _),) = together(1, lambda: build("self_interference", rounds=8), greedy)
+    assert len(rows) == 8 and all(int(row.key.uid, 16) % 3 for row in rows)
+    assert {row.key for row in rows}.isdisjoint(p.key for p in seen if p.temperature == 0.0)
+    assert 0 < metrics_of(rollouts)["self_interference/solved_share"] < 1
+
+
+def hopeless(planned: PlannedRow) -> Row:
+    """Wrong, but for the second answer of every third prompt, and for every other hinted one."""
+    right = planned.key.sample % 2 == 0 if planned.behaviour_prompt else not place(planned) and planned.key.sample == 1
+    row = sampled(planned, float(right))
+    row.text = f"answer {planned.key.sample}"
+    return row
+
+
+def test_lte_tells_all_wrong_groups_of_their_answers_and_right_ones_take_places() -> None:
+    told: list[PlannedRow] = []
+
+    def answer(planned: PlannedRow) -> Row:
+        told.append(planned)
+        return hopeless(planned)
+
+    ((rows, rollouts, _),) = together(1, lambda: build("lte"), answer, plan=of(4), groups=6)
+    hinted = [planned for planned in told if planned.behaviour_prompt]
+    assert hinted and all(place(planned) for planned in hinted)
+    for planned in hinted:
+        text = str(planned.behaviour_prompt.text)  # type: ignore[union-attr]
+        assert (
+            text.startswith(str(planned.prompt.text)) and f"wrong: {', '.join(f'answer {i}' for i in range(4))}" in text
+        )
+        assert planned.prompt.answer is not None and planned.prompt.answer not in text[len(str(planned.prompt.text)) :]
+    for uid in {row.key.uid for row in rows}:
+        mine = [row for row in rows if row.key.uid == uid]
+        helped = [row for row in mine if row.origin == "hinted"]
+        assert len(mine) == 4 and len(helped) == (2 if int(uid, 16) % 3 else 0)
+        assert all(row.verdict.value == 1 and row.tags["context"] == "hinted" for row in helped)
+    assert metrics_of(rollouts)["lte/helped_share"] == 1.0 and 0 < metrics_of(rollouts)["hinted_share"] < 0.5
+
+
+def test_the_hint_of_lte_goes_by_what_was_cut_off() -> None:
+    made = build("lte")
+    (cut,) = [sampled(PlannedRow(plan.key, plan.prompt, 4, 1.0), 0.0) for plan in of(1)([Prompt.make("q")]).rows]
+    whole = row_from_state(row_to_state(cut))
+    cut.truncated = True
+    assert made.hint([cut, cut], ["1", "2"]) == "{prompt}\nThink concisely."
+    assert made.hint([cut, whole], ["1", "2"]).splitlines()[1:] == [
+        "Think concisely.",
+        "These answers are wrong: 2. Do not mention this note.",
+    ]
+    assert "Think" not in made.hint([whole], ["2"]) and made.hint([whole, whole], ["2", "2"]).count("2") == 1
+
+
+def test_guide_replaces_whole_groups_and_keeps_the_band() -> None:
+    ((rows, rollouts, _),) = together(1, lambda: build("guide", column="solution"), hopeless, plan=of(4), groups=6)
+    for row in rows:
+        assert (row.origin == "hinted") == bool(int(row.key.uid, 16) % 3)
+    assert all(sum(r.key.uid == row.key.uid for r in rows) == 4 for row in rows)
+    assert metrics_of(rollouts)["guide/tried_share"] > 0
+    with pytest.raises(DataError, match="keep_columns"):
+        build("guide")._hinted(of(1)([Prompt.make("q")]).rows[0])
+
+
+def test_icpo_keeps_the_answer_after_an_example_where_it_is_right_and_pays_it() -> None:
+    def answer(planned: PlannedRow) -> Row:
+        return sampled(planned, float(planned.behaviour_prompt is not None and place(planned) > 0))
+
+    made = build("icpo", examples=["1+1=2"], steps=4, beta=1.0)
+    ((rows, rollouts, _),) = together(1, lambda: made, answer, plan=of(4, step=1), groups=6)
+    for uid in {row.key.uid for row in rows}:
+        mine = [row for row in rows if row.key.uid == uid]
+        experts = [row for row in mine if row.origin == "hinted"]
+        assert len(mine) == (4 if int(uid, 16) % 3 else 3) and len(experts) == len(mine) - 3
+        assert all(outcome_of(row).reward == 1.75 for row in experts)
+    assert 0 < metrics_of(rollouts)["icpo/kept_share"] < 1
+
+
+def test_examples_come_from_a_file_too(tmp_path: Path) -> None:
+    path = tmp_path / "examples.jsonl"
+    path.write_text('{"prompt": "2+2=", "answer": "4"}\n')
+    assert build("icpo", file=str(path), examples=["1+1=2"]).examples() == ["1+1=2", "2+2=4"]
+    path.write_text('{"prompt": "2+2="}\n')
+    with pytest.raises(ConfigError, match="worked examples"):
+        build("icpo", file=str(path)).examples()
+
+
+def steps(made: Strategy, count: int, reward: Any, ranks: int = 1) -> list[list[Row]]:
+    found = []
+    for step in range(count):
+        parts = together(ranks, lambda: made, reward, plan=of(4, step))
+        rows = [row for part, _, _ in parts for row in part]
+        made.observe(StepReport(step, {}, [outcome_of(row) for row in rows]))
+        found.append(rows)
+    return found
+
+
+def graded(planned: PlannedRow) -> Row:
+    return sampled(planned, float(planned.key.sample % 2 and place(planned) > 0), length=1 + planned.key.sample)
+
+
+def test_replay_brings_back_groups_that_taught_something(tmp_path: Path) -> None:
+    made, again = build("replay", share=0.5), build("replay", share=0.5)
+    first, second, third = steps(made, 3, graded)
+    assert all(row.origin == "policy" for row in first)
+    old = [row for row in second if row.origin == "replay"]
+    assert old and all(row.key.step == 0 and not row.on_policy for row in old)
+    assert len({outcome_of(row).reward for row in old}) == 2 and len(third) > 16
+    save_state(tmp_path, "strategy", made.state_dict())
+    again.load_state_dict(load_state(tmp_path, "strategy"))
+    assert keys(steps(again, 1, graded)[0]) == keys(steps(made, 1, graded)[0])
+
+
+def test_a_row_survives_a_checkpoint(tmp_path: Path) -> None:
+    ((rows, _, _),) = together(1, lambda: build("single"), graded)
+    row = rows[0]
+    row.reward, row.tags, row.turns, row.behaviour_prompt_ids = 0.5, {"a": "b"}, ((0, 1),), np.ones(3, np.uint32)
+    save_state(tmp_path, "row", row_to_state(row))
+    copy = row_from_state(load_state(tmp_path, "row"))
+    assert copy.key == row.key and copy.prompt == row.prompt and copy.response_ids.tolist() == row.response_ids.tolist()
+    assert outcome_of(copy).to_dict() == outcome_of(row).to_dict() and copy.response_ids.dtype == np.uint32
+
+
+def test_short_right_and_long_wrong_answers_go_first_and_the_others_later() -> None:
+    made = build("rorecomp", wait=2, compensate=1.0)
+    first, second = steps(made, 2, graded)
+    assert not any(row.origin == "replay" for row in first)
+    mixed = [row for row in first if int(row.key.uid, 16) % 3]
+    for kind, wanted in ((1.0, min), (0.0, max)):
+        mine = [row for row in mixed if row.verdict is not None and row.verdict.value == kind]
+        lengths = {trained: {row.length for row in mine if row.trained == trained} for trained in (True, False)}
+        assert wanted(*map(wanted, lengths.values())) in lengths[True] and not lengths[True] & lengths[False]
+    later = [row for row in second if row.origin == "replay"]
+    was = {(row.key.uid, row.key.sample): row.trained for row in first}
+    assert later and all(row.trained != was[row.key.uid, row.key.sample] for row in later)
+    assert len({row.key.uid for row in later}) == 2
+
+
+@pytest.mark.parametrize("name", ["replay", "rorecomp"])
+def test_ranks_keep_the_same_groups(name: str) -> None:
+    settings = {"share": 1.0} if name == "replay" else {"wait": 2, "compensate": 1.0}
+    alone, pair = build(name, **settings), build(name, **settings)
+    assert [keys(rows) for rows in steps(alone, 3, graded)] == [keys(rows) for rows in steps(pair, 3, graded, ranks=2)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "objective", "said"),
+    [
+        ({"name": "lte"}, {"name": "grpo"}, "mixed_context"),
+        ({"name": "icpo"}, {"name": "mixed_context"}, "no worked example"),
+        ({"name": "replay"}, {"name": "cispo"}, "rows: all"),
+        ({"name": "replay"}, {"name": "cispo", "rows": "all", "ratio_to": "old"}, "signals"),
+        ({"name": "replay"}, {"name": "cispo", "rows": "all"}, None),
+        ({"name": "guide"}, {"name": "mixed_context"}, None),
+    ],
+)
+def test_what_no_term_would_learn_from_is_refused(
+    strategy: dict[str, Any], objective: dict[str, Any], said: str | None
+) -> None:
+    data = {
+        "run": "unused",
+        "model": {"path": "unused"},
+        "prompts": {"task": "addition"},
+        "rollout": {"samples_per_prompt": 4, "strategy": strategy},
+        "objective": [objective],
+    }
+    recipe = parse_settings(Recipe, data)
+    if said is None:
+        build_plugins(recipe)
+        return
+    with pytest.raises(ConfigError, match=said):
+        build_plugins(recipe)
+
+
+def test_every_strategy_says_how_its_formula_is_known() -> None:
+    assert build_terms([{"name": "mixed_context"}])[0].settings.rows == "all"
+    for entry in STRATEGIES:
+        if entry.name != "single":
+            assert STRATEGIES.load(entry.name).evidence in {"text and code", "text", "abstract", "inferred", "own"}

@@ -1,0 +1,101 @@
+"""Transcripts of episodes and recorded paths: what was said, by whom, and what solves a problem again."""
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from opd.config import parse_settings
+from opd.errors import ConfigError, DataError
+from opd.tasks.build import build_prompts
+from opd.tasks.environments.lock import Lock, LockOptions
+from opd.tasks.settings import FileSettings
+from opd.wire.types import PayloadKind, Scores
+from student.data.row import Row, RowKey
+from student.lab.tiny.tokenizer import make_tokenizer
+from student.rollout.episodes_cli import app, gold
+from student.run.samples import entries, sample_of
+
+PROMPT = Lock(LockOptions(digits=2, turns=4)).draw(Random(0))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return make_tokenizer()
+
+
+def episode(tokenizer: Any, ended: str = "success", kl: float = 0.5) -> Row:
+    """Two turns of a digit and an end, with the register between them; each sampled token is `kl` nats off."""
+    first, second = PROMPT.extra["path"]
+    ids = [*tokenizer(first)["input_ids"], 2, *tokenizer(first)["input_ids"], *tokenizer(second)["input_ids"], 2]
+    own = np.array([True, True, False, True, True])
+    behaviour = np.where(own, -1.0, np.nan).astype(np.float32)
+    row = Row(
+        key=RowKey(0, PROMPT.uid, 0),
+        prompt=PROMPT,
+        prompt_ids=np.array(tokenizer(PROMPT.text)["input_ids"], np.uint32),
+        response_ids=np.array(ids, np.uint32),
+        behaviour_logp=behaviour,
+        policy_version=np.zeros(5, np.int32),
+        loss_mask=own,
+        truncated=False,
+        text=f"{first}\n{second}",
+        tool_mask=~own,
+        turns=((0, 2), (3, 5)),
+        tags={"ended": ended},
+    )
+    row.signals["teacher", PayloadKind.SAMPLED] = Scores(sampled=np.full(5, -1.0 - kl, np.float32))
+    return row
+
+
+@pytest.fixture
+def run(tokenizer: Any, tmp_path: Path) -> Path:
+    rows = [episode(tokenizer, "failure", 2.0), episode(tokenizer)]
+    lines = entries([sample_of(row, tokenizer) for row in rows], step=3, label="train")
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return tmp_path
+
+
+def test_a_sample_of_an_episode_tells_who_said_what_and_how_far_each_turn_was(tokenizer: Any) -> None:
+    sample = sample_of(episode(tokenizer), tokenizer)
+    segments = sample["episode"]["segments"]
+    assert [segment["who"] for segment in segments] == ["student", "environment", "student"]
+    assert [segment["kl"] for segment in segments] == [1.0, None, 1.0]  # two tokens of half a nat
+    assert sample["answers"] == PROMPT.extra["path"]
+    assert sample["episode"]["opening"] == PROMPT.text
+
+
+def test_show_prints_the_turns_and_chooses_by_their_end(run: Path) -> None:
+    shown = CliRunner().invoke(app, ["show", str(run)], catch_exceptions=False).output
+    assert "failure" in shown and "success" in shown and shown.count("[turn 2, 2 tokens, 1.000 nats]") == 1
+    only = CliRunner().invoke(app, ["show", str(run), "--ended", "success"], catch_exceptions=False).output
+    assert "failure" not in only and "4.000 nats" not in only
+    with pytest.raises(DataError, match="has no such episode"):
+        CliRunner().invoke(app, ["show", str(run), "--ended", "broken"], catch_exceptions=False)
+    with pytest.raises(DataError, match=r"holds no samples\.jsonl"):
+        CliRunner().invoke(app, ["show", str(run / "absent")], catch_exceptions=False)
+
+
+def test_recorded_paths_of_a_task_are_prompts_that_can_be_replayed(tmp_path: Path) -> None:
+    out = tmp_path / "paths.jsonl"
+    arguments = ["record", "rooms", "depth=3", "--count", "5", "--out", str(out)]
+    assert "wrote 5 paths" in CliRunner().invoke(app, arguments, catch_exceptions=False).output
+    source = build_prompts(parse_settings(FileSettings, {"file": str(out), "heldout": 0.0}), seed=0)
+    prompts = source.prompts("train", 5)
+    assert all(len(prompt.extra["path"]) == 3 and prompt.extra["environment"]["name"] == "rooms" for prompt in prompts)
+
+
+def test_the_successes_of_a_run_are_paths_too(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mine.jsonl"
+    CliRunner().invoke(app, ["record", str(run), "--out", str(out)], catch_exceptions=False)
+    (line,) = map(json.loads, out.read_text().splitlines())
+    assert line["path"] == PROMPT.extra["path"] and line["environment"]["name"] == "lock"
+
+
+def test_a_task_without_paths_is_refused() -> None:
+    with pytest.raises(ConfigError, match="have no known path"):
+        list(gold("addition", [], 1, 0))

@@ -1,0 +1,99 @@
+"""Figures of a run beside another's, or beside what was expected."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from opd.errors import ConfigError, RunFolderError
+from student.run.compare import against_expected, against_run, compare, figures
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    records: list[dict[str, Any]] = [
+        {
+            "step": step,
+            "tokens_per_second": 1.0 if step <= 2 else 100.0,
+            "payload_bytes_per_token": 192.0,
+            "seconds": {"rollout": 1.0, "learn": 2.0, "evaluate": 50.0},
+        }
+        for step in range(1, 6)
+    ]
+    records[1] |= {"eval/accuracy": 0.4, "eval/reverse_kl": 0.3}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    ends = {"before": {"accuracy": 0.1, "reverse_kl": 0.9}, "after": {"accuracy": 0.6, "reverse_kl": None}}
+    (folder / "summary.json").write_text(json.dumps(ends))
+    return folder
+
+
+def expected(folder: Path, **bands: Any) -> Path:
+    path = folder / "expected.json"
+    path.write_text(json.dumps({"about": "a test", "expected": bands}))
+    return path
+
+
+def test_figures_are_medians_of_warm_steps_and_evaluations_at_their_steps(run: Path) -> None:
+    assert figures(run) == {
+        "tokens_per_second": 100.0,
+        "payload_bytes_per_token": 192.0,
+        "seconds/rollout": 1.0,
+        "seconds/learn": 2.0,
+        "seconds/evaluate": 50.0,
+        "step_seconds": 3.0,
+        "eval/accuracy@0": 0.1,
+        "eval/accuracy@2": 0.4,
+        "eval/accuracy@5": 0.6,
+        "eval/reverse_kl@0": 0.9,
+        "eval/reverse_kl@2": 0.3,
+    }
+
+
+def test_bands_are_judged_and_what_is_unknown_is_not(run: Path, tmp_path: Path) -> None:
+    path = expected(
+        tmp_path,
+        tokens_per_second={"source": "unknown"},
+        payload_bytes_per_token={"low": 180, "high": 200, "source": "s"},
+        **{
+            "eval/accuracy@5": {"low": 0.7, "source": "s"},
+            "step_seconds": {"high": 2.0, "source": "s"},
+            "eval/reverse_kl@5": {"high": 1.0, "source": "s"},
+        },
+    )
+    assert [line.verdict for line in against_expected(figures(run), path)] == [
+        "",
+        "within",
+        "below",
+        "above",
+        "missing",
+    ]
+
+
+def test_the_verb_exits_with_1_outside_the_band(run: Path, tmp_path: Path) -> None:
+    verb = typer.Typer()
+    verb.command()(compare)
+    good = expected(tmp_path, step_seconds={"high": 4.0, "source": "s"})
+    assert CliRunner().invoke(verb, [str(run), str(good)]).exit_code == 0
+    bad = expected(tmp_path, step_seconds={"high": 1.0, "source": "s"})
+    result = CliRunner().invoke(verb, [str(run), str(bad)])
+    assert result.exit_code == 1 and "above" in result.output
+    both = CliRunner().invoke(verb, [str(run), str(run)])
+    assert both.exit_code == 0 and "ratio 1" in both.output
+
+
+def test_two_runs_show_what_only_one_has() -> None:
+    lines = against_run({"a": 2.0}, {"a": 4.0, "b": 1.0})
+    assert [(line.name, line.value, line.beside) for line in lines] == [("a", 2.0, "4 (ratio 0.5)"), ("b", None, "1")]
+
+
+def test_what_is_no_run_and_no_file_of_expectations_is_named(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="no metrics"):
+        figures(tmp_path)
+    (tmp_path / "other.json").write_text('{"bands": {}}')
+    with pytest.raises(ConfigError, match="the key expected"):
+        against_expected({}, tmp_path / "other.json")

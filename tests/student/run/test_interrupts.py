@@ -1,0 +1,97 @@
+"""Signals in real processes: the first asks for a stop, a second one ends a process that cannot answer."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+RANK = """
+import sys
+from torch import distributed as dist
+from student.run.interrupts import Interrupts
+with Interrupts() as interrupts:
+    rank = int(sys.argv[2])
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
+    print("ready", flush=True)
+    if rank == 1:
+        sys.stdin.read()  # stuck in something of its own: it never comes to the collective
+    dist.all_gather_object([None, None], interrupts.requested)
+"""
+ALONE = """
+import os, signal, sys, time
+from student.run.interrupts import Interrupts
+with Interrupts() as interrupts:
+    child = os.fork()
+    if not child:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGTERM)  # of its own, while its parent has had none
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7 and not interrupts.requested
+    signal.raise_signal(signal.SIGINT)
+    assert interrupts.requested
+    print("requested", flush=True)
+    sys.stdin.read()
+print("left in order", flush=True)
+"""
+
+
+@pytest.fixture
+def python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Run code in a process of its own, which ends with the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(code: str, *arguments: object) -> subprocess.Popen[str]:
+        kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK")}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        command = [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)]
+        environment = kept | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        started.append(subprocess.Popen(command, text=True, env=environment, **pipes))  # type: ignore[call-overload]
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def read_until(stream: object, text: str) -> None:
+    for line in stream:  # type: ignore[attr-defined]
+        if text in line:
+            return
+    raise AssertionError(f"the process ended without {text!r}")
+
+
+def test_a_second_signal_ends_a_rank_that_waits_for_another_in_a_collective(
+    python: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    waiting, stuck = (python(RANK, tmp_path / "rendezvous", rank) for rank in range(2))
+    for process in (waiting, stuck):
+        read_until(process.stdout, "ready")
+    waiting.send_signal(signal.SIGTERM)
+    read_until(waiting.stderr, "a second signal ends the run at once")
+    assert waiting.poll() is None and stuck.poll() is None
+    waiting.send_signal(signal.SIGTERM)
+    assert waiting.wait(60) == 128 + signal.SIGTERM
+    read_until(waiting.stderr, "ended by a second signal")
+
+
+def test_one_signal_is_a_request_and_those_of_forked_children_are_none(
+    python: Callable[..., subprocess.Popen[str]],
+) -> None:
+    process = python(ALONE)
+    read_until(process.stdout, "requested")
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (0, "left in order\n"), errors
+    assert errors.count("second signal") == 1
+
+
+def test_a_second_ctrl_c_has_the_code_of_an_interrupted_program(python: Callable[..., subprocess.Popen[str]]) -> None:
+    process = python(ALONE)
+    read_until(process.stdout, "requested")
+    read_until(process.stderr, "a second signal ends the run at once")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130

@@ -1,0 +1,200 @@
+"""The plan's memory against a process that does what it plans for; what cannot fit is refused with the way out."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from opd.config import parse_settings
+from opd.errors import ConfigError
+from student.plugins import build_plugins
+from student.recipe import Recipe
+from student.scoring.needs import Needs
+from student.sizing.hardware import GIB, TABLE, Hardware
+from student.sizing.memory import Memory, check_fits, memory_of
+from student.sizing.plan import describe
+from student.sizing.shape import Shape
+
+MEASURE = Path(__file__).parents[2] / "support" / "measure_memory.py"
+CPU = Hardware("the CPU here", 16e9, 1e11, 1e10, 1e-4, 0.0)
+
+CASES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
+    "activations": (
+        {"hidden_size": 192, "intermediate_size": 576, "num_hidden_layers": 4, "vocab_size": 4096},
+        {"train": {"micro_batch_tokens": 3072}, "rollout": {"batch_rows": 1}},
+    ),
+    "weights": (
+        {"hidden_size": 448, "intermediate_size": 1024, "num_hidden_layers": 3, "vocab_size": 32768},
+        {"train": {"micro_batch_tokens": 256, "logit_scratch_mib": 16}, "rollout": {"batch_rows": 1}},
+    ),
+    "keys and values": (
+        {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 8, "num_key_value_heads": 8,
+         "num_attention_heads": 8, "head_dim": 64, "vocab_size": 512},
+        {"train": {"micro_batch_tokens": 512},
+         "rollout": {"batch_rows": 24, "prompts_per_step": 24, "max_prompt_tokens": 500, "max_new_tokens": 12}},
+    ),
+    "gathered weights": (
+        {"hidden_size": 448, "intermediate_size": 1024, "num_hidden_layers": 3, "vocab_size": 32768},
+        {"train": {"micro_batch_tokens": 256, "logit_scratch_mib": 16, "sharding": "fsdp"},
+         "rollout": {"batch_rows": 4}},
+    ),
+}  # fmt: skip
+
+
+def make(world: Path, folder: Path, shape: dict[str, int], changes: dict[str, Any]) -> Recipe:
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 48, "tie_word_embeddings": True, **shape}
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(Qwen3Config(**sizes)).save_pretrained(folder / "model")
+    AutoTokenizer.from_pretrained(world / "student").save_pretrained(folder / "model")
+    data: dict[str, Any] = {
+        "run": str(folder / "run"),
+        "model": {"path": str(folder / "model")},
+        "prompts": {"task": "addition"},
+        "objective": [{"name": "sft", "rows": "all"}],
+        "rollout": {"max_prompt_tokens": 64, "max_new_tokens": 64, "prompts_per_step": 8},
+        "train": {"threads": 1, "mixed_precision": "no"},
+    }
+    for group, values in changes.items():
+        data[group] = {**data.get(group, {}), **values}
+    return parse_settings(Recipe, data)
+
+
+def planned(recipe: Recipe, ranks: int = 1) -> Memory:
+    return memory_of(recipe, Shape(recipe.model), build_plugins(recipe).needs, CPU, gpu=False, ranks=ranks)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_planned_memory_is_within_fifteen_percent_of_a_process_that_does_it(
+    world: Path, tmp_path: Path, case: str
+) -> None:
+    recipe = make(world, tmp_path, *CASES[case])
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
+    # So that the tensors that are freed leave the process, and what is measured are those that are needed at once.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
+    command = [sys.executable, str(MEASURE), str(tmp_path / "recipe.yaml"), str(world / "student")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    measured, memory = float(done.stdout.split()[-1]), planned(recipe)
+    assert measured > 1.5e8
+    assert memory.peak == pytest.approx(measured, rel=0.15), memory
+
+
+def test_copies_checkpointing_and_adapters_change_the_parts_they_should(world: Path, tmp_path: Path) -> None:
+    recipe = make(world, tmp_path, *CASES["activations"])
+    plain = planned(recipe)
+
+    def other(**model: Any) -> Memory:
+        return planned(recipe.model_copy(update={"model": recipe.model.model_copy(update=model)}))
+
+    part = "activations of a micro-batch"
+    assert other(gradient_checkpointing=True).learning[part] < 0.5 * plain.learning[part]
+    half = other(dtype="bfloat16")
+    assert half.always["weights"] == plain.always["weights"] / 2
+    data = recipe.model_dump(mode="json")
+    data["model"]["lora"] = {"rank": 4}
+    adapters = planned(parse_settings(Recipe, data))
+    assert adapters.always["moments of AdamW"] < 0.1 * plain.always["moments of AdamW"]
+    assert adapters.learning["gradients of head and embeddings"] == 0
+    data["model"]["lora"] = None
+    data["objective"] = [{"name": "sft", "rows": "all"}, {"name": "reference_kl"}]
+    data["teachers"] = {"reference": "initial"}
+    kept = planned(parse_settings(Recipe, data)).always
+    assert kept["copy for the reference initial"] == kept["weights"]
+
+
+def test_a_sharded_student_is_spread_over_the_ranks_and_whole_while_it_decodes(world: Path, tmp_path: Path) -> None:
+    recipe = make(world, tmp_path, *CASES["weights"])
+    whole = planned(recipe, ranks=4)
+    data = recipe.model_dump(mode="json")
+    data["train"]["sharding"] = "fsdp"
+    sharded = planned(parse_settings(Recipe, data), ranks=4)
+    assert sharded.always == {name: size / 4 for name, size in whole.always.items()}
+    assert sharded.learning["gradients"] == whole.learning["gradients"] / 4
+    assert sharded.rollout["all weights gathered"] == whole.always["weights"]
+    part = "buckets of gradients between ranks"
+    assert whole.learning[part] > 0 == sharded.learning[part]
+    # Embeddings, which are the head too, are most of this model; two of its three layers are gathered beside them.
+    assert 0.9 * whole.always["weights"] < sharded.learning["weights gathered"] < whole.always["weights"]
+    data["train"]["mixed_precision"] = "bf16"
+    half = Shape(recipe.model, torch.bfloat16, sharded=True)
+    needs = build_plugins(recipe).needs
+    gathered = memory_of(parse_settings(Recipe, data), half, needs, CPU, gpu=False, ranks=4)
+    assert gathered.rollout["all weights gathered"] == whole.always["weights"] / 2
+    assert gathered.always == sharded.always
+    # The weights are bfloat16 themselves: no copies of them are kept for the backward pass, as autocast makes them.
+    casting = Shape(recipe.model, torch.bfloat16).activation_bytes(2, 64)
+    assert casting - half.activation_bytes(2, 64) > 0.99 * 3 * half.layer * 2
+
+
+@pytest.mark.parametrize(
+    ("memory", "changes", "said"),
+    [
+        (0.020, {}, r"moments .*take .*; shard them over ranks .*, train adapters"),
+        (0.150, {}, "gradient_checkpointing to true or set train.micro_batch_tokens to"),
+        (0.500, {"rollout": {"batch_rows": 2000, "prompts_per_step": 2000}}, "set rollout.cache_tokens to"),
+    ],
+)
+def test_a_run_that_cannot_fit_is_refused_with_the_setting_to_change(
+    world: Path, tmp_path: Path, memory: float, changes: dict[str, Any], said: str
+) -> None:
+    shape, group = CASES["activations"]
+    recipe = make(world, tmp_path, {**shape, "num_key_value_heads": 4}, {**group, **changes})
+    small = replace(CPU, memory=memory * GIB)
+    with pytest.raises(ConfigError, match=said):
+        check_fits(planned(recipe), small, recipe)
+    check_fits(planned(recipe), TABLE["h100"], recipe)
+
+
+def test_vllm_has_its_weights_and_its_whole_cache_always_or_while_it_is_awake(world: Path, tmp_path: Path) -> None:
+    shape, group = CASES["keys and values"]
+    cache = {"batch_rows": 24, "max_prompt_tokens": 500, "max_new_tokens": 12, "cache_tokens": 20_000}
+    recipe = make(world, tmp_path, shape, {**group, "rollout": {**cache, "engine": {"name": "vllm"}}})
+    model = Shape(recipe.model)
+
+    def of(recipe: Recipe) -> Memory:
+        return memory_of(recipe, model, Needs(), CPU, gpu=False)
+
+    awake = of(recipe)
+    assert awake.always["keys and values of vLLM"] == 20_000 * model.cache_bytes and not awake.rollout
+    assert awake.always["weights of vLLM"] == model.total * 4
+    sleepy = of(recipe.model_copy(update={"rollout": recipe.rollout.model_copy(
+        update={"engine": {"name": "vllm", "sleep": True}})}))  # fmt: skip
+    assert sleepy.rollout["keys and values of vLLM"] > 0 and sleepy.peak < awake.peak
+    small = replace(CPU, memory=awake.peak * 0.9)
+    with pytest.raises(ConfigError, match=r"rollout\.cache_tokens to (\d+)") as refused:
+        check_fits(awake, small, recipe)
+    fitting = int(str(refused.value).split("cache_tokens to ")[1].split()[0])
+    less = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"cache_tokens": fitting})})
+    check_fits(of(less), small, less)
+
+
+def test_following_the_advice_makes_it_fit(world: Path, tmp_path: Path) -> None:
+    recipe = make(world, tmp_path, *CASES["activations"])
+    small = replace(CPU, memory=0.3 * GIB)
+    with pytest.raises(ConfigError, match=r"micro_batch_tokens to (\d+)") as refused:
+        check_fits(planned(recipe), small, recipe)
+    fitting = int(str(refused.value).split("micro_batch_tokens to ")[1].split()[0])
+    assert fitting < recipe.train.micro_batch_tokens
+    train = recipe.train.model_copy(update={"micro_batch_tokens": fitting})
+    fits = recipe.model_copy(update={"train": train})
+    check_fits(planned(fits), small, fits)
+
+
+def test_the_plan_tells_memory_time_and_traffic(world: Path, tmp_path: Path) -> None:
+    recipe = make(world, tmp_path, *CASES["activations"])
+    data = recipe.model_dump(mode="json") | {
+        "objective": [{"name": "opd", "payload": "topk", "k": 64}],
+        "teachers": {"endpoints": ["localhost:1"]},
+    }
+    lines = "\n".join(describe(parse_settings(Recipe, data), TABLE["h100"], ranks=2, mean=32.0))
+    for part in ("moments of AdamW", "keys and values", "buckets of gradients", "peak of a rank", "tokens per second"):
+        assert part in lines
+    # Eight rows of 32 tokens after 32 of prompts: ids of 4 bytes up; 64 values of 2 and ids of 2.25 bytes down, and 8.
+    assert f"network {8 * 64 * 4 / 1e6:.1f} MB to teachers, {8 * 32 * (64 * 4.25 + 8) / 1e6:.1f} MB from them" in lines

@@ -1,0 +1,150 @@
+"""Rollout strategies without a model: ranks that are threads which exchange values, and rows of a given reward."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+import student.rl  # noqa: F401  (registers the names)
+from opd.config import parse_settings
+from opd.errors import CancelledError, OutageError
+from opd.tasks.build import build_prompts
+from opd.tasks.prompt import Prompt
+from opd.tasks.settings import TaskSettings
+from opd.tasks.verdict import Verdict
+from student.data.cursor import PromptCursor
+from student.data.plan import PlannedRow, StepPlan, plan_step
+from student.data.row import Row
+from student.learning.ranks import Ranks
+from student.rl import REWARDS
+from student.rl.rewards.chain import RewardChain
+from student.rl.rewards.rounds import StepRewards
+from student.rollout.rounds import Rollouts
+from student.rollout.strategy import Strategy
+
+SOURCE = build_prompts(TaskSettings(task="addition", options={"digits": 2}), seed=0)
+
+
+class Meeting:
+    """Where the threads of a test exchange values; a rank that does not come breaks it instead of the test hanging."""
+
+    def __init__(self, count: int) -> None:
+        self.values: list[Any] = [None] * count
+        self.barrier = threading.Barrier(count, timeout=20)
+
+    def rank(self, index: int) -> Ranks:
+        meeting = self
+
+        class Told(Ranks):
+            def __init__(self) -> None:
+                self.count, self.index = len(meeting.values), index
+
+            def gather(self, value: Any) -> list[Any]:
+                meeting.values[index] = value
+                meeting.barrier.wait()
+                found = list(meeting.values)
+                meeting.barrier.wait()
+                return found
+
+        return Told()
+
+
+def sampled(planned: PlannedRow, reward: float, length: int = 2) -> Row:
+    """A row of that reward."""
+    ids = np.ones(length, np.uint32)
+    row = Row(
+        planned.key,
+        planned.prompt,
+        ids,
+        ids,
+        np.zeros(length, np.float32),
+        np.zeros(length, np.int32),
+        np.ones(length, np.bool_),
+        False,
+        "",
+        tags=planned.tags,
+    )
+    if planned.behaviour_prompt is not None:
+        row.origin, row.behaviour_prompt_ids = "hinted", ids
+    row.verdict = Verdict.score(reward)
+    return row
+
+
+def plan(prompts: Sequence[Prompt]) -> StepPlan:
+    return plan_step(0, prompts, samples=2, max_new_tokens=4, temperature=1.0)
+
+
+def mixed(planned: PlannedRow) -> Row:
+    """Rewards differ within every third prompt or so."""
+    return sampled(planned, planned.key.sample % 2 if int(planned.key.uid, 16) % 3 == 0 else 0.0)
+
+
+class ByReward:
+    """Stages without a model: rows as `reward` makes them, with their verdicts and what the recipe's `rewards` give.
+
+    Attributes:
+        asked: rows that models were asked about, in order.
+    """
+
+    tokenizer = None
+
+    def __init__(
+        self, reward: Callable[[PlannedRow], Row], rewards: Sequence[dict[str, Any]], judges_first: bool
+    ) -> None:
+        self._reward, self.judges_first = reward, judges_first
+        made = [(REWARDS.load(entry["name"]), entry) for entry in rewards]
+        chain = RewardChain([cls(parse_settings(cls.settings_type, entry)) for cls, entry in made])
+        self._rewards = StepRewards(chain, self)
+        self.asked: list[Row] = []
+
+    def sample(self, planned: Sequence[PlannedRow], *, ask: bool) -> list[Row]:
+        rows = [self._reward(one) for one in planned]
+        self.asked += rows if ask else []
+        return rows
+
+    def ask(self, rows: Sequence[Row]) -> None:
+        self.asked += rows
+
+    def judge(self, rows: Sequence[Row]) -> None:
+        self._rewards(rows)
+
+    def score(self, rows: Sequence[Row], *, judged: bool) -> None:
+        assert {id(row) for row in rows} <= {id(row) for row in self.asked}
+        if not judged:
+            self._rewards(rows)
+
+    def read(self, *arguments: Any, **options: Any) -> Any:
+        raise TypeError("there is no model here")
+
+    def extract(self, rows: Sequence[Row]) -> list[str | None]:
+        return [row.text or None for row in rows]
+
+
+def together(
+    count: int,
+    make: Callable[[], Strategy],
+    reward: Callable[[PlannedRow], Row] = mixed,
+    groups: int = 4,
+    plan: Callable[[Sequence[Prompt]], StepPlan] = plan,
+    rewards: Sequence[dict[str, Any]] = (),
+    judges_first: bool = True,
+) -> list[Any]:
+    """(rows, rollouts, cursor) of each rank, or the error that ended it."""
+    meeting = Meeting(count)
+
+    def work(index: int) -> Any:
+        cursor = PromptCursor(SOURCE)
+        rollouts = Rollouts(ByReward(reward, rewards, judges_first), plan, cursor, meeting.rank(index))
+        try:
+            return rollouts.run(make(), plan(cursor.take(groups))), rollouts, cursor
+        except (CancelledError, OutageError, RuntimeError) as error:
+            return error
+
+    with ThreadPoolExecutor(count) as pool:
+        return [future.result() for future in [pool.submit(work, index) for index in range(count)]]
+
+
+def keys(rows: Sequence[Row]) -> set[tuple[str, int]]:
+    return {(row.key.uid, row.key.sample) for row in rows}

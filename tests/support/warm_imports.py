@@ -1,0 +1,15 @@
+"""What programs under test import first; loaded once, by the process that `forked` forks them from."""
+# ruff: noqa: F401 - loading them is the purpose
+
+import grpc.aio
+import grpc_health.v1.health
+import torch.distributed.tensor
+import torch.distributed.tensor.debug
+import transformers.models.qwen3.modeling_qwen3
+
+import opd.cli
+import opd.maths
+import student.job
+import student.loop
+import teacher_server.cli
+import teacher_server.server

@@ -1,0 +1,101 @@
+"""What people download: the source archive and the wheel hold what the project's pages promise."""
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("benchmarks", "deploy", "docs", "examples", "opd", "protos", "scripts", "student", "teacher_server", "tests")
+ALONE = (
+    "pyproject.toml",
+    "MANIFEST.in",
+    "Makefile",
+    "constraints.txt",
+    "LICENSE",
+    "README.md",
+    ".pre-commit-config.yaml",
+)
+PASSING = shutil.ignore_patterns("__pycache__", "*.pyc")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `opd-*.tar.gz` and `opd-*.whl`, built from a copy: setuptools writes beside what it packs."""
+    copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
+    for folder in FOLDERS:
+        shutil.copytree(ROOT / folder, copy / folder, ignore=PASSING)
+    for file in (*ALONE, *(path.name for path in ROOT.glob("*.md"))):
+        shutil.copy(ROOT / file, copy)
+    command = [sys.executable, "-W", "ignore", "-c", "import setuptools; setuptools.setup()"]
+    for kind in ("sdist", "bdist_wheel"):
+        done = subprocess.run(
+            [*command, "-q", kind, "-d", str(out)], cwd=copy, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_the_source_archive_unpacks_to_docs_examples_tests_and_all_the_rest(built: Path, tmp_path: Path) -> None:
+    (archive,) = built.glob("opd-*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path, filter="data")
+    (top,) = tmp_path.iterdir()
+    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
+    wanted = {path.relative_to(ROOT) for path in files if "__pycache__" not in path.parts and path.suffix != ".pyc"}
+    missing = [path for path in {*wanted, *map(Path, ALONE)} if not (top / path).is_file()]
+    assert len(wanted) > 500 and missing == []
+
+
+def test_the_wheel_holds_the_packages_and_the_recipes_and_no_tests(built: Path) -> None:
+    (wheel,) = built.glob("opd-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    for recipe in (ROOT / "examples" / "recipes").glob("*.yaml"):
+        assert any(name.endswith(f"data/share/opd/recipes/{recipe.name}") for name in names), recipe.name
+    code = {
+        path.relative_to(ROOT).as_posix()
+        for room in ("opd", "student", "teacher_server")
+        for path in (ROOT / room).rglob("*.py")
+    }
+    assert code <= set(names)
+    assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "docs/"))]
+    assert "opd/py.typed" in names
+
+
+def needed(names: list[str]) -> set[str]:
+    """Canonical names of everything that the requirements `names` pull in here."""
+    found: set[str] = set()
+    waiting = [Requirement(name) for name in names]
+    while waiting:
+        wanted = waiting.pop()
+        name = canonicalize_name(wanted.name)
+        if wanted.marker is not None and not any(wanted.marker.evaluate({"extra": e}) for e in (*wanted.extras, "")):
+            continue
+        key = f"{name}[{','.join(sorted(wanted.extras))}]"
+        if name == "opd" or key in found:
+            continue
+        found.add(key)
+        for text in requires(name) or ():
+            further = Requirement(text)
+            marker = further.marker
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in (*wanted.extras, "")):
+                further.marker = None
+                waiting.append(further)
+    return {key.partition("[")[0] for key in found}
+
+
+def test_the_constraints_pin_all_that_the_environment_of_development_pulls_in() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {canonicalize_name(line.partition("==")[0]) for line in lines if "==" in line}
+    missing = needed([*project["dependencies"], *extras["dev"], *extras["test"], *extras["otel"]]) - pinned
+    assert missing == set() and len(pinned) > 100
