@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help setup demo test gpu oldest engines oracles estimators fuzz soak chaos bench lab lint type protos clean
+.PHONY: help setup demo test gpu oldest engines oracles estimators fuzz soak chaos bench lab docs prometheus browser trackers skypilot lint type protos clean
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 	@bash scripts/setup.sh $(VENV) $(PYTHON)
 	@touch $(STAMP)
 
-demo: $(STAMP) ## a student distils from a teacher over gRPC, end to end, about five minutes
+demo: $(STAMP) ## a student distils from a teacher over gRPC, end to end: about three minutes, after the installation
 	@$(BIN)/python examples/demo.py
 
 test: $(STAMP) ## the CPU test suite
@@ -42,15 +42,17 @@ engines: export VLLM_CPU_KVCACHE_SPACE ?= 1
 engines: export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 engines: export VLLM_LOGGING_LEVEL ?= ERROR
 engines: export HF_HUB_OFFLINE ?= 1
-engines: .venv-vllm/.installed ## the engines' conformance suite on a real vLLM, on a CPU, in its own environment
+engines: .venv-vllm/.installed ## the engines of teachers and students, and whole trainings, on a real vLLM, on a CPU, in its own environment
 	.venv-vllm/bin/python -m pytest tests/teacher_server/engines -m engine -rs
+	.venv-vllm/bin/python -m pytest tests/student/rollout -m engine -rs
+	.venv-vllm/bin/python -m pytest tests/end_to_end/test_vllm.py -rs
 
 .venv-vllm/.installed: pyproject.toml constraints.txt scripts/engines.sh
 	@bash scripts/engines.sh .venv-vllm $(PYTHON)
 	@touch $@
 
 oracles: .venv-oracles/.installed ## our mathematics against TRL's and Liger's, in their own environment
-	.venv-oracles/bin/python -m pytest tests/opd/maths/test_oracles.py -rs
+	.venv-oracles/bin/python -m pytest tests/opd/maths/test_oracles.py tests/student/rl/losses/test_oracles.py -rs
 
 .venv-oracles/.installed: pyproject.toml constraints.txt scripts/oracles.sh
 	@bash scripts/oracles.sh .venv-oracles $(PYTHON)
@@ -76,6 +78,42 @@ bench: $(STAMP) ## all benchmarks, as ratios within one run
 lab: $(STAMP) ## reproduce the papers' claims in the tiny world, resumable; hours on two cores
 	$(BIN)/opd lab run
 	$(BIN)/opd lab report
+
+docs: .venv-docs/.installed ## build the documentation site into site/, strictly and without the network
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict
+
+.venv-docs/.installed: pyproject.toml
+	@$(PYTHON) -m venv .venv-docs && .venv-docs/bin/python -m pip install --quiet 'mkdocs-material>=9.7' 'mkdocstrings[python]>=1'
+	@touch $@
+
+# Debian's package, unpacked beside the environment: nothing is installed into the system.
+PROMETHEUS := $(VENV)/prometheus/usr/bin/prometheus
+prometheus: $(PROMETHEUS) $(STAMP) ## a real Prometheus scrapes a run, evaluates alerts and dashboards (Debian, Ubuntu)
+	$(BIN)/python -m pytest tests/deploy -rs
+
+$(PROMETHEUS):
+	@bash scripts/prometheus.sh $(VENV)/prometheus
+
+trackers: .venv-trackers/.installed ## TensorBoard, Trackio, Weights & Biases and MLflow get what a run writes, in their own environment
+	.venv-trackers/bin/python -m pytest tests/student/run/test_trackers.py -rs
+
+.venv-trackers/.installed: pyproject.toml constraints.txt scripts/trackers.sh
+	@bash scripts/trackers.sh .venv-trackers $(PYTHON)
+	@touch $@
+
+CHROMIUM := $(VENV)/chromium/chromium
+browser: $(CHROMIUM) $(STAMP) ## a real Chromium draws a run's report in light and dark (Debian, Ubuntu)
+	$(BIN)/python -m pytest tests/student/run/report -rs
+
+$(CHROMIUM):
+	@bash scripts/chromium.sh $(VENV)/chromium
+
+skypilot: .venv-skypilot/.installed ## SkyPilot's own parser reads deploy/skypilot/opd.yaml, in an environment of its own
+	.venv-skypilot/bin/python -c "import sky; print(sky.Task.from_yaml('deploy/skypilot/opd.yaml'))"
+
+.venv-skypilot/.installed:
+	@$(PYTHON) -m venv .venv-skypilot && .venv-skypilot/bin/python -m pip install --quiet 'skypilot>=0.14'
+	@touch $@
 
 lint: $(STAMP) ## ruff, and buf on the protos where it is installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -164,7 +164,7 @@ def main() -> None:
     arguments = parser.parse_args()
     spans = makespan_table(2 if arguments.quick else 10)
     print_table("Makespan divided by ideal, and share of rows hedged (means over seeds)", spans)
-    scale = [run_virtual(_large(100, 10, 5000)), run_virtual(_large(8, 1, 5000))]
+    scale = [run_virtual(_large(100, 10, 5000)), run_virtual(_large(8, 1, 5000)), run_virtual(_large(1000, 1, 4000))]
     print_table("Scale and cost of scheduling", scale)
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:

@@ -46,9 +46,20 @@ class Load:
 
 
 def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
-    port_file = folder / "port"
+    port_file, config = folder / "port", folder / "server.yaml"
+    # Without tokens all clients of this host are one principal: it may have the whole budget.
+    config.write_text("limits: {max_client_share: 1.0}\n")
     command = [sys.executable, "-m", "teacher_server", "--model", "t=constant", "--port-file", port_file]
-    command += ["--engine", "constant_engine:ConstantEngine", "--metrics-port", "-1", "--log-level", "error"]
+    command += [
+        "--config",
+        str(config),
+        "--engine",
+        "constant_engine:ConstantEngine",
+        "--metrics-port",
+        "-1",
+        "--log-level",
+        "error",
+    ]
     command += ["--engine-option", f"seconds_per_token={SECONDS_PER_TOKEN}", "--max-tokens-in-flight", str(BUDGET)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
     process = subprocess.Popen(command, env=environment)

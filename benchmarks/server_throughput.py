@@ -174,7 +174,7 @@ def main() -> None:
         try:
             for name in names:
                 items = make_items(args.sequences, SPECS[name].k if name.startswith("gather") else 0)
-                for calls in (1, 4, 16):
+                for calls in sorted({min(calls, args.sequences) for calls in (1, 4, 16)}):
                     row = measure(engine, address, server, items, SPECS[name], calls, rounds)
                     table.append({"payload": name, "concurrency": calls, **row})
                     print(

@@ -50,7 +50,9 @@ TRAINING: list[Panel] = [
     ("Length of responses", "opd_student_response_length_tokens", "{{instance}}", "short"),
     (
         "Truncated and repeating",
-        "opd_student_truncation_rate_ratio or opd_student_repetition_ratio",
+        # Series with equal labels are one to `or`, whatever their names.
+        "opd_student_truncation_rate_ratio or "
+        'label_replace(opd_student_repetition_ratio, "what", "repeated", "instance", ".*")',
         "{{__name__}}",
         "percentunit",
     ),

@@ -10,7 +10,7 @@ left_out='torchvision|torchaudio|torchcodec'
 core=$(mktemp)
 trap 'rm -f "$core"' EXIT
 grep -E '^(torch|transformers|accelerate|grpcio[a-z-]*)==' constraints.txt >"$core"
-project=(-c "$core" -e . pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis)
+project=(-c "$core" -e ".[lora]" pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis)
 if command -v uv >/dev/null 2>&1; then
     [ -x "$venv/bin/python" ] || uv venv --quiet --python "$python" "$venv"
     overrides=$(mktemp)

@@ -14,16 +14,35 @@ Written by `python scripts/metrics_doc.py`; a test fails when it is out of date.
 unbounded labels.
 
 A student also writes metrics.jsonl in its run folder, one line per step, under the short names; gauges of metrics that
-only some objectives have (`head_kl`, `student_head_mass`, ...) appear as `opd_student_<name>` with the unit as suffix.
+only some objectives have (`head_kl`, `student_head_mass`, ...) appear as `opd_student_<name>` with the unit as suffix,
+and parts of rewards (here `overlong`) as `opd_student_reward_part_<name>`.
 """
 # A step's metrics with the objective `opd`; other terms add their own.
 STEP = (
     *("reverse_kl", "student_entropy", "teacher_entropy", "student_head_mass", "teacher_head_mass", "topk_overlap"),
-    *("tail_sampled", "importance_weight", "updates", "updates_skipped", "rollout_rounds", "sampled_rows", "grad_norm"),
+    *(
+        "tail_sampled",
+        "importance_weight",
+        "importance_truncated",
+        "staleness",
+        "updates",
+        "updates_skipped",
+        "rollout_rounds",
+        "sampled_rows",
+        "grad_norm",
+    ),
     *("grad_clipped", "learning_rate", "response_length", "truncation_rate", "repetition", "stop_log_ratio"),
-    *("reward", "tokens_per_second", "payload_bytes_per_token"),
+    *("effopd/jumps", "effopd/tried", "window", "adwin/at_longest_share", "adwin/at_shortest_share"),
+    *("hinted_share", "context_missing_share", "clipped_share", "unknown_share"),
+    *("mismatch/log_ratio", "mismatch/max_log_ratio", "mismatch/kl"),
+    *("engine/syncs", "engine/sync_seconds", "engine/restarts"),
+    *("reward", "verdict", "reward_part/overlong", "ema_distance", "tokens_per_second", "payload_bytes_per_token"),
+    *("rollout_seconds", "sampler_idle_seconds"),
     *("eval/accuracy", "eval/reverse_kl", "eval/response_length"),
     *("eval/repetition", "eval/pass_at_4", "loss/opd"),
+    *(f"mode/{figure}/long" for figure in ("accuracy", "tokens", "violations", "truncation", "neighbour_ratio")),
+    *("mode/recovery/long", "mode/leakage/long/short", "mode/share/long", "mode/lag/long"),
+    *("mode/interpolation/between", "mode/monotone", "mode/hypervolume"),
 )
 
 

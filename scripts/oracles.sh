@@ -4,14 +4,18 @@
 set -euo pipefail
 venv=$1 python=$2
 peers=('trl==1.16.0' 'liger-kernel==0.8.5')
-project=(-c constraints.txt -e '.[test]')
+# The peers have bounds of their own for most of what constraints.txt pins.
+core=$(mktemp)
+trap 'rm -f "$core"' EXIT
+grep -E '^(torch|transformers|accelerate|grpcio[a-z-]*)==' constraints.txt >"$core"
+project=(-c "$core" -e . pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis beartype cryptography)
 if command -v uv >/dev/null 2>&1; then
     [ -x "$venv/bin/python" ] || uv venv --quiet --python "$python" "$venv"
     export UV_FIND_LINKS=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}
-    uv pip install --quiet --python "$venv/bin/python" -c constraints.txt torch
+    uv pip install --quiet --python "$venv/bin/python" -c "$core" torch
     uv pip install --quiet --python "$venv/bin/python" "${project[@]}" "${peers[@]}"
 else
     [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-    "$venv/bin/python" -m pip install --quiet -c constraints.txt torch
+    "$venv/bin/python" -m pip install --quiet -c "$core" torch
     "$venv/bin/python" -m pip install --quiet "${project[@]}" "${peers[@]}"
 fi

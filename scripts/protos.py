@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PROTOS = ("opd/wire/v1/teacher.proto", "opd/wire/v1/admin.proto")
+PROTOS = ("opd/wire/v1/teacher.proto", "opd/wire/v1/admin.proto", "opd/wire/v1/judge.proto")
 
 
 def generate(out: Path) -> None:

@@ -1,16 +1,20 @@
 """Write docs/rl.md from the code: python scripts/rl_doc.py [OUT]."""
 
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-INTRO = """# Policy losses and advantages
+TESTS = ROOT / "tests"
+INTRO = """# Reinforcement learning
 
 Written by `python scripts/rl_doc.py`; a test fails when it is out of date. `opd plugins show NAME` prints the formula,
 its source, what the plug-in needs, and every setting with its default. Evidence says how a formula is known: from the
-paper's text and released code, from its text, from its abstract or notes on it, or inferred. Golden numbers of all of
-them are in `tests/student/rl`.
+paper's text and released code, from its text, from its abstract or notes on it, or inferred; "own" is ours. A line of
+`example` stands in a list of the recipe under the key of its section, and the golden numbers of each are in the test
+that is named.
 
 A policy loss is a term of the objective. It asks a chain of advantages for the credit of each row or token: one
 estimator, then any modifiers. Most losses differ from REINFORCE only where the student has left the policy that
@@ -24,28 +28,205 @@ objective:
     advantage: [{name: lite_ppo}, {name: sngs}]
 train: {minibatches: 4}
 ```
+
+With a critic, `examples/recipes/qwen3-4b-ppo-math.yaml` is PPO and `llama-3.1-8b-tulu3-rlvr.yaml` Tulu 3's stage;
+deeper prompts come from `opd compose prompts.jsonl --out composed.jsonl`.
+"""
+
+ELSEWHERE = (
+    "student/rollout/test_strategies.py",
+    "student/rollout/test_rounds.py",
+    "opd/tasks/test_chat.py",
+    "opd/tasks/test_grpc_judge.py",
+)
+"""Golden numbers that are not under tests/student/rl."""
+
+EXAMPLES: dict[str, str] = {
+    "overlong": "{name: overlong, buffer: 4096}",
+    "noisy_verifier": "{name: noisy_verifier, false_negative: 0.2}",
+    "function": '{name: function, function: "my_rewards:brevity"}',
+    "judge": '{name: judge, endpoint: "http://host:8000/v1", model: judge}',
+    "http_judge": '{name: http_judge, endpoint: "http://host:8000"}',
+    "grpc_judge": '{name: grpc_judge, endpoint: "host:7080"}',
+    "checklist": '{name: checklist, endpoint: "http://host:8000/v1", model: judge}',
+    "appeals": '{name: appeals, endpoint: "http://host:8000/v1", model: judge}',
+    "text2grad": '{name: text2grad, endpoint: "http://host:8000/v1", model: judge}',
+    "stages": "{name: stages, stages: [{step: 0, domains: [math]}, {step: 300, domains: [code]}]}",
+    "prompt_augmentation": '{name: prompt_augmentation, templates: [{text: "{prompt}"}, {text: "Q: {prompt}"}]}',
+    "safe": "{name: safe, advantage: {name: gae}}",
+    "cispo": "{name: cispo, cap: 5}",
+    "critic": "{name: critic, warm_up: 10}",
+    "icpo": "{name: icpo, examples: ['1+1=2']}",
+}
+"""Example lines of plug-ins that say more than their name."""
+
+SYSTEMS = """
+LPO | advantage `lpo` with `divergence`
+Composition-RL | `opd compose`, method `depth_curriculum`
+GPS, MoPPS | methods `gps`, `mopps`
+ORBIT | stages and fusion of modes: [methods.md](methods.md)
+EntroPIC | objective `entropic`
+DRIVE (Pre-GRPO) | method `drive`
+ICPO | strategy `icpo`, objective `mixed_context` with `denominator: one`
+LTE | strategy `lte`, objective `mixed_context`
+Lite PPO | advantage `lite_ppo`
+PACS | advantage `pacs`
+ACE | modifier `ace`
+RL-PLUS | objective `rl_plus`, method `expert_rows`
+ROVER | objective `rover`
+SAFE | objective `safe`, method `critic` with `heads: 2`, `softness: 0.3`
+Guide | strategy `guide`, objective `mixed_context` (a constant gamma)
+RLPR | reward `rlpr`
+AceReason-Nemotron | method `stages`
+RAPO | objectives `rapo_kl`, `entropy_bonus`
+GUI-Libra | modifier `sngs`
+SELF | strategy `self_interference`
+Noisy-verifier corrections | reward `noisy_verifier` (backward), advantage `noisy_forward`, reward `appeals`
+CodeV-R1 (adaptive DAPO) | strategy `adaptive_oversampling`
+RoRecomp | strategy `rorecomp`
+Dr. MAS | `group: [uid, agent]` of any estimator
+Direct Advantage PO | objective `dapo_direct`, method `critic`
+NGRPO | advantage `ngrpo`, `clip_low: 0.16`, `clip_high: 0.24`
+Dr. Kernel: MRS | method `mrs`, objective `minirl`
+TOPR | objective `topr`
+REC, OPMD, AsymRE | objective `rec`, advantages `opmd`, `asym_re`
+MC-GRPO | advantage `mc_grpo`
+BNPO | advantage `bnpo`
+PSR, NSR, W-REINFORCE | advantage `signed`
+Reinforce-Ada | strategy `reinforce_ada`, advantage `group_mean` with `scale: none`
+MiniRL | objective `minirl`
+R1-Reward: StableReinforce | objective `stable_reinforce`, modifier `outliers`
+Positive-negative pairing, weighted GRPO | method `positive_negative`, modifier `weighted_grpo`
+DHPO | objective `dhpo`
+Prompt augmentation | method `prompt_augmentation`
+MSSR | advantage `tracker`, modifier `entropy_shaping`
+MinPRO | objective `minpro`
+DISPO, CISPO | objectives `dispo`, `cispo`
+OTR | objective `otr`
+A-LoL | objective `a_lol`, advantage `prompt_value`, method `critic`
+EPO | objective `epo`
+GDRO | methods `prompt_gdro`, `rollout_gdro`
+DRPO | advantage `drpo`
+Balanced Aggregation | `aggregation: balanced` of any policy loss
+Text2Grad | reward `text2grad`, advantage `gae`
+RL-Struct | reward `rl_struct`
+RL finetunes small subnetworks | method `update_sparsity`
+PCL | method `pcl`
+HAPO | reward `hapo`
+DLER, DA-DLER | reward `dler`, advantage `lite_ppo` with `of: centred`; `opd merge` ties, density 0.25, scale 0.7
+RTO | rewards `rto`, `kl_penalty`, advantage `gae`
+ACE-RL | reward `checklist`
+SEC | method `sec`
+TTRV | reward `ttrv`
+FunRL | modifier `entropy_shaping` with `until`
+CHORD | objective `chord` beside `grpo`
+Tulu 3 (RLVR) | rewards `tulu3`, `kl_penalty`, objective `ppo`
+GC-OPD | advantage `gc_opd`, objective `policy_gradient`
+MiMo, GLM-5 | objectives `mimo_mix`, `glm_mix`
+limit of RLVR (pass@k) | `eval.samples`: pass@k of evaluations
+"""
+
+NOT_BUILT = """
+ALP | learnt noise in the input of every layer; its code is not public, and where the scale enters is not stated
+SG-OPD | the gate between extrapolation and interpolation is not published; `gated_exopd` is another one
+R2-OPD | spans, the progress reward and the test of disagreement are not published
+S-PPO, ST-PPO: correction of clipping | the divisor is not published; Turn-PPO's ratio is `ratio: turn`
+Routing replay (R2, R3) | needs the experts that the rollout engine chose, which no engine here records
+GUI-Libra: ASFT | weights of spans on a screen; needs an environment of screens
+Guide: gamma by quantile | a quantile over the tokens of all ranks before each update; a constant gamma stands in
+DHPO: mix by entropy | the map from entropy to the mix is not published; the mix is a constant
 """
 
 
-def table(registry: Any, folder: str) -> str:
-    """A row per plug-in of `student.rl` below `folder`."""
-    lines = ["| name | what it is | evidence | file |", "| --- | --- | --- | --- |"]
+def formula(module: Any, name: str) -> str:
+    """The line of a module's formula that is about `name`, else its first line."""
+    lines = [line.strip() for line in (module.__doc__ or "").splitlines() if line.startswith("    ")]
+    about = [re.sub(rf"^{name}\s+", "", line) for line in lines if re.match(rf"{name}\b", line)]
+    chosen = about or [line for line in lines if "=" in line] or lines
+    return re.sub(r"\s{2,}", "  ", chosen[0].replace("`", "")) if chosen else ""
+
+
+def papers(module: Any, name: str) -> str:
+    """ArXiv ids that a module names for `name`, or at all, as links."""
+    text = module.__doc__ or ""
+    parts = [part for part in re.split(r";|\n\n|\n    ", text) if _letters(name) in _letters(part)]
+    ids = [re.findall(r"\b\d{4}\.\d{4,5}\b", found) for found in (" ".join(parts), text)]
+    return " ".join(f"[{one}](https://arxiv.org/abs/{one})" for one in dict.fromkeys(ids[0] or ids[1]))
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+def golden(name: str, cls: Any) -> str:
+    """The test with the golden numbers of a plug-in: the likeliest that names it and is no conformance test."""
+    wanted = re.compile(rf"\b{cls.__name__}\(|[\"']{name}[\"']|{re.escape(cls.__module__)} import")
+    folder = cls.__module__.split(".")[-2]
+    places = [*TESTS.glob("student/rl/**/test_*.py"), *(TESTS / path for path in ELSEWHERE)]
+    best = {"test_golden.py": 0, "test_formulas.py": 0, "test_strategies.py": 1}
+    places.sort(key=lambda path: (path.parent.name != folder, best.get(path.name, 2), str(path)))
+    for path in places:
+        skipped = path.name in ("test_conformance.py", "test_remarks.py")
+        if not skipped and wanted.search(path.read_text(encoding="utf-8")):
+            return str(path.relative_to(TESTS))
+    return ""
+
+
+def example(name: str) -> str:
+    """A line of a recipe."""
+    return EXAMPLES.get(name, f"{{name: {name}}}")
+
+
+def sections() -> Iterator[tuple[str, Any, str]]:
+    """(title, registry, package) of each table."""
+    from student.rl import ADVANTAGES, CONTROLLERS, OBJECTIVES, REWARDS
+    from student.rollout.strategy import STRATEGIES
+
+    yield "Policy losses (`objective:`)", OBJECTIVES, "student.rl.losses"
+    yield "Advantages (`advantage:`)", ADVANTAGES, "student.rl.advantages"
+    yield "Rewards (`rewards:`)", REWARDS, "student.rl.rewards"
+    yield "Critic, filter, measurement (`methods:`)", CONTROLLERS, r"student.rl.\w+:"
+    yield "Samplers and curricula (`methods:`)", CONTROLLERS, "student.rl.samplers"
+    yield "Rollout strategies (`rollout: {strategy: ...}`)", STRATEGIES, "student.rollout"
+
+
+def table(registry: Any, package: str) -> str:
+    """A row per plug-in whose path begins with `package`."""
+    lines = [
+        "| name | what it is | formula | papers | evidence | example | golden test |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
     for entry in registry:
-        module, _, _ = entry.path.partition(":")
-        if not module.startswith(f"student.rl.{folder}"):
+        if not re.match(package, entry.path):
             continue
         plugin = registry.load(entry.name)
-        file = module.replace(".", "/") + ".py"
-        lines.append(f"| `{entry.name}` | {entry.summary} | {plugin.evidence} | `{file}` |")
+        module = sys.modules[plugin.__module__]
+        shown = formula(module, entry.name).replace("|", "\\|")
+        cells = [
+            f"[`{entry.name}`](../{module.__name__.replace('.', '/')}.py)",
+            entry.summary,
+            f"`{shown}`" if shown else "",
+            papers(module, entry.name),
+            getattr(plugin, "evidence", "") or "own",
+            f"`{example(entry.name)}`",
+            golden(entry.name, plugin),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def rows(text: str, *columns: str) -> str:
+    """A table from lines with | between their cells."""
+    head = [f"| {' | '.join(columns)} |", "| " + " | ".join("---" for _ in columns) + " |"]
+    return "\n".join([*head, *(f"| {line} |" for line in text.strip().splitlines())])
 
 
 def render() -> str:
     """The whole document."""
-    from student.rl import ADVANTAGES, OBJECTIVES
-
-    losses, advantages = table(OBJECTIVES, "losses"), table(ADVANTAGES, "advantages")
-    return f"{INTRO}\n## Policy losses (`objective:`)\n\n{losses}\n\n## Advantages (`advantage:`)\n\n{advantages}\n"
+    parts = [f"\n## {title}\n\n{table(registry, package)}\n" for title, registry, package in sections()]
+    systems = f"\n## Published systems\n\n{rows(SYSTEMS, 'system', 'how it is chosen')}\n"
+    missing = f"\n## Not built, and why\n\n{rows(NOT_BUILT, 'what', 'why')}\n"
+    return INTRO + "".join(parts) + systems + missing
 
 
 if __name__ == "__main__":

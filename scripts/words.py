@@ -12,9 +12,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BANNED = re.compile(
-    r"\b(?:nobody|somebody|for ever|(?<!the )one that)\b|(?<!there )\bis no (?!longer|more|such|matter)", re.IGNORECASE
+    r"\b(?:nobody|somebody|whoever|for ever|(?<!the )one that|what became of|for want of|broken off|without end|unsaid"
+    r"|mend(?:s|ed)?|parted|to be told from|came to)\b|(?<!there )\bis no (?!longer|more|such|matter|better)"
+    r"|\b(?:is|are) none of\b|\bthat (?:is|are) none\b",
+    re.IGNORECASE,
 )
-ERRORS = re.compile(r"Error$|^(?:echo|say|warning|Field|Option|Argument)$")
+ERRORS = re.compile(r"Error$|^(?:echo|log|warning|Field|Option|Argument)$")
 
 
 def in_text(path: Path) -> Iterator[tuple[int, str]]:
@@ -39,7 +42,13 @@ def _name(node: ast.expr) -> str:
 
 def places() -> Iterator[str]:
     """Every place with such a form."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages = [
+        ROOT / "README.md",
+        ROOT / "ARCHITECTURE.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "SECURITY.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+    ]
     code = [p for room in ("opd", "student", "teacher_server") for p in sorted((ROOT / room).rglob("*.py"))]
     for path in [*pages, *code]:
         for number, text in (in_text if path.suffix == ".md" else in_code)(path):

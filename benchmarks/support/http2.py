@@ -34,6 +34,7 @@ class Http2Connection:
         self._initial = 65_535
         self._windows: dict[int, int] = {}
         self._next = 1
+        self._answered_pings = 0
         self.ended: set[int] = set()
         self.max_streams = 0
         self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
@@ -89,6 +90,20 @@ class Http2Connection:
             self._buffer += data
             self._frames()
 
+    def settle(self, seconds: float = 60.0) -> None:
+        """Read until the server has taken all that was sent: it answers a ping behind it.
+
+        Raises:
+            TimeoutError: when it has not after `seconds`.
+        """
+        wanted = self._answered_pings + 1
+        self._send(_PING, 0, 0, bytes(8))
+        end = time.monotonic() + seconds
+        while self._answered_pings < wanted:
+            if time.monotonic() > end:
+                raise TimeoutError("a ping was not answered.")
+            self.read(0.05)
+
     def wait_until_ended(self, streams: list[int], seconds: float = 60.0) -> None:
         """Read until the server has ended all of `streams`.
 
@@ -132,6 +147,8 @@ class Http2Connection:
             self._send(_SETTINGS, _ACK, 0, b"")
         elif kind == _PING and not flags & _ACK:
             self._send(_PING, _ACK, 0, body)
+        elif kind == _PING:
+            self._answered_pings += 1
         elif kind == _RST_STREAM or (kind in (_HEADERS, _DATA) and flags & _END_STREAM):
             self.ended.add(stream)
 

@@ -7,6 +7,7 @@ seconds and every run of the same seed is the same. `SimulatedFleet` puts `Simul
 
 import asyncio
 import selectors
+import zlib
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,7 +68,7 @@ class SimulatedServer:
         network_seconds: one way.
         up, frozen: whether it can be reached, whether it answers at all; may be changed at any time.
         instance: counts restarts.
-        busy_seconds, rows, wasted_tokens: what it did; wasted are tokens of rows that were cancelled under way.
+        busy_seconds, rows: what it did.
     """
 
     address: str
@@ -80,7 +81,6 @@ class SimulatedServer:
     instance: int = 1
     busy_seconds: float = 0.0
     rows: int = 0
-    wasted_tokens: float = 0.0
     _queue: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque)
     _worker: asyncio.Task[None] | None = None
 
@@ -111,11 +111,8 @@ class SimulatedServer:
                 seconds = self.row_seconds + tokens / self.tokens_per_second
                 start = asyncio.get_running_loop().time()
                 await asyncio.wait([future], timeout=seconds)
-                spent = asyncio.get_running_loop().time() - start
-                self.busy_seconds += spent
-                if future.done():
-                    self.wasted_tokens += spent * self.tokens_per_second
-                else:
+                self.busy_seconds += asyncio.get_running_loop().time() - start
+                if not future.done():
                     while self.frozen:
                         await asyncio.sleep(0.1)
                     self.rows += 1
@@ -146,7 +143,7 @@ class SimulatedLink:
     async def score(
         self, request: ReplicaRequest, timeout: float | None, idle: float
     ) -> AsyncGenerator[tuple[int, Scores], None]:
-        """See `ReplicaLink.score`; the scores are zeros."""
+        """See `ReplicaLink.score`; all tokens of a row have one score, a function of row and weights."""
         await self._travel(idle)
         weights = self._server.teachers.get(request.info.name)
         if weights is None:
@@ -158,14 +155,15 @@ class SimulatedLink:
                     raise DeadlineError(f"replica {self.address} sent nothing for {idle:.3g} s.")
                 await future
                 await asyncio.sleep(self._server.network_seconds)
-                yield index, Scores(sampled=np.zeros(item.response_length, np.float32), weights_hash=weights)
+                value = -zlib.crc32(item.token_ids.tobytes(), zlib.crc32(weights.encode())) / 2.0**26
+                yield index, Scores(sampled=np.full(item.response_length, value, np.float32), weights_hash=weights)
         finally:
             for future in futures:
                 future.cancel()
 
     async def head(self, teacher: str, expected_hash: str, timeout: float) -> Head:
         """Simulated teachers have no head."""
-        raise TeacherNotFoundError(f"simulated teacher {teacher!r} hands out no head.")
+        raise TeacherNotFoundError(f"simulated teacher {teacher!r} does not serve its head.")
 
     async def update_weights(self, teacher: str, folder: str, timeout: float) -> str:
         """See `ReplicaLink.update_weights`; a simulated folder is the hash of its weights."""

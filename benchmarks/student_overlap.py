@@ -1,0 +1,222 @@
+"""Seconds of a step with rollouts beside learning (`train.max_staleness`), over those of its slowest stage.
+
+    python benchmarks/student_overlap.py                 # stages of set lengths, for lags of 0, 1 and 2 steps
+    python benchmarks/student_overlap.py --real          # the stages of a tiny world as they are
+
+Whole runs of `opd train` on the test world with a teacher server in a process of its own. With set lengths the engine
+hands out its rows evenly over R seconds, the answers of the fleet come one after the other within S seconds, and the
+learner waits L seconds beside its update: the waits stand for devices of their own, all else is what users run.
+A step is the time from one update's begin to the next's (median, the first steps left out); the slowest stage is the
+largest of what the three were busy for, as measured in the run (without set lengths the teachers are not measured).
+Lags are run in turn, round after round; the last figure is the median of the ratios within a round.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from torch import Tensor
+
+import student.job
+from opd.config import parse_settings
+from opd.fleet.source import ScoreSource
+from opd.wire.types import Scores
+from student.data.plan import PlannedRow
+from student.data.row import Row
+from student.lab.tiny.build import build_world
+from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch
+from student.loop import train
+from student.recipe import Recipe
+from student.rollout.ahead import copy_of
+from student.rollout.engine import CopyEngine, EngineSettings, EngineSetup, OnRow, ignore
+from student.run.local_server import served
+
+LENGTHS = [(1.6, 0.4, 0.8), (0.8, 0.4, 1.6), (0.8, 1.6, 0.8), (1.2, 1.2, 1.2)]
+CONNECT = student.job.connect
+WARM = 4
+"""Steps that are left out."""
+
+
+class PacedEngineSettings(EngineSettings):
+    """Settings of the engine."""
+
+    seconds: float = Field(ge=0, description="From the begin of a step's rollout to its last row.")
+
+
+class PacedEngine(CopyEngine):
+    """Samples from a copy, and hands out the rows evenly over some seconds."""
+
+    settings_type = PacedEngineSettings
+
+    def open(self, setup: EngineSetup) -> None:
+        """See `RolloutEngine.open`."""
+        super().open(EngineSetup(copy_of(setup.model), setup.tokenizer, setup.spec, setup.path, setup.revision))
+
+    def sample(
+        self, planned: Sequence[PlannedRow], *, purpose: tuple[object, ...] = ("rollout",), on_row: OnRow = ignore
+    ) -> list[Row]:
+        """See `RolloutEngine.sample`."""
+        begin, done = time.monotonic(), 0
+
+        def paced(row: Row) -> None:
+            nonlocal done
+            done += 1
+            time.sleep(max(0.0, begin + self.settings.seconds * done / len(planned) - time.monotonic()))
+            on_row(row)
+
+        return super().sample(planned, purpose=purpose, on_row=paced)
+
+
+class PacedTermSettings(TermSettings):
+    """Settings of the term."""
+
+    seconds: float = Field(ge=0, description="That an update waits.")
+
+
+class PacedTerm(Term):
+    """A term of loss 0 that takes its time."""
+
+    settings_type = PacedTermSettings
+    why_not_stale = ""
+
+    def prepare(self, rows: Sequence[Row]) -> None:
+        """Wait."""
+        time.sleep(self.settings.seconds)
+
+    def token_losses(self, batch: TokenBatch) -> TermOutput:
+        """Zeros."""
+        zero: Tensor = batch.weights * 0.0
+        return TermOutput(zero)
+
+
+class PacedFleet:
+    """A fleet whose answers come one after the other, each after `seconds`.
+
+    Attributes:
+        busy: seconds spent on each row.
+    """
+
+    def __init__(self, fleet: ScoreSource, seconds: float) -> None:
+        self._fleet, self._seconds = fleet, seconds
+        self.busy: list[float] = []
+        self._teacher = ThreadPoolExecutor(1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fleet, name)
+
+    def submit(self, *arguments: Any, **keywords: Any) -> Future[Scores]:
+        """See `ScoreSource.submit`."""
+        answer = self._fleet.submit(*arguments, **keywords)
+
+        def wait() -> Scores:
+            begin = time.monotonic()
+            time.sleep(self._seconds)
+            found = answer.result()
+            self.busy.append(time.monotonic() - begin)
+            return found
+
+        return self._teacher.submit(wait)
+
+
+def recipe(run: Path, world: Path, address: str, lag: int, steps: int, lengths: tuple[float, ...] | None) -> Recipe:
+    objective: list[dict[str, Any]] = [{"name": "opd", "payload": "gather", "k": 8, "importance_cap": 2.0}]
+    rollout: dict[str, Any] = {"prompts_per_step": 32, "max_new_tokens": 12, "max_prompt_tokens": 32}
+    if lengths is not None:
+        objective.append({"name": "student_overlap:PacedTerm", "seconds": lengths[2]})
+        rollout |= {"prompts_per_step": 8, "engine": {"name": "student_overlap:PacedEngine", "seconds": lengths[0]}}
+    return parse_settings(
+        Recipe,
+        {
+            "run": str(run),
+            "model": {"path": str(world / "student")},
+            "teachers": {"endpoints": [address], "default": "teacher"},
+            "prompts": {"task": "addition", "options": {"digits": 2}},
+            "rollout": rollout,
+            "objective": objective,
+            "train": {"steps": steps, "max_staleness": lag, "threads": 1},
+            "eval": {"prompts": 0},
+            "samples": {"every": 0},
+        },
+    )
+
+
+def measure(one: Recipe, scoring: float | None) -> tuple[float, dict[str, float]]:
+    """Median seconds of a step, and what its stages were busy for; the teachers only where `scoring` paces them."""
+    fleets: list[PacedFleet] = []
+    if scoring is not None:
+        student.job.connect = partial(paced, fleets, scoring / one.rollout.prompts_per_step)
+    try:
+        train(one)
+    finally:
+        student.job.connect = CONNECT
+    events = json.loads((one.run / "timeline.json").read_text())["traceEvents"]
+    starts = [event["ts"] / 1e6 for event in events if event["name"] == "learn"][WARM:]
+    lines = [json.loads(line) for line in (one.run / "metrics.jsonl").read_text().splitlines()][WARM:]
+
+    def median(values: Sequence[float]) -> float:
+        return statistics.median(values)
+
+    sampled = [line.get("rollout_seconds", line["seconds"].get("rollout", 0.0)) for line in lines]
+    waits = ("rollout", "wait_rollout", "wait_teacher", "wait_verifier")
+    learnt = [sum(s for name, s in line["seconds"].items() if name not in waits) for line in lines]
+    busy = {"rollout": median(sampled), "learning": median(learnt)}
+    if fleets:
+        busy["scoring"] = median(fleets[0].busy) * one.rollout.prompts_per_step
+    return median([later - earlier for earlier, later in pairwise(starts)]), busy
+
+
+def main() -> None:
+    """Run the lags in turn and print a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--real", action="store_true", help="no set lengths: rollout and learning share the CPU")
+    parser.add_argument("--world", type=Path, help="folder of a tiny world; built if left out")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        world = options.world or Path(scratch) / "world"
+        if options.world is None:
+            build_world(world, "test", seed=0)
+        run_all(options, world, Path(scratch))
+
+
+def run_all(options: argparse.Namespace, world: Path, scratch: Path) -> None:
+    with served({"teacher": world / "teacher"}, scratch / "server") as address:
+        for lengths in [None] if options.real else LENGTHS:
+            if lengths is not None:
+                print(f"rollout {lengths[0]} s, scoring {lengths[1]} s, learning {lengths[2]} s", flush=True)
+            found: dict[int, list[tuple[float, float]]] = {}
+            for number in range(options.rounds):
+                for lag in (0, 1, 2):
+                    one = recipe(scratch / f"{lengths}-{lag}-{number}", world, address, lag, options.steps, lengths)
+                    step, busy = measure(one, None if lengths is None else lengths[1])
+                    found.setdefault(lag, []).append((step, max(busy.values())))
+                    print(f"  lag {lag}: {step:.3f} s, " + ", ".join(f"{n} {s:.3f} s" for n, s in busy.items()))
+            for lag, pairs in found.items():
+                step, slowest = (statistics.median(values) for values in zip(*pairs, strict=True))
+                against = statistics.median([a / b for (a, _), (b, _) in zip(pairs, found[0], strict=True)])
+                share = f"{step / slowest:.2f} of its slowest stage, {against:.2f} of a step without lag"
+                print(f"  max_staleness {lag}: step {step:.3f} s, {share}", flush=True)
+
+
+def paced(made: list[PacedFleet], seconds: float, recipe: Recipe) -> Any:
+    fleet = CONNECT(recipe)
+    if fleet is None:
+        return None
+    made.append(PacedFleet(fleet, seconds))
+    return made[-1]
+
+
+if __name__ == "__main__":
+    sys.modules["student_overlap"] = sys.modules["__main__"]
+    main()

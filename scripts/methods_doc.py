@@ -1,0 +1,129 @@
+"""Write docs/methods/, a page a method, from the code and scripts/method_notes.yaml: python scripts/methods_doc.py.
+
+Formula and source are the docstring of the module, settings those of the class; what to watch, when it fails and which
+claims of the lab speak of it stand in the notes, outcomes in the lab's own pages.
+"""
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "docs" / "methods"
+NOTES = Path(__file__).with_name("method_notes.yaml")
+RESULTS = {"results.md": "", "results/first-edition.md": " (under review)"}
+SHARED = {"weight", "weight.start", "weight.to", "weight.steps", "rows", "aggregation"}
+"""Settings of every term of an objective."""
+SHARED_TEXT = (
+    "All terms also have `weight`, `aggregation` and `rows`; `opd plugins show NAME` prints them with their defaults."
+)
+
+
+def notes() -> dict[str, dict[str, Any]]:
+    """By page."""
+    found: dict[str, dict[str, Any]] = yaml.safe_load(NOTES.read_text(encoding="utf-8"))
+    return found
+
+
+def plugins(names: list[str]) -> list[tuple[str, str, Any]]:
+    """(name, summary, class) of plug-ins of student.methods."""
+    from student.methods import CONTROLLERS, OBJECTIVES
+
+    known = {entry.name: (registry, entry) for registry in (OBJECTIVES, CONTROLLERS) for entry in registry}
+    return [(name, known[name][1].summary, known[name][0].load(name)) for name in names]
+
+
+def settings(plugin: Any) -> str:
+    """A row per setting of a plug-in's own."""
+    from opd.config.reference import describe_keys
+    from opd.plugins_cli import _meaning
+
+    rows = []
+    term = "aggregation" in plugin.settings_type.model_fields
+    for key, default, meaning in describe_keys(plugin.settings_type):
+        if key != "name" and not (term and key in SHARED):
+            text = (meaning or _meaning(plugin.settings_type, key)).replace("|", "\\|")
+            rows.append(f"| `{key}` | {default if default == 'required' else f'`{default}`'} | {text} |")
+    return "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *rows]) if rows else "None of its own."
+
+
+def claims(pattern: str) -> str:
+    """The rows of the lab's pages whose claim matches, with the outcome and where it stands."""
+    lines = []
+    for page, mark in RESULTS.items():
+        heading = ""
+        for line in (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines():
+            heading = line[3:] if line.startswith("## ") else heading
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            outcome = cells[1] if len(cells) == 3 else ""
+            if re.match("holds|does not hold|not shown|not judged|failed", outcome) and re.search(pattern, cells[0]):
+                lines.append(f"| {cells[0]} | {outcome}{mark} | [{heading}](../{page}) |")
+    return "\n".join(["| claim | outcome | experiment |", "| --- | --- | --- |", *lines]) + "\n" if lines else ""
+
+
+def page(note: dict[str, Any]) -> str:
+    """A whole page."""
+    from student.controllers import Controller
+
+    found = plugins(note["names"])
+    module = inspect.getmodule(found[0][2])
+    formula = inspect.getdoc(module) or ""
+    where = "methods" if issubclass(found[0][2], Controller) else "objective"
+    several = len(found) > 1
+    tables = "\n\n".join((f"### {name}\n\n" if several else "") + settings(plugin) for name, _, plugin in found)
+    lab = claims(note["lab"]) if "lab" in note else ""
+    summaries = "\n".join(f"- `{name}`: {summary}" for name, summary, _ in found)
+    shared = SHARED_TEXT if where == "objective" else ""
+    watch = "\n".join(f"| `{metric}` | {text} |" for metric, text in note["watch"].items())
+    return f"""# {note["title"]}
+
+Written by `python scripts/methods_doc.py` from `{module.__name__.replace(".", "/")}.py`; do not edit.
+
+{summaries}
+
+```yaml
+{where}: [{{name: {found[0][0]}}}]
+```
+
+## Mathematics
+
+{formula}
+
+## Settings
+
+{tables}
+
+{shared}
+
+## Metrics to watch
+
+| metric | what it should do |
+| --- | --- |
+{watch}
+
+## When it fails
+
+{note["fails"].strip()}
+
+## What the lab found
+
+{lab or "Nothing yet: no experiment of the lab has it as an arm."}
+"""
+
+
+def render() -> dict[str, str]:
+    """Every page by file name."""
+    return {f"{name}.md": re.sub(r"\n{3,}", "\n\n", page(note)).rstrip() + "\n" for name, note in notes().items()}
+
+
+if __name__ == "__main__":
+    OUT.mkdir(exist_ok=True)
+    pages = render()
+    for path in OUT.glob("*.md"):
+        if path.name not in pages:
+            path.unlink()
+    for name, text in pages.items():
+        (OUT / name).write_text(text, encoding="utf-8")
