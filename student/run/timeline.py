@@ -14,6 +14,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from opd.files import write_whole
+
 LANES = ("learner", "sampler", "teachers")
 LIMIT = 20_000
 """Events kept, the newest: about 2.5 MB."""
