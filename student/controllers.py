@@ -197,6 +197,8 @@ class Controller:
     why_not_stale: ClassVar[str] = "it does not say that it can plan a step before those before it are observed"
     """Why it cannot work with `train.max_staleness`, a clause; "" where it can: it remembers nothing between `plan` and
     the other hooks of a step but what `state_dict` saves, because further steps are planned in between."""
+    gives_answers: ClassVar[bool] = False
+    """Whether its plans hold rows whose answer is given (`PlannedRow.answer`), which the student itself reads."""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings

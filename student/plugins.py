@@ -80,8 +80,8 @@ def build_plugins(recipe: Recipe) -> Plugins:
         controller.check(recipe, terms)
     strategy.check(recipe, terms)
     rewards.check(recipe, terms)
-    _check_staleness(recipe, terms, controllers, strategy)
     engine: RolloutEngine = _build(ROLLOUT_ENGINES, recipe.rollout.engine, "rollout.engine")
+    _check_staleness(recipe, terms, controllers, strategy, engine)
     engine.check(recipe)
     if engine.settings.mismatch_rows:
         needs = replace(needs, models=needs.models | {STUDENT})
@@ -129,7 +129,11 @@ def _other_temperatures(terms: Sequence[Term], sampled_at: float) -> Iterator[st
 
 
 def _check_staleness(
-    recipe: Recipe, terms: Sequence[Term], controllers: Sequence[Controller], strategy: Strategy
+    recipe: Recipe,
+    terms: Sequence[Term],
+    controllers: Sequence[Controller],
+    strategy: Strategy,
+    engine: RolloutEngine,
 ) -> None:
     """Refuse `train.max_staleness` where something in the recipe does not stand it.
 
@@ -149,6 +153,13 @@ def _check_staleness(
                 f"train.max_staleness is {steps}, but {part.settings.name} does not go with it: {part.why_not_stale}; "
                 "or set train.max_staleness: 0."
             )
+    giving = next((part.settings.name for part in controllers if part.gives_answers), None)
+    if steps and engine.holds_weights and giving is not None:
+        raise ConfigError(
+            f"rollout.engine {engine.settings.name} has weights of its own and leaves the given answers of {giving} to "
+            "the student itself, which learns while train.max_staleness samples; set train.max_staleness: 0, or "
+            "rollout.engine to {name: transformers}."
+        )
 
 
 def _check_teachers(recipe: Recipe, terms: Sequence[Term], controllers: Sequence[Controller]) -> None:

@@ -64,6 +64,7 @@ class ExpertRows(Controller):
     settings_type = ExpertRowsSettings
     settings: ExpertRowsSettings
     why_not_stale = ""
+    gives_answers = True
 
     def __init__(self, settings: ExpertRowsSettings) -> None:
         super().__init__(settings)

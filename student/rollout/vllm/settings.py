@@ -67,11 +67,6 @@ def check_vllm(settings: VllmSettings, recipe: Recipe) -> None:
             "rollout.engine vllm reads whole weights in its process, and train.sharding fsdp keeps a part in each; set "
             "rollout.engine to {name: transformers}, or train.sharding to none."
         )
-    if recipe.train.max_staleness and any(method.get("name") == "expert_rows" for method in recipe.methods):
-        raise ConfigError(
-            "rollout.engine vllm reads the given answers of expert_rows with the student itself, which learns while "
-            "train.max_staleness samples; set max_staleness to 0, or rollout.engine to {name: transformers}."
-        )
     families = _families(recipe)
     known = _known_families() if families else frozenset()
     if families and not known.intersection(families):

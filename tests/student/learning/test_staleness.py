@@ -12,6 +12,7 @@ from opd.config import parse_settings
 from opd.errors import ConfigError
 from student.plugins import build_plugins, build_terms
 from student.recipe import Recipe
+from student.rollout.engine import RolloutEngine
 
 WIDE = 1e9  # a cap that never bites
 UNBIASED: list[dict[str, Any]] = [
@@ -117,3 +118,20 @@ def test_methods_that_plan_by_what_they_save_go_with_stale_rows(method: str) -> 
     }
     constant = {"name": "opd", "importance_cap": 2.0, "aggregation": "constant"}
     build_plugins(recipe(objective=[constant], methods=[{"name": method, **options.get(method, {})}]))
+
+
+class Held(RolloutEngine):
+    """An engine of somebody else's that samples from weights of its own."""
+
+    holds_weights = True
+
+
+def test_given_answers_are_refused_beside_learning_where_the_student_itself_would_read_them() -> None:
+    parts: dict[str, Any] = {
+        "methods": [{"name": "expert_rows", "share": 0.5}],
+        "rollout": {"samples_per_prompt": 2, "engine": {"name": f"{__name__}:Held"}},
+    }
+    with pytest.raises(ConfigError, match=f"rollout.engine {__name__}:Held has weights of its own .* of expert_rows"):
+        build_plugins(recipe(**parts))
+    build_plugins(recipe(**parts, train={"max_staleness": 0}))
+    build_plugins(recipe(**{**parts, "methods": []}))
