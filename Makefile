@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help setup demo test gpu oldest engines oracles estimators fuzz soak chaos bench lab docs prometheus browser trackers skypilot lint type protos clean
+.PHONY: help setup demo test gpu oldest engines oracles estimators fuzz soak chaos pages bench lab docs prometheus browser trackers skypilot lint type protos clean
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -70,6 +70,9 @@ soak: $(STAMP) ## a server under load and abuse for 15 minutes, then one that le
 
 chaos: $(STAMP) ## server processes killed, frozen, cut off and lying under a training run, about ten minutes
 	$(BIN)/python -m pytest tests/chaos -m "chaos or not chaos" -rs
+
+pages: $(STAMP) ## every command of the documentation, those that take minutes too (demo, worlds, benchmarks), about an hour
+	$(BIN)/python -m pytest tests/docs -m "pages or not pages" -rs
 
 bench: $(STAMP) ## all benchmarks, as ratios within one run
 	@for file in $(filter-out benchmarks/constant_engine.py benchmarks/fleet_servers.py benchmarks/server_soak.py,$(wildcard benchmarks/*_*.py)); do \

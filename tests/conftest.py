@@ -24,6 +24,15 @@ if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes minutes has a verb of its own, which names its mark."""
+    for mark in ("chaos", "pages"):
+        if mark not in (config.getoption("-m") or ""):
+            for item in items:
+                if item.get_closest_marker(mark):
+                    item.add_marker(pytest.mark.skip(reason=f"minutes long; run by `make {mark}`"))
+
+
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the `test` world: student, teacher, padded, stranger; shared by all workers of the run."""

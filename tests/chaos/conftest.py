@@ -25,13 +25,6 @@ ENGINE = Path(__file__).parents[1] / "teacher_server"
 ROOT = Path(__file__).parents[2]
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if "chaos" not in (config.getoption("-m") or ""):
-        for item in items:
-            if item.get_closest_marker("chaos"):
-                item.add_marker(pytest.mark.skip(reason="minutes long; run by `make chaos`"))
-
-
 def engine_class() -> Any:
     spec = importlib.util.spec_from_file_location("numpy_teacher", ENGINE / "numpy_teacher.py")
     assert spec is not None and spec.loader is not None
