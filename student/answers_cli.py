@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
+from student.arguments import Overrides
+
 
 def answers(
     recipe: Annotated[
         Path, typer.Argument(metavar="RECIPE.yaml", help="Gives prompts, lengths, stop tokens and seed.")
     ],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[dotted.key=value ...]", help="Replace keys of the recipe.")
-    ] = None,
+    overrides: Overrides = None,
     model: Annotated[
         str | None,
         typer.Option("--model", help="Folder or hub id of the model that answers; servers only score."),

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from student.arguments import Overrides
+
 
 def _print_keys(wanted: bool) -> None:
     """Print every key of a recipe and exit."""
@@ -26,9 +28,7 @@ def _started_again(run: Path) -> bool:
 
 def train(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="The student job; --keys lists its keys.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[dotted.key=value ...]", help="Replace keys of the recipe.")
-    ] = None,
+    overrides: Overrides = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -85,9 +85,7 @@ def train(
 def evaluate(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or hub id of a model.")],
     recipe: Annotated[Path, typer.Option("--recipe", help="Recipe whose prompts, limits and seed are used.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[dotted.key=value ...]", help="Replace keys of the recipe.")
-    ] = None,
+    overrides: Overrides = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Write the report as JSON, and the answers beside it, to a name in .samples.jsonl."),

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from student.arguments import Overrides
+
 if TYPE_CHECKING:
     from student.lab.predict import PremiseReport
 
@@ -14,9 +16,7 @@ def premise(
     recipe: Annotated[
         Path, typer.Argument(metavar="RECIPE.yaml", help="Student, teachers and prompts; its methods are left aside.")
     ],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[dotted.key=value ...]", help="Replace keys of the recipe.")
-    ] = None,
+    overrides: Overrides = None,
     rows: Annotated[int, typer.Option("--rows", help="Answers to measure on, at least 8.")] = 64,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the figures as JSON.")] = None,
 ) -> None:

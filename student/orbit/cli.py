@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from student.arguments import Overrides
+
 if TYPE_CHECKING:
     from student.orbit.recipe import OrbitRecipe
 
 
 def orbit(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="Modes, stages, merge and fusion.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[dotted.key=value ...]", help="Replace keys of the recipe.")
-    ] = None,
+    overrides: Overrides = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the recipes of all stages and print them; train nothing.")
     ] = False,

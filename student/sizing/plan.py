@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
+from student.arguments import Overrides
+
 
 def plan(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="The student job.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[dotted.key=value ...]", help="Replace keys of the recipe.")
-    ] = None,
+    overrides: Overrides = None,
     on: Annotated[
         str, typer.Option("--hardware", help="Device of a rank: here, h200, h100, a100, a100-40, l40s or rtx4090.")
     ] = "here",
