@@ -17,18 +17,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-import torch
-
 from opd.errors import ConfigError, DataError
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
-from opd.tasks.stops import generation_stops, stop_set
 from opd.tasks.verdict import VerdictStatus
 from student.data.plan import plan_step
 from student.data.row import Row
-from student.learning.model import load_student, load_tokenizer
 from student.recipe import Recipe
-from student.rollout.transformers import RolloutSpec, rollout
+from student.rollout.answering import AnsweringModel
 
 How = Literal["greedy", "sampled", "verified", "best"]
 HOWS: tuple[How, ...] = get_args(How)
@@ -83,20 +79,13 @@ def write_answers(
     Raises:
         DataError: when not one prompt has an answer.
     """
-    place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer = load_tokenizer(model)
-    lm = load_student(model, dtype=recipe.model.dtype, attention=recipe.model.attention, gradient_checkpointing=False)
-    lm.to(place)
-    settings = recipe.rollout
-    stops = stop_set(tokenizer, generation_stops(model, None), settings.stop_tokens).ids
-    spec = RolloutSpec(
-        recipe.seed, settings.batch_rows, 0, len(tokenizer), settings.max_prompt_tokens, frozenset(stops)
-    )
+    answering = AnsweringModel.load(recipe, model)
+    limit = recipe.rollout.max_new_tokens
     level = 0.0 if how == "greedy" else temperature
 
     def draw(chunk: Sequence[Prompt], number: int) -> list[Row]:
-        plan = plan_step(number, chunk, samples=1, max_new_tokens=settings.max_new_tokens, temperature=level)
-        rows = rollout(lm.lm, tokenizer, plan.rows, spec, purpose=("answers",))
+        plan = plan_step(number, chunk, samples=1, max_new_tokens=limit, temperature=level)
+        rows = answering.answer(plan.rows, "answers")
         for row in rows:
             row.verdict = source.verify(row.prompt, row.text)
         return rows

@@ -16,7 +16,6 @@ from opd.errors import ConfigError, OpdError
 from opd.tasks.build import build_prompts
 from opd.tasks.environments.base import ENVIRONMENT
 from opd.tasks.prompt import Prompt
-from opd.tasks.stops import generation_stops, stop_set
 from opd.wire.types import PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
 from student.checks.worth import Kind, Worth, compare, judge
@@ -24,10 +23,10 @@ from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row, RowKey
 from student.job import build_job, connect
 from student.lab.stats import Interval
-from student.learning.model import Weights, load_student, load_tokenizer
+from student.learning.model import Weights, load_tokenizer
 from student.model_path import check_model_path
 from student.recipe import Recipe
-from student.rollout.transformers import RolloutSpec, rollout
+from student.rollout.answering import AnsweringModel
 from student.scoring.contexts import Context
 from student.scoring.needs import TEACHER
 from student.scoring.verify import Verification
@@ -142,21 +141,17 @@ def _teachers_answers(
     gc.collect()  # the student's job is gone: both need not fit at once
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    settings = recipe.rollout
-    lm = load_student(
-        model, dtype=recipe.model.dtype, attention=recipe.model.attention, gradient_checkpointing=False
-    ).to(place)
-    stops = {*stop_set(tokenizer, generation_stops(model, None), settings.stop_tokens).ids, *info.stop_token_ids}
     limits = [one.max_tokens or 0 for one in recipe.contexts.values()]
-    longest = max(settings.max_prompt_tokens, *limits, 1)
-    spec = RolloutSpec(recipe.seed, settings.batch_rows, 0, len(tokenizer), longest, frozenset(stops))
+    longest = max(recipe.rollout.max_prompt_tokens, *limits, 1)
+    answering = AnsweringModel.load(
+        recipe, model, tokenizer=tokenizer, max_prompt_tokens=longest, stop_ids=info.stop_token_ids
+    )
     read = _reader(recipe, info.name)
     prompts = list({row.prompt.uid: row.prompt for row in rows}.values())
     own = [_with_context(planned, read) for planned in _plan(recipe, prompts).rows]
     cut = [row for row in rows if row.length >= _SHORTEST]
-    halves = [_with_context(_second_half(row, settings), read) for row in cut]
-    written = rollout(lm.lm, tokenizer, [*own, *halves], spec, purpose=("doctor",))
+    halves = [_with_context(_second_half(row, recipe.rollout), read) for row in cut]
+    written = answering.answer([*own, *halves], "doctor")
     first, second = written[: len(own)], written[len(own) :]
     for row in second:  # verifiers read the whole answer
         row.text = str(tokenizer.decode(row.response_ids.tolist(), skip_special_tokens=True))

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import student.answers
 from opd.cli import app as _app  # noqa: F401  (typer's settings)
 from opd.errors import ConfigError, DataError
 from opd.tasks import PromptSource, TaskSettings, Verdict, build_prompts
 from student.answers import write_answers
 from student.data.row import Row
 from student.recipe import Recipe
+from student.rollout.answering import AnsweringModel
 
 
 @pytest.fixture
@@ -76,14 +76,14 @@ def test_the_best_answer_is_the_most_probable_among_equals(
     world: Path, recipe: Recipe, source: PromptSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Row] = []
-    rollout = student.answers.rollout
+    answer = AnsweringModel.answer
 
-    def watched(*arguments: Any, **keywords: Any) -> list[Row]:
-        rows = rollout(*arguments, **keywords)
+    def watched(*arguments: Any) -> list[Row]:
+        rows = answer(*arguments)
         seen.extend(rows)
         return rows
 
-    monkeypatch.setattr(student.answers, "rollout", watched)
+    monkeypatch.setattr(AnsweringModel, "answer", watched)
     monkeypatch.setattr(source, "verify", lambda prompt, text: Verdict.of(False))
     out = tmp_path / "answers.jsonl"
     write_answers(recipe, source, source.prompts("train", 1), str(world / "teacher"), out, how="best", draws=4)

@@ -71,7 +71,7 @@ def test_a_teacher_without_weights_here_is_judged_by_its_scores_alone(
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError("there is no such folder")
 
-    monkeypatch.setattr("student.checks.teacher.load_student", refuse)
+    monkeypatch.setattr("student.rollout.answering.load_student", refuse)
     ((_, worth, obstacle),) = measure(make_recipe(), prompts=8)
     assert "no such folder" in obstacle and worth.better is None and math.isnan(worth.parity)
     assert worth.slope is not None

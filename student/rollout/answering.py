@@ -1,0 +1,75 @@
+"""A model that only answers: weights beside those of a run, sampled with the lengths and stop tokens of its recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedModel
+
+from opd.tasks.stops import generation_stops, stop_set
+from student.data.plan import PlannedRow
+from student.data.row import Row
+from student.learning.model import load_student, load_tokenizer
+from student.rollout.spec import RolloutSpec
+from student.rollout.transformers import rollout
+
+if TYPE_CHECKING:
+    from student.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweringModel:
+    """Weights that are sampled and never trained.
+
+    Attributes:
+        lm: the model, on its device.
+        tokenizer: encodes prompts and decodes answers.
+        spec: seed, batch size, limits and stop tokens.
+    """
+
+    lm: PreTrainedModel
+    tokenizer: Any
+    spec: RolloutSpec
+
+    @classmethod
+    def load(
+        cls,
+        recipe: Recipe,
+        model: str,
+        *,
+        tokenizer: Any = None,
+        max_prompt_tokens: int | None = None,
+        stop_ids: Iterable[int] = (),
+    ) -> AnsweringModel:
+        """Load `model` onto this process' first GPU, or the CPU without one.
+
+        Args:
+            recipe: gives element type, attention, seed, batch size, prompt limit and further stop tokens.
+            model: folder or hub id.
+            tokenizer: to encode with; the model's own when None.
+            max_prompt_tokens: another limit than the recipe's.
+            stop_ids: ids that end an answer beside those of tokenizer, generation config and recipe.
+        """
+        settings = recipe.rollout
+        tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
+        student = load_student(
+            model, dtype=recipe.model.dtype, attention=recipe.model.attention, gradient_checkpointing=False
+        )
+        student.to("cuda" if torch.cuda.is_available() else "cpu")
+        stops = stop_set(tokenizer, generation_stops(model), settings.stop_tokens).ids
+        spec = RolloutSpec(
+            seed=recipe.seed,
+            batch_rows=settings.batch_rows,
+            candidates=0,
+            valid_vocab=len(tokenizer),
+            max_prompt_tokens=settings.max_prompt_tokens if max_prompt_tokens is None else max_prompt_tokens,
+            stop_ids=frozenset([*stops, *stop_ids]),
+        )
+        return cls(student.lm, tokenizer, spec)
+
+    def answer(self, planned: Sequence[PlannedRow], purpose: str) -> list[Row]:
+        """One answer per planned row, in their order, drawn from the random streams named `purpose`."""
+        return rollout(self.lm, self.tokenizer, planned, self.spec, purpose=(purpose,))
