@@ -33,7 +33,7 @@ STEP = (
     ),
     *("grad_clipped", "learning_rate", "response_length", "truncation_rate", "repetition", "stop_log_ratio"),
     *("effopd/jumps", "effopd/tried", "window", "adwin/at_longest_share", "adwin/at_shortest_share"),
-    *("hinted_share", "context_missing_share", "clipped_share", "unknown_share"),
+    *("hinted_share", "hint_quoted", "context_missing_share", "clipped_share", "unknown_share"),
     *("mismatch/log_ratio", "mismatch/max_log_ratio", "mismatch/kl"),
     *("engine/syncs", "engine/sync_seconds", "engine/restarts"),
     *("reward", "verdict", "reward_part/overlong", "ema_distance", "tokens_per_second", "payload_bytes_per_token"),

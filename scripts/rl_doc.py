@@ -122,6 +122,7 @@ FunRL | modifier `entropy_shaping` with `until`
 CHORD | objective `chord` beside `grpo`
 Tulu 3 (RLVR) | rewards `tulu3`, `kl_penalty`, objective `ppo`
 GC-OPD | advantage `gc_opd`, objective `policy_gradient`
+RLSD | objective `rlsd` with a context: `examples/recipes/qwen3-8b-rlsd.yaml`
 MiMo, GLM-5 | objectives `mimo_mix`, `glm_mix`
 limit of RLVR (pass@k) | `eval.samples`: pass@k of evaluations
 """

@@ -49,8 +49,25 @@ def repetition(ids: NDArray[np.uint32]) -> float:
     Args:
         ids: [T] ids of the response; 0 for fewer than five.
     """
-    count = len(ids) - _GRAM + 1
-    if count < 2:
-        return 0.0
-    values = ids.tolist()
-    return 1.0 - len(set(zip(*(values[i : i + count] for i in range(_GRAM)), strict=True))) / count
+    grams = _grams(ids)
+    return 1.0 - len(set(grams)) / len(grams) if len(grams) > 1 else 0.0
+
+
+def quoted(response: NDArray[np.uint32], hint: NDArray[np.uint32], prompt: NDArray[np.uint32]) -> float:
+    """Share of the 4-grams of a response that stand in a hint and not in the student's own prompt.
+
+    A student that learns from a teacher with a hint may come to recite what it was never shown (arXiv 2607.05184).
+
+    Args:
+        response: [T] ids; 0 for fewer than four.
+        hint: [P'] ids that a teacher read in place of the prompt.
+        prompt: [P] ids that the student read.
+    """
+    grams = _grams(response)
+    told = set(_grams(hint)) - set(_grams(prompt))
+    return sum(gram in told for gram in grams) / len(grams) if grams else 0.0
+
+
+def _grams(ids: NDArray[np.uint32]) -> list[tuple[int, ...]]:
+    values, count = ids.tolist(), len(ids) - _GRAM + 1
+    return list(zip(*(values[i : i + count] for i in range(_GRAM)), strict=True)) if count > 0 else []

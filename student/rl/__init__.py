@@ -74,6 +74,7 @@ for name, path, summary in [
     ("rapo_kl", "losses.rapo:RapoKl", "forward KL to a reference, flatter the worse the answer (RAPO)"),
     ("mimo_mix", "losses.teacher_mix:MimoMix", "a teacher's log-ratio by token plus the outcome's credit (MiMo)"),
     ("glm_mix", "losses.teacher_mix:GlmMix", "a teacher's log-ratio by token in a clipped loss (GLM-5)"),
+    ("rlsd", "losses.rlsd:Rlsd", "a clipped loss whose credit a teacher with the solution weighs by token (RLSD)"),
     ("otr", "losses.given_tokens:Otr", "given tokens weighted by their probability (one-token rollouts)"),
     ("chord", "losses.given_tokens:Chord", "given tokens weighted by p (1 - p) (CHORD)"),
     ("rover", "losses.rover:Rover", "log-ratios fitted to rewards and to the next token's mean log-ratio (ROVER)"),

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from student.data.outcome import Outcome, reward_of
 from student.data.row import Row
-from student.figures import repetition
+from student.figures import quoted, repetition
 from student.rl.rewards.chain import fired_metrics
 
 
@@ -38,6 +38,9 @@ def count_rows(rows: Sequence[Row], sampled: int, stop_ratios: Sequence[float] =
         "contexts": sum(bool(_contexts(row)) or bool(row.unread) for row in rows),
         "unread": sum(bool(row.unread) for row in rows),
         "hinted": sum(any(not np.array_equal(ids, row.prompt_ids) for ids in _contexts(row)) for row in rows),
+        "quoted": sum(
+            max((quoted(row.response_ids, ids, row.prompt_ids) for ids in _contexts(row)), default=0.0) for row in rows
+        ),
         "payload": sum(score.wire_bytes for row in rows for score in row.signals.values()),
         "scored": sum(row.length for row in rows if row.signals),
         "asked": len(asked),
@@ -70,6 +73,7 @@ def row_metrics(counts: Mapping[str, float]) -> dict[str, float]:
     if counts["contexts"]:
         # 0 where every context says just what the student reads: a hint that is empty does nothing, without an error.
         metrics["hinted_share"] = counts["hinted"] / rows
+        metrics["hint_quoted"] = counts["quoted"] / max(1.0, counts["contexts"] - counts["unread"])
         metrics["context_missing_share"] = counts["unread"] / rows
     if counts["stops"]:
         metrics["stop_log_ratio"] = counts["stop_log_ratio"] / counts["stops"]

@@ -23,7 +23,7 @@ from student.learning.terms import SignalTokens, StudentTokens, Term, TokenBatch
 from student.plugins import build_terms
 from student.recipe import TrainSettings
 from student.rollout.transformers import RolloutSpec, rollout
-from student.scoring.needs import REFERENCE, STUDENT, TEACHER, Needs, merge
+from student.scoring.needs import EMA, REFERENCE, STUDENT, TEACHER, Needs, merge
 
 PROMPTS = ["1+1=", "12+34=", "7+7=", "99+1=", "5+50="]
 
@@ -137,6 +137,7 @@ class Toy:
         self.candidates = self.logp(self.hidden, self.head).topk(self.k, dim=-1).indices
         # The old policy: near the present one, so that ratios are moderate.
         self.models[STUDENT] = (self.hidden + 0.1 * normal(count, self.width), self.head.clone())
+        self.models[EMA] = (normal(count, self.width), normal(self.vocab, self.width))
 
     @staticmethod
     def logp(hidden: Tensor, head: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from student.figures import half_width, ks_up_to, pass_at_k, repetition
+from student.figures import half_width, ks_up_to, pass_at_k, quoted, repetition
 
 
 @pytest.mark.parametrize("samples", [1, 2, 5, 7])
@@ -49,3 +49,13 @@ def test_repetition_tells_a_loop_from_a_text() -> None:
     assert repetition(text) == 0.0
     assert repetition(np.tile(text[:5], 40)) == pytest.approx(1 - 5 / 197)
     assert repetition(text[:3]) == 0.0
+
+
+def test_a_quote_is_what_the_hint_says_and_the_prompt_does_not() -> None:
+    def ids(text: str) -> np.ndarray:
+        return np.frombuffer(text.encode(), np.uint8).astype(np.uint32)
+
+    assert quoted(ids("abcdef"), ids("xxabcdyy"), ids("q")) == pytest.approx(1 / 3)
+    assert quoted(ids("abcdef"), ids("xxabcdyy"), ids("abcd")) == 0.0
+    assert quoted(ids("abc"), ids("abcd"), ids("q")) == 0.0 == quoted(ids("abcd"), ids(""), ids(""))
+    assert quoted(ids("abcdabcd"), ids("abcdabcd"), ids("q")) == 1.0

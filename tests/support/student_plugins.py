@@ -31,6 +31,19 @@ class Halves(Digits):
         return super().verify(prompt, completion) if int(prompt.answer or 0) % 2 == 0 else Verdict.score(0.0)
 
 
+class Even:
+    """A verifier to which answers of even length are right."""
+
+    def __init__(self, timeout: float) -> None:
+        pass
+
+    def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        return Verdict.of(len(completion) % 2 == 0, f"{len(completion)} letters")
+
+    def close(self) -> None:
+        pass
+
+
 class DropStep(Controller):
     """Drops every row of the second step."""
 

@@ -1,12 +1,14 @@
 """Golden numbers of the policy losses: weights and kept tokens at given ratios, and REINFORCE on policy."""
 
+import dataclasses
 import math
 from typing import Any
 
 import pytest
 import torch
 
-from student.learning.terms import OBJECTIVES
+from opd.wire.types import PayloadKind
+from student.learning.terms import OBJECTIVES, SignalTokens
 from student.plugins import build_terms
 from student.rl.losses.policy_gradient import PolicyGradient
 
@@ -15,7 +17,7 @@ NAMES = [
     for entry in OBJECTIVES
     if ".rl.losses." in entry.path
     and issubclass(OBJECTIVES.load(entry.name), PolicyGradient)
-    and "teacher" not in entry.path  # whose credit is a teacher's
+    and not ("teacher" in entry.path or "rlsd" in entry.path)  # whose credit is a teacher's
     and entry.name != "rover"  # a regression
 ]
 FIXED = {"name": "signed", "positive": 1.0}
@@ -179,3 +181,28 @@ def test_a_teacher_and_an_outcome_add_up_and_far_tokens_are_dropped(toy: Any) ->
     (term,) = build_terms([{"name": "mimo_mix"}])
     term.prepare(silent.rows)
     assert term.selects(silent.rows[0]) and float(term.token_losses(silent.batch()).metrics["outcome_share"][0]) == 0
+
+
+def test_a_teacher_with_the_solution_weighs_tokens_and_never_turns_them(toy: Any) -> None:
+    """Gaps of 0.1, 3 and -0.1 nats, A = 1 and -1: exp(sign(A) g) within 1 +- 0.2, half of the credit in step 0."""
+    for sign, weights in ((1.0, [math.exp(0.1), 1.2, math.exp(-0.1)]), (-1.0, [math.exp(-0.1), 0.8, math.exp(0.1)])):
+        made = toy(lengths=(3,), group=1, masked=False)
+        made.rows[0].reward = max(0.0, sign)
+        logp = made.logp(made.hidden, made.head).gather(1, made.token_ids[:, None])[:, 0]
+        made.behaviour = logp
+        (term,) = build_terms([{"name": "rlsd", "advantage": FIXED, "role": "teacher"}])
+        term.prepare(made.rows)
+        batch = made.batch()
+        told = SignalTokens(logp + torch.tensor([0.1, 3.0, -0.1], dtype=torch.float64))
+        batch = dataclasses.replace(batch, signals={("teacher", PayloadKind.SAMPLED): told})
+        output = term.token_losses(batch)
+        assert output.loss is not None
+        expected = [-sign * (0.5 + 0.5 * weight) for weight in weights]
+        assert output.loss.tolist() == pytest.approx(expected, rel=1e-6)
+        moved = sum(abs(weight - 1) / 2 for weight in weights)
+        assert float(output.metrics["rlsd_moved"][0]) == pytest.approx(moved, rel=1e-6)
+        made.rows[0].unread = frozenset({"teacher"})  # its context was missing: plain credit
+        assert term.token_losses(batch).loss.tolist() == pytest.approx([-sign] * 3)  # type: ignore[union-attr]
+        made.rows[0].unread = frozenset()
+        made.rows[0].key = dataclasses.replace(made.rows[0].key, step=50)  # the teacher has faded out
+        assert term.token_losses(batch).loss.tolist() == pytest.approx([-sign] * 3)  # type: ignore[union-attr]
