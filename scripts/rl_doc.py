@@ -35,6 +35,7 @@ deeper prompts come from `opd compose prompts.jsonl --out composed.jsonl`.
 
 ELSEWHERE = (
     "student/rollout/test_strategies.py",
+    "student/rollout/strategies/test_replay.py",
     "student/rollout/test_rounds.py",
     "opd/tasks/test_chat.py",
     "opd/tasks/test_grpc_judge.py",

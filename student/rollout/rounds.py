@@ -77,6 +77,9 @@ class Stages(Protocol):
     def extract(self, rows: Sequence[Row]) -> list[str | None]:
         """The final answer of each row."""
 
+    def fits(self, prompt: Prompt) -> bool:
+        """Whether a prompt is within rollout.max_prompt_tokens."""
+
 
 class Rollouts:
     """What a strategy may ask; rank-local unless it says otherwise.
@@ -107,7 +110,7 @@ class Rollouts:
     ) -> None:
         self._stages, self._plan, self._cursor = stages, plan, cursor
         self._ranks = _InStep(ranks, cursor)
-        self._owner: dict[str, int] = {}  # rank of each group; a prompt drawn twice stays where it is
+        self._owner: dict[str, int] = {}  # rank of each group, as drawn; a prompt drawn twice stays where it is
         self._samples: dict[str, int] = {}  # first free sample index of each group
         self._waiting: dict[int, Row] | None = None  # judged rows of which no model was asked; None: none were judged
         self.rows: list[Row] = []
@@ -184,6 +187,22 @@ class Rollouts:
     def extract(self, rows: Sequence[Row]) -> list[str | None]:
         """The final answer of each row, in a form that equal answers share; None where there is none."""
         return self._stages.extract(rows)
+
+    def fits(self, prompt: Prompt) -> bool:
+        """Whether a prompt, for example one with a hint, is within rollout.max_prompt_tokens."""
+        return self._stages.fits(prompt)
+
+    def rescore(self, rows: Sequence[Row]) -> list[Row]:
+        """Have models read rows of earlier steps again, whose rewards are known; every rank calls it equally often."""
+        self._stages.ask(rows)
+        self.scored += rows
+        self._stages.score(rows, judged=True)
+        return list(rows)
+
+    @property
+    def drawn(self) -> list[str]:
+        """Groups of all ranks in the order in which their prompts were drawn; whatever cuts a surplus goes by it."""
+        return list(self._owner)
 
     def more(self, prompts: int) -> StepPlan:
         """This rank's share of a plan of `prompts` further prompts of the run; every rank asks for as many."""

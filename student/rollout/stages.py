@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable, Sequence
 
+from opd.tasks.encode import encode_prompt
+from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow
 from student.data.row import Row
 from student.job import Job
@@ -71,3 +73,7 @@ class StepStages:
     def extract(self, rows: Sequence[Row]) -> list[str | None]:
         """See `Stages.extract`."""
         return self._job.services.extract(rows)
+
+    def fits(self, prompt: Prompt) -> bool:
+        """See `Stages.fits`."""
+        return len(encode_prompt(prompt, self._job.tokenizer)) <= self._job.recipe.rollout.max_prompt_tokens

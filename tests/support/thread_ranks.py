@@ -22,7 +22,7 @@ from student.rl import REWARDS
 from student.rl.rewards.chain import RewardChain
 from student.rl.rewards.rounds import StepRewards
 from student.rollout.rounds import Rollouts
-from student.rollout.strategy import Strategy
+from student.rollout.strategy import STRATEGIES, Strategy
 
 SOURCE = build_prompts(TaskSettings(task="addition", options={"digits": 2}), seed=0)
 
@@ -86,18 +86,20 @@ class ByReward:
 
     Attributes:
         asked: rows that models were asked about, in order.
+        longest: characters that a prompt may have.
     """
 
     tokenizer = None
 
     def __init__(
-        self, reward: Callable[[PlannedRow], Row], rewards: Sequence[dict[str, Any]], judges_first: bool
+        self, reward: Callable[[PlannedRow], Row], rewards: Sequence[dict[str, Any]], judges_first: bool, longest: int
     ) -> None:
         self._reward, self.judges_first = reward, judges_first
         made = [(REWARDS.load(entry["name"]), entry) for entry in rewards]
         chain = RewardChain([cls(parse_settings(cls.settings_type, entry)) for cls, entry in made])
         self._rewards = StepRewards(chain, self)
         self.asked: list[Row] = []
+        self.longest = longest
 
     def sample(self, planned: Sequence[PlannedRow], *, ask: bool) -> list[Row]:
         rows = [self._reward(one) for one in planned]
@@ -118,6 +120,9 @@ class ByReward:
     def read(self, *arguments: Any, **options: Any) -> Any:
         raise TypeError("there is no model here")
 
+    def fits(self, prompt: Prompt) -> bool:
+        return len(prompt.text or "") <= self.longest
+
     def extract(self, rows: Sequence[Row]) -> list[str | None]:
         return [row.text or None for row in rows]
 
@@ -130,13 +135,14 @@ def together(
     plan: Callable[[Sequence[Prompt]], StepPlan] = plan,
     rewards: Sequence[dict[str, Any]] = (),
     judges_first: bool = True,
+    longest: int = 10_000,
 ) -> list[Any]:
     """(rows, rollouts, cursor) of each rank, or the error that ended it."""
     meeting = Meeting(count)
 
     def work(index: int) -> Any:
         cursor = PromptCursor(SOURCE)
-        rollouts = Rollouts(ByReward(reward, rewards, judges_first), plan, cursor, meeting.rank(index))
+        rollouts = Rollouts(ByReward(reward, rewards, judges_first, longest), plan, cursor, meeting.rank(index))
         try:
             return rollouts.run(make(), plan(cursor.take(groups))), rollouts, cursor
         except (CancelledError, OutageError, RuntimeError) as error:
@@ -148,3 +154,31 @@ def together(
 
 def keys(rows: Sequence[Row]) -> set[tuple[str, int]]:
     return {(row.key.uid, row.key.sample) for row in rows}
+
+
+def build(name: str, **settings: Any) -> Any:
+    cls = STRATEGIES.load(name)
+    return cls(parse_settings(cls.settings_type, {"name": name, **settings}))
+
+
+def of(samples: int, step: int = 0) -> Callable[[Sequence[Prompt]], StepPlan]:
+    return lambda prompts: plan_step(step, prompts, samples=samples, max_new_tokens=4, temperature=1.0)
+
+
+def metrics_of(rollouts: Any) -> dict[str, float]:
+    return dict(rollouts.metrics(rollouts.counts()))
+
+
+def place(planned: PlannedRow) -> int:
+    """0, 1 or 2 by prompt."""
+    return int(planned.key.uid, 16) % 3
+
+
+class Ordered:
+    """A source of training prompts in a given order."""
+
+    def __init__(self, order: Sequence[Prompt]) -> None:
+        self.order = list(order)
+
+    def prompts(self, split: str, count: int, start: int = 0) -> list[Prompt]:
+        return self.order[start : start + count]

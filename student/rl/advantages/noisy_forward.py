@@ -65,7 +65,7 @@ class NoisyForward(GroupEstimator):
     def observe(self, report: StepReport) -> None:
         """Move fn by the appeals of the step."""
         asked = sum(outcome.notes.get(ASKED, 0.0) for outcome in report.outcomes)
-        known = [outcome.reward for outcome in report.outcomes if outcome.reward is not None]
+        known = [o.reward for o in report.outcomes if o.reward is not None and o.origin != "replay"]
         if not self.settings.learns or not asked or not known:
             return
         share = sum(outcome.notes.get(OVERTURNED, 0.0) for outcome in report.outcomes) / asked

@@ -92,7 +92,7 @@ class Safe(PolicyGradient):
         super().observe(report)
         name = self.settings.name.rpartition(":")[2]
         kl, entropy = (report.metrics.get(f"{name}/{key}", report.metrics.get(key)) for key in _READ)
-        rewards = [outcome.reward for outcome in report.outcomes if outcome.reward is not None]
+        rewards = [o.reward for o in report.outcomes if o.reward is not None and o.origin != "replay"]
         if kl is None or not rewards:
             return
         mean = math.fsum(rewards) / len(rewards)

@@ -3,14 +3,16 @@
     template ~ uniform by (seed, step, prompt), the same for all answers to a prompt
     reward + format_weight where the answer matches the `format` of its template
 
-A template may begin the answer with a `prefix`, whose tokens are given and not trained on. The prompt keeps its uid, so
-histories and groups are those of the prompt whatever its template. The authors draw from about 13 templates, with
-rewards for each one's format. Source: arXiv 2602.03190 and the released code, wenquanlu/prompt-augmentation-GRPO; their
-templates are not copied.
+A prompt that its template would make longer than rollout.max_prompt_tokens is asked as it is (metric
+prompt_augmentation/too_long_share). A template may begin the answer with a `prefix`, whose tokens are given and not
+trained on. The prompt keeps its uid, so histories and groups are those of the prompt whatever its template. The authors
+draw from about 13 templates, with rewards for each one's format. Source: arXiv 2602.03190 and the released code,
+wenquanlu/prompt-augmentation-GRPO; their templates are not copied.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,16 +20,22 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, field_validator
 
 from opd.config import Settings
+from opd.tasks.encode import encode_prompt
 from student.controllers import Controller, ControllerSettings
 from student.data.streams import stream
 from student.data.templates import in_template
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from student.controllers import Services
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
 
-_TAG = "template"
+_TAG, _NONE = "template", "none"
+_log = logging.getLogger(__name__)
 
 
 class Template(Settings):
@@ -77,9 +85,17 @@ class PromptAugmentation(Controller):
     def __init__(self, settings: PromptAugmentationSettings) -> None:
         super().__init__(settings)
         self._prefixes: list[tuple[int, ...]] = [() for _ in settings.templates]
+        self._tokenizer: Any = None
+        self._longest = 0
+        self._warned = False
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Keep how long a prompt may be."""
+        self._longest = recipe.rollout.max_prompt_tokens
 
     def start(self, services: Services) -> None:
         """Encode the prefixes."""
+        self._tokenizer = services.tokenizer
         for index, template in enumerate(self.settings.templates):
             if template.prefix:
                 ids = services.tokenizer(template.prefix, add_special_tokens=False)["input_ids"]
@@ -92,18 +108,33 @@ class PromptAugmentation(Controller):
     def _asked(self, row: PlannedRow) -> PlannedRow:
         s = self.settings
         place = int(stream(s.seed, "templates", row.key.step, row.key.uid).integers(len(s.templates)))
+        asked = in_template(row.prompt, s.templates[place].text)
+        if len(encode_prompt(asked, self._tokenizer)) > self._longest:
+            self._warn(row, place)
+            return replace(row, tags={**row.tags, _TAG: _NONE})
         return replace(
             row,
-            prompt=in_template(row.prompt, s.templates[place].text),
+            prompt=asked,
             prefix_ids=(*self._prefixes[place], *row.prefix_ids),
             tags={**row.tags, _TAG: str(place)},
         )
+
+    def _warn(self, row: PlannedRow, place: int) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "template %d of method prompt_augmentation makes %s longer than rollout.max_prompt_tokens (%d), so it "
+                "is asked as it is; raise the limit (metric prompt_augmentation/too_long_share counts further ones)",
+                place,
+                row.prompt.name,
+                self._longest,
+            )
 
     def compose(self, rows: list[Row]) -> list[Row]:
         """Reward the format."""
         for row in rows:
             place = row.tags.get(_TAG)
-            if place is None:
+            if place in (None, _NONE):
                 continue
             template = self.settings.templates[int(place)]
             if template.format:
@@ -115,8 +146,10 @@ class PromptAugmentation(Controller):
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
         """Metrics templates, how many the step used, and format, the share of answers in theirs."""
-        used = {outcome.tags[_TAG] for outcome in services.outcomes if _TAG in outcome.tags}
-        metrics: dict[str, Any] = {"prompt_augmentation/templates": float(len(used))}
+        used = [outcome.tags[_TAG] for outcome in services.outcomes if _TAG in outcome.tags]
+        metrics: dict[str, Any] = {"prompt_augmentation/templates": float(len(set(used) - {_NONE}))}
+        if used:
+            metrics["prompt_augmentation/too_long_share"] = used.count(_NONE) / len(used)
         name = "prompt_augmentation/format"
         fits = [outcome.notes[name] for outcome in services.outcomes if name in outcome.notes]
         return metrics | ({name: sum(fits) / len(fits)} if fits else {})

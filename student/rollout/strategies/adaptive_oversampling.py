@@ -73,7 +73,7 @@ class AdaptiveOversampling(Strategy):
         if more:
             plan = replace(plan, rows=(*plan.rows, *rollouts.more(more).rows))
         rows = rollouts.judge(plan.rows)
-        groups = rewards_of(rollouts.outcomes(rows))
+        groups = rewards_of(rollouts.outcomes(rows), rollouts.drawn)
         mixed = [group for group, rewards in groups.items() if len(rewards) > 1]
         order = stream(self.settings.seed, "adaptive_oversampling", plan.step).permutation(len(mixed))
         chosen = {mixed[int(place)] for place in order[:want]}

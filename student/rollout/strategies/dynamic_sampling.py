@@ -70,7 +70,7 @@ class DynamicSampling(Strategy):
         for left in reversed(range(self.settings.rounds)):
             rows = rollouts.judge(plan.rows)
             pool += rows
-            groups = rewards_of(rollouts.outcomes(rows))
+            groups = rewards_of(rollouts.outcomes(rows), rollouts.drawn)
             drawn += len(groups)
             kept |= {group: None for group, rewards in groups.items() if len(rewards) > 1}
             sure = set(list(kept)[:want])
@@ -99,10 +99,14 @@ def check_groups(strategy: Strategy, recipe: Recipe) -> None:
         )
 
 
-def rewards_of(outcomes: Iterable[Outcome]) -> dict[str, set[float]]:
-    """The different known rewards of each group."""
+def group_of(outcome: Outcome) -> str:
+    """The key of the group of a row; see `RowKey`."""
+    return RowKey(outcome.step, outcome.uid, outcome.sample, outcome.turn, outcome.agent).group
+
+
+def rewards_of(outcomes: Iterable[Outcome], drawn: Sequence[str]) -> dict[str, set[float]]:
+    """The different known rewards of each group, in the order `drawn`: that of the outcomes goes by the uid."""
     groups: dict[str, set[float]] = {}
     for outcome in outcomes:
-        key = RowKey(outcome.step, outcome.uid, outcome.sample, outcome.turn, outcome.agent).group
-        groups.setdefault(key, set()).update([] if outcome.reward is None else [outcome.reward])
-    return groups
+        groups.setdefault(group_of(outcome), set()).update([] if outcome.reward is None else [outcome.reward])
+    return {group: groups[group] for group in drawn if group in groups}

@@ -3,7 +3,8 @@
     mean reward of a group < low     all its answers again under the hint; these take the places of all
     band                             only groups with low <= mean reward <= high are learnt from, hinted or not
 
-The hint is a kept column of the prompts (`prompts.keep_columns: [hint]`). The loss is mixed_context, ratio to the
+The hint is a kept column of the prompts (`prompts.keep_columns: [hint]`). A group whose hint does not fit
+rollout.max_prompt_tokens stays as it is. The loss is mixed_context, ratio to the
 policy under the hint; the authors' gamma is the 0.9 quantile of the ratios of the batch, of which mixed_context has
 the constant form alone. Source: arXiv 2506.13923 and the released code, vaskar-open-source-research/guide_rl.
 """
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from opd.errors import DataError
-from student.rollout.strategies.hinted import Hinted, by_uid, rewards_by_row, under_hint
+from student.rollout.strategies.hinted import Hinted, by_uid, rewards_by_row
 from student.rollout.strategy import StrategySettings
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ class Guide(Hinted):
         means = self._means(rows, rollouts)
         groups = by_uid(rows)
         hard = {uid for uid in groups if means.get(uid, s.low) < s.low}
-        again = rollouts.again([row for row in plan.rows if row.key.uid in hard])
-        hinted = rollouts.judge([self._hinted(row) for row in again])
+        wanted = [self.hinted(row, [self._text(row)], rollouts) for row in plan.rows if row.key.uid in hard]
+        hinted = rollouts.judge(rollouts.again([row for row in wanted if row is not None]))
         means |= self._means(hinted, rollouts)
         groups |= by_uid(hinted)
         kept = {uid: mine for uid, mine in groups.items() if not s.band or s.low <= means.get(uid, -1.0) <= s.high}
@@ -59,14 +60,14 @@ class Guide(Hinted):
         rollouts.measure("hinted_share", sum(not row.on_policy for row in found), len(found))
         return found
 
-    def _hinted(self, row: PlannedRow) -> PlannedRow:
+    def _text(self, row: PlannedRow) -> str:
         hint = row.prompt.extra.get(self.settings.column)
         if hint is None:
             raise DataError(
                 f"{row.prompt.name} has no column {self.settings.column!r}, which rollout.strategy guide reads its "
                 "hint from; name it in prompts.keep_columns."
             )
-        return under_hint(row, self.settings.text.replace("{hint}", str(hint)))
+        return self.settings.text.replace("{hint}", str(hint))
 
     @staticmethod
     def _means(rows: list[Row], rollouts: Rollouts) -> dict[str, float]:

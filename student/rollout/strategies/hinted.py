@@ -2,13 +2,15 @@
 
 A hinted row is sampled under `behaviour_prompt` and trained under the plain prompt; its origin is hinted, so terms with
 `rows: sampled` pass it over. `mixed_context` is the loss that its papers have; any policy loss with `rows: all` takes
-it as an off-policy row.
+it as an off-policy row. Of the hints that a strategy offers, the first that fits rollout.max_prompt_tokens is taken;
+where none does, the row has no hint. Metrics hint/cut_share and hint/too_long_share, over the rows to be hinted.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opd.errors import ConfigError
 from student.data.templates import in_template
@@ -25,8 +27,15 @@ if TYPE_CHECKING:
     from student.rollout.rounds import Rollouts
 
 
+_log = logging.getLogger(__name__)
+
+
 class Hinted(Strategy):
     """The base."""
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        self._warned = False
 
     def needs(self) -> Needs:
         """Rewards."""
@@ -42,6 +51,29 @@ class Hinted(Strategy):
             raise ConfigError(
                 f"no term learns from the hinted rows of rollout.strategy {self.settings.name}; use mixed_context, or "
                 "set rows: all in a policy loss."
+            )
+
+    def hinted(self, planned: PlannedRow, texts: Iterable[str], rollouts: Rollouts) -> PlannedRow | None:
+        """The row under the first of `texts` that fits, the whole hint before shorter ones; None where none does."""
+        for place, text in enumerate(texts):
+            found = under_hint(planned, text)
+            if found.behaviour_prompt is None or rollouts.fits(found.behaviour_prompt):
+                self._tell(planned, rollouts, cut=place > 0, without=False)
+                return found
+        self._tell(planned, rollouts, cut=False, without=True)
+        return None
+
+    def _tell(self, planned: PlannedRow, rollouts: Rollouts, *, cut: bool, without: bool) -> None:
+        rollouts.measure("hint/cut_share", float(cut))
+        rollouts.measure("hint/too_long_share", float(without))
+        if (cut or without) and not self._warned:
+            self._warned = True
+            _log.warning(
+                "a hint of rollout.strategy %s to %s is over rollout.max_prompt_tokens and was %s; raise the limit "
+                "(metrics hint/cut_share and hint/too_long_share count further ones)",
+                self.settings.name,
+                planned.prompt.name,
+                "cut" if cut else "left out",
             )
 
 

@@ -4,7 +4,8 @@
     it stays where its reward is at least `least`, else the group is one answer smaller            (ERRS)
     its reward + beta max(0, 1 - step / steps)                                                     (RS)
 
-It is trained under the plain prompt. The loss is mixed_context with `denominator: one`, where r is pi(y | x) itself.
+Where no example fits rollout.max_prompt_tokens that answer is written like the others. It is trained under the plain
+prompt. The loss is mixed_context with `denominator: one`, where r is pi(y | x) itself.
 Examples are given in the recipe or in a file, a line {"prompt": ..., "answer": ...} each. Source: arXiv 2510.26519 and
 the released code, Celine-hxy/ICPO, whose shaping has 0.1 where a note on the paper has 0.01.
 """
@@ -19,7 +20,7 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from student.data.streams import stream
-from student.rollout.strategies.hinted import Hinted, rewards_by_row, under_hint
+from student.rollout.strategies.hinted import Hinted, rewards_by_row
 from student.rollout.strategy import StrategySettings
 
 if TYPE_CHECKING:
@@ -82,13 +83,14 @@ class Icpo(Hinted):
         """See `Strategy.run`."""
         s = self.settings
         last = {row.key.uid: row.key for row in plan.rows}
-        planned = [self._expert(row) if last[row.key.uid] == row.key else row for row in plan.rows]
+        planned = [self._expert(row, rollouts) if last[row.key.uid] == row.key else row for row in plan.rows]
+        experts = {row.key for row in planned if row.behaviour_prompt is not None}
         rows = rollouts.judge(planned)
         rewards = rewards_by_row(rows, rollouts)
         bonus = s.beta * max(0.0, 1.0 - plan.step / s.steps)
         kept = []
         for row in rows:
-            if last[row.key.uid] != row.key:
+            if row.key not in experts:
                 kept.append(row)
                 continue
             reward = rewards[row.key.uid, row.key.sample]
@@ -100,10 +102,12 @@ class Icpo(Hinted):
         rollouts.measure("hinted_share", sum(not row.on_policy for row in kept), len(kept))
         return kept
 
-    def _expert(self, row: PlannedRow) -> PlannedRow:
+    def _expert(self, row: PlannedRow, rollouts: Rollouts) -> PlannedRow:
+        """The row after the example that was drawn, or after the next one that fits; as it is where none does."""
         examples = self.examples()
         place = int(stream(self.settings.seed, "icpo", row.key.step, row.key.uid).integers(len(examples)))
-        return under_hint(row, self.settings.text.replace("{example}", examples[place]))
+        texts = (self.settings.text.replace("{example}", text) for text in examples[place:] + examples[:place])
+        return self.hinted(row, texts, rollouts) or row
 
 
 def _read(path: Path | None) -> list[str]:

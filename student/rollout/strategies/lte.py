@@ -6,8 +6,9 @@
         none cut off               the list
     each right one takes the place of a wrong one of the group, chosen at random
 
-The hint never holds the reference answer. The words of the hints are ours. The loss is mixed_context: ratio to the
-policy under the hint, shaped by r / (r + gamma). Source: arXiv 2510.26109 (text; its code could not be read).
+A hint that is too long names fewer of the wrong answers; where none fits, the group stays as it is. The hint never
+holds the reference answer. The words of the hints are ours. The loss is mixed_context: ratio to the policy under the
+hint, shaped by r / (r + gamma). Source: arXiv 2510.26109 (text; its code could not be read).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from student.data.streams import stream
-from student.rollout.strategies.hinted import Hinted, all_wrong, by_uid, rewards_by_row, under_hint
+from student.rollout.strategies.hinted import Hinted, all_wrong, by_uid, rewards_by_row
 from student.rollout.strategy import StrategySettings
 
 if TYPE_CHECKING:
@@ -54,9 +55,9 @@ class Lte(Hinted):
         rewards = rewards_by_row(rows, rollouts)
         groups = by_uid(rows)
         hard = [uid for uid, mine in groups.items() if all_wrong([rewards[uid, r.key.sample] for r in mine], threshold)]
-        hints = {uid: self.hint(groups[uid], rollouts.extract(groups[uid])) for uid in hard}
-        again = rollouts.again([row for row in plan.rows if row.key.uid in hints])
-        hinted = rollouts.judge([under_hint(row, hints[row.key.uid]) for row in again])
+        hints = {uid: self.hints(groups[uid], rollouts.extract(groups[uid])) for uid in hard}
+        wanted = [self.hinted(row, hints[row.key.uid], rollouts) for row in plan.rows if row.key.uid in hints]
+        hinted = rollouts.judge(rollouts.again([row for row in wanted if row is not None]))
         after = rewards_by_row(hinted, rollouts)
         for uid, found in by_uid(hinted).items():
             right = [row for row in found if (after[uid, row.key.sample] or 0.0) >= threshold]
@@ -69,12 +70,11 @@ class Lte(Hinted):
         rollouts.measure("hinted_share", sum(not row.on_policy for row in kept), len(kept))
         return kept
 
-    def hint(self, rows: Sequence[Row], answers: Sequence[str | None]) -> str:
-        """The prompt with what there is to say of a group of wrong answers."""
-        said = []
-        if any(row.truncated for row in rows):
-            said.append(self.settings.concise)
-        wrong = dict.fromkeys(a for row, a in zip(rows, answers, strict=True) if a is not None and not row.truncated)
-        if wrong:
-            said.append(self.settings.answers.replace("{answers}", ", ".join(wrong)))
-        return "\n".join(["{prompt}", *said])
+    def hints(self, rows: Sequence[Row], answers: Sequence[str | None]) -> list[str]:
+        """The prompt with what there is to say of a group of wrong answers, then with ever fewer of the answers."""
+        said = ["{prompt}", *([self.settings.concise] if any(row.truncated for row in rows) else [])]
+        wrong = list(
+            dict.fromkeys(a for row, a in zip(rows, answers, strict=True) if a is not None and not row.truncated)
+        )
+        lists = [self.settings.answers.replace("{answers}", ", ".join(wrong[:n])) for n in range(len(wrong), 0, -1)]
+        return ["\n".join([*said, told]) for told in lists] + (["\n".join(said)] if said[1:] or not wrong else [])

@@ -5,10 +5,10 @@
     freshness of a kept group: 1 when it enters, times `fade` for every later step
 
 Only groups whose rewards differ are kept, the newest `capacity` of them, the same on every rank. Replayed rows have
-origin replay and the log-probs of the policy that sampled them: use a loss that is made for old rows (topr, cispo,
-rec, or a clip) with `rows: all`. Their rewards stay those they had. Source: the law is DR.Q's (released code,
-dmksjfl/DR.Q, which replays single transitions of robots: priority max(|delta|, 1)^0.4, fade 0.9999 by insert); that it
-is |A| of groups here, and its floor, are ours.
+origin replay and the log-probs of the policy that sampled them: use a loss that is made for old rows (topr, cispo, rec,
+or a clip) with `rows: all`. Their rewards stay those they had; what models say about them is asked anew. Source: the
+law is DR.Q's (released code, dmksjfl/DR.Q, which replays single transitions of robots: priority max(|delta|, 1)^0.4,
+fade 0.9999 by insert); that it is |A| of groups here, and its floor, are ours.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from student.data.outcome import reward_of
 from student.data.row_state import row_from_state, row_to_state
 from student.data.streams import stream
 from student.rollout.strategy import Strategy, StrategySettings
+from student.scoring.contexts import reads_outcomes
 from student.scoring.needs import Needs
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Replaying(Strategy):
         return Needs(reward="any")
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse terms that pass replayed rows over, or whose signals are not kept.
+        """Refuse terms that pass replayed rows over, or cannot learn from rows of older weights.
 
         Raises:
             ConfigError: with what to change.
@@ -76,11 +77,22 @@ class Replaying(Strategy):
         if all(term.settings.rows != "all" for term in terms):
             raise ConfigError(f"no term learns from what rollout.strategy {name} replays; set rows: all in one.")
         for term in terms:
-            if term.needs().signals:
+            if term.settings.rows == "expert":
                 raise ConfigError(
-                    f"term {term.settings.name!r} needs signals of models, which rollout.strategy {name} does not "
-                    "keep; use a loss on rewards with ratio_to behaviour."
+                    f"term {term.settings.name!r} has rows: expert and would take what rollout.strategy {name} replays "
+                    "for given answers; leave one of them out."
                 )
+            if term.settings.rows == "all" and term.why_not_stale:
+                raise ConfigError(
+                    f"rollout.strategy {name} replays rows of older weights, and term {term.settings.name!r} does not "
+                    f"go with them: {term.why_not_stale}, or rows: sampled."
+                )
+        late = [role for role, context in recipe.contexts.items() if reads_outcomes(role, context)]
+        if late:
+            raise ConfigError(
+                f"contexts.{late[0]} is made from the outcome of a row and its group, which rollout.strategy {name} "
+                "does not keep; leave one of them out."
+            )
 
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
         """See `Strategy.run`."""
@@ -90,12 +102,13 @@ class Replaying(Strategy):
             groups.setdefault(row.key.group, []).append(row)
         found = rollouts.gather([self.kept_of(group) for group in groups.values()])
         new = [group for part in found for group in part if group]
-        self._new = sorted(new, key=lambda group: group[0].key.group)
+        order = {group: place for place, group in enumerate(rollouts.drawn)}
+        self._new = sorted(new, key=lambda group: order[group[0].key.group])
         self._drawn = self.drawn(plan.step, sum(rollouts.gather(len(groups))))
         count, index = rollouts.ranks
         old = [row for place in self._drawn[index::count] for row in self.groups[place]]
         rollouts.measure("replayed_share", len(old), len(old) + len(rows))
-        return rows + [row_from_state(row_to_state(row)) for row in old]
+        return rows + rollouts.rescore([row_from_state(row_to_state(row)) for row in old])
 
     def kept_of(self, group: Sequence[Row]) -> list[Row]:
         """What of a new group is kept, as it shall be replayed; nothing for none."""

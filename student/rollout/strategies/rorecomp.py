@@ -55,16 +55,18 @@ class RoRecomp(Replaying):
         """Mark the answers of the group that go first; the same group with the others marked is kept."""
         rewards = {id(row): reward for row in group if (reward := reward_of(row)) is not None}
         known = [row for row in group if id(row) in rewards]
-        right = [row for row in known if rewards[id(row)] >= self.settings.threshold]
-        wrong = [row for row in known if rewards[id(row)] < self.settings.threshold]
+        # What a reward takes out of the loss is learnt from neither now nor later.
+        able = {id(row) for row in known if row.trained}
+        right = [row for row in known if id(row) in able and rewards[id(row)] >= self.settings.threshold]
+        wrong = [row for row in known if id(row) in able and rewards[id(row)] < self.settings.threshold]
         right.sort(key=lambda row: (row.length, row.key.sample))
         wrong.sort(key=lambda row: (-row.length, row.key.sample))
         first = {id(row) for kind in (right, wrong) for row in kind[: math.ceil(self.settings.alpha * len(kind))]}
         for row in group:
             row.trained = id(row) in first
-        if all(row.trained for row in known):
+        if able == first:
             return []
-        return [as_replayed(row, trained=not row.trained) for row in known]
+        return [as_replayed(row, trained=id(row) in able - first) for row in known]
 
     def drawn(self, step: int, groups: int) -> list[int]:
         """The oldest, by chance."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
+from student.rollout.strategies.dynamic_sampling import group_of
 from student.rollout.strategy import Strategy, StrategySettings
 from student.scoring.needs import Needs
 
@@ -59,7 +60,8 @@ class SelfInterference(Strategy):
             outcomes = rollouts.outcomes(rollouts.judge(greedy))
             tried += len(outcomes)
             solved = self.settings.threshold
-            kept |= {o.uid: None for o in outcomes if o.reward is None or o.reward < solved}
+            unsolved = {group_of(o): o.uid for o in outcomes if o.reward is None or o.reward < solved}
+            kept |= {unsolved[group]: None for group in rollouts.drawn if group in unsolved}
             missing = want - len(kept)
             if missing <= 0 or not left:
                 break

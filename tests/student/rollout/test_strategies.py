@@ -1,44 +1,26 @@
 """What each rollout strategy makes of rewards: its choices, its numbers, and what a second pass is told."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from thread_ranks import keys, sampled, together
+import thread_ranks
+from thread_ranks import Ordered, build, metrics_of, of, place, sampled, together
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
 from opd.tasks.prompt import Prompt
 from student.controllers import StepReport
 from student.data.outcome import outcome_of
-from student.data.plan import PlannedRow, StepPlan, plan_step
+from student.data.plan import PlannedRow
 from student.data.row import Row
 from student.data.row_state import row_from_state, row_to_state
 from student.plugins import build_plugins, build_terms
 from student.recipe import Recipe
 from student.rl.advantages.chain import AdvantageChain
-from student.rollout.strategy import STRATEGIES, Strategy
-from student.run.state_io import load_state, save_state
-
-
-def build(name: str, **settings: Any) -> Any:
-    cls = STRATEGIES.load(name)
-    return cls(parse_settings(cls.settings_type, {"name": name, **settings}))
-
-
-def of(samples: int, step: int = 0) -> Callable[[Sequence[Prompt]], StepPlan]:
-    return lambda prompts: plan_step(step, prompts, samples=samples, max_new_tokens=4, temperature=1.0)
-
-
-def metrics_of(rollouts: Any) -> dict[str, float]:
-    return dict(rollouts.metrics(rollouts.counts()))
-
-
-def place(planned: PlannedRow) -> int:
-    """0, 1 or 2 by prompt."""
-    return int(planned.key.uid, 16) % 3
+from student.rollout.strategy import STRATEGIES
 
 
 def test_oversampling_grows_with_what_the_last_steps_lost() -> None:
@@ -118,6 +100,30 @@ def test_rewards_that_read_what_models_say_get_it_for_every_row() -> None:
     assert len(rows) < len(rollouts.scored) == len(rollouts.rows) == len(rollouts._stages.asked)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", ["dynamic_sampling", "self_interference"])
+def test_the_surplus_of_a_round_is_cut_in_the_order_drawn_so_no_prompt_loses_more_than_others(
+    name: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All orders of four prompts, one of which teaches nothing; two are wanted."""
+    prompts = thread_ranks.SOURCE.prompts("train", 4)
+    dull = prompts[0].uid
+
+    def answer(planned: PlannedRow) -> Row:
+        varied = name == "dynamic_sampling" and planned.key.sample % 2 == 0
+        easy = name == "self_interference" and planned.temperature == 0.0
+        return sampled(planned, float((planned.key.uid != dull and varied) or (planned.key.uid == dull and easy)))
+
+    chosen: Counter[str] = Counter()
+    for order in permutations(prompts):
+        monkeypatch.setattr(thread_ranks, "SOURCE", Ordered(order))
+        parts = together(ranks, lambda: build(name, rounds=2), answer, groups=2)
+        found = {row.key.uid for part, _, _ in parts for row in part}
+        assert found == set([prompt.uid for prompt in order if prompt.uid != dull][:2])
+        chosen.update(found)
+    assert dull not in chosen and set(chosen.values()) == {24 * 2 // 3}
+
+
 def test_a_prompt_that_is_solved_draws_no_more() -> None:
     def lucky(planned: PlannedRow) -> Row:
         return sampled(planned, float(planned.key.sample == 0))
@@ -176,12 +182,13 @@ def test_the_hint_of_lte_goes_by_what_was_cut_off() -> None:
     (cut,) = [sampled(PlannedRow(plan.key, plan.prompt, 4, 1.0), 0.0) for plan in of(1)([Prompt.make("q")]).rows]
     whole = row_from_state(row_to_state(cut))
     cut.truncated = True
-    assert made.hint([cut, cut], ["1", "2"]) == "{prompt}\nThink concisely."
-    assert made.hint([cut, whole], ["1", "2"]).splitlines()[1:] == [
-        "Think concisely.",
-        "These answers are wrong: 2. Do not mention this note.",
-    ]
-    assert "Think" not in made.hint([whole], ["2"]) and made.hint([whole, whole], ["2", "2"]).count("2") == 1
+    assert made.hints([cut, cut], ["1", "2"]) == ["{prompt}\nThink concisely."]
+    both, shorter = made.hints([cut, whole], ["1", "2"])
+    assert both.splitlines()[1:] == ["Think concisely.", "These answers are wrong: 2. Do not mention this note."]
+    assert shorter == "{prompt}\nThink concisely."
+    (alone,) = made.hints([whole, whole], ["2", "2"])
+    assert "Think" not in alone and alone.count("2") == 1
+    assert [text.count(",") for text in made.hints([whole] * 3, ["2", "3", "4"])] == [2, 1, 0]
 
 
 def test_guide_replaces_whole_groups_and_keeps_the_band() -> None:
@@ -191,7 +198,40 @@ def test_guide_replaces_whole_groups_and_keeps_the_band() -> None:
     assert all(sum(r.key.uid == row.key.uid for r in rows) == 4 for row in rows)
     assert metrics_of(rollouts)["guide/tried_share"] > 0
     with pytest.raises(DataError, match="keep_columns"):
-        build("guide")._hinted(of(1)([Prompt.make("q")]).rows[0])
+        build("guide")._text(of(1)([Prompt.make("q")]).rows[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "longest", "hinted"),
+    [
+        ("lte", {}, 10_000, "whole"),
+        ("lte", {}, 70, "cut"),  # "11+22=", then room for one of the wrong answers
+        ("lte", {}, 10, "none"),
+        ("guide", {"column": "solution"}, 10, "none"),
+        ("icpo", {"examples": ["1+1=2" * 9, "1+1=2"]}, 30, "cut"),
+        ("icpo", {"examples": ["1+1=2" * 9, "1+1=2"]}, 10, "none"),
+    ],
+)
+def test_a_hint_over_the_length_limit_is_cut_or_left_out_and_counted(
+    name: str, settings: dict[str, Any], longest: int, hinted: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    read: list[PlannedRow] = []
+
+    def answer(planned: PlannedRow) -> Row:
+        read.append(planned)
+        return hopeless(planned)
+
+    made = build(name, **settings)
+    for _ in range(2):
+        ((rows, rollouts, _),) = together(1, lambda: made, answer, plan=of(4), groups=6, longest=longest)
+    assert rows and max(len(str((planned.behaviour_prompt or planned.prompt).text)) for planned in read) <= longest
+    assert any(planned.behaviour_prompt for planned in read) == (hinted != "none")
+    found = metrics_of(rollouts)
+    assert found["hint/too_long_share"] == (hinted == "none") and (found["hint/cut_share"] > 0) == (hinted == "cut")
+    said = [record.getMessage() for record in caplog.records if "max_prompt_tokens" in record.getMessage()]
+    assert len(said) == (hinted != "whole")
+    if name == "icpo" and hinted == "none":
+        assert all(outcome_of(row).reward in (0.0, 1.0) for row in rows) and len(rows) == 24
 
 
 def test_icpo_keeps_the_answer_after_an_example_where_it_is_right_and_pays_it() -> None:
@@ -217,84 +257,28 @@ def test_examples_come_from_a_file_too(tmp_path: Path) -> None:
         build("icpo", file=str(path)).examples()
 
 
-def steps(made: Strategy, count: int, reward: Any, ranks: int = 1) -> list[list[Row]]:
-    found = []
-    for step in range(count):
-        parts = together(ranks, lambda: made, reward, plan=of(4, step))
-        rows = [row for part, _, _ in parts for row in part]
-        made.observe(StepReport(step, {}, [outcome_of(row) for row in rows]))
-        found.append(rows)
-    return found
-
-
-def graded(planned: PlannedRow) -> Row:
-    return sampled(planned, float(planned.key.sample % 2 and place(planned) > 0), length=1 + planned.key.sample)
-
-
-def test_replay_brings_back_groups_that_taught_something(tmp_path: Path) -> None:
-    made, again = build("replay", share=0.5), build("replay", share=0.5)
-    first, second, third = steps(made, 3, graded)
-    assert all(row.origin == "policy" for row in first)
-    old = [row for row in second if row.origin == "replay"]
-    assert old and all(row.key.step == 0 and not row.on_policy for row in old)
-    assert len({outcome_of(row).reward for row in old}) == 2 and len(third) > 16
-    save_state(tmp_path, "strategy", made.state_dict())
-    again.load_state_dict(load_state(tmp_path, "strategy"))
-    assert keys(steps(again, 1, graded)[0]) == keys(steps(made, 1, graded)[0])
-
-
-def test_a_row_survives_a_checkpoint(tmp_path: Path) -> None:
-    ((rows, _, _),) = together(1, lambda: build("single"), graded)
-    row = rows[0]
-    row.reward, row.tags, row.turns, row.behaviour_prompt_ids = 0.5, {"a": "b"}, ((0, 1),), np.ones(3, np.uint32)
-    save_state(tmp_path, "row", row_to_state(row))
-    copy = row_from_state(load_state(tmp_path, "row"))
-    assert copy.key == row.key and copy.prompt == row.prompt and copy.response_ids.tolist() == row.response_ids.tolist()
-    assert outcome_of(copy).to_dict() == outcome_of(row).to_dict() and copy.response_ids.dtype == np.uint32
-
-
-def test_short_right_and_long_wrong_answers_go_first_and_the_others_later() -> None:
-    made = build("rorecomp", wait=2, compensate=1.0)
-    first, second = steps(made, 2, graded)
-    assert not any(row.origin == "replay" for row in first)
-    mixed = [row for row in first if int(row.key.uid, 16) % 3]
-    for kind, wanted in ((1.0, min), (0.0, max)):
-        mine = [row for row in mixed if row.verdict is not None and row.verdict.value == kind]
-        lengths = {trained: {row.length for row in mine if row.trained == trained} for trained in (True, False)}
-        assert wanted(*map(wanted, lengths.values())) in lengths[True] and not lengths[True] & lengths[False]
-    later = [row for row in second if row.origin == "replay"]
-    was = {(row.key.uid, row.key.sample): row.trained for row in first}
-    assert later and all(row.trained != was[row.key.uid, row.key.sample] for row in later)
-    assert len({row.key.uid for row in later}) == 2
-
-
-@pytest.mark.parametrize("name", ["replay", "rorecomp"])
-def test_ranks_keep_the_same_groups(name: str) -> None:
-    settings = {"share": 1.0} if name == "replay" else {"wait": 2, "compensate": 1.0}
-    alone, pair = build(name, **settings), build(name, **settings)
-    assert [keys(rows) for rows in steps(alone, 3, graded)] == [keys(rows) for rows in steps(pair, 3, graded, ranks=2)]
-
-
 @pytest.mark.parametrize(
     ("strategy", "objective", "said"),
     [
         ({"name": "lte"}, {"name": "grpo"}, "mixed_context"),
         ({"name": "icpo"}, {"name": "mixed_context"}, "no worked example"),
         ({"name": "replay"}, {"name": "cispo"}, "rows: all"),
-        ({"name": "replay"}, {"name": "cispo", "rows": "all", "ratio_to": "old"}, "signals"),
+        ({"name": "replay"}, {"name": "cispo", "rows": "all", "ratio_to": "old"}, "ratio_to: behaviour, or rows: sam"),
+        ({"name": "replay"}, {"name": "policy_gradient", "rows": "all", "ratio": "none"}, "older weights"),
+        ({"name": "rorecomp"}, [{"name": "cispo", "rows": "all"}, {"name": "chord"}], "given answers"),
         ({"name": "replay"}, {"name": "cispo", "rows": "all"}, None),
         ({"name": "guide"}, {"name": "mixed_context"}, None),
     ],
 )
 def test_what_no_term_would_learn_from_is_refused(
-    strategy: dict[str, Any], objective: dict[str, Any], said: str | None
+    strategy: dict[str, Any], objective: dict[str, Any] | list[dict[str, Any]], said: str | None
 ) -> None:
     data = {
         "run": "unused",
         "model": {"path": "unused"},
         "prompts": {"task": "addition"},
         "rollout": {"samples_per_prompt": 4, "strategy": strategy},
-        "objective": [objective],
+        "objective": objective if isinstance(objective, list) else [objective],
     }
     recipe = parse_settings(Recipe, data)
     if said is None:
