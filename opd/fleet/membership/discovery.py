@@ -55,7 +55,7 @@ class Source:
         except UnicodeDecodeError as error:
             raise ConfigError(f"{path} is not UTF-8 text; write one 'host:port' per line.") from error
         for number, line in enumerate(lines, 1):
-            address, *names = line.partition("#")[0].split()[:64] or [""]
+            address, *names = line.partition("#")[0].split() or [""]
             if not address:
                 continue
             try:

@@ -26,6 +26,12 @@ async def test_a_file_lists_addresses_with_optional_teachers(tmp_path: Path) -> 
     assert await places(limited) == {"a:1": frozenset({"math"}), "b:2": frozenset({"math"})}
 
 
+async def test_a_line_may_name_any_number_of_teachers(tmp_path: Path) -> None:
+    path, names = tmp_path / "servers", [f"teacher{number}" for number in range(100)]
+    path.write_text(f"a:1 {' '.join(names)}\n")
+    assert await places(Source(f"file:{path}")) == {"a:1": frozenset(names)}
+
+
 async def test_a_file_that_vanishes_or_breaks_keeps_what_was_known(tmp_path: Path) -> None:
     path = tmp_path / "servers"
     path.write_text("a:1\n")
