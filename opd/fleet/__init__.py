@@ -3,9 +3,9 @@
     with TeacherFleet.connect("localhost:7070") as fleet:
         scores = fleet.score("math", items, PayloadSpec.topk(64))
 
-The parts, each in a file: `life_cycle` (health of a replica), `scheduler` (who gets which row), `link` (one
-replica's channel), `core` (the asyncio heart), `client` (the thread-safe face), and around them discovery, routing,
-agreement, the score store, outages, metrics and the status view.
+`client` is the thread-safe face; `core` does the work on one asyncio loop with `dispatch` (rows in, scores out) and
+`repair` (what follows a failure). Below them: `scheduling/` decides which server gets which row, `membership/` finds
+and checks the servers, `record/` stores scores on disk, `status/` describes the fleet at one moment.
 """
 
 from importlib import import_module

@@ -143,12 +143,13 @@ class TeacherFleet(ScoreSource):
         def enter() -> None:
             tasks = []
             for index, (item, future) in enumerate(zip(items, futures, strict=True)):
-                if future.done():
+                if future.done():  # found in the cache, or cancelled before the loop came to it
                     continue
                 group = groups[index] if groups is not None else ""
                 deliver = _deliver_to(future)
                 task = self._core.make_task(teacher, item, spec, temperature, group, deadline, deliver, trace)
                 tasks.append(task)
+                # Only now: a cancellation is posted to the loop, so it always meets a submitted task.
                 future.add_done_callback(lambda done, task=task: self._withdraw(done, task))  # type: ignore[misc]
             self._core.dispatcher.submit(tasks)
 
@@ -161,11 +162,12 @@ class TeacherFleet(ScoreSource):
         waiting: set[ScoreFuture] = set(futures)
         try:
             while waiting:
+                # With a timeout, so that outages are reported from this thread while nothing arrives.
                 done, waiting = concurrent.futures.wait(
                     waiting, timeout=_WAIT_SECONDS, return_when=concurrent.futures.FIRST_EXCEPTION
                 )
                 for future in done:
-                    future.result()
+                    future.result()  # raises the error of a row that failed
                 watch.see(self.outages() if waiting else [])
             return [future.result() for future in futures]
         finally:
@@ -233,6 +235,8 @@ class TeacherFleet(ScoreSource):
             raise _closed() from error
 
     def _on_loop(self, function: Callable[[], T]) -> T:
+        """The result of a function that reads or changes the core's state, which belongs to the loop's thread."""
+
         async def call() -> T:
             return function()
 
@@ -240,7 +244,7 @@ class TeacherFleet(ScoreSource):
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if self._closed:
-            coroutine.close()
+            coroutine.close()  # else Python warns that it was never awaited
         self._check_open()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
@@ -255,6 +259,7 @@ def _closed() -> UnavailableError:
 
 def _deliver_to(future: ScoreFuture) -> Callable[[Scores | OpdError], None]:
     def deliver(outcome: Scores | OpdError) -> None:
+        # The caller may cancel from its own thread at any moment; once the future is running, it cannot.
         if future.set_running_or_notify_cancel():
             if isinstance(outcome, OpdError):
                 future.set_exception(outcome)

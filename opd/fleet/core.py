@@ -82,7 +82,7 @@ class FleetCore:
         bounds = self.known(teacher).bounds
         if bounds is None:
             raise UnavailableError(f"teacher {teacher!r} has no replica that was ever admitted.")
-        for item in items:
+        for item in items:  # one by one: the limits of a request do not apply, the scheduler cuts requests to fit
             check_items([item], spec, temperature, bounds)
 
     def known(self, teacher: str) -> Pool:
@@ -131,7 +131,7 @@ class FleetCore:
         if pool.info is None or not pool.info.head.hash:
             raise TeacherNotFoundError(f"teacher {teacher!r} does not serve its head; ask for another payload.")
         wanted = pool.info.head.hash
-        async with pool.head_lock:
+        async with pool.head_lock:  # a head is hundreds of megabytes: callers that ask at once share one transfer
             if wanted in pool.heads:
                 return pool.heads[wanted]
             last: OpdError = UnavailableError(f"teacher {teacher!r} has no usable replica to fetch its head from.")
@@ -165,6 +165,7 @@ class FleetCore:
                 vectors[monitor.address] = result
         gaps: dict[str, float] = {}
         if vectors:
+            # Replicas in service set the reference: one that is out of service must not define what is right.
             voters = [one.address for one in self.members.usable(teacher) if one.address in vectors] or list(vectors)
             reference = vectors[voters[medoid([vectors[address] for address in voters])]]
             gaps = {address: distance(vector, reference) for address, vector in vectors.items()}

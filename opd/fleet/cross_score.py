@@ -2,8 +2,8 @@
 
 A replica can pass every check on rows that look like checks and answer the others with another model. A live row that
 is scored twice looks like any other to both servers. Answers further apart than the tolerance are settled by a third
-replica; the odd one out is rejected. When no third can decide, all that disagree are rejected and the row
-waits, as in an outage, for a replica that agrees with its pool: numbers in dispute are never delivered.
+replica; the odd one out is rejected. When no third replica can decide, all that disagree are rejected and the row
+waits, as in an outage, for a replica that agrees with its pool: disputed numbers are never delivered.
 
 Which rows are chosen is a function of the row and of the seed alone, so it depends on neither timing nor failures, and
 no server can foresee it without the seed. The scores that are delivered are those of the row's own RPC either way.
@@ -106,6 +106,7 @@ class CrossScorer:
     def hold(self, row: ScoreTask, scores: Scores) -> bool:
         """Take a row's answer; returns whether it is held, to be delivered or asked for again later."""
         check = self._open.get(row.number)
+        # A chosen row that found a single replica when it was submitted is checked if there is another by now.
         if check is None and row.cross_score and self._others(row, {row.answered_by}):
             check = self._open[row.number] = _Check(row)
         if check is None:
@@ -115,7 +116,7 @@ class CrossScorer:
         return True
 
     def forget(self, row: ScoreTask) -> None:
-        """A row is done, whatever became of it."""
+        """A row is done: delivered, failed or cancelled."""
         check = self._open.pop(row.number, None)
         if check is not None:
             self._take_back(check)
@@ -123,7 +124,7 @@ class CrossScorer:
                 check.judging.cancel()
 
     def give_way(self, row: ScoreTask) -> None:
-        """A row could not be scored where it was: it may go to any server now, that of its check too."""
+        """A row failed where it was: drop its check, so that it may go to any server, the check's too."""
         check = self._open.get(row.number)
         if check is not None:
             self._abandon(check)
@@ -131,8 +132,10 @@ class CrossScorer:
     def sweep(self, overdue: Callable[[ScoreTask], bool]) -> None:
         """End the checks that hold up their rows: no server is left for one of the two, or it is overdue.
 
+        A check is a safeguard, not a reason to wait: it must never delay a step by more than a hedge would.
+
         Args:
-            overdue: whether a task has been under way for far longer than expected.
+            overdue: whether a task has been in flight for far longer than expected.
         """
         for check in list(self._open.values()):
             row, other = check.row, check.other
@@ -148,6 +151,7 @@ class CrossScorer:
                 self._abandon(check)
 
     def _is_chosen(self, row: ScoreTask) -> bool:
+        # A keyed hash: uniform over rows, the same after a resume, and unpredictable without the key.
         digest = hashlib.blake2b(row.item.token_ids.tobytes(), digest_size=8, key=self._key)
         digest.update(f"{row.teacher} {row.item.prompt_length} {row.spec} {row.temperature}".encode())
         return int.from_bytes(digest.digest(), "little") < self._threshold
@@ -179,7 +183,7 @@ class CrossScorer:
             twin=row,
             is_check=True,
         )
-        row.twin = other
+        row.twin = other  # each bars the other's server, see `ScoreTask.barred_now`
         other.deliver = lambda outcome: self._answered(check, other, outcome)
         self._desk.submit_check(other)
 
@@ -233,6 +237,7 @@ class CrossScorer:
             self._judge(check, head)
 
     def _judge(self, check: _Check, head: Head | None) -> None:
+        """Deliver what two replicas agree on and reject the others; without agreement ask a further replica."""
         row, answers = check.row, self._trusted(check)
         gaps = {
             frozenset(pair): answer_distance(row.item, row.spec, answers[pair[0]], answers[pair[1]], head)
@@ -262,6 +267,7 @@ class CrossScorer:
         elif not row.answered_by:
             self._abandon(check)
         else:
+            # Closed before it is queued again, so that `ask_again` can begin a new check.
             self._open.pop(row.number)
             for one in answers:
                 others = " and ".join(other for other in answers if other != one)

@@ -1,7 +1,10 @@
 """Rows in, scores out, each exactly once: sends what the scheduler plans and repairs what breaks.
 
-One attempt per RPC. A row that was answered is never sent again; what becomes of the unanswered rows of a broken RPC
-is decided in `opd.fleet.repair`.
+One attempt per RPC. A row that was answered is never sent again; `opd.fleet.repair` decides what happens to the
+unanswered rows of an RPC that failed.
+
+Everything runs on one asyncio loop without locks: a method that does not await cannot be interrupted, so every change
+of a task, its RPCs and the queues is atomic.
 """
 
 import asyncio
@@ -103,6 +106,7 @@ class Dispatcher:
             self.counters.rows_submitted += 1
             self._cross_scorer.begin(task)
         self.wake()
+        # The ticker ends when no row is live, so that an idle fleet does not wake up twenty times a second.
         if self._ticker is None or self._ticker.done():
             self._ticker = asyncio.get_running_loop().create_task(self._tick(), name="fleet ticker")
 
@@ -128,6 +132,7 @@ class Dispatcher:
     def lost(self, monitor: ReplicaMonitor, teacher: str, reason: str) -> None:
         """A replica was given up: its RPCs are cancelled and their rows go elsewhere."""
         monitor.server.reset()
+        # The server's other teachers keep their RPCs: a replica is one teacher on one server.
         for rpc in list(monitor.server.rpcs.values()):
             if rpc.teacher == teacher:
                 self.runner.cancel(rpc, reason)
@@ -161,7 +166,7 @@ class Dispatcher:
         self.runner.launch(rpc)
 
     def _answer(self, rpc: Rpc, task: ScoreTask, scores: Scores) -> None:
-        if task.number not in rpc.waiting:
+        if task.number not in rpc.waiting:  # answered by a hedge, or withdrawn, while this answer was on its way
             return
         self.scheduler.answered(rpc, task, self._now())
         self.counters.hedges_won += rpc.hedge
@@ -187,7 +192,7 @@ class Dispatcher:
         """The row needs nothing any more: out of the queue, out of its RPCs, its checks ended."""
         if task.done:
             return
-        task.done = True
+        task.done = True  # first: ending its RPCs and checks below comes back here for the same task
         self._pools[task.teacher].rows -= 1
         self._live.pop(task.number, None)
         self._timed.pop(task.number, None)
@@ -269,6 +274,7 @@ class Dispatcher:
                 self.counters.hedges += len(rpc.tasks)
                 self._launch(rpc)
             for rpc in stalled:
+                # Tells `settle` that its rows were moved on purpose: nothing failed, so no attempt is counted.
                 self._repair.taken_back.add(rpc.number)
                 self.runner.cancel(rpc)
             for task in [task for task in self._timed.values() if task.deadline <= now]:
@@ -292,10 +298,10 @@ class Dispatcher:
 
 
 def _deliver(task: ScoreTask, outcome: Scores | OpdError) -> None:
-    """Hand over the outcome of a row, and with it all that holds the scores: rows and RPCs refer to each other."""
+    """Call `deliver` and drop it: it holds the scores, and tasks and RPCs form cycles that live until the next GC."""
     deliver, task.deliver = task.deliver, _delivered
     deliver(outcome)
 
 
 def _delivered(outcome: Scores | OpdError) -> None:
-    """In the place of a delivery that was made."""
+    """Takes the place of `deliver` once it was called."""

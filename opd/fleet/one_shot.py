@@ -1,4 +1,4 @@
-"""Scores in one call, for notebooks and scripts: connect, ask, disconnect."""
+"""Scores in one call, for notebooks and scripts: connect, score, disconnect."""
 
 from collections.abc import Mapping, Sequence
 from itertools import starmap
@@ -17,9 +17,9 @@ def score(
     *,
     teacher: str | None = None,
 ) -> list[Scores]:
-    """What a teacher says of every response token of `rows`.
+    """A teacher's scores of every response token of `rows`.
 
-    A training loop keeps a `TeacherFleet` open instead: each connection learns and checks its servers anew.
+    A training loop keeps a `TeacherFleet` open instead: each connection has to find and check its servers first.
 
     Args:
         endpoints: of the servers, as `TeacherFleet.connect` takes them.

@@ -1,7 +1,7 @@
-"""After an RPC that broke: who is to blame, and what becomes of the rows it left unanswered.
+"""After an RPC that failed: who is to blame, and what happens to the rows it left unanswered.
 
-The replica (its life cycle is told), the server's load (nothing is sent there for a while), or the row itself (its
-future fails). Rows that are not to blame go back to the queue, ahead of the others, and to another server if there is
+To blame is the replica (its life cycle is told), the server's load (nothing is sent there for a while), or the row
+itself (its future fails). Other rows go back to the queue, ahead of those that wait, and to another server if there is
 one.
 """
 
@@ -34,7 +34,7 @@ from opd.fleet.status.records import FleetCounters
 log = logging.getLogger("opd.fleet")
 
 LONGEST_PUSHBACK_SECONDS = 30.0
-"""A busy server is asked again after so many seconds at most, whatever it wishes."""
+"""Longest pause after a pushback, however long a one the server asks for: a wrong value must not stop a run."""
 _FIRST_REISSUE_SECONDS = 0.2
 _REPLICA_FAULTS = (UnavailableError, DeadlineError, AuthError, ScopeError, CancelledError)
 _IDENTITY_FAULTS = (IncompatibleTeacherError, TeacherNotFoundError)
@@ -55,7 +55,7 @@ class Repair:
 
     Attributes:
         retries: bounds how often rows are sent again.
-        taken_back: numbers of RPCs whose rows are moved to other servers, because theirs makes no progress.
+        taken_back: numbers of RPCs whose rows are moved to other servers because their own makes no progress.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Repair:
         seconds = min(max(0.01, error.retry_after), LONGEST_PUSHBACK_SECONDS)
         if error.retry_after > seconds:
             log.warning(
-                "replica %s is busy and wants to be left alone for %.3g s; it is asked again after %g s",
+                "replica %s is busy and asks for a pause of %.3g s; it is asked again after %g s",
                 *(rpc.server.address, error.retry_after, seconds),
             )
         rpc.server.pushed_back(now, now + seconds)
@@ -137,6 +137,7 @@ class Repair:
                 self._again(rpc, task, error, now)
 
     def _again_when_less_busy(self, task: ScoreTask, error: OverloadedError, now: float) -> None:
+        """Queue a refused row again: a refusal is no failure, so it counts against the outage budget alone."""
         since = task.refused_since = task.refused_since or now
         if now - since > self._settings.outage.budget_seconds:
             what = (
@@ -147,22 +148,23 @@ class Repair:
             self._scheduler.submit(task, urgent=True)
 
     def _again(self, rpc: Rpc, task: ScoreTask, error: OpdError, now: float) -> None:
+        """Send a row again after a failed attempt, with backoff and within the retry budget, or fail it for good."""
         task.failures += 1
         task.avoid.add(rpc.server.address)
-        task.hedged = False
+        task.hedged = False  # neither attempt is left: the next one may be hedged again
         if task.failures >= self._settings.calls.attempts:
             what = f"a row for teacher {task.teacher!r} failed {task.failures} times, the last time: {error}"
             self._fail(task, type(error)(what))
             return
         if task.failures > 1:
-            # A row that kills its servers must not take others with it.
+            # Twice could be chance. A row that kills its servers must not take the rows of its RPC with it.
             task.batch_key = ("alone", task.number)
         self._counters.reissues += 1
         pause = backoff_seconds(self._settings.calls.backoff_seconds, task.failures, self._rng)
         wait = self.retries.wait_seconds(now)
         if task.failures == 1:
-            # Many rows may sit on a server that dies. One re-issue each cannot become a storm: a server that failed
-            # gets nothing new until it has proved itself, and then two rows at first.
+            # Hundreds of rows may be in flight on a server that dies. One re-issue each cannot become a retry storm: a
+            # server that failed gets nothing new until it has passed its check, and then two rows at first.
             wait = min(wait, _FIRST_REISSUE_SECONDS)
         at = now + max(pause, wait)
         self._scheduler.submit_later(task, at)

@@ -1,4 +1,4 @@
-"""Runs RPCs on the servers, one attempt each, as asyncio tasks; what their rows get is decided by the dispatcher."""
+"""Runs RPCs on the servers, one attempt each, as asyncio tasks; the dispatcher decides what their rows get."""
 
 import asyncio
 import logging
@@ -54,7 +54,7 @@ class RpcRunner:
         """Send an RPC; returns at once."""
         running = asyncio.get_running_loop().create_task(self._run(rpc))
         self._running[rpc.number] = running
-        # Outside the task: one that is cancelled before its first turn runs no line of its own, `finally` neither.
+        # Not in a `finally` of `_run`: a task that is cancelled before it first runs executes none of its code.
         running.add_done_callback(lambda done: self._ended(rpc, done))
 
     def cancel(self, rpc: Rpc, lost: str = "") -> None:
@@ -75,6 +75,7 @@ class RpcRunner:
     async def _run(self, rpc: Rpc) -> None:
         monitor, pool = self._monitors[rpc.server.address], self._pools[rpc.teacher]
         first = rpc.tasks[0]
+        # The latest deadline: rows that expire earlier are failed by the dispatcher and need not end the others.
         latest = max(task.deadline for task in rpc.tasks)
         timeout = None if latest == float("inf") else max(0.01, latest - self._now())
         if pool.info is None or pool.identity is None:

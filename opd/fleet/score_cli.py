@@ -95,7 +95,7 @@ def _check_stored(
     temperature: float,
     scores: "Sequence[Scores]",
 ) -> None:
-    """Refuse to call rows stored that are not: the cache that writes them gives way to a disk that fails."""
+    """Check that every row is in the store: the cache that writes them only warns when the disk fails."""
     from opd.fleet.record.store import ScoreStore, score_key
 
     store = ScoreStore(out)

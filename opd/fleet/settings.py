@@ -25,8 +25,8 @@ class CallSettings(Settings):
     attempts: int = Field(
         default=6,
         ge=1,
-        description="Attempts of a row that may fail before its future fails: a cap on what a row that kills its "
-        "servers can destroy. Refusals by a busy or draining server do not count.",
+        description="Attempts of a row that may fail before its future fails: limits the damage of a row that crashes "
+        "its servers. Refusals by a busy or draining server do not count.",
     )
     attempt_seconds: float = Field(
         default=120.0,
@@ -110,7 +110,7 @@ class HealthSettings(Settings):
         default=0.25,
         ge=0,
         description="Largest difference of log-probs in nats between a replica and its pool; a replica beyond it is "
-        "rejected. The default lies above what other kernels make of equal bfloat16 weights (measured in "
+        "rejected. The default lies above the differences between kernels on equal bfloat16 weights (measured in "
         "docs/fleet.md); on equal hardware 0.05 and less are fine.",
     )
     agreement_tokens: int = Field(

@@ -1,4 +1,4 @@
-"""`ScoreSource`: what a trainer needs of the source of its scores, a live fleet or a record of one."""
+"""`ScoreSource`: what a trainer needs of whatever scores its rows, a live fleet or a record of one."""
 
 import asyncio
 import concurrent.futures
@@ -22,8 +22,7 @@ class ScoreSource(Protocol):
     """Scores rows. `TeacherFleet` asks servers, `RecordedFleet` reads a store; both inherit from this class.
 
     Attributes:
-        recorded: whether the scores come from a store: rows that were not recorded, test rows included, cannot be
-            asked for then.
+        recorded: whether the scores come from a store, which has only the rows that were recorded: no test rows.
     """
 
     recorded: bool
@@ -102,17 +101,18 @@ class ScoreSource(Protocol):
 
     @abstractmethod
     def adopt(self, teacher: str) -> None:
-        """Take the teacher's present weights, whatever they are: after a deliberate swap on its servers.
+        """Accept whatever weights the teacher's servers have now, after they were swapped on purpose.
 
-        Until a replica has passed the check against nothing but itself, rows wait as in an outage.
+        All replicas are checked again, the first one against itself alone; until it has passed, rows wait as in an
+        outage.
         """
 
     @abstractmethod
     def update_weights(self, teacher: str, folder: str | Path, *, timeout: float = 600.0) -> WeightsUpdate:
         """Replace a teacher's weights on every replica while it serves, and wait until the replicas agree.
 
-        Rows under way are answered by the old weights or asked for again; rows that wait while the replicas are checked
-        get the new ones. Call it between two steps for a clean cut.
+        Rows in flight are answered by the old weights or sent again; rows that wait while the replicas are checked get
+        the new ones. Call it between two steps, so that no step mixes both.
 
         Args:
             teacher: its name.
@@ -142,7 +142,7 @@ class ScoreSource(Protocol):
 
     @abstractmethod
     def status(self) -> FleetStatus:
-        """The fleet now: teachers, replicas, queues, speeds, counters."""
+        """A snapshot: teachers, replicas, queues, speeds, counters."""
 
     @abstractmethod
     def observe(self, watcher: Callable[[str, float], None]) -> None:

@@ -19,7 +19,7 @@ SETTLE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class WeightsUpdate:
-    """What became of a teacher's replicas.
+    """The outcome of an update on a teacher's replicas.
 
     Attributes:
         teacher: its name.
@@ -62,7 +62,7 @@ async def update_weights(members: Members, teacher: str, folder: str, timeout: f
         first = next(iter(errors.values()))
         each = "; ".join(f"{address}: {str(error).rstrip('.')}" for address, error in errors.items())
         raise type(first)(f"no replica of teacher {teacher!r} took the weights in {folder}; {each}.")
-    # Replicas that have swapped cannot go back, so the teacher is from now on what most of them serve.
+    # Replicas that have swapped cannot go back, so from now on the teacher is what most of them serve.
     chosen = _majority(teacher, folder, hashes)
     pool.adopt(chosen)
     _check_again(members, teacher, monitors)

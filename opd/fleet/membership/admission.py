@@ -136,6 +136,7 @@ class Admission:
         pool = self._owner.pool(name)
         era, instance = pool.era, monitor.instance
         found = await self._find(name, info, era)
+        # The check took a round trip or more; anything may have changed meanwhile, and a verdict on the past is void.
         if pool.era != era or monitor.instance != instance:
             monitor.ping_soon()
             return
@@ -157,7 +158,7 @@ class Admission:
             monitor.apply(name, life.admitted(now))
 
     async def _find(self, name: str, info: pb.TeacherInfo, era: int) -> _Finding:
-        """Check a replica; whatever comes of it is a finding, not an error."""
+        """Check a replica; every outcome, a failed check included, is a finding and not an error."""
         if not self.ready(info):
             state = pb.TeacherState.Name(info.state).removeprefix("TEACHER_STATE_").lower()
             return _Finding(postponed=f"its state is {state}")
@@ -196,7 +197,8 @@ class Admission:
     async def _gap(self, info: pb.TeacherInfo, pool: Pool, era: int) -> float:
         """Largest |dlogp| in nats to a replica in service on a row drawn now, or to the reference where there is none.
 
-        A row that was asked before could have been remembered; only a replica that is alone must answer it again.
+        A server could recognise a row that it was asked before and answer it specially, so only a replica without a
+        peer is asked the reference row again.
         """
         timeout = max(10.0, self._owner.settings.health.ping_timeout_seconds)
         peers = [one for one in self._owner.usable(info.name) if one is not self._monitor]
@@ -208,6 +210,7 @@ class Admission:
                 raise mine
             if not isinstance(theirs, BaseException):
                 return distance(mine, theirs)
+            # The peer failed, which says nothing about this replica: compare with the reference instead.
         while True:
             row = self._owner.check_rows.draw(info) if pool.reference is None else pool.reference.row
             vector = await self.score_row(info, row, timeout)
@@ -216,7 +219,7 @@ class Admission:
             reference = pool.settle_reference(row, [vector])
             if reference.row is row:
                 return distance(vector, reference.log_probs)
-            # Another replica that was checked at the same time was quicker: its row is the one to compare on.
+            # A replica that was checked at the same time set the reference first: compare on its row.
 
     async def score_row(self, info: pb.TeacherInfo, row: ScoreItem, timeout: float) -> NDArray[np.float32]:
         """[T] log-probs of a check row's response tokens from this server, nats; `timeout` in seconds.

@@ -1,8 +1,8 @@
 """Do the replicas of one teacher compute the same? Measured in nats on rows that are drawn anew for every check.
 
-Replicas that should be equal differ in practice by more than the signal of a distillation run: other kernels, other
-dtypes, a checkpoint that was rolled out to half of the pool. So replicas are compared on pseudo-random ids, which no
-server knows beforehand, and on a share of the run's own rows (`opd.fleet.cross_score`).
+Replicas that should be equal can differ by more than the signal of a distillation run: other kernels, other dtypes, a
+checkpoint that was rolled out to half of the pool. So replicas are compared on pseudo-random ids, which no server
+knows beforehand, and on a share of the run's own rows (`opd.fleet.cross_score`).
 """
 
 import secrets
@@ -34,6 +34,7 @@ class CheckRows:
         """A row of uniformly random ids within the teacher's vocabulary and limits."""
         most = info.limits.max_sequence_tokens or (_PROMPT + self._tokens)
         length = max(2, min(_PROMPT + self._tokens, most))
+        # Below the tokenizer's size: rows of the embedding beyond it are padding, which was never trained.
         bound = max(1, min(info.tokenizer.size or info.vocab_size, info.vocab_size))
         return ScoreItem(self._rng.integers(0, bound, size=length, dtype=np.uint32), min(_PROMPT, length - 1))
 
@@ -55,7 +56,10 @@ def sampled_log_probs(scores: Scores) -> NDArray[np.float32]:
 
 
 def distance(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
-    """Largest absolute difference in nats; inf for different lengths; equal infinities differ by 0."""
+    """Largest absolute difference in nats of two vectors of log-probs [T]; inf for different lengths or a NaN.
+
+    Equal infinities differ by 0.
+    """
     return float(_distances(one, other[None])[0]) if one.shape == other.shape else float("inf")
 
 
@@ -67,9 +71,12 @@ def _distances(one: NDArray[np.float32], others: NDArray[np.float32]) -> NDArray
 
 
 def medoid(vectors: Sequence[NDArray[np.float32]]) -> int:
-    """Index of the vector with the smallest median distance to the others: one odd replica cannot become the rule."""
+    """Index of the vector with the smallest median distance to the others.
+
+    The median, because one outlier cannot move it; the first of equals, so of two vectors the first one wins.
+    """
     alike = {length: [i for i, v in enumerate(vectors) if len(v) == length] for length in {len(v) for v in vectors}}
-    # One after the other a pool of 1,000 replicas would take a million calls of numpy.
+    # Stacked by length: pair by pair, a pool of 1,000 replicas would take a million calls of numpy.
     stacked = {length: np.stack([vectors[i] for i in places]) for length, places in alike.items()}
     medians = []
     for i, mine in enumerate(vectors):

@@ -9,7 +9,9 @@ from opd.wire.types import Head, PayloadKind, PayloadSpec, ScoreItem, Scores
 
 Array = NDArray[np.float64]
 
-_MOST_NATS = 1000.0
+_MOST_NATS = 1000.0  # finite, so that a probability of 0 times a difference of inf is 0 and not NaN
+# How much of a hidden payload is projected: [64, 256] logits tell replicas apart, and all of [T, V] would cost as much
+# as the teacher's own head.
 _POSITIONS = 64
 _IDS = 256
 
@@ -18,8 +20,8 @@ def answer_distance(item: ScoreItem, spec: PayloadSpec, one: Scores, other: Scor
     """The largest difference over the response positions, in nats; inf where the answers do not have one form.
 
     * sampled: max |d log p| of the response tokens.
-    * topk, gather: the same, and per position the sum over the head and the tail of p |d log p|, where p is the larger
-      of the two probabilities: ids that neither answer takes for likely count as little as they matter.
+    * topk, gather: the larger of that and, over positions, max of the sum of p |d log p| over the listed ids and the
+      tail, where p is the larger of the two probabilities: ids that both answers find unlikely hardly count.
     * hidden: max |d logit| at up to 64 positions and 256 ids and the response tokens, each position's mean removed,
       because a softmax does not see it; needs the head.
     * full: per position the sum over the vocabulary of p |d log p|.
@@ -64,6 +66,7 @@ def _head_distance(spec: PayloadSpec, one: Scores, other: Scores) -> float:
 
 def _look_up(values: Array, ids: NDArray[np.integer], wanted: NDArray[np.integer]) -> Array:
     """[T, K] the value of each wanted id of a position, NaN where it is not among the position's ids."""
+    # Position and id in one integer: one sort and one search instead of a loop over positions.
     rows = np.arange(len(ids), dtype=np.int64)[:, None] << 32
     keys, asked = (rows + ids).ravel(), (rows + wanted).ravel()
     order = np.argsort(keys)
@@ -73,13 +76,13 @@ def _look_up(values: Array, ids: NDArray[np.integer], wanted: NDArray[np.integer
 
 
 def _excess(values: Array, others: Array) -> Array:
-    """P |d log p| at least, for ids that are missing from `others`."""
+    """A lower bound of p |d log p| for ids that are missing from `others`, [T, K]."""
     least = others.min(1, keepdims=True)
     return _weighted(values, np.minimum(values, least))
 
 
 def _weighted(one: Array, other: Array) -> Array:
-    """P |d log p| with the larger p; equal infinities differ by 0, and a difference counts as 1,000 nats at most."""
+    """Elementwise p |d log p| with the larger p; equal infinities differ by 0, any difference by 1,000 nats at most."""
     with np.errstate(invalid="ignore"):
         gap = np.where(one == other, 0.0, np.minimum(np.abs(one - other), _MOST_NATS))
         return np.asarray(np.exp(np.minimum(np.fmax(one, other), 0.0)) * gap)

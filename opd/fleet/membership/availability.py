@@ -1,4 +1,4 @@
-"""Which teachers rows wait for in vain: no replica is healthy, or all of them refuse calls as too busy."""
+"""Which teachers have rows waiting and no replica that takes them: none is healthy, or all refuse calls as too busy."""
 
 from collections.abc import Mapping
 
@@ -36,6 +36,7 @@ class Availability:
         for pool in self._pools.values():
             servers = self._scheduler.serving(pool.name) if pool.rows else []
             since = [server.refused_since for server in servers if server.refuses(now)]
+            # The latest: until that moment some replica still took rows.
             pool.refused_since = max(since) if servers and len(since) == len(servers) else None
 
     def outages(self, now: float) -> list[Outage]:

@@ -49,10 +49,10 @@ class GrpcLink:
         self._methods: dict[str, Any] = {}
 
     def _method(self, name: str, *, stream: bool) -> Any:
-        """A method, by its full name, that gives its answers as bytes.
+        """A method, by its full name, that returns its answers as bytes.
 
-        The generated stub would parse them itself; gRPC logs a traceback for bytes that are not a message, and hands
-        over None.
+        The generated stub would parse them itself, and for bytes that are not a message gRPC logs a traceback and
+        returns None.
         """
         if self._channel is None:
             self._channel = open_channel(self.address, self._security)
@@ -149,6 +149,7 @@ class GrpcLink:
         """The messages of a stream; cancels it when the reader leaves, early or not."""
         try:
             while True:
+                # Between messages, not over all: a long answer that keeps coming is healthy, silence is not.
                 async with asyncio.timeout(idle):
                     data = await stream.read()
                 if data is grpc.aio.EOF:
@@ -161,7 +162,8 @@ class GrpcLink:
         except grpc.RpcError as error:
             raise self._named(error) from error
         except asyncio.CancelledError as error:
-            # gRPC cancels the calls of a channel that is closed; only our own cancellation counts as one.
+            # gRPC raises CancelledError for the calls of a channel that is closed. Only a cancellation of this task is
+            # one: swallowing it would keep the task alive, and passing gRPC's on would end a task nobody cancelled.
             task = asyncio.current_task()
             if task is not None and not task.cancelling():
                 raise UnavailableError(f"the connection to replica {self.address} was closed.") from error
@@ -170,12 +172,12 @@ class GrpcLink:
             stream.cancel()
 
     def _named(self, error: grpc.RpcError) -> OpdError:
-        """The error in our classes, with the replica's name and, for the usual mishaps, the fix."""
+        """The error in our classes, with the replica's name and, for the usual mistakes, the fix."""
         found = error_from_rpc(error)
         text = _NOISE.sub("", str(found).rstrip("."))
         if isinstance(found, UnavailableError):
             lower = text.lower()
-            # Without TLS, a handshake that fails is HTTP/2's: a busy server, not a wrong credential.
+            # Without TLS, a failed handshake is HTTP/2's: the server is overloaded, no credential is wrong.
             if self._security.uses_tls and any(sign in lower for sign in _TLS_SIGNS):
                 return AuthError(
                     f"replica {self.address} and this client do not agree on TLS: {text}; check ca_file, server_name "

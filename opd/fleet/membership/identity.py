@@ -1,4 +1,4 @@
-"""What must be equal for two replicas to be one teacher, and which of several identities a pool takes."""
+"""The fields in which all replicas of a teacher must be equal, and the election between different ones."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from opd.wire.v1 import teacher_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What must be equal for two replicas to be one teacher."""
+    """What must be equal for two replicas to be one teacher; the fields of `TeacherInfo` that determine the numbers."""
 
     weights_hash: str
     tokenizer: str

@@ -22,7 +22,7 @@ from enum import StrEnum
 
 from opd.fleet.settings import HealthSettings
 
-_CALM_CALLS = 20
+_CALM_CALLS = 20  # answered requests after which an earlier death no longer lengthens the cool-off
 _MOST_DOUBLINGS = 6
 
 
@@ -84,6 +84,7 @@ class ReplicaLife:
         self.ping_failures = 0
         if self.state is ReplicaState.SUSPECT:
             return self._to(ReplicaState.HEALTHY, "answers again", now)
+        # Never straight to HEALTHY: the process that answers may be another one, with other weights.
         if self.state is ReplicaState.DEAD and now >= self.not_before:
             return self._to(ReplicaState.UNVERIFIED, "reachable again, to be checked", now)
         return None
@@ -101,6 +102,7 @@ class ReplicaLife:
         self._calm_calls += 1
         if self._calm_calls >= _CALM_CALLS:
             self._doublings = 0
+        # A request that was under way may still be answered while pings fail: it does not clear those.
         if self.state is ReplicaState.SUSPECT and self.ping_failures == 0:
             return self._to(ReplicaState.HEALTHY, "serves again", now)
         return None
@@ -108,7 +110,7 @@ class ReplicaLife:
     def request_failed(self, now: float, reason: str) -> Transition | None:
         """A request failed for a reason that lies with the replica or the way to it."""
         if self.state in OUTSIDE:
-            return None  # sent before it was taken out of service, or to the process before
+            return None  # sent before it was taken out of service, or to its previous process
         self.request_failures += 1
         if self.request_failures >= self._settings.request_failures:
             return self._died(now, f"{self.request_failures} requests in a row failed: {reason}", cool_off=True)
@@ -170,6 +172,8 @@ class ReplicaLife:
     def _died(self, now: float, reason: str, *, cool_off: bool) -> Transition | None:
         if self.state in (ReplicaState.DEAD, ReplicaState.RETIRED):
             return None
+        # Without failed requests (a machine that was unplugged) there is nothing to cool off from: check it as soon as
+        # it answers. With them, a replica that dies as soon as it serves would destroy rows again and again.
         if cool_off:
             if self._calm_calls < _CALM_CALLS:
                 self._doublings = min(self._doublings + 1, _MOST_DOUBLINGS)

@@ -1,4 +1,4 @@
-"""Who belongs to the fleet: finds the servers, monitors them, and decides what the replicas of a teacher must be."""
+"""The servers of the fleet: finds them, monitors them, and decides what all replicas of a teacher must be."""
 
 import asyncio
 import logging
@@ -21,9 +21,11 @@ from opd.fleet.settings import FleetSettings
 log = logging.getLogger("opd.fleet")
 
 _SETTLE_SECONDS = 5.0
+"""How long the election waits for the other servers once one has answered."""
 _SILENT_SECONDS = 2.0
-"""How long connect waits before it says for whom."""
+"""How long connect waits before it logs what it waits for."""
 _ANY = "any"
+"""Stands in the list of missing teachers for any teacher at all."""
 
 
 class Members:
@@ -132,7 +134,8 @@ class Members:
                 answered_at = now
             everybody = bool(self.monitors) and all(monitor.contacted for monitor in self.monitors.values())
             settled = answered_at is not None and now - answered_at >= _SETTLE_SECONDS
-            # All servers that are up vote, but one that is down must not hold up the others.
+            # Electing at the first answer would let one server with wrong weights decide; waiting for all would let one
+            # server that is down hold up the run.
             if not self._elected and answered_at is not None and (everybody or settled):
                 await self._elect()
             if self._elected and not self._missing():
@@ -183,6 +186,7 @@ class Members:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
         vectors: dict[str, list[NDArray[np.float32]]] = {}
+        # In the order of the list, not of arrival: ties must not depend on timing.
         for task in (task for task in asked if task in done):
             vector = None if task.exception() is not None else task.result()
             if vector is not None:
@@ -277,7 +281,7 @@ class Members:
         await monitor.stop()
         self.monitors.pop(monitor.address, None)
         self.on_leave(monitor.address)
-        if monitor.address in self._places:
+        if monitor.address in self._places:  # listed again meanwhile; `_discover` skips addresses that have a monitor
             self._join(monitor.address)
 
     async def close(self) -> None:

@@ -70,6 +70,7 @@ class OutageWatch:
             if self._hooks.recovered is not None:
                 self._hooks.recovered(outage)
         for name, outage in present.items():
+            # A replica that fails one ping is back within a second: not worth a notice, nor a "recovered".
             if outage.seconds < min(1.0, self._settings.notice_seconds):
                 continue
             self._last[name] = outage

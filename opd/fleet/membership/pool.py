@@ -32,7 +32,7 @@ class Pool:
         bounds: the same for the checks of a row.
         identity: what every replica must be; None before the election.
         weights_hash: of the weights that a hot swap has given it, "" without one.
-        era: counts how often what the replicas must be was forgotten; a check only decides in the era it began in.
+        era: counts the calls of `adopt`; the result of a check that began in an earlier era is void.
         reference: a check row and what its replicas say about it; None before the first was asked.
         heads: the fetched head by content hash.
         head_lock: held while it is fetched.
@@ -91,7 +91,7 @@ class Pool:
         if self.info is not None:
             for name in info.limits.DESCRIPTOR.fields_by_name:
                 one, other = getattr(self.info.limits, name), getattr(info.limits, name)
-                setattr(merged.limits, name, min(one, other) or max(one, other))
+                setattr(merged.limits, name, min(one, other) or max(one, other))  # 0 stands for no limit
             del merged.payloads[:]
             merged.payloads.extend(kind for kind in info.payloads if kind in self.info.payloads)
             merged.supports_temperature = info.supports_temperature and self.info.supports_temperature
@@ -107,7 +107,7 @@ class Pool:
         return self.reference
 
     def adopt(self, weights_hash: str = "") -> None:
-        """Forget what the replicas must be; the next one to be checked decides, if it has the given weights."""
+        """Forget what the replicas must be; the next one that is checked decides, if it has the given weights."""
         self.identity = self.reference = None
         self.weights_hash = weights_hash
         self.era += 1

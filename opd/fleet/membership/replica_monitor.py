@@ -146,14 +146,17 @@ class ReplicaMonitor:
             self.apply(name, life.ping_failed(now, str(error)))
 
     async def _pause(self) -> None:
+        """Wait until the next ping: not long where a replica's state is in doubt, longer while all is well."""
         health = self._owner.settings.health
         states = {life.state for life in self.lives.values()}
         if ReplicaState.SUSPECT in states and self.error is not None:
-            seconds = _RETRY_PAUSE
+            seconds = _RETRY_PAUSE  # rows in flight wait for the verdict
         elif self.error is not None or states & {ReplicaState.DEAD, *OUTSIDE} or not states:
             seconds = health.revive_seconds
         else:
             seconds = health.ping_seconds
+        # A broken channel backs off, and until then fails every call with its last error; a fresh one tries at once. A
+        # suspect keeps its channel, since closing it would fail the RPCs that may still finish.
         if self.error is not None and ReplicaState.SUSPECT not in states:
             await self.link.reconnect()
         try:
@@ -166,6 +169,7 @@ class ReplicaMonitor:
     async def _ping(self) -> None:
         timeout = self._owner.settings.health.ping_timeout_seconds
         states = {life.state for life in self.lives.values()}
+        # GetLoad is cheap and says when the process changed; only replicas that are out of service need a description.
         if not self.instance or not states or states - {ReplicaState.HEALTHY, ReplicaState.SUSPECT}:
             await self._describe(timeout)
         try:
@@ -173,7 +177,7 @@ class ReplicaMonitor:
         except OpdError:
             self.load = None
             raise
-        if self.load.instance_id != self.instance:
+        if self.load.instance_id != self.instance:  # restarted between two pings, or between the two calls above
             await self._describe(timeout)
         self.error = None
         now = self._owner.now()
@@ -190,6 +194,7 @@ class ReplicaMonitor:
         found = await self.link.describe(timeout)
         now = self._owner.now()
         if self.instance and found.instance_id != self.instance:
+            # What was learnt about the old process (speed, rejections, failures) does not hold for the new one.
             self.server.reset()
             self.admission.forget()
             for name, life in list(self.lives.items()):

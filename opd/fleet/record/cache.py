@@ -1,4 +1,4 @@
-"""The score store in front of a live fleet: known rows are answered from disk, new ones are written behind."""
+"""The score store in front of a live fleet: known rows are answered from disk, new ones written in the background."""
 
 import concurrent.futures
 import logging
@@ -15,7 +15,7 @@ log = logging.getLogger("opd.fleet")
 
 
 class CachedScores:
-    """Look-ups in the caller's thread, writes in a thread of its own; a disk that fails costs the cache, not the run.
+    """Reads in the caller's thread, writes in one of its own; a failing disk costs the cached rows, not the run.
 
     Attributes:
         hits, misses: rows that were found and that were not, so far; shown in `FleetStatus.counters`.

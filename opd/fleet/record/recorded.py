@@ -25,7 +25,7 @@ from opd.wire.v1 import teacher_pb2 as pb
 
 
 class RecordedFleet(ScoreSource):
-    """A `ScoreStore` as a `ScoreSource`; nothing is sent anywhere.
+    """A `ScoreStore` as a `ScoreSource`; nothing is sent over the network.
 
     Args:
         folder: of a store that `opd score` or a fleet with a cache has filled.
@@ -140,7 +140,7 @@ class RecordedFleet(ScoreSource):
         return FleetStatus(teachers, [], [], self._counters)
 
     def observe(self, watcher: Callable[[str, float], None]) -> None:
-        """Recorded rows take no time worth watching."""
+        """Never calls the watcher: a recorded row has no latency to observe."""
 
     def close(self) -> None:
         """Nothing to free."""

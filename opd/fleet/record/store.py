@@ -7,8 +7,9 @@
 
 The key is the SHA-256 of everything the numbers depend on: weights hash, token ids, prompt length, ids to gather,
 payload and temperature. An entry holds the row as well as its scores, so a store can be iterated as a data set
-(scoring rollouts once and training on them offline follows Lightning-OPD). Entries carry a CRC32C; files appear by
-an atomic rename, so a store may be shared and a kill leaves no half of one.
+(scoring rollouts once and training on them offline follows Lightning-OPD). Files appear by an atomic rename, so several
+processes may share a store and a killed one leaves no half-written entry. Nothing is fsynced: an entry that a power cut
+damaged fails its CRC32C, and a cache scores the row again.
 """
 
 import hashlib
@@ -42,7 +43,7 @@ _TRIM_TO = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoredRow:
     """One stored row: what was asked and what came back."""
 
     key: str
@@ -115,7 +116,7 @@ class ScoreStore:
         """Keep the scores of a row; returns the key."""
         key = score_key(scores.weights_hash, item, spec, temperature)
         path = self._path(key)
-        if path.exists():
+        if path.exists():  # the name is the hash of the content's inputs: another writer was quicker
             return key
         arrays = {name: getattr(scores, name) for name in _FIELDS if getattr(scores, name) is not None}
         if spec.kind is PayloadKind.GATHER and item.gather_ids is not None:
@@ -141,7 +142,7 @@ class ScoreStore:
         self._account(len(data))
         return key
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[StoredRow]:
         """All entries in the order of their keys.
 
         Raises:
@@ -228,7 +229,10 @@ class ScoreStore:
                 self._trim()
 
     def _trim(self) -> None:
-        """Remove the least recently used entries until a tenth of the bound is free."""
+        """Remove the least recently used entries until a tenth of the bound is free.
+
+        Files are listed anew, since other processes write and remove entries too; with a tenth free, that is rare.
+        """
         if not self._trimmed:
             self._trimmed = True
             log.warning(
@@ -265,13 +269,14 @@ def _load(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     data = path.read_bytes()
     try:
         arrays = load(data)
+        # `load` drops the metadata, which stand in the header: 8 bytes of its length, then JSON.
         length = int.from_bytes(data[:8], "little")
         return arrays, json.loads(data[8 : 8 + length]).get("__metadata__", {})
     except (SafetensorError, ValueError, KeyError) as error:
         raise DataError(f"{path} is damaged: {error}; remove it and score again.") from error
 
 
-def _read(key: str, path: Path) -> Entry:
+def _read(key: str, path: Path) -> StoredRow:
     arrays, meta = _load(path)
     try:
         if _checksum(arrays) != int(meta["crc32c"]):
@@ -286,7 +291,7 @@ def _read(key: str, path: Path) -> Entry:
         temperature = float(meta["temperature"])
         if score_key(scores.weights_hash, item, spec, temperature) != key:
             raise ValueError("it does not belong to its name")
-        return Entry(key, meta["teacher"], item, spec, temperature, scores)
+        return StoredRow(key, meta["teacher"], item, spec, temperature, scores)
     except (KeyError, ValueError, InvalidRequestError) as error:
         raise DataError(f"stored scores {path} are damaged: {error}; remove the file and score again.") from error
 

@@ -1,4 +1,4 @@
-"""The two budgets that keep repair from becoming the problem: re-issues and hedges."""
+"""The budgets of re-issues and hedges, which keep a fleet in trouble from being given even more work."""
 
 import random
 
@@ -6,7 +6,7 @@ import random
 class RetryBudget:
     """Re-issues are paid for by first attempts (a tenth each by default) and by the passing of time.
 
-    Without it, a fleet that fails under load is asked twice as much for it. A re-issue that finds the budget empty
+    Without it, a fleet that fails under load would be given twice the load. A re-issue that finds the budget empty
     waits; it is not given up.
 
     Args:
@@ -31,7 +31,7 @@ class RetryBudget:
         if self._at is not None:
             self._tokens = min(self._burst, self._tokens + self._rate * max(0.0, now - self._at))
         self._at = now
-        self._tokens -= 1.0
+        self._tokens -= 1.0  # below zero: the debt is what spaces the re-issues that wait, one per 1 / rate seconds
         return max(0.0, -self._tokens / self._rate)
 
 
@@ -56,5 +56,5 @@ class HedgeBudget:
 
 
 def backoff_seconds(base: float, failures: int, rng: random.Random) -> float:
-    """Exponential backoff with full-to-half jitter: base * 2^(failures - 1), at most 5 s, times 0.5 to 1."""
+    """Exponential backoff with equal jitter: base * 2^(failures - 1), at most 5 s, times a uniform draw in [0.5, 1)."""
     return min(5.0, base * 2.0 ** max(0, failures - 1)) * (0.5 + 0.5 * rng.random())

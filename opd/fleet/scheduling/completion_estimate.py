@@ -1,4 +1,4 @@
-"""The scheduler's expectations: how fast each server of a teacher is, what falls to it, and when all will be done."""
+"""The scheduler's expectations: how fast each server of a teacher is, its share of the work, and when all is done."""
 
 from collections.abc import Mapping, Set
 
@@ -6,7 +6,7 @@ from opd.fleet.scheduling.in_flight import ScoreTask, ServerLoad
 from opd.fleet.scheduling.queue import TeacherQueue
 from opd.fleet.scheduling.throughput import FIRST_SPEED
 
-_SLACK = 1.02
+_SLACK = 1.02  # a row may end this much after the horizon: estimates are not exact, and a server left idle is a loss
 _FRESHNESS = 0.01
 _FRESH_SECONDS = 0.005
 
@@ -14,10 +14,11 @@ _FRESH_SECONDS = 0.005
 class CompletionEstimate:
     """When a teacher's servers are expected to be done with all that waits, and how much each can take until then.
 
-    The sums are kept for a hundredth of the time until then, and for 5 ms at least: they would cost more than they say.
+    The sums over all servers are cached for 1 % of that time and at least 5 ms: they are asked for at every choice, and
+    to know them better would not change it.
 
-    Teachers that share servers share their time: what waits for the others counts by the part of the servers that they
-    share.
+    Teachers that share servers share their time: the work that waits for another teacher counts by the fraction of this
+    teacher's servers that it shares.
 
     Args:
         teacher: which one.
@@ -27,7 +28,7 @@ class CompletionEstimate:
     Attributes:
         teacher: which one.
         servers: where it may be asked for, by address.
-        total: tokens per second of all its servers, as last summed up.
+        total: tokens per second of all its servers, as of the last sum.
     """
 
     def __init__(self, teacher: str, queue: TeacherQueue, others: "Mapping[str, CompletionEstimate]") -> None:
@@ -53,7 +54,7 @@ class CompletionEstimate:
         self._forget_overlaps()
 
     def changed(self) -> None:
-        """Rows or servers came or went: what was summed up is out of date."""
+        """Rows or servers came or went: the cached sums are out of date."""
         self._valid_until = float("-inf")
 
     def at(self, now: float) -> "CompletionEstimate":
@@ -73,7 +74,7 @@ class CompletionEstimate:
         ahead = sum(server.ahead(self._now, self._speeds[address]) for address, server in self.servers.items())
         horizon = ahead / self.total + self._waiting_seconds()
         self._end = self._now + horizon
-        # While some server is unmeasured every answer is news.
+        # While some server is unmeasured, an answer can change every speed: cache for the 5 ms only.
         self._valid_until = self._now + max(_FRESH_SECONDS, _FRESHNESS * horizon * (len(known) == len(measured)))
 
     def _waiting_seconds(self) -> float:
@@ -109,16 +110,16 @@ class CompletionEstimate:
         return self._speeds[server.address]
 
     def ahead(self, server: ServerLoad) -> float:
-        """Tokens that the server has still to work off."""
+        """Tokens in flight there that the server has not processed yet."""
         return server.ahead(self._now, self.speed(server))
 
     def share(self, server: ServerLoad) -> float:
-        """Tokens of what waits that fall to the server by its speed, of all its teachers."""
+        """The server's share, by its speed, of the tokens that wait for all its teachers."""
         speed = self.speed(server)
         return self._waiting_seconds() * speed
 
     def fits(self, server: ServerLoad) -> float:
-        """Tokens the server can take and still be done when everything is: with all servers sharing by their speed."""
+        """Tokens that the server can take and still be done by the horizon, when all servers together would be."""
         speed = self.speed(server)
         return (self._end - self._now) * _SLACK * speed - server.ahead(self._now, speed)
 

@@ -22,8 +22,8 @@ from opd.fleet.settings import HedgeSettings
 _WINDOW = 256
 _FIRST_RATIO = 3.0
 _ENOUGH = 20
-_TAIL_GAIN = 0.25
-_STALL_GAIN = 0.5
+_TAIL_GAIN = 0.25  # of the remaining time that a hedge at the end of a step must save, as speeds are estimates
+_STALL_GAIN = 0.5  # the same for taking a row away without doubling it: what its server has done of it is lost
 _MOST_MOVES = 3
 
 
@@ -40,7 +40,7 @@ class RatioQuantile:
         """One finished RPC."""
         self._ratios.append(ratio)
         self._fresh += 1
-        if len(self._ratios) >= _ENOUGH and self._fresh >= 8:
+        if len(self._ratios) >= _ENOUGH and self._fresh >= 8:  # sorted now and then: one ratio hardly moves a quantile
             self._fresh = 0
             ordered = sorted(self._ratios)
             self._cached = max(1.5, ordered[min(len(ordered) - 1, int(self._quantile * len(ordered)))])
@@ -91,7 +91,7 @@ class Hedger:
             stragglers = [found for rpc, late in rpcs for found in _stragglers(ready, rpc, late, now)]
             for straggler in sorted(stragglers, key=_by_gain):
                 rpc, task = straggler.rpc, straggler.task
-                finish, target = ready.best(rpc, task)
+                finish, target = ready.best(rpc, task)  # again: hedges started before it may have taken the server
                 if target is None or straggler.remaining - finish < self._settings.min_seconds:
                     continue
                 if self.budget.take():
@@ -110,6 +110,7 @@ class Hedger:
                 if rpc.hedge or not rpc.waiting:
                     continue
                 late = now - rpc.started > overdue * rpc.expected
+                # While rows wait, an idle server is better used for those: only overdue RPCs count then.
                 if late or not len(scheduler.queues[rpc.teacher]):
                     found.setdefault(rpc.teacher, []).append((rpc, late))
         return found
@@ -133,7 +134,7 @@ def _stragglers(ready: "_Ready", rpc: Rpc, late: bool, now: float) -> list[_Stra
     """The rows of a suspect RPC that another server would finish clearly sooner."""
     found: list[_Straggler] = []
     remaining = _remaining(rpc, now)
-    for task in reversed(rpc.tasks):
+    for task in reversed(rpc.tasks):  # a server answers in order, so the last row is the furthest from done
         if task.number not in rpc.waiting or task.hedged or task.done:
             continue
         finish, target = ready.best(rpc, task)
@@ -144,9 +145,9 @@ def _stragglers(ready: "_Ready", rpc: Rpc, late: bool, now: float) -> list[_Stra
 
 
 def _remaining(rpc: Rpc, now: float) -> float:
-    """Seconds until the server has worked off this RPC and what is before it, at its present speed.
+    """Seconds until the server has finished this RPC and those before it, at its present speed.
 
-    A server that has been silent for long is expected to be so for as long again, whatever its speed was before.
+    A server that has been silent for a while is expected to stay silent for as long again, whatever its speed was.
     """
     server = rpc.server
     speed = server.throughput.speed(now)

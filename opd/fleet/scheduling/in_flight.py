@@ -1,4 +1,4 @@
-"""What is under way: rows (`ScoreTask`), the RPCs that carry them, and the load that this client puts on each server.
+"""What is in flight: rows (`ScoreTask`), the RPCs that carry them, and the load that this client puts on each server.
 
 They refer to each other, so they live together: a task lists its RPCs, an RPC its tasks and its server, a server's load
 its RPCs.
@@ -13,7 +13,7 @@ from opd.fleet.scheduling.throughput import Throughput
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
 
 _RECENT_GROUPS = 32
-_ACCEPTED_SECONDS = 2.0
+_ACCEPTED_SECONDS = 2.0  # a server refuses before it computes, so an RPC it has had for this long was accepted
 _NEVER = float("inf")
 
 
@@ -120,7 +120,7 @@ class Rpc:
 
 
 class ServerLoad:
-    """What this client has in flight on one server, and how fast the server works it off.
+    """What this client has in flight on one server, and how fast the server processes it.
 
     Attributes:
         address: of the server.
@@ -146,8 +146,8 @@ class ServerLoad:
         self.refused_since = _NEVER
         self.throughput = Throughput()
         self._limit = limit_tokens
-        self._first_rows = 2
-        self._oldest: float | None = None  # tokens of the oldest row that waits; None: look
+        self._first_rows = 2  # may be in flight whatever the window: one is computed while the next one travels
+        self._oldest: float | None = None  # tokens of the oldest unanswered row; None when it must be looked up
         self._groups: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def open(self, now: float) -> bool:
@@ -161,13 +161,13 @@ class ServerLoad:
         return max(0.0, self.window - self.in_flight_tokens)
 
     def ahead(self, now: float, speed: float) -> float:
-        """Tokens still to be worked off: what is in flight, less what `speed` has done of the row under way.
+        """Tokens not processed yet: what is in flight, less what `speed` has done since the last answer.
 
-        At most the oldest waiting row is taken as under way, so a stalled server is not believed to progress.
+        At most the oldest unanswered row counts as done, so that a stalled server does not seem to make progress.
         """
         if not self.rpcs:
             return 0.0
-        if self._oldest is None:  # asked for far more often than rows come and go
+        if self._oldest is None:  # cached: `ahead` is asked far more often than rows come and go
             waiting = (task.tokens for rpc in self.rpcs.values() for task in rpc.tasks if task.number in rpc.waiting)
             self._oldest = float(next(waiting, 0))
         return self.in_flight_tokens - min(speed * self.throughput.since_answer(now), self._oldest)
@@ -188,7 +188,10 @@ class ServerLoad:
             self._groups.popitem(last=False)
 
     def answered(self, tokens: int, now: float) -> None:
-        """A row of `tokens` was answered: free its place, measure, and open the window by twice as much."""
+        """A row of `tokens` was answered: free its place, measure, and open the window by twice as much.
+
+        Slow start as in TCP: what was answered may go out again, and as much on top, so the window doubles per round.
+        """
         self.throughput.answered(tokens, now)
         self.window = min(float(self._limit), self.window + 2 * tokens)
         self._first_rows = 2
@@ -217,8 +220,8 @@ class ServerLoad:
     def refuses(self, now: float) -> bool:
         """Whether the server has done nothing but refuse RPCs lately.
 
-        Not while it works on one that it took before, and not two seconds after its pause: what it has not refused by
-        then it has taken.
+        Not while it works on one that it accepted before, and not from two seconds after its pause on: what it has not
+        refused by then it has accepted.
         """
         if now >= self.paused_until + _ACCEPTED_SECONDS or self.refused_since == _NEVER:
             return False

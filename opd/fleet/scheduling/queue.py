@@ -22,6 +22,7 @@ class TeacherQueue:
         self.served = 0.0
         self._sorted: list[tuple[int, int, ScoreTask]] = []
         self._groups: dict[str, dict[int, ScoreTask]] = {}
+        # Rows stay in it when they leave the queue, because removing from the middle is slow; `_present` tells.
         self._arrival: deque[ScoreTask] = deque()
         self._present: set[int] = set()
 
@@ -53,7 +54,7 @@ class TeacherQueue:
         self._present.discard(task.number)
         self.tokens -= task.tokens
         if not self._sorted:
-            self._arrival.clear()  # rows that left before an older one
+            self._arrival.clear()  # it may hold rows that left before an older one
         members = self._groups.get(task.group)
         if members is not None:
             members.pop(task.number, None)
@@ -71,7 +72,10 @@ class TeacherQueue:
         return self._sorted[-1][2] if self._sorted else None
 
     def longest(self, most_tokens: float, accept: Callable[[ScoreTask], bool]) -> ScoreTask | None:
-        """The longest acceptable row of at most `most_tokens` tokens, among the first 128 of that length or less."""
+        """The longest acceptable row of at most `most_tokens` tokens, among the first 128 of that length or less.
+
+        The bound keeps a choice cheap when thousands of rows are barred from this server.
+        """
         start = bisect.bisect_left(self._sorted, -most_tokens, key=_length)
         for _, _, task in self._sorted[start : start + _SCAN]:
             if accept(task):

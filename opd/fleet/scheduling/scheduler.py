@@ -4,12 +4,12 @@ A server takes the next rows when it has room, so a slow one takes fewer. Among 
 
 1. one that was re-issued or may go to few servers, or that a row ten seconds younger would overtake;
 2. else the longest one that it can finish before the whole queue is expected to be done (the horizon, from the
-   measured speeds): a slow server near the end takes a short row or none, unless it is the quickest way for the row;
-3. preferring rows of a prompt it has just seen, and with a row its whole group as far as it fits into the RPC.
+   measured speeds): a slow server near the end takes a short row or none, unless no other would finish it sooner;
+3. preferring rows of a prompt it has just seen; and with a row, the others of its group as far as they fit the RPC.
 
-Beyond two rows, a server holds at most half of its share of what waits, and an RPC carries at most a quarter, so
-that the grain becomes finer towards the end. A server that is alone with its teacher gets all that its window holds in
-full RPCs: there is nothing to balance, and every RPC costs both sides time.
+Beyond two rows, a server holds at most half of its share of what waits, and an RPC carries at most a quarter of it, so
+that portions become smaller towards the end. The only server of a teacher gets all that its window holds in full RPCs:
+there is nothing to balance, and every RPC costs both sides time.
 Between teachers that share a server, the one that was served fewer tokens goes first. Measured against round robin,
 least assigned and plain pull in `benchmarks/fleet_makespan.py`.
 """
@@ -28,9 +28,9 @@ Accept = Callable[[ScoreTask], bool]
 
 _OVERTAKE_SECONDS = 10.0
 _PROBATION_SECONDS = 10.0
-_AFFINITY = 0.7
-_DEPTH = 0.5
-_GRAIN = 0.25
+_AFFINITY = 0.7  # least length, relative to the longest row that fits, of a row preferred for its prompt
+_DEPTH = 0.5  # of its share that a server may hold in flight
+_GRAIN = 0.25  # of its share that one RPC may carry
 _SWEEP_SECONDS = 0.25
 
 
@@ -151,7 +151,11 @@ class Scheduler:
         return rpcs
 
     def _askable(self, estimates: dict[str, CompletionEstimate], now: float) -> list[ServerLoad]:
-        """Open servers for which something has changed since they were asked last; all of them now and then."""
+        """Open servers for which something has changed since they were last asked, and every 0.25 s all of them.
+
+        A server that got no row may get one later by the passing of time alone (the ten seconds of rule 1, probation,
+        a speed that fell elsewhere): the sweep finds it.
+        """
         if not estimates:
             return []
         sweep = now - self._swept >= _SWEEP_SECONDS
@@ -167,19 +171,19 @@ class Scheduler:
                 if not estimates.keys().isdisjoint(server.teachers):
                     found.append(server)
             elif now < server.paused_until:
-                self._touched.add(server.address)
+                self._touched.add(server.address)  # no event marks the end of a pause
         return found
 
     def _pull(self, server: ServerLoad, estimates: dict[str, CompletionEstimate], now: float) -> Rpc | None:
         names = [name for name in server.teachers if name in estimates and len(self.queues[name])]
         for name in sorted(names, key=lambda name: (self.queues[name].served, name)):
-            head = self._head(server, estimates[name], now)
-            if head is not None:
-                rows = self._company(server, head, estimates[name])
+            first = self._next_row(server, estimates[name], now)
+            if first is not None:
+                rows = self._fill_rpc(server, first, estimates[name])
                 return self.start(server, rows, estimates[name].speed(server), now)
         return None
 
-    def _head(self, server: ServerLoad, estimate: CompletionEstimate, now: float) -> ScoreTask | None:
+    def _next_row(self, server: ServerLoad, estimate: CompletionEstimate, now: float) -> ScoreTask | None:
         """The row that the server should take next, or None when it should wait."""
         queue, serving = self.queues[estimate.teacher], estimate.keys()
 
@@ -189,26 +193,26 @@ class Scheduler:
         oldest = queue.oldest()
         if oldest is not None and not accept(oldest):
             oldest = None
-        # What has failed has waited the longest, and what few servers may take cannot wait for another.
+        # A row that has failed has lost time already, and one barred from a server has few others to wait for.
         if oldest is not None and (oldest.failures or oldest.barred):
             return oldest
-        # Two rows hide the way there and back. What is sent beyond them is out of reach of a faster server.
+        # Two rows hide the round trip. What is sent beyond them is out of reach of a faster server.
         deep = server.in_flight_rows >= 2 and estimate.ahead(server) > _DEPTH * estimate.share(server)
         if deep and not estimate.alone:
             return None
         fits = estimate.fits(server)
         task = queue.longest(fits, accept) if fits > 0 else None
         if task is None:
-            return self._exception(server, estimate, accept, now)
+            return self._row_beyond_horizon(server, estimate, accept, now)
         # Longest first would let a steady stream of long rows starve a short one.
         if oldest is not None and task.submitted - oldest.submitted > _OVERTAKE_SECONDS:
             return oldest
-        return _familiar(server, queue, task, fits, accept) or task
+        return _of_known_prompt(server, queue, task, fits, accept) or task
 
-    def _exception(
+    def _row_beyond_horizon(
         self, server: ServerLoad, estimate: CompletionEstimate, accept: Accept, now: float
     ) -> ScoreTask | None:
-        """A row for a server that would be done with none of them in time: one it is still the quickest way for."""
+        """A row for a server that can finish none in time: one that no other server would finish sooner, if any."""
         queue = self.queues[estimate.teacher]
         shortest = queue.shortest()
         if shortest is not None and not accept(shortest):
@@ -216,33 +220,35 @@ class Scheduler:
         for candidate in (queue.longest(float("inf"), accept), shortest):
             if candidate is not None and estimate.quickest(server, candidate):
                 return candidate
-        # A server that looks slow must get a row now and then, or it would never be seen to have recovered.
+        # A server that looks slow must get a row now and then, or nothing would show that it has recovered.
         rested = server.in_flight_rows == 0 and now - server.last_sent > _PROBATION_SECONDS
         return shortest if rested else None
 
-    def _company(self, server: ServerLoad, head: ScoreTask, estimate: CompletionEstimate) -> list[ScoreTask]:
-        """The rows that travel with `head`: first of its group, then the longest ones that fit."""
-        queue = self.queues[head.teacher]
-        most_rows = self._row_limits.get(head.teacher, self._settings.rows)
-        most_tokens = self._token_limits.get(head.teacher, self._settings.tokens)
+    def _fill_rpc(self, server: ServerLoad, first: ScoreTask, estimate: CompletionEstimate) -> list[ScoreTask]:
+        """Take `first` and the rows that travel with it: those of its group, then the longest ones that fit."""
+        queue = self.queues[first.teacher]
+        most_rows = self._row_limits.get(first.teacher, self._settings.rows)
+        most_tokens = self._token_limits.get(first.teacher, self._settings.tokens)
         room = min(most_tokens, server.room())
         # Less than is allowed: near the end of a step the last rows must spread over all servers.
         if not estimate.alone:
             room = min(room, _GRAIN * estimate.share(server), estimate.fits(server))
-        room -= head.tokens
-        rows = [head]
-        queue.remove(head)
+        room -= first.tokens
+        rows = [first]
+        queue.remove(first)
         oldest = queue.oldest()
+        # Rule 1 holds for the whole RPC: rows that would overtake the oldest one by too much stay behind.
         latest = oldest.submitted + _OVERTAKE_SECONDS if oldest is not None else float("inf")
 
         def accept(task: ScoreTask) -> bool:
             if task.submitted > latest:
                 return False
-            alike = task.batch_key == head.batch_key and task.twin not in rows
+            alike = task.batch_key == first.batch_key and task.twin not in rows
+            # Stricter than `ScoreTask.accepts`: a row that failed here may lead an RPC, but not endanger another's.
             return alike and server.address not in task.avoid and server.address not in task.barred_now()
 
-        # Rows of one prompt share its keys and values in the server's cache.
-        for task in queue.group(head.group):
+        # The server computes the keys and values of their prompt once.
+        for task in queue.group(first.group):
             if len(rows) < most_rows and task.tokens <= room and accept(task):
                 queue.remove(task)
                 rows.append(task)
@@ -257,7 +263,7 @@ class Scheduler:
         return rows
 
     def start(self, server: ServerLoad, rows: list[ScoreTask], speed: float, now: float, *, hedge: bool = False) -> Rpc:
-        """Account for an RPC with `rows` on `server`, which works at `speed` tokens per second."""
+        """Account for an RPC with `rows` on `server`, which processes `speed` tokens per second."""
         tokens = sum(task.tokens for task in rows)
         rpc = Rpc(
             number=next(self._numbers),
@@ -294,7 +300,7 @@ class Scheduler:
         _leave(rpc, task)
 
     def ended(self, rpc: Rpc, now: float) -> list[ScoreTask]:
-        """An RPC is over; returns its unanswered rows that no other RPC carries now."""
+        """An RPC has ended; returns its unanswered rows that no other RPC carries now."""
         rpc.server.rpcs.pop(rpc.number, None)
         left = [task for task in rpc.tasks if task.number in rpc.waiting]
         for task in left:
@@ -302,7 +308,7 @@ class Scheduler:
         return [task for task in left if not task.done and not task.rpcs]
 
 
-def _familiar(
+def _of_known_prompt(
     server: ServerLoad, queue: TeacherQueue, task: ScoreTask, fits: float, accept: Accept
 ) -> ScoreTask | None:
     """A row about as long as `task` whose prompt the server has just seen."""

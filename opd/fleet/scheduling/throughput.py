@@ -4,7 +4,7 @@ import math
 
 _MEMORY_SECONDS = 20.0
 FIRST_SPEED = 1000.0
-"""Tokens per second that a fleet is believed to do before anything was measured."""
+"""Tokens per second that a server is assumed to process before any was measured; only ratios of speeds matter."""
 
 
 class Throughput:
@@ -27,6 +27,7 @@ class Throughput:
     def answered(self, tokens: int, now: float) -> None:
         """`tokens` were answered now."""
         elapsed = 0.0 if self._mark is None else max(0.0, now - self._mark)
+        # Tokens and seconds decay alike, so their ratio is a mean that forgets with a time constant of 20 busy seconds.
         keep = math.exp(-elapsed / _MEMORY_SECONDS)
         self._tokens = self._tokens * keep + tokens
         self._seconds = self._seconds * keep + elapsed

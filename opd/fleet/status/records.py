@@ -8,7 +8,7 @@ class FleetCounters:
     """What happened since the fleet was connected; all only grow.
 
     Attributes:
-        rows_submitted, rows_answered, rows_failed, rows_cancelled: rows by fate.
+        rows_submitted, rows_answered, rows_failed, rows_cancelled: rows by outcome.
         tokens_answered: prompt and response tokens of answered rows.
         wire_bytes: bytes of tensors received with answered rows.
         calls: RPCs started, hedges included.

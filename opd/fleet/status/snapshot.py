@@ -1,4 +1,4 @@
-"""Reads a `FleetStatus` off the living fleet."""
+"""Builds a `FleetStatus` from the live fleet."""
 
 from collections.abc import Mapping
 
