@@ -19,7 +19,6 @@ Client side, in order (nothing here imports torch):
         except grpc.RpcError as error:
             raise status.error_from_rpc(error) from error                          # an opd.errors class
     head.HeadStreamDecoder().feed(response) / .finish() -> Head                    # GetHead
-    tracing.trace_metadata()                                        # `traceparent`, to add to a call's metadata
 
 Server side: `request.parse_score_request`, `encoder.encode_scores`, `encoder.chunk_messages`, `head.encode_head`,
 `status.status_of`, `fingerprint.*`.

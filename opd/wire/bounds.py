@@ -93,6 +93,7 @@ def check_payload(spec: PayloadSpec, temperature: float, bounds: RequestBounds) 
         )
     if spec.k > bounds.max_k:
         raise InvalidRequestError(f"k is {spec.k}, but teacher {bounds.teacher!r} allows at most {bounds.max_k}.")
+    # The wire carries f32: 0.01 arrives a little below 0.01.
     if not MIN_TEMPERATURE * 0.9999 <= temperature <= MAX_TEMPERATURE * 1.0001:
         raise InvalidRequestError(
             f"temperature is {temperature}, but it must lie between {MIN_TEMPERATURE} and {MAX_TEMPERATURE:g}."
@@ -204,5 +205,5 @@ def reply_bytes(spec: PayloadSpec, rows: int, vocab_size: int, hidden_size: int)
     if spec.kind is PayloadKind.FULL:
         return 4 * rows * vocab_size
     width = 4 if spec.value_dtype == "f32" else 2
-    per_id = width + (4 if spec.kind is PayloadKind.TOPK else 0)
-    return rows * (spec.k * per_id + 16)
+    per_id = width + (4 if spec.kind is PayloadKind.TOPK else 0)  # the ids of gather are the caller's: not sent back
+    return rows * (spec.k * per_id + 16)  # 16: the sampled log-prob, the log tail, offset and step of u16

@@ -1,8 +1,8 @@
 """The channel preset and the client's credentials.
 
 gRPC's defaults notice a frozen server after more than a minute, if ever, and wait up to two minutes before they
-reconnect to a revived one; service-config retry stops at 256 KiB and never covers a stream that has begun. The
-preset below fixes the first two and switches the third off: one attempt per call, the fleet client decides on the
+reconnect to one that is back; service-config retry stops at 256 KiB and never covers a stream that has begun. The
+preset below fixes the first two and switches the third off: one attempt per call, and the fleet client decides on the
 next.
 """
 
@@ -109,7 +109,7 @@ def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> list[
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 200),
-        # Not a backoff, whatever its name: the time a connection may take, TLS and a busy server's turn included.
+        # Despite its name this is no backoff, but the time that an attempt to connect may take, handshakes included.
         ("grpc.min_reconnect_backoff_ms", CONNECT_SECONDS * 1000),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.enable_retries", 0),
@@ -132,7 +132,7 @@ def open_channel(
         ConfigError: when a token would leave this host in the clear.
         AuthError: when a certificate cannot be read.
     """
-    credentials, options = _ways(endpoint, security or ClientSecurity(), max_message_bytes)
+    credentials, options = _credentials_and_options(endpoint, security or ClientSecurity(), max_message_bytes)
     if credentials is None:
         return grpc.aio.insecure_channel(endpoint, options=options)
     return grpc.aio.secure_channel(endpoint, credentials, options=options)
@@ -145,13 +145,13 @@ def open_blocking_channel(endpoint: str, security: ClientSecurity | None = None)
         ConfigError: when a token would leave this host in the clear.
         AuthError: when a certificate cannot be read.
     """
-    credentials, options = _ways(endpoint, security or ClientSecurity(), DEFAULT_MAX_MESSAGE_BYTES)
+    credentials, options = _credentials_and_options(endpoint, security or ClientSecurity(), DEFAULT_MAX_MESSAGE_BYTES)
     if credentials is None:
         return grpc.insecure_channel(endpoint, options=options)
     return grpc.secure_channel(endpoint, credentials, options=options)
 
 
-def _ways(
+def _credentials_and_options(
     endpoint: str, security: ClientSecurity, max_message_bytes: int
 ) -> tuple[grpc.ChannelCredentials | None, list[tuple[str, Any]]]:
     """Credentials, None for none, and options of a channel.
@@ -187,7 +187,7 @@ def is_loopback(endpoint: str) -> bool:
 
 
 def _token(data: bytes, where: str) -> str:
-    """The token in a file or variable; anything else would fail inside gRPC, with words that name neither."""
+    """The token in a file or variable; any other content would fail inside gRPC, with an error that names neither."""
     token = data.strip()
     if not token or not all(0x21 <= byte <= 0x7E for byte in token):
         raise AuthError(f"{where} holds no token; give one line of printable ASCII without spaces.")

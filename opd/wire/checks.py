@@ -1,6 +1,7 @@
-"""What must hold for a teacher's numbers before anybody trains on them.
+"""What must hold for a teacher's numbers before they reach a loss.
 
-A server that lies, or memory that flips, can fail a call; it can never poison a step. All checks are vectorised
+Impossible numbers, from a faulty server or a flipped bit, fail the call. Possible ones of another model pass; those are
+looked for by comparing replicas (`opd.fleet.membership.agreement`, `opd.fleet.cross_score`). All checks are vectorised
 and cost below half a microsecond per token at K = 64.
 """
 
@@ -15,7 +16,7 @@ from opd.wire.tensors import to_single
 from opd.wire.types import F32, U32
 
 BLOCK = 1 << 16
-"""Numbers at a time: temporaries stay in the cache, and their memory is used again rather than faulted in."""
+"""Numbers at a time: temporaries stay in the cache, and their pages are reused instead of mapped anew."""
 
 MASS_TOLERANCE: dict[str, float] = {"f32": 2e-3, "f16": 1e-2, "u16": 1e-2}
 """How far the probabilities of one position may be from 1 in sum: rounding of f16 is at most 2^-11 of the entropy."""
@@ -119,13 +120,13 @@ def check_sampled(
     top-k it is no larger than the smallest of the k. `first` is the index of the first position.
     """
     same = ids == response[:, None]
-    place = same.argmax(axis=1)[:, None]
+    place = same.argmax(axis=1)[:, None]  # 0 where the token is not among the ids; `inside` tells
     inside = np.take_along_axis(same, place, axis=1)[:, 0]
     at = np.take_along_axis(values, place, axis=1)[:, 0]
     ceiling = np.minimum(log_tail, values[:, -1]) if topk else log_tail
     slack = MATCH_TOLERANCE + np.abs(np.where(np.isfinite(sampled), sampled, 0)) * 2.0**-10
-    # f16 has no room below -65,504: what it calls -inf counts as that.
-    # Where the token is not among the ids `at` says nothing, nor does `near`.
+    # f16 ends at -65,504: what it turned into -inf counts as that. Where the token is not among the ids, `at` and
+    # `near` mean nothing and are not used.
     near = np.abs(np.maximum(at, -65504) - np.maximum(sampled, -65504)) <= slack
     below = sampled <= ceiling + slack
     good = np.where(inside, near, below)

@@ -114,6 +114,7 @@ class ScoreStreamDecoder:
             raise CorruptPayloadError(f"sequence {self._next} is cut off by the next one.")
         if header.sequence != self._next or self._next >= len(self._items):
             raise CorruptPayloadError(f"sequence {header.sequence} arrived where {self._next} was due.")
+        # The request may have been damaged on its way: right numbers for other ids would pass every later check.
         if header.ids_crc32c != crc32c(token_bytes(self._items[self._next].token_ids)):
             raise CorruptPayloadError(f"sequence {header.sequence} was scored for other token ids than were sent.")
         self._check_specs(header)
@@ -136,6 +137,7 @@ class ScoreStreamDecoder:
                 )
             plain = byte_length(tensor.dtype, rows, layout.cols)
             fits = tensor.byte_length == plain
+            # The encoder compresses only where that saves bytes, so the plain size bounds what is allocated here.
             if tensor.compression == pb.COMPRESSION_ZSTD:
                 fits = 0 < tensor.byte_length < plain
             if not fits:
@@ -168,6 +170,7 @@ class ScoreStreamDecoder:
                 raise CorruptPayloadError(f"the checksum of {_role_name(tensor.role)} does not match; ask again.")
             plain = unpack(data, tensor.compression, byte_length(tensor.dtype, tensor.rows, tensor.cols))
             array = decode_tensor(plain, tensor.dtype, tensor.rows, tensor.cols)
+            # Tensors of one buffer begin at any byte; torch and many kernels of numpy want them aligned.
             arrays[int(tensor.role)] = np.require(array, requirements=["A"])
         scores = self._scores(arrays, sum(len(data) for data in parts))
         index = self._next

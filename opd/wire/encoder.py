@@ -16,7 +16,10 @@ from opd.wire.types import PayloadSpec, Scores, Timings
 from opd.wire.v1 import teacher_pb2 as pb
 
 MAX_AFFINE_SPAN = 64.0
-"""Nats between the largest and smallest value of a row above which 16-bit quantisation gives way to f32."""
+"""Nats between the largest and smallest value of a row above which 16-bit quantisation gives way to f32.
+
+At this span the error of a value, half a step, is 64 / 131,068 = 0.0005 nats.
+"""
 
 MIN_GAIN = 0.95
 """A compressed tensor is sent only when it has at most this share of the plain bytes."""
@@ -174,7 +177,7 @@ def _refuse_non_finite(array: NDArray[Any], layout: TensorLayout) -> None:
     """NaN and +inf never; -inf only for log-probs, where it means probability zero."""
     if layout.role == pb.TENSOR_ROLE_IDS or _is_fine(array, layout):
         return
-    rows = [not _is_fine(row, layout) for row in array]
+    rows = [not _is_fine(row, layout) for row in array]  # slow, and only on the way to an error
     raise NonFiniteError(
         f"the model produced NaN or infinity in {_FIELDS[layout.role]} at response token {rows.index(True)}; "
         "check its weights and compute dtype."

@@ -26,8 +26,8 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     """SHA-256 over the map from token id to the bytes of its text, added tokens included.
 
     Byte-level pieces are mapped back to bytes, SentencePiece's "▁" to a space and its `<0xAB>` pieces to bytes, so
-    that the hash speaks of text and not of one library's spelling. Special tokens are marked as such: the text of
-    an end-of-turn token is not the token.
+    that the hash depends on text and not on one library's spelling of it. Special tokens are marked as such: typing the
+    text of an end-of-turn token does not give that token.
 
     Args:
         tokenizer: a `transformers` tokenizer or a `tokenizers.Tokenizer`.
@@ -40,6 +40,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     digest = hashlib.sha256(b"opd-tokenizer-1")
     for piece, token_id in sorted(vocab.items(), key=lambda entry: (entry[1], entry[0])):
         data = piece.encode("utf-8") if token_id in added else to_bytes(piece)
+        # With its length, so that no two vocabularies share a byte stream.
         digest.update(struct.pack("<IBI", token_id, token_id in special, len(data)))
         digest.update(data)
     return digest.hexdigest()
@@ -78,6 +79,7 @@ def weights_hash(source: str | Path | Mapping[str, Any], adapter: str | Path | N
     return digest.hexdigest()
 
 
+# Of an adapter's settings, those that change the product that is added to the weights.
 _SCALES = ("r", "lora_alpha", "use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out")
 
 

@@ -87,7 +87,7 @@ def build_score_request(
     message = pb.ScoreRequest(
         request_id=request_id,
         teacher=teacher,
-        temperature=0.0 if temperature == 1.0 else temperature,
+        temperature=0.0 if temperature == 1.0 else temperature,  # 0 is unset in proto3, and stands for 1
         expected_weights_hash=expected_weights_hash,
         accept_zstd=accept_zstd,
         chunk_bytes=chunk_bytes,
@@ -151,6 +151,7 @@ def parse_score_request(message: pb.ScoreRequest, bounds: RequestBounds) -> Pars
     temperature = message.temperature if message.temperature != 0.0 else 1.0
     check_payload(spec, temperature, bounds)
     check_count(len(message.sequences), bounds)
+    # Sums of lengths before any sequence is decoded: a request that is too large costs no arrays.
     total = sum(len(sequence.token_ids) // 4 for sequence in message.sequences)
     check_totals(total, message.ByteSize(), bounds)
     items = [_parse_sequence(i, sequence, spec, bounds) for i, sequence in enumerate(message.sequences)]

@@ -27,6 +27,7 @@ ERROR_DOMAIN = "opd"
 DETAILS_KEY = "grpc-status-details-bin"
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
 MAX_MESSAGE_CHARS = 1000
+# gRPC has one status for oversize in both directions; only the text, with the side that noticed, tells them apart.
 _OVERSIZE_ANSWER = "CLIENT: Received message larger than max"
 
 
@@ -81,6 +82,7 @@ def error_from_status(
             return InvalidRequestError(f"a message is larger than the transport allows: {message}")
         return _overloaded(message, overload)
     if info is not None and info.domain == ERROR_DOMAIN:
+        # Several classes share a status (FAILED_PRECONDITION): the reason picks one, the status keeps it plausible.
         for cls in all_errors():
             if cls.__name__ == info.reason and cls.status == code.name:
                 return cls(message)

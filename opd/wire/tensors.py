@@ -29,7 +29,7 @@ U18_LIMIT = 1 << 18
 AFFINE_MINUS_INF = 65535
 """Code of -inf in a u16 affine row; finite values use 0 to 65534."""
 
-# Four packed ids; numpy moves the unaligned 64 bits at once.
+# Four packed ids in 9 bytes; numpy reads and writes the unaligned 64 bits in one move.
 _FOUR_IDS = np.dtype([("low", "<u8"), ("high", "u1")])
 _GROUPS = 1 << 14
 """Groups of four ids at a time: temporaries stay in the cache."""
@@ -55,8 +55,8 @@ _NAMES = {code: name for name, code in _CODES.items()}
 
 def to_half(values: NDArray[np.float32]) -> NDArray[np.float16]:
     """Round float32 to float16, to nearest even; beyond 65,504 becomes infinite, NaN stays NaN."""
-    # numpy converts halves one at a time and is 200 times slower. Imported here, because it takes a second and a half,
-    # which clients that move no halves should not wait for.
+    # numpy converts halves one at a time and is 200 times slower than torch, whose import takes a second and a half:
+    # clients that move no halves do not wait for it.
     import torch
 
     half: NDArray[np.float16] = torch.from_numpy(np.require(values, np.float32, ["C", "W"])).half().numpy()
@@ -188,7 +188,7 @@ def unpack_u18(data: NDArray[np.uint8], count: int) -> NDArray[np.uint32]:
     for at in range(0, groups, _GROUPS):
         # In pieces that stay in the cache.
         part = packed[at : at + _GROUPS]
-        # One aligned copy: the field lies nine bytes apart and is read twice.
+        # One aligned copy, since it is read twice: in place, consecutive values lie nine bytes apart.
         low = np.ascontiguousarray(part["low"])
         close = pairs[at : at + _GROUPS]
         close[:, 0] = low & _PAIR
@@ -208,7 +208,7 @@ def encode_affine(values: NDArray[Any]) -> NDArray[np.uint8]:
     """
     table = np.ascontiguousarray(values, dtype=np.float32)
     rows, cols = table.shape
-    # Without infinities, as nearly always, the extremes tell so, and the table is not swept again.
+    # The extremes are finite when all values are, which is nearly always: then the table is not read again.
     low, high = table.min(axis=1, initial=np.inf), table.max(axis=1, initial=-np.inf)
     impossible = None
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
@@ -254,6 +254,7 @@ def decode_affine(data: NDArray[np.uint8], rows: int, cols: int) -> NDArray[np.f
 def bf16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Round float32 to bfloat16 (nearest, ties to even) and return the bits; NaN stays NaN."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    # Adding just under half of the last kept bit, or half where that bit is odd, carries exactly when it must round up.
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
     return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
 
