@@ -40,7 +40,9 @@ class Objective:
         self.terms = list(terms)
         self.length_limit = length_limit
         names = [term.settings.name.rpartition(":")[2] for term in self.terms]
-        self._labels = [name if names.count(name) == 1 else f"{name}.{i}" for i, name in enumerate(names)]
+        for i, (term, name) in enumerate(zip(self.terms, names, strict=True)):
+            term.label = name if names.count(name) == 1 else f"{name}.{i}"
+            term.repeats = name in names[:i]
         self._strata: list[list[str]] = [[] for _ in self.terms]
         self.step = 0
 
@@ -94,7 +96,8 @@ class Objective:
         """
         total = torch.zeros((), device=batch.mask.device)
         metrics: Sums = {}
-        for term, label, given in zip(self.terms, self._labels, weights, strict=True):
+        for term, given in zip(self.terms, weights, strict=True):
+            label = term.label
             mine = dataclasses.replace(batch, mask=batch.mask & batch.of_rows([term.selects(r) for r in batch.rows]))
             mine = dataclasses.replace(mine, weights=given * mine.mask)
             output = losses_of(term, mine)
@@ -106,7 +109,8 @@ class Objective:
             total = total + weight * part
             metrics[f"loss/{label}"] = (part.detach().double(), 1.0)
             for key, (top, bottom) in output.metrics.items():
-                metrics[f"{label}/{key}" if key in metrics else key] = (_exact(top), _exact(bottom))
+                # A metric that a micro-batch may lack must not change its name with it, so a repeated term has its own.
+                metrics[f"{label}/{key}" if term.repeats or key in metrics else key] = (_exact(top), _exact(bottom))
         return total, metrics
 
     def state_dict(self) -> dict[str, Any]:

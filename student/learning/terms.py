@@ -246,7 +246,12 @@ class TermSettings(Settings):
 
 
 class Term:
-    """A term of the objective. Subclasses set `settings_type` and implement `needs` and `token_losses`."""
+    """A term of the objective. Subclasses set `settings_type` and implement `needs` and `token_losses`.
+
+    Attributes:
+        label: its name in metrics, numbered by the objective where several terms have one name.
+        repeats: whether an earlier term of the objective has the same name; all its metrics begin with the label then.
+    """
 
     settings_type: ClassVar[type[TermSettings]] = TermSettings
     sums_teachers: ClassVar[bool] = False
@@ -258,6 +263,8 @@ class Term:
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
+        self.label = str(settings.name).rpartition(":")[2]
+        self.repeats = False
 
     @property
     def recomputes(self) -> bool:
@@ -338,6 +345,11 @@ class Term:
 
     def observe(self, report: StepReport) -> None:
         """Learn from the finished step."""
+
+    def measured(self, report: StepReport, metric: str) -> float | None:
+        """What this term measured in the step under `metric`, and not another one; None where it measured nothing."""
+        found = report.metrics.get(f"{self.label}/{metric}")
+        return found if found is not None or self.repeats else report.metrics.get(metric)
 
     def state_dict(self) -> dict[str, Any]:
         """State to checkpoint: JSON values, numpy arrays and tensors in nested dicts."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from opd.errors import ConfigError
 from student.run.metric_help import help_of
 
 STAGES = (
@@ -97,24 +98,33 @@ class Series:
         for stage, seconds in stages.items():
             self._stage.labels(stage).observe(seconds)
         for name, value in metrics.items():
-            head, _, rest = name.partition("/")
             if name in ("response_tokens", "payload_bytes"):
                 continue
-            if head == "loss":
-                self._loss.labels(rest).set(value)
-            elif head == "domain_accuracy":
-                self._domains.labels(rest).set(value)
-            elif head in ("domain_tokens", "teacher_tokens"):
-                self._labelled[head.removesuffix("_tokens")].labels(rest).inc(value)
-            elif head == "mode" and "/" in rest:
-                self._record_mode(*rest.split("/"), value=value)
-            elif head == "by_position":
-                self._positions.labels(*rest.split("/")).set(value)
-            elif head == "cost":
-                purpose, _, kind = rest.partition("/")
-                self._costs.labels(purpose, kind.removesuffix("_tokens")).inc(value)
-            else:
-                self._gauge(name).set(value)
+            try:
+                self._record(name, value)
+            except ValueError as error:  # a name of another series, or other labels than it has
+                raise ConfigError(
+                    f"metric {name!r} cannot be a Prometheus series: the student has one of its own under that name or "
+                    "in that form; give it another name, for example my_plugin/value."
+                ) from error
+
+    def _record(self, name: str, value: float) -> None:
+        head, _, rest = name.partition("/")
+        if head == "loss":
+            self._loss.labels(rest).set(value)
+        elif head == "domain_accuracy":
+            self._domains.labels(rest).set(value)
+        elif head in ("domain_tokens", "teacher_tokens"):
+            self._labelled[head.removesuffix("_tokens")].labels(rest).inc(value)
+        elif head == "mode" and "/" in rest:
+            self._record_mode(*rest.split("/"), value=value)
+        elif head == "by_position":
+            self._positions.labels(*rest.split("/")).set(value)
+        elif head == "cost":
+            purpose, _, kind = rest.partition("/")
+            self._costs.labels(purpose, kind.removesuffix("_tokens")).inc(value)
+        else:
+            self._gauge(name).set(value)
 
     def _record_mode(self, figure: str, *labels: str, value: float) -> None:
         """A figure of a mode, or of a mode and the teacher of another one."""

@@ -64,8 +64,7 @@ class Entropic(PolicyGradient):
     def observe(self, report: StepReport) -> None:
         """Take the entropy of the step."""
         super().observe(report)
-        name = self.settings.name.rpartition(":")[2]
-        entropy = report.metrics.get(f"{name}/student_entropy", report.metrics.get("student_entropy"))
+        entropy = self.measured(report, "student_entropy")
         if entropy is None:
             return
         if not (self.settings.unwind and abs(self.alpha) >= 1.0):

@@ -82,11 +82,12 @@ class Epo(Term):
 
     def observe(self, report: StepReport) -> None:
         """Move the means."""
-        for name, value in report.metrics.items():
-            _, found, number = name.rpartition(_BY_TURN)
-            if found:
-                old = self.means.get(int(number), value)
-                self.means[int(number)] = self.settings.memory * old + (1.0 - self.settings.memory) * value
+        turns = sorted({int(n) for name in report.metrics for _, found, n in [name.rpartition(_BY_TURN)] if found})
+        for turn in turns:
+            value = self.measured(report, f"{_BY_TURN}{turn}")
+            if value is not None:
+                old = self.means.get(turn, value)
+                self.means[turn] = self.settings.memory * old + (1.0 - self.settings.memory) * value
 
     def state_dict(self) -> dict[str, Any]:
         """The means."""

@@ -90,8 +90,7 @@ class Safe(PolicyGradient):
     def observe(self, report: StepReport) -> None:
         """Move the threshold by the step's KL, entropy and mean reward."""
         super().observe(report)
-        name = self.settings.name.rpartition(":")[2]
-        kl, entropy = (report.metrics.get(f"{name}/{key}", report.metrics.get(key)) for key in _READ)
+        kl, entropy = (self.measured(report, key) for key in _READ)
         rewards = [o.reward for o in report.outcomes if o.reward is not None and o.origin != "replay"]
         if kl is None or not rewards:
             return

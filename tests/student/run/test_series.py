@@ -1,7 +1,9 @@
 import re
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from opd.errors import ConfigError
 from student.run.series import Series, gauge_name
 
 METRICS = {
@@ -62,3 +64,10 @@ def test_every_series_has_a_help_text_and_a_legal_name() -> None:
     page = generate_latest(registry).decode()
     names = set(re.findall(r"^# HELP (\S+) \S+", page, re.M))
     assert all(re.fullmatch(r"opd_student_[a-z0-9_]+", name) for name in names) and len(names) > 12
+
+
+@pytest.mark.parametrize("name", ["steps", "stage_seconds", "cost_tokens", "mode/tokens/a/b/c", "by_position/kl"])
+def test_a_metric_of_a_plug_in_with_a_name_of_the_students_own_is_refused_by_name_and_with_a_fix(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"metric '{name}' .*my_plugin/value") as caught:
+        Series(CollectorRegistry()).record({name: 1.0}, {})
+    assert "CollectorRegistry" not in str(caught.value)
