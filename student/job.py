@@ -89,7 +89,10 @@ def connect(recipe: Recipe) -> ScoreSource | None:
     # The ranks of a run ask the same servers: together they have in flight what one would have.
     tokens = max(1, fleet.calls.in_flight_tokens // ranks)
     settings = fleet.model_copy(update={"calls": fleet.calls.model_copy(update={"in_flight_tokens": tokens})})
-    return TeacherFleet.connect(recipe.teachers.endpoints, settings=settings, client=_client_name(recipe.run, ranks))
+    source = TeacherFleet.connect(recipe.teachers.endpoints, settings=settings, client=_client_name(recipe.run, ranks))
+    # The run must fit all replicas, and a row that finds no second one is not compared.
+    source.settle()
+    return source
 
 
 def _client_name(run: Path, ranks: int) -> str:

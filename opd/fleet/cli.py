@@ -71,6 +71,7 @@ def verify(
     from opd.fleet.client import TeacherFleet
 
     with TeacherFleet.connect(endpoints, settings=fleet_settings(settings, override), client="verify") as fleet:
+        fleet.settle()
         reports = [fleet.verify(name) for name in fleet.teachers()]
     for report in reports:
         typer.echo(report.sentence())

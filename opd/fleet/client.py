@@ -192,9 +192,10 @@ class TeacherFleet(ScoreSource):
         """See `ScoreSource.update_weights`."""
         return self._run(self._core.update_weights(teacher, str(folder), timeout))
 
-    def settle(self, seconds: float = 10.0) -> bool:
+    def settle(self, seconds: float | None = None) -> bool:
         """See `ScoreSource.settle`."""
-        return self._run(self._core.members.settle(seconds))
+        limit = self._core.settings.connect_seconds if seconds is None else seconds
+        return self._run(self._core.members.settle(limit))
 
     def outages(self) -> list[Outage]:
         """See `ScoreSource.outages`."""

@@ -285,8 +285,8 @@ class Dispatcher:
             self.wake()
 
     def _long_overdue(self, task: ScoreTask) -> bool:
-        now = self._now()
-        return any(self.hedger.long_overdue(rpc, now) for rpc in task.rpcs)
+        now, seconds = self._now(), self._settings.health.cross_score_seconds
+        return any(self.hedger.long_overdue(rpc, now, seconds) for rpc in task.rpcs)
 
     def _give_up(self, outage: Outage) -> None:
         error = (

@@ -124,6 +124,12 @@ class HealthSettings(Settings):
         "settled by a third, and the odd one out is rejected. Without effect while a teacher has one "
         "replica; 0 turns it off.",
     )
+    cross_score_seconds: float = Field(
+        default=1.0,
+        ge=0,
+        description="Seconds that a row waits for its second score at least; what is far later than expected by then "
+        "is given up, and the row is delivered with one. Raise it where no row may go unchecked.",
+    )
     check_seed: int | None = Field(
         default=None,
         description="Seed of the rows that replicas are compared on and of the choice of rows that are scored twice; "
@@ -173,7 +179,8 @@ class FleetSettings(Settings):
     connect_seconds: float = Field(
         default=30.0,
         gt=0,
-        description="Seconds that connect waits for the first replica of every teacher it was asked for.",
+        description="Seconds that connect waits for the first replica of every teacher it was asked for; every server "
+        "is asked once in any case.",
     )
     discovery_seconds: float = Field(
         default=2.0, gt=0, description="Seconds between two reads of a discovery file or a DNS name."

@@ -129,10 +129,11 @@ class ScoreSource(Protocol):
                 weights go on serving.
         """
 
-    def settle(self, seconds: float = 10.0) -> bool:
+    def settle(self, seconds: float | None = None) -> bool:
         """Wait until every replica of the servers that answer has been checked; False when that takes `seconds`.
 
         `connect` returns with the first usable replica of every teacher; the others are checked while rows are scored.
+        None for `seconds` is the settings' `connect_seconds`.
         """
         return True
 

@@ -4,7 +4,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,8 +12,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
+from ports import held_port
+from waiting import PATIENCE, wait_until
 
 from opd.fleet.client import TeacherFleet
 from opd.fleet.settings import FleetSettings
@@ -33,24 +35,18 @@ def engine_class() -> Any:
     return module.NumpyEngine
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Replica:
     """One server process at a fixed address; teacher "t" on the numpy engine unless `flags` say otherwise."""
 
     def __init__(self, folder: Path, *flags: str, prefix: tuple[str, ...] = (), host: str = "127.0.0.1") -> None:
-        self.port = free_port()
+        self.port = held_port()
         self.address = f"{host}:{self.port}"
         self.prefix = prefix
         self.flags = flags
         self._folder = folder
         self._folder.mkdir()
         self._starts = 0
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: forked.Program | subprocess.Popen[bytes] | None = None
 
     def start(self, *flags: str, wait: bool = True) -> "Replica":
         self._starts += 1
@@ -68,14 +64,13 @@ class Replica:
         command += ["--port-file", str(port_file), *(flags or self.flags)]
         if "--model" not in command:
             command += ["--engine", "numpy_teacher:NumpyEngine", "--model", "t=numpy"]
-        with (self._folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
-                cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ENGINE)},
-            )
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ENGINE)}
+        log = self._folder / "log"
+        if self.prefix:
+            with log.open("ab") as file:
+                self.process = subprocess.Popen(command, stdout=file, stderr=file, cwd=ROOT, env=environment)
+        else:
+            self.process = forked.Program(command, cwd=ROOT, env=environment, log=log)
         self._ready = port_file
         if wait:
             self.wait()
@@ -86,11 +81,10 @@ class Replica:
         return self._ready.exists() and self.process is not None and self.process.poll() is None
 
     def wait(self) -> None:
-        deadline = time.monotonic() + 400
-        while not self._ready.exists():
-            assert self.process is not None and self.process.poll() is None, (self._folder / "log").read_text()
-            assert time.monotonic() < deadline, (self._folder / "log").read_text()
-            time.sleep(0.02)
+        process, log = self.process, self._folder / "log"
+        assert process is not None
+        wait_until(lambda: self._ready.exists() or process.poll() is not None, 4 * PATIENCE, why=log.read_text)
+        assert process.poll() is None, log.read_text()
 
     def signal(self, number: int) -> None:
         assert self.process is not None
@@ -101,7 +95,7 @@ class Replica:
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
         if self.process is not None:
-            self.process.wait(30)
+            self.process.wait(PATIENCE)
 
 
 @pytest.fixture(scope="session")
@@ -174,17 +168,18 @@ class Work:
 
 @pytest.fixture
 def chaos() -> SimpleNamespace:
-    """work: rows and their right answers; connect(replicas, **settings); wait_until."""
+    """work: rows and their right answers; connect(replicas, **settings); wait_until, which gives the seconds."""
     engine = engine_class()("numpy")
 
     def connect(replicas: list[Replica], **settings: Any) -> TeacherFleet:
-        return TeacherFleet.connect([r.address for r in replicas], settings=FleetSettings.model_validate(settings))
+        patient = FleetSettings.model_validate({"connect_seconds": PATIENCE, **settings})
+        fleet = TeacherFleet.connect([r.address for r in replicas], settings=patient)
+        wait_until(lambda: all(state(fleet, replica) == "healthy" for replica in replicas))
+        return fleet
 
-    def wait_until(condition: Callable[[], bool], seconds: float) -> float:
+    def timed(condition: Callable[[], bool]) -> float:
         start = time.monotonic()
-        while not condition():
-            assert time.monotonic() - start < seconds, "the condition did not become true in time"
-            time.sleep(0.01)
+        wait_until(condition)
         return time.monotonic() - start
 
     def state(fleet: TeacherFleet, replica: Replica) -> str:
@@ -192,7 +187,7 @@ def chaos() -> SimpleNamespace:
 
     work = Work(engine.VOCAB, engine)
     return SimpleNamespace(
-        work=work, engine=engine, connect=connect, wait_until=wait_until, state=state, spec=SPEC, numbers=numbers
+        work=work, engine=engine, connect=connect, wait_until=timed, state=state, spec=SPEC, numbers=numbers
     )
 
 

@@ -32,7 +32,7 @@ def test_rolling_sigterm_loses_nothing(pool: Pool, chaos: SimpleNamespace) -> No
             if step % 2 == 0 and step < 6:
                 victim = replicas[step // 2]
                 victim.signal(signal.SIGTERM)
-                assert victim.process.wait(60) == 0
+                assert victim.process.wait(120) == 0
                 victim.start(wait=False)
 
         assert chaos.work.run(fleet, range(10), roll) == 320
@@ -50,9 +50,9 @@ def test_rolling_sigkill_loses_nothing_and_the_revived_are_used_again(
             start = time.monotonic()
             chaos.work.run(fleet, range(10 + round_, 11 + round_), lambda step, victim=victim: victim.kill())
             pauses.append(time.monotonic() - start)
-            chaos.wait_until(lambda victim=victim: chaos.state(fleet, victim) == "dead", 40)
+            chaos.wait_until(lambda victim=victim: chaos.state(fleet, victim) == "dead")
             victim.start()
-            revivals.append(chaos.wait_until(lambda victim=victim: chaos.state(fleet, victim) == "healthy", 30))
+            revivals.append(chaos.wait_until(lambda victim=victim: chaos.state(fleet, victim) == "healthy"))
         chaos.work.run(fleet, range(20, 22))
     report(capsys, f"steps with a SIGKILL took {max(pauses):.2f} s at most, revived in use after {max(revivals):.2f} s")
 
@@ -67,10 +67,10 @@ def test_a_frozen_replica_is_given_up_and_used_again_after_it_thaws(
         replicas[0].signal(signal.SIGSTOP)
         start = time.monotonic()
         chaos.work.run(fleet, range(2, 4))
-        chaos.wait_until(lambda: chaos.state(fleet, replicas[0]) == "dead", 40)
+        chaos.wait_until(lambda: chaos.state(fleet, replicas[0]) == "dead")
         dead = time.monotonic() - start
         replicas[0].signal(signal.SIGCONT)
-        back = chaos.wait_until(lambda: chaos.state(fleet, replicas[0]) == "healthy", 30)
+        back = chaos.wait_until(lambda: chaos.state(fleet, replicas[0]) == "healthy")
         chaos.work.run(fleet, range(4, 6))
     report(capsys, f"frozen replica given up after {dead:.1f} s, used again {back:.2f} s after it thawed")
 
@@ -106,7 +106,6 @@ def test_a_replica_that_misleads_is_found_by_a_small_share_and_harms_nothing_fro
     replicas = [*pool(2), *pool(1, "--fault", "mislead=1")]
     wrong = steps = 0
     with chaos.connect(replicas, health={"cross_score_share": 0.02, "check_seed": 1}) as fleet:
-        chaos.wait_until(lambda: all(r.state == "healthy" for r in fleet.status().replicas), 40)
         while chaos.state(fleet, replicas[2]) != "rejected":
             assert steps < 100, "3,200 rows, 64 of them scored twice, and nothing was noticed"
             found = fleet.score("t", chaos.work.rows(steps), chaos.spec)
@@ -149,7 +148,7 @@ def test_a_replica_restarted_with_other_weights_stays_out(pool: Pool, chaos: Sim
         chaos.work.run(fleet, range(2, 3))
         replicas[0].start(*other)
         chaos.wait_until(
-            lambda: any("weights_hash" in r.reason for r in fleet.status().replicas if r.state == "rejected"), 40
+            lambda: any("weights_hash" in r.reason for r in fleet.status().replicas if r.state == "rejected")
         )
         chaos.work.run(fleet, range(3, 5))
         assert chaos.state(fleet, replicas[0]) == "rejected"
@@ -187,9 +186,9 @@ def test_a_partition_is_survived_and_healed(pool: Pool, chaos: SimpleNamespace, 
         cable.pull(True)
         start = time.monotonic()
         chaos.work.run(fleet, range(3, 6))
-        chaos.wait_until(lambda: chaos.state(fleet, far) == "dead", 60)
+        chaos.wait_until(lambda: chaos.state(fleet, far) == "dead")
         dead = time.monotonic() - start
         cable.pull(False)
-        chaos.wait_until(lambda: chaos.state(fleet, far) == "healthy", 60)
+        chaos.wait_until(lambda: chaos.state(fleet, far) == "healthy")
         chaos.work.run(fleet, range(6, 8))
     print(f"partition noticed after {dead:.1f} s")

@@ -130,7 +130,7 @@ def roll(replicas: list[Any], number: signal.Signals) -> Callable[[Storm], None]
         for index, victim in enumerate(replicas):
             if storm.at(0.1 + 0.25 * index):
                 victim.signal(number)
-                code = victim.process.wait(60)
+                code = victim.process.wait(120)
                 assert code == (0 if number == signal.SIGTERM else -number), code
                 victim.start()
                 storm.done.append(number.name)
@@ -168,7 +168,7 @@ def at_random(replicas: list[Any], seed: int) -> Callable[[Storm], None]:
                 victim.signal(signal.SIGCONT)
                 continue
             victim.signal(signal.SIGKILL if what == "kill" else signal.SIGTERM)
-            victim.process.wait(60)
+            victim.process.wait(120)
             victim.start(wait=False)
 
     return play

@@ -87,7 +87,7 @@ def test_a_server_that_refuses_the_push_is_named_and_left_out(
         update = fleet.update_weights("t", folder)
         assert update.updated == (willing.address,) and "admin" in update.failures[strict.address]
         assert [chaos.numbers(one) for one in fleet.score("t", rows, chaos.spec)] == right(chaos, 7, rows)
-        chaos.wait_until(lambda: chaos.state(fleet, strict) == "rejected", 30)
+        chaos.wait_until(lambda: chaos.state(fleet, strict) == "rejected")
     token = f"security.token_file={tokens.security['token_file']}"
     pushed = CliRunner().invoke(app, ["update-weights", willing.address, "t", str(folder), "--set", token])
     assert pushed.exit_code == 0 and "1 replica serves weights" in pushed.output, pushed.output

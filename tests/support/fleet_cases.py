@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import wait_until
 
 from opd.fleet.client import TeacherFleet
 from opd.fleet.settings import CallSettings, FleetSettings, HealthSettings
@@ -30,6 +31,11 @@ def state_of(fleet: TeacherFleet, address: str) -> str:
 
 def reason_of(fleet: TeacherFleet, address: str) -> str:
     return next((r.reason for r in fleet.status().replicas if r.address == address), "absent")
+
+
+def wait_for_all(fleet: TeacherFleet, *servers: Any) -> None:
+    """Until rows may go to every one of these servers: connecting waits for one of them only."""
+    wait_until(lambda: all(state_of(fleet, server.address) == "healthy" for server in servers))
 
 
 def tracebacks(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -132,7 +132,8 @@ class Members:
                 log.warning("waiting for %s, up to %g s", ", ".join(self.monitors), self.settings.connect_seconds)
             if answered_at is None and any(monitor.instance for monitor in self.monitors.values()):
                 answered_at = now
-            everybody = bool(self.monitors) and all(monitor.contacted for monitor in self.monitors.values())
+            asked = all(monitor.contacted for monitor in self.monitors.values())
+            everybody = bool(self.monitors) and asked
             settled = answered_at is not None and now - answered_at >= _SETTLE_SECONDS
             # Electing at the first answer would let one server with wrong weights decide; waiting for all would let one
             # server that is down hold up the run.
@@ -142,7 +143,8 @@ class Members:
                 return
             # A wrong token does not become right by waiting.
             refused = everybody and all(isinstance(monitor.error, AuthError) for monitor in self.monitors.values())
-            if refused or now - start >= self.settings.connect_seconds:
+            # Whoever was never asked could not be blamed with a reason.
+            if refused or (asked and now - start >= self.settings.connect_seconds):
                 raise self._why_not_connected()
             await self.wait_for_news(0.5)
 

@@ -68,9 +68,9 @@ class Hedger:
         if not rpc.hedge and rpc.expected > 0:
             self.overdue.add((now - rpc.started) / rpc.expected)
 
-    def long_overdue(self, rpc: Rpc, now: float) -> bool:
-        """Whether an RPC is older than twice what makes it overdue, and than a second."""
-        return now - rpc.started > max(1.0, 2 * self.overdue.value() * rpc.expected)
+    def long_overdue(self, rpc: Rpc, now: float, seconds: float) -> bool:
+        """Whether an RPC is older than twice what makes it overdue, and than `seconds`."""
+        return now - rpc.started > max(seconds, 2 * self.overdue.value() * rpc.expected)
 
     def choose(self, scheduler: Scheduler, now: float) -> tuple[list[Rpc], list[Rpc]]:
         """Start the hedges that are worth it now, the largest expected gain first.

@@ -12,9 +12,11 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from waiting import wait_until
+from ports import held_port
+from waiting import PATIENCE, wait_until
 
 from opd.errors import OpdError
+from opd.fleet.membership import members
 from opd.fleet.settings import CallSettings, FleetSettings, HealthSettings, OutageSettings
 from opd.wire.bounds import RequestBounds
 from opd.wire.encoder import chunk_messages, encode_scores
@@ -121,7 +123,7 @@ class FakeServer:
         self._stopping = threading.Event()
         self._server = grpc.server(ThreadPoolExecutor(24), options=[("grpc.so_reuseport", 0)])
         self._server.add_generic_rpc_handlers((_handlers(self),))
-        where = f"127.0.0.1:{port}"
+        where = f"127.0.0.1:{port or held_port()}"
         if credentials is None:
             self.port = self._server.add_insecure_port(where)
         else:
@@ -242,17 +244,19 @@ def make_items(count: int, *, seed: int = 0, vocab: int = VOCAB, gather: int = 0
 
 
 FAST = FleetSettings(
-    health=HealthSettings(ping_seconds=0.2, ping_timeout_seconds=5.0, revive_seconds=0.05, cool_off_seconds=0.1),
-    outage=OutageSettings(budget_seconds=20.0, emergency_after_seconds=0.4, notice_seconds=0.2),
-    calls=CallSettings(backoff_seconds=0.01),
-    connect_seconds=10.0,
+    health=HealthSettings(ping_seconds=0.2, ping_timeout_seconds=PATIENCE, revive_seconds=0.05, cool_off_seconds=0.1),
+    outage=OutageSettings(budget_seconds=PATIENCE, emergency_after_seconds=0.4, notice_seconds=0.2),
+    calls=CallSettings(backoff_seconds=0.01, attempt_seconds=2 * PATIENCE),
+    connect_seconds=PATIENCE,
     discovery_seconds=0.1,
 )
+"""Looks often and gives up late: on a busy machine everything answers, at some time."""
 
 
 @pytest.fixture
-def tiny() -> Iterator[SimpleNamespace]:
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """serve(seed=..., names=..., port=...) starts a server; every server is stopped at the end of the test."""
+    monkeypatch.setattr(members, "_SETTLE_SECONDS", PATIENCE)  # all servers vote, however busy the machine
     running: list[FakeServer] = []
 
     def serve(

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fleet_cases import wait_for_all
+from waiting import PATIENCE
 
 from opd.errors import (
     ConfigError,
@@ -23,6 +25,8 @@ from opd.fleet.membership.grpc_link import GrpcLink
 from opd.fleet.settings import CallSettings, FleetSettings
 from opd.wire.channel import ClientSecurity
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
+
+FOREVER = 10 * PATIENCE
 
 
 def same(one: Scores, other: Scores) -> bool:
@@ -57,6 +61,7 @@ def test_numbers_do_not_depend_on_how_many_replicas_serve(tiny: SimpleNamespace)
     with TeacherFleet.connect([servers[0].address], settings=tiny.settings) as fleet:
         alone = fleet.score("math", items, spec)
     with TeacherFleet.connect([s.address for s in servers], settings=tiny.settings) as fleet:
+        wait_for_all(fleet, *servers)
         together = fleet.score("math", items, spec)
         assert fleet.status().counters.rows_answered == 60
     assert all(same(a, b) for a, b in zip(alone, together, strict=True))
@@ -68,7 +73,7 @@ def test_submit_returns_a_future_and_temperature_is_applied(tiny: SimpleNamespac
     item = tiny.items(1)[0]
     with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
         future = fleet.submit("math", item, PayloadSpec.sampled(), temperature=2.0)
-        got = future.result(timeout=30)
+        got = future.result(timeout=PATIENCE)
     assert same(got, server.models["math"].score(item, PayloadSpec.sampled(), 2.0))
     assert got.timings.total == 0.5
 
@@ -144,7 +149,8 @@ def test_a_list_that_allows_none_of_the_teachers_there_says_so(tiny: SimpleNames
     server = tiny.serve()
     (tmp_path / "list").write_text(f"{server.address} poetry\n")
     with pytest.raises(TeacherNotFoundError, match="check the names"):
-        TeacherFleet.connect(f"file:{tmp_path / 'list'}", settings=FleetSettings(connect_seconds=1.0))
+        settings = tiny.settings.model_copy(update={"connect_seconds": 0.1})
+        TeacherFleet.connect(f"file:{tmp_path / 'list'}", settings=settings)
 
 
 async def test_a_row_that_comes_while_the_fleet_is_closed_is_refused_and_not_kept_waiting(
@@ -177,14 +183,14 @@ def test_a_row_that_misses_its_deadline_fails_and_its_call_is_cancelled(tiny: Si
     server.wedged = True
     with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
         with pytest.raises(DeadlineError):
-            fleet.submit("math", tiny.items(1)[0], PayloadSpec.sampled(), deadline=0.2).result(timeout=30)
+            fleet.submit("math", tiny.items(1)[0], PayloadSpec.sampled(), deadline=0.2).result(timeout=PATIENCE)
         server.wedged = False
         assert len(fleet.score("math", tiny.items(3), PayloadSpec.sampled())) == 3
 
 
 def test_cancelling_a_future_withdraws_the_row(tiny: SimpleNamespace) -> None:
     server = tiny.serve()
-    server.delay = 5.0
+    server.delay = FOREVER
     with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
         future = fleet.submit("math", tiny.items(1)[0], PayloadSpec.sampled())
         tiny.wait_until(lambda: len(server.requests) == 1)
@@ -195,13 +201,13 @@ def test_cancelling_a_future_withdraws_the_row(tiny: SimpleNamespace) -> None:
 
 def test_a_closed_fleet_says_so_and_fails_what_waits(tiny: SimpleNamespace) -> None:
     server = tiny.serve()
-    server.delay = 5.0
+    server.delay = FOREVER
     fleet = TeacherFleet.connect(server.address, settings=tiny.settings)
     future = fleet.submit("math", tiny.items(1)[0], PayloadSpec.sampled())
     fleet.close()
     fleet.close()
     with pytest.raises(UnavailableError, match="closed"):
-        future.result(timeout=30)
+        future.result(timeout=PATIENCE)
     with pytest.raises(UnavailableError, match="closed"):
         fleet.submit("math", tiny.items(1)[0], PayloadSpec.sampled())
 
@@ -214,7 +220,7 @@ def test_an_unreachable_address_is_one_sentence_with_the_address(tiny: SimpleNam
 
 def test_an_unknown_teacher_in_the_mapping_is_named(tiny: SimpleNamespace) -> None:
     server = tiny.serve()
-    settings = tiny.settings.model_copy(update={"connect_seconds": 3.0})
+    settings = tiny.settings.model_copy(update={"connect_seconds": 0.1})
     with pytest.raises(TeacherNotFoundError, match="'poetry' is not served"):
         TeacherFleet.connect({"poetry": [server.address]}, settings=settings)
 

@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fleet_cases import wait_for_all
+from waiting import PATIENCE
 
 from opd.errors import UnavailableError
 from opd.fleet.client import TeacherFleet
 from opd.fleet.membership.outage import OutageHooks
-from opd.fleet.settings import FleetSettings
+from opd.fleet.settings import FleetSettings, HedgeSettings
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 
@@ -18,8 +20,10 @@ TOPK = SPECS[0]
 
 
 def checking(settings: FleetSettings, share: float, **more: Any) -> FleetSettings:
-    health = settings.health.model_copy(update={"cross_score_share": share, "check_seed": 7, **more})
-    return settings.model_copy(update={"health": health})
+    """Nothing but the answers decides: no check is given up because it takes long, and no row is hedged."""
+    health = {"cross_score_share": share, "check_seed": 7, "cross_score_seconds": 10 * PATIENCE, **more}
+    update = {"health": settings.health.model_copy(update=health), "hedge": HedgeSettings(enabled=False)}
+    return settings.model_copy(update=update)
 
 
 def truth(tiny: SimpleNamespace, items: list[ScoreItem], spec: PayloadSpec) -> list[bytes]:
@@ -42,18 +46,13 @@ def state_of(fleet: Any, server: Any) -> str:
     return next(r.state for r in fleet.status().replicas if r.address == server.address)
 
 
-def wait_for_all(tiny: SimpleNamespace, fleet: Any) -> None:
-    """Connecting waits for one replica only, and rows that find no second one are not checked."""
-    tiny.wait_until(lambda: all(r.state == "healthy" for r in fleet.status().replicas))
-
-
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind.value)
 def test_of_three_replicas_the_one_that_misleads_is_rejected(tiny: SimpleNamespace, spec: PayloadSpec) -> None:
     servers = [tiny.serve() for _ in range(3)]
     mislead(servers[1], tiny)
     items = tiny.items(60, gather=3 if spec.kind.value == "gather" else 0)
     with TeacherFleet.connect([s.address for s in servers], settings=checking(tiny.settings, 1.0)) as fleet:
-        wait_for_all(tiny, fleet)  # its checks are truthful
+        wait_for_all(fleet, *servers)  # its checks are truthful
         assert [numbers(s) for s in fleet.score("math", items, spec)] == truth(tiny, items, spec)
         tiny.wait_until(lambda: state_of(fleet, servers[1]) == "rejected")
         reason = next(r.reason for r in fleet.status().replicas if r.address == servers[1].address)
@@ -71,11 +70,10 @@ def test_of_three_replicas_the_one_that_misleads_is_rejected(tiny: SimpleNamespa
 def test_a_rejected_replica_returns_as_another_process_and_not_before(tiny: SimpleNamespace) -> None:
     servers = [tiny.serve() for _ in range(3)]
     mislead(servers[2], tiny)
-    settings = checking(tiny.settings, 1.0, ping_timeout_seconds=1.0)
+    settings, items = checking(tiny.settings, 1.0, ping_timeout_seconds=1.0), tiny.items(30)
     with TeacherFleet.connect([s.address for s in servers], settings=settings) as fleet:
-        wait_for_all(tiny, fleet)
-        fleet.score("math", tiny.items(30), TOPK)
-        tiny.wait_until(lambda: state_of(fleet, servers[2]) == "rejected")
+        wait_for_all(fleet, *servers)
+        tiny.wait_until(lambda: fleet.score("math", items, TOPK) and state_of(fleet, servers[2]) == "rejected")
         servers[2].deaf = True  # it may die and answer again: that proves nothing
         tiny.wait_until(lambda: state_of(fleet, servers[2]) == "dead")
         servers[2].deaf = False
@@ -83,8 +81,7 @@ def test_a_rejected_replica_returns_as_another_process_and_not_before(tiny: Simp
         servers[2].stop()
         honest = tiny.serve(port=servers[2].port)
         tiny.wait_until(lambda: state_of(fleet, servers[2]) == "healthy")
-        fleet.score("math", tiny.items(30, seed=2), TOPK)
-        assert honest.scored_rows() > 0
+        tiny.wait_until(lambda: fleet.score("math", items, TOPK) and honest.scored_rows() > 0)
 
 
 def test_two_replicas_in_dispute_serve_nothing_until_one_is_replaced(tiny: SimpleNamespace) -> None:
@@ -100,7 +97,7 @@ def test_two_replicas_in_dispute_serve_nothing_until_one_is_replaced(tiny: Simpl
                 tiny.serve(port=honest.port)
             heard.append(outage.reason)
 
-        wait_for_all(tiny, fleet)
+        wait_for_all(fleet, liar, honest)
         scores = fleet.score("math", items, TOPK, hooks=OutageHooks(waiting=waiting))
         assert [numbers(s) for s in scores] == truth(tiny, items, TOPK)
         assert state_of(fleet, liar) == "rejected" and state_of(fleet, honest) == "healthy"
@@ -113,7 +110,7 @@ def test_honest_replicas_change_nothing_and_about_the_share_is_scored_twice(tiny
     found = []
     for _ in range(2):
         with TeacherFleet.connect([s.address for s in servers], settings=checking(tiny.settings, 0.1)) as fleet:
-            wait_for_all(tiny, fleet)
+            wait_for_all(fleet, *servers)
             assert [numbers(s) for s in fleet.score("math", items, TOPK)] == truth(tiny, items, TOPK)
             counters = fleet.status().counters
             assert counters.rows_answered == 300 and counters.disagreements == 0
@@ -137,7 +134,7 @@ def test_a_check_that_no_replica_is_left_for_holds_up_no_row(tiny: SimpleNamespa
     for server in (one, two):
         server.delay = 0.2
     with TeacherFleet.connect([one.address, two.address], settings=checking(tiny.settings, 1.0)) as fleet:
-        wait_for_all(tiny, fleet)
+        wait_for_all(fleet, one, two)
         items = tiny.items(2)
         futures = fleet.submit_many("math", items, TOPK)
         tiny.wait_until(lambda: bool(two.requests) and bool(one.requests))
@@ -153,7 +150,7 @@ def test_a_second_replica_that_fails_is_no_witness(tiny: SimpleNamespace) -> Non
 
     two.trouble = trouble
     with TeacherFleet.connect([one.address, two.address], settings=checking(tiny.settings, 1.0)) as fleet:
-        wait_for_all(tiny, fleet)
+        wait_for_all(fleet, one, two)
         items = tiny.items(10)
         assert [numbers(s) for s in fleet.score("math", items, TOPK)] == truth(tiny, items, TOPK)
         counters = fleet.status().counters
@@ -162,8 +159,9 @@ def test_a_second_replica_that_fails_is_no_witness(tiny: SimpleNamespace) -> Non
 
 def test_the_answer_to_a_check_serves_when_the_row_itself_is_stuck(tiny: SimpleNamespace) -> None:
     one, two = tiny.serve(), tiny.serve()
-    with TeacherFleet.connect([one.address, two.address], settings=checking(tiny.settings, 1.0)) as fleet:
-        wait_for_all(tiny, fleet)
+    settings = checking(tiny.settings, 1.0, cross_score_seconds=0.5)
+    with TeacherFleet.connect([one.address, two.address], settings=settings) as fleet:
+        wait_for_all(fleet, one, two)
         one.wedged = True
         items = tiny.items(3)
         assert [numbers(s) for s in fleet.score("math", items, TOPK)] == truth(tiny, items, TOPK)
@@ -174,7 +172,7 @@ def test_a_row_that_is_withdrawn_while_it_is_held_takes_its_check_with_it(tiny: 
     one, two = tiny.serve(), tiny.serve()
     two.wedged = True
     with TeacherFleet.connect([one.address, two.address], settings=checking(tiny.settings, 1.0)) as fleet:
-        wait_for_all(tiny, fleet)
+        wait_for_all(fleet, one, two)
         future = fleet.submit("math", tiny.items(1)[0], TOPK)
         tiny.wait_until(lambda: bool(one.requests) and bool(two.requests))
         assert future.cancel()

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fleet_cases import SPEC, calm, numbers, reason_of, state_of, with_calls, with_health
+from fleet_cases import SPEC, calm, numbers, reason_of, state_of, wait_for_all, with_calls, with_health
+from waiting import PATIENCE
 
 from opd.errors import (
     AuthError,
@@ -54,6 +55,7 @@ def test_a_killed_server_is_survived_and_its_successor_is_used(tiny: SimpleNames
         server.delay = 0.01
     items = tiny.items(120)
     with TeacherFleet.connect([one.address, two.address], settings=tiny.settings) as fleet:
+        wait_for_all(fleet, one, two)
         futures = fleet.submit_many("math", items, SPEC)
         tiny.wait_until(lambda: len(one.requests) > 0)
         one.stop()
@@ -61,14 +63,14 @@ def test_a_killed_server_is_survived_and_its_successor_is_used(tiny: SimpleNames
         tiny.wait_until(lambda: state_of(fleet, one.address) == "dead")
         revived = tiny.serve(port=one.port)
         tiny.wait_until(lambda: state_of(fleet, one.address) == "healthy")
-        fleet.score("math", items, SPEC)
-        assert revived.scored_rows() > 0
+        tiny.wait_until(lambda: fleet.score("math", items, SPEC) and revived.scored_rows() > 0)
 
 
 def test_a_server_restarted_with_other_weights_is_not_readmitted(tiny: SimpleNamespace) -> None:
     one, two = tiny.serve(), tiny.serve()
     items = tiny.items(40)
     with TeacherFleet.connect([one.address, two.address], settings=tiny.settings) as fleet:
+        wait_for_all(fleet, one, two)
         one.stop()
         tiny.wait_until(lambda: state_of(fleet, one.address) == "dead")
         other = tiny.serve(seed=2, port=one.port)
@@ -82,6 +84,7 @@ def test_weights_swapped_under_a_running_server_are_noticed_by_the_call(tiny: Si
     one, two = tiny.serve(), tiny.serve()
     items = tiny.items(40)
     with TeacherFleet.connect([one.address, two.address], settings=tiny.settings) as fleet:
+        wait_for_all(fleet, one, two)
         one.models["math"] = tiny.model(2)
         assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
         tiny.wait_until(lambda: state_of(fleet, one.address) == "rejected")
@@ -102,6 +105,7 @@ def test_a_frozen_server_is_given_up_and_its_rows_go_elsewhere(tiny: SimpleNames
     items = tiny.items(60)
     settings = with_health(tiny.settings, ping_timeout_seconds=1.0)
     with TeacherFleet.connect([one.address, two.address], settings=settings) as fleet:
+        wait_for_all(fleet, one, two)
         one.deaf = True
         assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
         tiny.wait_until(lambda: state_of(fleet, one.address) == "dead")
@@ -112,18 +116,18 @@ def test_a_frozen_server_is_given_up_and_its_rows_go_elsewhere(tiny: SimpleNames
 def test_a_wedged_server_that_answers_probes_is_given_up_for_its_requests(tiny: SimpleNamespace) -> None:
     one, two = tiny.serve(), tiny.serve()
     one.wedged = True
-    settings = with_calls(tiny.settings, attempt_seconds=0.5)
+    settings = with_calls(tiny.settings, attempt_seconds=0.5, attempts=1000)
     settings = settings.model_copy(update={"hedge": settings.hedge.model_copy(update={"enabled": False})})
     with TeacherFleet.connect([one.address, two.address], settings=settings) as fleet:
+        wait_for_all(fleet, one, two)
         items = tiny.items(30)
-        history = fleet._core.monitors[one.address].lives["math"].history
-        for _ in range(20):
+
+        def given_up() -> bool:
             assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
             history = fleet._core.monitors[one.address].lives["math"].history
-            if any(change.after == "dead" and "requests" in change.reason for change in history):
-                break
-        else:
-            pytest.fail(f"it was not given up: {history}")
+            return any(change.after == "dead" and "requests" in change.reason for change in history)
+
+        tiny.wait_until(given_up)
 
 
 def test_two_replicas_with_different_weights_and_no_majority_are_refused(tiny: SimpleNamespace) -> None:
@@ -183,15 +187,15 @@ def test_pushback_is_obeyed_and_costs_no_attempts(tiny: SimpleNamespace) -> None
 def test_an_endless_pushback_is_cut_short_and_counts_as_an_outage(
     tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("opd.fleet.repair.LONGEST_PUSHBACK_SECONDS", 2.0)
+    monkeypatch.setattr("opd.fleet.repair.LONGEST_PUSHBACK_SECONDS", 0.5)
     server = tiny.serve()
+    heard: list[Outage] = []
 
     def trouble(request: pb.ScoreRequest) -> None:
-        if len(server.requests) == 1:
+        if not heard:
             raise OverloadedError("busy", retry_after=1e12)
 
     server.trouble = trouble
-    heard: list[Outage] = []
     with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
         items = tiny.items(2)
         scores = fleet.score("math", items[:1], SPEC, hooks=OutageHooks(waiting=heard.append))
@@ -233,15 +237,16 @@ def test_one_bad_row_fails_alone(tiny: SimpleNamespace, kind: type[OpdError]) ->
         for index, future in enumerate(futures):
             if index == 7:
                 with pytest.raises(kind, match="cannot be scored"):
-                    future.result(timeout=30)
+                    future.result(timeout=PATIENCE)
             else:
-                future.result(timeout=30)
+                future.result(timeout=PATIENCE)
         assert state_of(fleet, server.address) == "healthy"
 
 
 def test_a_draining_server_gets_nothing_new_and_returns_after_it(tiny: SimpleNamespace) -> None:
     one, two = tiny.serve(), tiny.serve()
     with TeacherFleet.connect([one.address, two.address], settings=tiny.settings) as fleet:
+        wait_for_all(fleet, one, two)
         one.draining = True
         tiny.wait_until(lambda: state_of(fleet, one.address) == "retired")
         fleet.score("math", tiny.items(30), SPEC)
@@ -280,6 +285,7 @@ def test_an_outage_beyond_its_budget_fails_with_its_own_error(tiny: SimpleNamesp
     settings = tiny.settings.model_copy(update={"outage": outage})
     with TeacherFleet.connect(server.address, settings=settings) as fleet:
         server.stop()
+        tiny.wait_until(lambda: state_of(fleet, server.address) == "dead")
         with pytest.raises(OutageError, match=r"'math' has had no usable replica.*dead"):
             fleet.score("math", tiny.items(3), SPEC)
 
@@ -288,9 +294,8 @@ def test_refused_credentials_name_the_replica_and_the_fix(tiny: SimpleNamespace)
     server = tiny.serve()
 
     server.refusal = "the token has expired"
-    settings = tiny.settings.model_copy(update={"connect_seconds": 3.0})
     with pytest.raises(AuthError, match=r"expired.*renew the token") as caught:
-        TeacherFleet.connect(server.address, settings=settings)
+        TeacherFleet.connect(server.address, settings=tiny.settings)
     assert server.address in str(caught.value)
 
 
@@ -298,14 +303,19 @@ def test_a_straggler_is_hedged_and_its_call_cancelled(tiny: SimpleNamespace) -> 
     fast, slow = tiny.serve(), tiny.serve()
     items = tiny.items(200)
     with TeacherFleet.connect([fast.address, slow.address], settings=tiny.settings) as fleet:
+        wait_for_all(fleet, fast, slow)
         fleet.score("math", items, SPEC)
-        slow.delay = 3.0
+        slow.delay = 10 * PATIENCE
         last = tiny.items(40, seed=9)
-        assert numbers(fleet.score("math", last, SPEC)) == calm(tiny, last)
+
+        def hedged() -> bool:
+            assert numbers(fleet.score("math", last, SPEC)) == calm(tiny, last)
+            return fleet.status().counters.hedges_won > 0
+
+        tiny.wait_until(hedged)
         counters = fleet.status().counters
-        assert counters.rows_answered == 240
-        assert 0 < counters.hedges <= 0.05 * 240
-        assert counters.hedges_won > 0
+        assert counters.rows_answered == counters.rows_submitted
+        assert 0 < counters.hedges <= 0.05 * counters.rows_submitted
         tiny.wait_until(lambda: slow.cancelled > 0)
 
 
@@ -351,6 +361,6 @@ def test_a_call_that_is_given_up_before_its_first_turn_is_asked_again(
 
         monkeypatch.setattr(dispatcher.runner, "launch", launch_and_lose)
         items = tiny.items(6)
-        found = [future.result(timeout=30) for future in fleet.submit_many("math", items, SPEC)]
+        found = [future.result(timeout=PATIENCE) for future in fleet.submit_many("math", items, SPEC)]
         assert given_up and numbers(found) == calm(tiny, items)
         assert fleet.status().counters.reissues >= 1

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleet_cases import SPEC, calm, numbers, reason_of, state_of, tracebacks, with_calls, with_health
+from fleet_cases import SPEC, calm, numbers, reason_of, state_of, tracebacks, wait_for_all, with_calls, with_health
+from waiting import PATIENCE
 
 from opd.errors import (
     CorruptPayloadError,
@@ -112,11 +113,16 @@ def test_a_lying_server_is_given_up_and_poisons_nothing(
     honest, liar = tiny.serve(), tiny.serve()
     liar.mangle = LIES[lie]
     items = tiny.items(60)
-    settings = with_health(tiny.settings, cool_off_seconds=30.0)
+    settings = with_health(tiny.settings, cool_off_seconds=10 * PATIENCE)
     with TeacherFleet.connect([liar.address, honest.address], settings=settings) as fleet:
-        assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
+        wait_for_all(fleet, liar, honest)
+
+        def given_up() -> bool:
+            assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
+            return state_of(fleet, liar.address) == "dead"
+
+        tiny.wait_until(given_up)
         assert liar.requests
-        assert state_of(fleet, liar.address) == "dead"
         assert WORDS.get(lie, "corrupt answer") in reason_of(fleet, liar.address)
         assert fleet.status().counters.corrupt_payloads >= 1
     assert not tracebacks(caplog), "a lie is the server's fault, not a bug of ours"

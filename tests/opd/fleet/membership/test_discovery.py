@@ -120,6 +120,6 @@ def test_a_server_that_leaves_the_list_finishes_what_it_has(tiny: SimpleNamespac
         future = fleet.submit("math", tiny.items(1)[0], PayloadSpec.sampled())
         tiny.wait_until(lambda: len(one.requests) == 1)
         path.write_text(two.address + "\n")
-        future.result(timeout=30)
+        future.result(timeout=120)
         assert two.scored_rows() == 0
         tiny.wait_until(lambda: [r.address for r in fleet.status().replicas] == [two.address])
