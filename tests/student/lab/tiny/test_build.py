@@ -13,11 +13,31 @@ from opd.errors import ConfigError, DataError
 from opd.tasks import TaskSettings, build_prompts
 from student.lab.tiny import build_world
 from student.lab.tiny.presets import world_key, world_plan
+from student.lab.tiny.summary import read_summary
+
+SMALL = """
+max_new_tokens: 6
+measured: 4
+tasks: {sums: {task: addition, options: {digits: 1}}}
+models:
+  student: {shape: {hidden: 32, layers: 1, heads: 2}, stages: [{tasks: [sums], sft: {steps: 2, batch: 4}}]}
+  teacher: {shape: {hidden: 32, layers: 1, heads: 2}, stages: [{tasks: [sums], sft: {steps: 5, batch: 4}}]}
+"""
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    return build_world(tmp_path_factory.mktemp("world") / "deep" / "test", "test", seed=5)
+def plan(tmp_path_factory):
+    """A world whose models take a moment; `world` is that of the preset test, which all tests read."""
+    file = tmp_path_factory.mktemp("plan") / "small.yaml"
+    file.write_text(SMALL)
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory, plan):
+    made = build_world(tmp_path_factory.mktemp("world") / "deep" / "small", plan, seed=5)
+    assert made.complete and not made.cached
+    return made
 
 
 def weights(path):
@@ -25,8 +45,9 @@ def weights(path):
 
 
 def test_every_model_loads_with_plain_transformers_and_generates(world):
-    assert set(world.models) == {"student", "teacher", "padded", "stranger"} and world.complete and not world.cached
-    for summary in world.models.values():
+    made = read_summary(world)
+    assert set(made.models) == {"student", "teacher", "padded", "stranger"} and made.complete
+    for summary in made.models.values():
         model = AutoModelForCausalLM.from_pretrained(summary.path)
         tokenizer = AutoTokenizer.from_pretrained(summary.path)
         inputs = tokenizer("12+34=", return_tensors="pt", return_token_type_ids=False)
@@ -38,72 +59,73 @@ def test_every_model_loads_with_plain_transformers_and_generates(world):
 
 
 def test_the_padded_teacher_has_more_rows_than_the_tokenizer_and_the_stranger_other_ids(world):
-    tokenizer, stranger = (AutoTokenizer.from_pretrained(world.models[name].path) for name in ("padded", "stranger"))
-    assert world.models["padded"].vocabulary > len(tokenizer)
+    tokenizer, stranger = (AutoTokenizer.from_pretrained(world / name) for name in ("padded", "stranger"))
+    assert read_summary(world).models["padded"].vocabulary > len(tokenizer)
     assert tokenizer("1")["input_ids"] != stranger("1")["input_ids"]
 
 
 def test_the_file_names_tasks_that_a_recipe_can_use(world):
-    data = json.loads((world.folder / "world.json").read_text())
+    data = json.loads((world / "world.json").read_text())
     source = build_prompts(TaskSettings(**data["tasks"]["addition"]), seed=0)
     assert len(source.prompts("heldout", 3)) == 3
 
 
-def test_building_again_does_nothing_and_needs_no_torch(world):
-    before = {path: path.stat().st_mtime_ns for path in world.folder.rglob("*") if path.name != ".lock"}
+def test_building_again_does_nothing_and_needs_no_torch(small, plan):
+    before = {path: path.stat().st_mtime_ns for path in small.folder.rglob("*") if path.name != ".lock"}
     code = (
         "import sys; from student.lab.tiny import build_world; "
-        f"world = build_world({str(world.folder)!r}, 'test', seed=5); "
+        f"world = build_world({str(small.folder)!r}, {plan!r}, seed=5); "
         "print(world.cached, sorted(world.models), 'torch' in sys.modules)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out.strip() == "True ['padded', 'stranger', 'student', 'teacher'] False"
-    assert before == {path: path.stat().st_mtime_ns for path in world.folder.rglob("*") if path.name != ".lock"}
+    assert out.strip() == "True ['student', 'teacher'] False"
+    assert before == {path: path.stat().st_mtime_ns for path in small.folder.rglob("*") if path.name != ".lock"}
 
 
-def test_a_finished_world_is_only_read(world):
-    (world.folder / ".lock").unlink()
-    assert build_world(world.folder, "test", seed=5).cached
-    assert not (world.folder / ".lock").exists()
+def test_a_finished_world_is_only_read(small, plan):
+    (small.folder / ".lock").unlink()
+    assert build_world(small.folder, plan, seed=5).cached
+    assert not (small.folder / ".lock").exists()
 
 
-def test_an_interrupted_build_goes_on_and_gives_the_same_weights(world, tmp_path):
+def test_an_interrupted_build_goes_on_and_gives_the_same_weights(small, plan, tmp_path):
     class Stop(Exception):
         pass
 
     def stop(model, done, total):
-        if model == "padded" and done == 3:
+        if model == "teacher" and done == 3:
             raise Stop
 
     with pytest.raises(Stop):
-        build_world(tmp_path, "test", seed=5, progress=stop)
-    assert not (tmp_path / "padded").exists() and (tmp_path / "teacher").exists()
+        build_world(tmp_path, plan, seed=5, progress=stop)
+    assert not (tmp_path / "teacher").exists() and (tmp_path / "student").exists()
     steps = []
-    again = build_world(tmp_path, "test", seed=5, progress=lambda model, done, total: steps.append(model))
-    assert set(steps) == {"padded"} and again.complete
-    for name in ("student", "padded"):
-        old, new = weights(world.models[name].path), weights(again.models[name].path)
+    again = build_world(tmp_path, plan, seed=5, progress=lambda model, done, total: steps.append(model))
+    assert set(steps) == {"teacher"} and again.complete
+    for name in ("student", "teacher"):
+        old, new = weights(small.models[name].path), weights(again.models[name].path)
         assert all(torch.equal(old[key], new[key]) for key in old)
 
 
-def test_a_finished_world_of_an_earlier_version_is_kept(world, tmp_path):
-    shutil.copytree(world.folder, tmp_path / "old")
+def test_a_finished_world_of_an_earlier_version_is_kept(small, plan, tmp_path):
+    shutil.copytree(small.folder, tmp_path / "old")
     path = tmp_path / "old" / "world.json"
-    old = world_key(world_plan("test"), 5, version=1)
-    path.write_text(path.read_text().replace(world.key, old))
-    kept = build_world(tmp_path / "old", "test", seed=5)
-    assert kept.cached and kept.key == old != world.key
-    (tmp_path / "old" / "stranger" / "model.safetensors").unlink()
+    old = world_key(world_plan(plan), 5, version=1)
+    path.write_text(path.read_text().replace(small.key, old))
+    kept = build_world(tmp_path / "old", plan, seed=5)
+    assert kept.cached and kept.key == old != small.key
+    (tmp_path / "old" / "student" / "model.safetensors").unlink()
     with pytest.raises(DataError, match="built by another version"):
-        build_world(tmp_path / "old", "test", seed=5)
+        build_world(tmp_path / "old", plan, seed=5)
 
 
-def test_a_model_that_went_missing_is_built_again(tmp_path):
-    world = build_world(tmp_path, "test", seed=0)
-    (tmp_path / "stranger" / "model.safetensors").unlink()
-    again = build_world(tmp_path, "test", seed=0)
-    assert not again.cached and again.models["stranger"].path == world.models["stranger"].path
-    assert (tmp_path / "stranger" / "model.safetensors").exists()
+def test_a_model_that_went_missing_is_built_again(small, plan, tmp_path):
+    shutil.copytree(small.folder, tmp_path / "world")
+    weights_file = tmp_path / "world" / "student" / "model.safetensors"
+    weights_file.unlink()
+    again = build_world(tmp_path / "world", plan, seed=5)
+    assert not again.cached and again.models["student"].path == weights_file.parent
+    assert weights_file.exists()
 
 
 def test_folders_with_other_things_are_left_alone(world, tmp_path):
@@ -112,29 +134,29 @@ def test_folders_with_other_things_are_left_alone(world, tmp_path):
         build_world(tmp_path, "test")
     with pytest.raises(DataError, match="is a file"):
         build_world(tmp_path / "precious.txt", "test")
-    with pytest.raises(DataError, match="holds the world 'test' with seed 5, not 'test' with seed 6"):
-        build_world(world.folder, "test", seed=6)
+    with pytest.raises(DataError, match="holds the world 'test' with seed 0, not 'test' with seed 6"):
+        build_world(world, "test", seed=6)
     with pytest.raises(ConfigError, match="no preset 'tset'"):
         build_world(tmp_path / "new", "tset")
 
 
-def test_a_build_killed_before_its_first_model_goes_on(tmp_path):
+def test_a_build_killed_before_its_first_model_goes_on(plan, tmp_path):
     code = (
         "import os, signal; from student.lab.tiny import build_world, builder; "
         "replace = os.replace; "
         "kill = lambda *a: (replace(*a), os.kill(os.getpid(), signal.SIGKILL)); "
         "builder.os.replace = lambda a, b: kill(a, b) if b.name == 'student' else replace(a, b); "
-        f"build_world({str(tmp_path)!r}, 'test')"
+        f"build_world({str(tmp_path)!r}, {plan!r})"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
     assert (tmp_path / "student").exists()
-    assert build_world(tmp_path, "test").complete
+    assert build_world(tmp_path, plan).complete
 
 
-def test_a_model_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+def test_a_model_that_cannot_be_written_is_named(plan, tmp_path, monkeypatch):
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", lambda self, folder: Path("/dev/full").write_text("x"))
     with pytest.raises(DataError, match=r"'student' cannot be written to .*No space left"):
-        build_world(tmp_path, "test")
+        build_world(tmp_path, plan)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 10**30])
