@@ -122,7 +122,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     for process in started:
         process.kill()
     for process in started:
-        process.wait(timeout=30)
+        process.wait(timeout=120)
 
 
 @pytest.fixture(scope="session")

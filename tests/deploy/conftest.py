@@ -2,10 +2,8 @@
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,8 @@ from urllib.request import urlopen
 
 import pytest
 import yaml
+from ports import held_port
+from waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 UNPACKED = Path(sys.prefix) / "prometheus" / "usr" / "bin"
@@ -29,7 +29,7 @@ def tool(name: str) -> str:
 
 
 class Prometheus:
-    """A Prometheus server that scrapes the given targets five times a second.
+    """A Prometheus server that scrapes the given targets every second.
 
     Args:
         folder: for its configuration and data.
@@ -37,12 +37,10 @@ class Prometheus:
     """
 
     def __init__(self, folder: Path, targets: dict[str, Sequence[str]]) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+        self._port = held_port()
         shutil.copy(ROOT / "deploy" / "prometheus" / "alerts.yml", folder)
         jobs = [{"job_name": job, "static_configs": [{"targets": list(to)}]} for job, to in targets.items()]
-        settings = {"global": {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "1s"}}
+        settings = {"global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}}
         config = folder / "prometheus.yml"
         config.write_text(yaml.safe_dump({**settings, "rule_files": ["alerts.yml"], "scrape_configs": jobs}))
         flags = [f"--config.file={config}", f"--storage.tsdb.path={folder}/data"]
@@ -57,7 +55,7 @@ class Prometheus:
     def api(self, path: str, **query: str) -> Any:
         """What the HTTP API answers, or None while it does not."""
         try:
-            with urlopen(f"http://127.0.0.1:{self._port}/api/v1/{path}?{urlencode(query)}", timeout=30) as answer:
+            with urlopen(f"http://127.0.0.1:{self._port}/api/v1/{path}?{urlencode(query)}", timeout=120) as answer:
                 return json.load(answer)["data"]
         except (URLError, ConnectionError):
             if self._process.poll() is not None:
@@ -70,12 +68,10 @@ class Prometheus:
         assert found is not None and found["resultType"] == "vector", expression
         return found["result"]
 
-    def until(self, holds: Callable[[], bool]) -> None:
-        """Wait for an event at the server."""
-        deadline = time.monotonic() + 60
-        while not holds():
-            assert time.monotonic() < deadline and self._process.poll() is None
-            time.sleep(0.05)
+    def until(self, holds: Callable[[], Any], why: str = "") -> None:
+        """Wait for an event at the server; a scrape that comes too late leaves a gap, which the next one fills."""
+        wait_until(lambda: holds() or self._process.poll() is not None, why=lambda: why)
+        assert self._process.poll() is None
 
     def close(self) -> None:
         """Stop it."""

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 import forked
 import pytest
 import yaml
+from ports import held_port
 
 from opd.config import parse_settings
 from opd.errors import CancelledError
@@ -137,12 +137,10 @@ def two_ranks(tmp_path: Path) -> Callable[..., None]:
     """Train recipes on two ranks to their end, in two forked processes; `launch` goes through torchrun."""
 
     def run(*recipes: Recipe | str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
         command = [sys.executable, *_training(tmp_path, recipes)]
-        shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held_port())}
+        shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **address}
         environments = [_environment() | shared | {"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
-        forked.finish([forked.Program(command, env=environment) for environment in environments], 280)
+        forked.finish([forked.Program(command, env=environment) for environment in environments], 600)
 
     return run

@@ -4,7 +4,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -284,7 +283,5 @@ def test_a_teacher_with_nan_weights_is_refused_or_fails_without_poisoning_a_step
     name = next(n for n in tensors if "mlp" in n)
     tensors[name] = torch.full_like(tensors[name], float("nan"))
     save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
-    begin = time.monotonic()
     with pytest.raises(RuntimeError, match=r"(?i)nan|finite"):
         serve("--model", f"teacher={broken}")
-    assert time.monotonic() - begin < 110

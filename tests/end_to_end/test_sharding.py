@@ -114,10 +114,10 @@ def test_a_killed_rank_ends_the_run_with_its_name_and_when_it_is_started_again_i
     quick: dict[str, Any] = {"rollout": {"prompts_per_step": 2, "max_new_tokens": 4}, "eval": {"prompts": 0}}
     recipe = make_recipe(**quick, train={**FSDP, "steps": 100_000})
     process = launch(recipe)
-    wait_until(lambda: at(recipe.run, 2).exists() or process.poll() is not None, 250)
+    wait_until(lambda: at(recipe.run, 2).exists() or process.poll() is not None, 600)
     (second,) = [p for p in psutil.Process(process.pid).children() if p.environ().get("RANK") == "1"]
     second.kill()
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode != 0
     assert "rank 1 ended: it said nothing, so it was killed" in errors
     assert json.loads((recipe.run / "ending.json").read_text())["error"].startswith("rank 1 ended")

@@ -20,7 +20,7 @@ def test_a_steps_trace_reaches_the_engines_forward(
     server = serve("--model", f"teacher={world / 'teacher'}", "--tracing")
     train(make_recipe(tracing=True, train={"steps": 2}, eval={"prompts": 0}, teachers={"endpoints": [server.address]}))
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(60) == 0
+    assert server.process.wait(120) == 0
     spans = collector.spans
     steps = [span.trace_id for span in spans if span.name == "opd.step"]
     forwards = {span.trace_id for span in spans if span.name == "engine.forward"}

@@ -116,9 +116,9 @@ def test_two_ranks_resume_and_stop_on_a_signal(
     recipe = make_recipe(train={"steps": 100_000, "checkpoint_every": 0}, rollout={"prompts_per_step": 2})
     process = launch(recipe)
     written = recipe.run / "metrics.jsonl"
-    wait_until(lambda: (written.exists() and records(recipe.run)) or process.poll() is not None, 250)
+    wait_until(lambda: (written.exists() and records(recipe.run)) or process.poll() is not None, 600)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=120)
+    process.communicate(timeout=240)
     assert process.returncode != 0
     assert list((recipe.run / "checkpoints").glob("step-*"))

@@ -99,17 +99,17 @@ class Program:
         self.send_signal(signal.SIGKILL)
 
 
-def run(command: Sequence[str], *, timeout: float = 280.0, **settings: object) -> subprocess.CompletedProcess[str]:
+def run(command: Sequence[str], *, timeout: float = 600.0, **settings: object) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, as `subprocess.run(..., capture_output=True, text=True)` does."""
     program = Program(command, **settings)  # type: ignore[arg-type]
     try:
         out, err = program.communicate(timeout)
     finally:
         program.kill()
-    return subprocess.CompletedProcess(command, program.wait(30), out, err)
+    return subprocess.CompletedProcess(command, program.wait(120), out, err)
 
 
-def ranks(code: str, *arguments: str | Path, count: int = 2, seconds: float = 280.0) -> list[list[str]]:
+def ranks(code: str, *arguments: str | Path, count: int = 2, seconds: float = 600.0) -> list[list[str]]:
     """Run `code` once for each of `count` ranks of a gloo group on this machine, with its rank as the last argument.
 
     Returns:
@@ -118,12 +118,8 @@ def ranks(code: str, *arguments: str | Path, count: int = 2, seconds: float = 28
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)]
     programs = [Program([*command, str(rank)], env=environment) for rank in range(count)]
-    try:
-        finish(programs, seconds)
-        return [program.output()[0].splitlines() for program in programs]
-    finally:
-        for program in programs:
-            program.kill()
+    finish(programs, seconds)
+    return [program.output()[0].splitlines() for program in programs]
 
 
 def finish(programs: Sequence[Program], seconds: float) -> None:
@@ -133,7 +129,7 @@ def finish(programs: Sequence[Program], seconds: float) -> None:
     finally:
         for one in programs:
             one.kill()
-    codes = [one.wait(30) for one in programs]
+    codes = [one.wait(120) for one in programs]
     assert not any(codes), f"exit codes {codes}\n" + "\n".join(one.output()[1] for one in programs)
 
 

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+from waiting import PATIENCE
 
 import student.rl  # noqa: F401  (registers the names)
 from opd.config import parse_settings
@@ -32,7 +33,7 @@ class Meeting:
 
     def __init__(self, count: int) -> None:
         self.values: list[Any] = [None] * count
-        self.barrier = threading.Barrier(count, timeout=20)
+        self.barrier = threading.Barrier(count, timeout=PATIENCE)
 
     def rank(self, index: int) -> Ranks:
         meeting = self

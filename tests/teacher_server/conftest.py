@@ -170,7 +170,7 @@ def cancel_midway() -> Callable[[asyncio.Task[Any], threading.Event, threading.E
     """
 
     async def cancel(call: asyncio.Task[Any], inside: threading.Event, go_on: threading.Event) -> None:
-        await asyncio.to_thread(inside.wait, 60)
+        await asyncio.to_thread(inside.wait, 120)
         call.cancel()
         for _ in range(10):  # turns of the loop in which the cancellation gets as far as it can
             await asyncio.sleep(0)
@@ -268,4 +268,4 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     for popen in running:
         if popen.poll() is None:
             popen.send_signal(signal.SIGKILL)
-        popen.wait(30)
+        popen.wait(120)

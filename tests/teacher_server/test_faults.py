@@ -4,6 +4,7 @@ from typing import Any
 
 import grpc
 import pytest
+from waiting import PATIENCE
 
 from opd.errors import ConfigError, CorruptPayloadError, UnavailableError
 from opd.fleet.membership.answers import answer_distance
@@ -38,9 +39,9 @@ async def test_a_misleading_server_passes_every_check_and_tells_the_truth_where_
     assert (found.sampled == reference(engine, item, PayloadSpec.sampled()).sampled).all()
 
 
-async def outcome(client: Any, items: Any, spec: PayloadSpec) -> Exception | None:
+async def outcome(client: Any, items: Any, spec: PayloadSpec, timeout: float = PATIENCE) -> Exception | None:
     try:
-        await client.score(items(2), spec, timeout=2.0)
+        await client.score(items(2), spec, timeout=timeout)
     except grpc.RpcError as error:
         return error_from_rpc(error)
     except CorruptPayloadError as error:
@@ -76,7 +77,7 @@ async def test_latency_delays_and_a_hang_ends_at_the_deadline(start: Any, items:
     timings = (await client.score(items(1), PayloadSpec.sampled()))[0].timings
     assert timings.admission >= 0.19
     client = await start(fault="hang=1")
-    error = await outcome(client, items, PayloadSpec.sampled())
+    error = await outcome(client, items, PayloadSpec.sampled(), timeout=1.0)
     assert error is not None
     assert error.status == "DEADLINE_EXCEEDED"
     await client.settled()

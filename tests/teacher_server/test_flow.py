@@ -56,7 +56,6 @@ async def test_a_reader_that_does_not_read_holds_back_its_own_work_only(start: A
 async def test_a_reader_that_stops_for_good_loses_its_stream_and_gives_back_the_budget(start: Any, items: Any) -> None:
     client = await start(limits={"send_timeout_seconds": 0.3})
     call = client.stub.Score(build_score_request(items(60, rows=3000), FULL, teacher="t", request_id="r"))
-    await call.read()
     budget = client.server.shared.budget
     await until(lambda: budget.closed == 1)
     assert (budget.closed, budget.used.reply_bytes) == (1, 0)
@@ -196,10 +195,13 @@ async def test_hundreds_of_calls_leave_tasks_descriptors_and_objects_as_they_wer
     await _mixed_calls(client, items, 40)
     tasks, files, objects = _state()
     await _mixed_calls(client, items, 150)
-    tasks_after, files_after, objects_after = _state()
-    assert tasks_after <= tasks + 2
-    assert files_after <= files + 2
-    assert objects_after - objects < 450  # below one object for each of 600 calls
+
+    def back() -> bool:  # what the transport still winds up is gone soon
+        after = _state()
+        # Below one object for each of 600 calls.
+        return after[0] <= tasks + 2 and after[1] <= files + 2 and after[2] - objects < 450
+
+    await until(back)
 
 
 async def test_the_leak_check_finds_a_leak(launch: Any, items: Any) -> None:
@@ -244,7 +246,7 @@ async def test_every_watcher_of_health_hears_of_the_drain(start: Any) -> None:
     await until(lambda: client.server._interceptor.watches.used == 2)
     await client.server.health.drain()
     for watch in (first, third):
-        assert (await asyncio.wait_for(watch.read(), 10)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert (await asyncio.wait_for(watch.read(), 120)).status == health_pb2.HealthCheckResponse.NOT_SERVING
         watch.cancel()
     unknown = stub.Watch(health_pb2.HealthCheckRequest(service="nobody"))
     assert (await unknown.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN

@@ -62,7 +62,7 @@ class Live:
 
     def status(self, method: str, data: bytes, service: str = "opd.wire.v1.TeacherService") -> grpc.StatusCode:
         """The status of a raw call; both kinds of method are called as streams of answers."""
-        call = self.channel.unary_stream(f"/{service}/{method}")(data, timeout=30)
+        call = self.channel.unary_stream(f"/{service}/{method}")(data, timeout=120)
         try:
             for _ in call:
                 pass

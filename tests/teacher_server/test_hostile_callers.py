@@ -68,7 +68,7 @@ async def good_calls(address: str, items: Any, count: int = 20, name: str = "stu
         async def one(number: int) -> bool:
             message = build_score_request(items(1), PayloadSpec.sampled(), teacher="t", request_id=f"r{number}")
             try:
-                return [m async for m in stub.Score(message, timeout=30, metadata=metadata(name))] != []
+                return [m async for m in stub.Score(message, timeout=120, metadata=metadata(name))] != []
             except grpc.RpcError:
                 return False
 
@@ -83,7 +83,7 @@ def refused(process: Any, reason: str) -> float:
     """The series of refused calls, from /metrics."""
     import urllib.request
 
-    page = urllib.request.urlopen(f"http://127.0.0.1:{process.metrics_port}/metrics", timeout=30).read().decode()
+    page = urllib.request.urlopen(f"http://127.0.0.1:{process.metrics_port}/metrics", timeout=120).read().decode()
     name = f'opd_teacher_refused_calls_total{{reason="{reason}"}} '
     return next((float(line.removeprefix(name)) for line in page.splitlines() if line.startswith(name)), 0.0)
 
@@ -167,7 +167,7 @@ def test_watches_without_a_token_are_few_and_leave_checks_alone(serve: Callable[
             with pytest.raises(grpc.RpcError) as caught:
                 await stub.Watch(request).read()
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert (await stub.Check(request, timeout=30)).status == health_pb2.HealthCheckResponse.SERVING
+            assert (await stub.Check(request, timeout=120)).status == health_pb2.HealthCheckResponse.SERVING
             mine = stub.Watch(request, metadata=metadata())  # a token's watch counts among its own calls
             assert (await mine.read()).status == health_pb2.HealthCheckResponse.SERVING
             for watch in (*watches, mine):
@@ -236,7 +236,7 @@ def test_compressed_requests_are_refused_and_never_unpacked(serve: Callable[...,
     async def run() -> grpc.StatusCode:
         async with open_channel(process.address) as channel:
             call = channel.unary_stream(SCORE)(
-                bytes(31 * MIB), compression=grpc.Compression.Gzip, metadata=metadata() if token else None, timeout=30
+                bytes(31 * MIB), compression=grpc.Compression.Gzip, metadata=metadata() if token else None, timeout=120
             )
             with pytest.raises(grpc.RpcError) as caught:
                 await call.read()
@@ -258,36 +258,33 @@ def test_a_message_of_millions_of_fields_is_refused_before_it_is_parsed(serve: C
     empty = many_sequences(15 * MIB) if field == "sequences" else b"\x22\x00\x2a\x00" * (7 * MIB)
     peak_before = peak(process)
 
-    async def run() -> tuple[Any, float]:
-        async with open_channel(process.address) as channel, open_channel(process.address) as other:
-            stub = teacher_pb2_grpc.TeacherServiceStub(other)
-            calls = [
-                asyncio.ensure_future(channel.unary_stream(SCORE)(empty, metadata=metadata(), timeout=60).read())
-                for _ in range(3)
-            ]
-            slowest = 0.0
-            while not all(call.done() for call in calls):
-                started = time.monotonic()
-                await stub.GetLoad(pb.GetLoadRequest(), metadata=metadata("other"), timeout=30)
-                slowest = max(slowest, time.monotonic() - started)
+    async def run() -> list[Any]:
+        async with open_channel(process.address) as channel:
+            calls = [channel.unary_stream(SCORE)(empty, metadata=metadata(), timeout=120).read() for _ in range(3)]
             outcomes = await asyncio.gather(*calls, return_exceptions=True)
-            return [error_from_rpc(outcome) for outcome in outcomes], slowest
+            return [error_from_rpc(outcome) for outcome in outcomes]
 
-    errors, slowest = asyncio.run(run())
+    before = processor_seconds(process)
+    errors = asyncio.run(run())
+    spent = processor_seconds(process) - before
     for error in errors:
         assert type(error) is InvalidRequestError
         assert "fields" in str(error)
     assert peak(process) - peak_before < 300 * MIB  # three messages of 30 MiB, copied once by the transport
-    # When they were parsed on the loop, others waited for all three.
-    assert slowest < 3 * parse_seconds(empty)
+    assert spent < 3 * parse_seconds(empty), "they were parsed, on the loop that all others wait for"
     assert refused(process, "fields") == 3
 
 
 def parse_seconds(message: bytes) -> float:
-    """What it costs to parse a message, from a tenth of it, on this machine as busy as it is now."""
-    started = time.monotonic()
+    """Processor time that it takes to parse a message, from a tenth of it."""
+    started = time.process_time()
     pb.ScoreRequest.FromString(message[: 6 + (len(message) - 6) // 40 * 4])
-    return 10 * (time.monotonic() - started)
+    return 10 * (time.process_time() - started)
+
+
+def processor_seconds(process: Any) -> float:
+    times = psutil.Process(process.popen.pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def peak(process: Any) -> int:

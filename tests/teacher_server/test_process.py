@@ -57,7 +57,7 @@ def test_sigterm_finishes_the_call_in_flight_and_exits_with_0(
             return await reading
 
     assert asyncio.run(run()).WhichOneof("message") == "trailer"
-    assert process.popen.wait(60) == 0
+    assert process.popen.wait(120) == 0
     assert '"message": "stopped"' in process.lines()
 
 
@@ -90,14 +90,14 @@ def test_a_second_signal_ends_the_grace(launch: Callable[..., Any], items: Any, 
 
     asyncio.run(run())
     hold.unlink()
-    assert process.popen.wait(60) == 0
+    assert process.popen.wait(120) == 0
 
 
 def test_sigint_while_loading_gives_up_at_once(launch: Callable[..., Any], tmp_path: Path) -> None:
     process = launch(wait=False, model="t=slow")
     wait_until(lambda: "listening" in process.lines(), why=process.lines)
     process.popen.send_signal(signal.SIGINT)
-    assert process.popen.wait(60) == 0
+    assert process.popen.wait(120) == 0
 
 
 def test_sigterm_does_not_wait_for_a_model_that_an_operator_loads(launch: Callable[..., Any], tmp_path: Path) -> None:
@@ -110,9 +110,9 @@ def test_sigterm_does_not_wait_for_a_model_that_an_operator_loads(launch: Callab
         loading = stub.LoadTeacher.future(admin_pb2.LoadTeacherRequest(teacher="u", model="slow"), metadata=meta)
         wait_until(lambda: '"action": "load"' in process.lines(), why=process.lines)
         process.popen.send_signal(signal.SIGTERM)
-        assert process.popen.wait(60) == 0
+        assert process.popen.wait(120) == 0
         with pytest.raises(grpc.RpcError):
-            loading.result(30)
+            loading.result(120)
     assert "Traceback" not in process.lines()
 
 
@@ -123,7 +123,7 @@ def test_a_taken_port_is_one_sentence_and_its_own_exit_code(launch: Callable[...
         port = str(taken.getsockname()[1])
         for flag in ("--port", "--metrics-port"):
             process = launch(flag, port, wait=False)
-            assert process.popen.wait(60) == 14
+            assert process.popen.wait(120) == 14
             last = process.lines().strip().splitlines()[-1]
             assert last.startswith("error: cannot") and port in last
 
@@ -144,7 +144,7 @@ def test_a_taken_port_is_one_sentence_and_its_own_exit_code(launch: Callable[...
 )
 def test_a_wrong_flag_is_one_sentence(launch: Callable[..., Any], flags: list[str], code: int, text: str) -> None:
     process = launch(*flags, wait=False)
-    assert process.popen.wait(60) == code
+    assert process.popen.wait(120) == code
     assert text in process.lines()
     assert "Traceback" not in process.lines()
 
@@ -174,7 +174,7 @@ def test_metrics_are_served_and_count(launch: Callable[..., Any], items: Any) ->
                 await _last(stub.Score(build_score_request(items(2), SAMPLED, teacher="t", request_id=f"r{n}")))
 
     asyncio.run(run())
-    text = urllib.request.urlopen(f"http://127.0.0.1:{process.metrics_port}/metrics", timeout=10).read().decode()
+    text = urllib.request.urlopen(f"http://127.0.0.1:{process.metrics_port}/metrics", timeout=120).read().decode()
     assert 'opd_teacher_requests_total{code="OK",payload="sampled",teacher="t"} 3.0' in text
     assert 'opd_teacher_scored_tokens_total{payload="sampled",teacher="t"} 36.0' in text
     assert 'opd_teacher_state{state="ready",teacher="t"} 1.0' in text
@@ -182,7 +182,7 @@ def test_metrics_are_served_and_count(launch: Callable[..., Any], items: Any) ->
 
 def listens(host: str, port: int) -> bool:
     try:
-        socket.create_connection((host, port), 10).close()
+        socket.create_connection((host, port), 120).close()
     except ConnectionRefusedError:
         return False
     return True
@@ -204,10 +204,12 @@ def test_a_kill_fault_dies_like_sigkill(launch: Callable[..., Any], items: Any) 
         async with open_channel(process.address) as channel:
             stub = teacher_pb2_grpc.TeacherServiceStub(channel)
             with pytest.raises(grpc.RpcError):
-                await _last(stub.Score(build_score_request(items(1), SAMPLED, teacher="t", request_id="r"), timeout=20))
+                await _last(
+                    stub.Score(build_score_request(items(1), SAMPLED, teacher="t", request_id="r"), timeout=120)
+                )
 
     asyncio.run(run())
-    assert process.popen.wait(30) == 137
+    assert process.popen.wait(120) == 137
 
 
 def test_an_ipv6_address_is_listened_on_and_written_with_brackets(launch: Callable[..., Any], items: Any) -> None:
@@ -225,8 +227,8 @@ def test_an_ipv6_address_is_listened_on_and_written_with_brackets(launch: Callab
             return len((await stub.Describe(pb.DescribeRequest())).teachers)
 
     assert asyncio.run(run()) == 1
-    assert urllib.request.urlopen(f"http://127.0.0.1:{process.metrics_port}/metrics", timeout=10).status == 200
-    assert urllib.request.urlopen(f"http://127.0.0.1:{process.metrics_port}/healthz", timeout=10).status == 200
+    assert urllib.request.urlopen(f"http://127.0.0.1:{process.metrics_port}/metrics", timeout=120).status == 200
+    assert urllib.request.urlopen(f"http://127.0.0.1:{process.metrics_port}/healthz", timeout=120).status == 200
 
 
 @pytest.mark.parametrize("port", ["service", "metrics"])
@@ -248,17 +250,17 @@ def test_noise_and_half_open_connections_neither_end_nor_hold_up_the_server(
         b"\x16\x03\x01",
     ):
         for _ in range(25 if port == "service" else 4):
-            connection = socket.create_connection(place, 30)
+            connection = socket.create_connection(place, 120)
             connection.sendall(noise)
             open_.append(connection)
 
     async def run() -> int:
         async with open_channel(process.address) as channel:
             stub = teacher_pb2_grpc.TeacherServiceStub(channel)
-            return len((await stub.Describe(pb.DescribeRequest(), timeout=30)).teachers)
+            return len((await stub.Describe(pb.DescribeRequest(), timeout=120)).teachers)
 
     assert asyncio.run(run()) == 1
-    page = urllib.request.urlopen(f"http://127.0.0.1:{process.metrics_port}/metrics", timeout=30)
+    page = urllib.request.urlopen(f"http://127.0.0.1:{process.metrics_port}/metrics", timeout=120)
     assert page.status == 200
     page.close()
     for connection in open_:
@@ -271,7 +273,7 @@ def test_a_second_server_of_one_configuration_is_turned_away(launch: Callable[..
     first = launch("--metrics-port", "-1")
     port = first.address.rpartition(":")[2]
     second = launch("--metrics-port", "-1", "--port", port, wait=False)
-    assert second.popen.wait(60) == 14
+    assert second.popen.wait(120) == 14
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in second.lines()
     assert first.popen.poll() is None
 
@@ -283,7 +285,7 @@ async def test_a_start_that_is_cut_at_any_point_ends_without_another_error(turns
     for _ in range(turns):
         await asyncio.sleep(0)
     starting.cancel()
-    (outcome,) = await asyncio.wait_for(asyncio.gather(starting, return_exceptions=True), 30)
+    (outcome,) = await asyncio.wait_for(asyncio.gather(starting, return_exceptions=True), 120)
     assert outcome is None or isinstance(outcome, asyncio.CancelledError)  # it may have been quicker
     await server.close()
 

@@ -35,7 +35,7 @@ class Gate:
 
     def _stop_sync(self) -> None:
         self._loop.call_soon_threadsafe(self.reached.set)
-        self._open_sync.wait(20)
+        self._open_sync.wait(120)
 
     def open(self) -> None:
         self._open.set()
@@ -117,7 +117,7 @@ async def test_running_work_is_skipped_within_one_engine_step(start: Any, items:
     client.engines["numpy"].before_score = slow
     call = client.stub.Score(build_score_request(items(2), TOPK, teacher="t", request_id="r"))
     reading = asyncio.create_task(read_all(call))
-    await asyncio.to_thread(entered.wait, 20)
+    await asyncio.to_thread(entered.wait, 120)
     call.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     await client.settled()

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from waiting import until
+from waiting import EngineGate, until
 
 from opd.errors import (
     UnavailableError,
@@ -34,7 +34,7 @@ async def test_a_dead_engine_ends_the_process_by_default(start: Any, items: Any)
     with pytest.raises(grpc.RpcError) as caught:
         await client.score(items(1), SAMPLED)
     assert type(error_from_rpc(caught.value)) is UnavailableError
-    assert await asyncio.wait_for(client.server.wait(), 20) == 20
+    assert await asyncio.wait_for(client.server.wait(), 120) == 20
 
 
 async def kill_engine(client: Any, items: Any) -> Any:
@@ -76,18 +76,18 @@ async def test_a_thread_that_a_library_ends_leaves_nobody_waiting(start: Any, it
 
     def quit_the_thread(batch: Any) -> None:
         running.set()
-        end.wait(30)
+        end.wait(120)
         raise SystemExit(1)
 
     dead.before_score = quit_the_thread
     call = asyncio.create_task(client.score(items(2), SAMPLED))
-    await asyncio.to_thread(running.wait, 30)
+    await asyncio.to_thread(running.wait, 120)
     task = worker.call(lambda engine: engine.head())
     end.set()
     with pytest.raises(grpc.RpcError, match="failed while"):
-        await asyncio.wait_for(call, 30)
+        await asyncio.wait_for(call, 120)
     with pytest.raises(UnavailableError, match="not running"):
-        await asyncio.to_thread(task.result, 30)
+        await asyncio.to_thread(task.result, 120)
     await revived(client, dead)
     assert dead.closed
     await client.score(items(1), SAMPLED)
@@ -159,8 +159,9 @@ async def test_one_bad_request_does_not_count_as_a_dead_engine(start: Any, items
 
 async def test_an_engine_that_hangs_ends_the_process(start: Any, items: Any) -> None:
     client = await start(engine={"stall_seconds": 0.2})
-    client.engines["numpy"].seconds_per_batch = 3.0
+    client.engines["numpy"].before_score = gate = EngineGate()
     stuck = asyncio.create_task(client.score(items(1), SAMPLED))
-    await asyncio.wait_for(client.server._stop.wait(), 20)
+    await asyncio.wait_for(client.server._stop.wait(), 120)
     assert client.server._exit_code == 20
     stuck.cancel()
+    gate.open()

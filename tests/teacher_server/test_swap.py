@@ -121,14 +121,14 @@ async def test_reading_new_weights_holds_up_no_request(start: Any, items: Any, t
 
     def wait(folder: Path) -> None:
         reading.set()
-        go_on.wait(60)
+        go_on.wait(120)
 
     client.engines["numpy"].before_prepare = wait
     swap = asyncio.create_task(client.server.shared.teachers.update_weights("t", weights(tmp_path / "w", 5)))
     try:
-        await asyncio.to_thread(reading.wait, 60)
+        await asyncio.to_thread(reading.wait, 120)
         for teacher in "tu":
-            await asyncio.wait_for(client.score(items(2), SAMPLED, teacher=teacher), 30)
+            await asyncio.wait_for(client.score(items(2), SAMPLED, teacher=teacher), 120)
         assert not swap.done()
     finally:
         go_on.set()
@@ -146,7 +146,7 @@ async def test_a_swap_whose_caller_leaves_is_finished_and_told(
     def prepare(folder: Path) -> Any:
         def exchange() -> None:
             swapping.set()
-            go_on.wait(60)
+            go_on.wait(120)
             engine._weights(5, True)
 
         return exchange

@@ -78,6 +78,7 @@ async def test_labels_are_bounded_whatever_clients_send(start: Any, items: Any) 
 async def test_stage_times_and_tokens_are_counted(start: Any, items: Any) -> None:
     client = await start()
     await client.score(items(3), PayloadSpec.topk(4))
+    await client.settled()
     text = generate_latest(client.server.shared.metrics.registry).decode()
     assert 'opd_teacher_model_tokens_total{teacher="t"} 30.0' in text
     assert 'opd_teacher_request_duration_seconds_count{payload="topk",teacher="t"} 1.0' in text
@@ -251,9 +252,9 @@ def test_a_server_exports_its_spans_to_a_collector(launch: Any, items: Any, coll
     with grpc.insecure_channel(process.address) as channel:
         message = build_score_request(items(1), PayloadSpec.sampled(), teacher="t", request_id="r1")
         stub = teacher_pb2_grpc.TeacherServiceStub(channel)
-        list(stub.Score(message, metadata=[("traceparent", f"00-{trace_id}-{'d' * 16}-01")], timeout=60))
+        list(stub.Score(message, metadata=[("traceparent", f"00-{trace_id}-{'d' * 16}-01")], timeout=120))
     process.popen.send_signal(signal.SIGTERM)
-    assert process.popen.wait(60) == 0  # what waits to be exported leaves before the end
+    assert process.popen.wait(120) == 0  # what waits to be exported leaves before the end
     spans = {span.name: span for span in collector.spans}
     assert set(spans) == {"opd.score", "queue", "engine.forward"}
     assert {span.trace_id.hex() for span in spans.values()} == {trace_id}

@@ -43,7 +43,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked.append((self.path, body, self.headers.get("Authorization")))
         found = self.server.say(self.path, body)
         if found is None:  # hangs until the test is over
-            self.server.release.wait(60)
+            self.server.release.wait(120)
             return
         status, text = (
             (found, "") if isinstance(found, int) else (200, found if isinstance(found, str) else json.dumps(found))

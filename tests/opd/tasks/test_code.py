@@ -49,7 +49,7 @@ def test_a_program_that_hangs_is_ended(program: str) -> None:
 
 
 def test_memory_is_bounded() -> None:
-    ran = run_python("x = bytearray(2**30)", limits=SHORT)
+    ran = run_python("x = bytearray(2**30)", limits=Limits(seconds=60.0, memory_mib=256))
     assert ran.ended is Ended.FAILED and "MemoryError" in ran.reason
     assert run_python("x = []\nwhile True: x.append(bytes(2**20))", limits=SHORT).ended is not Ended.PASSED
 
@@ -128,7 +128,7 @@ def test_a_sandbox_that_cannot_be_entered_says_nothing_about_the_program(
 
 
 def test_a_verdict_by_source_or_by_examples() -> None:
-    judge = CodeVerifier(timeout=5.0)
+    judge = CodeVerifier(timeout=60.0)
     prompt = Prompt.make("q", extra={"tests": "assert double(2) == 4"})
     answer = "First try:\n```python\ndef double(x): return x\n```\nBetter:\n```python\ndef double(x): return 2 * x\n```"
     assert judge.verify(prompt, answer).status is VerdictStatus.CORRECT
@@ -144,6 +144,7 @@ def test_a_verdict_by_source_or_by_examples() -> None:
 def test_a_killed_program_is_wrong_or_unknown_as_chosen() -> None:
     prompt = Prompt.make("q", extra={"tests": "f()"})
     assert CodeVerifier(timeout=0.5).verify(prompt, "def f():\n while True: pass").status is VerdictStatus.WRONG
-    lenient = LenientCodeVerifier(timeout=0.5)
-    assert lenient.verify(prompt, "def f():\n while True: pass").status is VerdictStatus.UNKNOWN
-    assert lenient.verify(prompt, "def f(): raise ValueError").status is VerdictStatus.WRONG
+    assert (
+        LenientCodeVerifier(timeout=0.5).verify(prompt, "def f():\n while True: pass").status is VerdictStatus.UNKNOWN
+    )
+    assert LenientCodeVerifier(timeout=60.0).verify(prompt, "def f(): raise ValueError").status is VerdictStatus.WRONG

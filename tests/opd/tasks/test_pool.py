@@ -13,7 +13,7 @@ def test_as_many_processes_run_as_there_are_callers_up_to_the_limit(bad_checks):
     found, together = [], threading.Barrier(4)
 
     def ask():
-        together.wait(timeout=60)
+        together.wait(timeout=120)
         found.append(pool.ask({"do": "c"})["pid"])
 
     threads = [threading.Thread(target=ask) for _ in range(4)]

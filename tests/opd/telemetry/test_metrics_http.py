@@ -26,7 +26,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 def scrape(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as answer:
         return str(answer.read().decode())
 
 
@@ -66,11 +66,11 @@ def test_healthz_follows_the_health_of_the_server() -> None:
     server, thread = metrics_http.serve_metrics(CollectorRegistry(), 0, "127.0.0.1", healthy=lambda: healthy)
     try:
         url = f"http://127.0.0.1:{server.server_port}/healthz"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=120) as answer:
             assert answer.status == 200
         healthy = False
         with pytest.raises(urllib.error.HTTPError, match="503"):
-            urllib.request.urlopen(url, timeout=10)
+            urllib.request.urlopen(url, timeout=120)
     finally:
         server.shutdown()
         server.server_close()

@@ -55,7 +55,7 @@ def run() -> Iterator[Callable[[str, str], list[tuple[int, str]]]]:
             said = [json.loads(rank.stdout.readline()) for rank in ranks]  # type: ignore[union-attr]
             for rank in ranks:
                 print(json.dumps(said), file=rank.stdin, flush=True)
-        errors = [rank.communicate(timeout=60)[1] for rank in ranks]
+        errors = [rank.communicate(timeout=240)[1] for rank in ranks]
         return [(rank.returncode, (text.splitlines() or [""])[-1]) for rank, text in zip(ranks, errors, strict=True)]
 
     yield start

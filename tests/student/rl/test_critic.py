@@ -140,7 +140,7 @@ def test_a_critic_can_stay_as_it_is_from_a_step_on() -> None:
 
 def test_two_ranks_fit_what_one_does_and_a_checkpoint_keeps_it(tmp_path: Path) -> None:
     alone = critic(Services())
-    barrier, told = threading.Barrier(2, timeout=20), [None, None]
+    barrier, told = threading.Barrier(2, timeout=120), [None, None]
     pair = [critic(Services(barrier, told, index)) for index in range(2)]
 
     def work(index: int) -> None:

@@ -39,7 +39,7 @@ class Engine(RolloutEngine):
         self, planned: Sequence[PlannedRow], *, purpose: tuple[object, ...] = ("rollout",), on_row: OnRow = ignore
     ) -> list[Any]:
         self.begun.set()
-        assert self.may.wait(60)
+        assert self.may.wait(120)
         if any(row.prompt.text == "bad" for row in planned):
             raise DataError("a prompt is too long.")
         rows: list[Any] = [(row.key.step, self.weight) for row in planned]
@@ -144,7 +144,7 @@ def test_the_learner_may_give_up_while_it_waits_and_the_thread_ends_with_its_nex
     engine.may.clear()
     ahead.launch(plan(0), version=0)
     ahead.launch(plan(1), version=0)
-    assert engine.begun.wait(60)
+    assert engine.begun.wait(120)
 
     def stopped() -> None:
         raise CancelledError("stopped by a signal")
@@ -154,7 +154,7 @@ def test_the_learner_may_give_up_while_it_waits_and_the_thread_ends_with_its_nex
     closing = threading.Thread(target=ahead.close)
     closing.start()
     engine.may.set()
-    closing.join(60)
+    closing.join(120)
     assert not closing.is_alive()
     with pytest.raises(CancelledError, match="has ended"):
         ahead.take(0, ahead.plan(0).rows, lambda: None)

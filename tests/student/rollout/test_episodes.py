@@ -173,7 +173,7 @@ def test_a_hundred_episodes_with_crashes_and_hangs_lose_no_row_and_leave_nothing
     prompts = [Prompt.make(f"p{i}", extra={"environment": {"name": NAUGHTY, "options": {}}}) for i in range(100)]
     wrong = {7: ["exit"], 31: ["hi", "exit"], 55: ["hi", "ho", "exit"], 70: ["raise"], 99: ["hi", "hang"]}
     script = {prompt.uid: wrong.get(i, []) + ["hi"] * 3 for i, prompt in enumerate(prompts)}
-    player = make_player(tokenizer, turns=3, isolation="process", limits={"step_seconds": 4.0})
+    player = make_player(tokenizer, turns=3, isolation="process", limits={"step_seconds": 12.0})
     others = psutil.Process().children(recursive=True)
     processes: list[int] = []
     memory: list[int] = []

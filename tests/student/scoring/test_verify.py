@@ -47,7 +47,7 @@ def test_answers_are_judged_at_the_same_time_and_each_gets_its_own_verdict() -> 
     together = threading.Barrier(4)
 
     def judge(prompt: Prompt, text: str) -> Verdict:
-        together.wait(timeout=60)  # passes only when four are judged at once
+        together.wait(timeout=120)  # passes only when four are judged at once
         return Verdict.of(text in ("a", "c"))
 
     verification = Verification(Source(judge), 4)  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ def test_an_answer_that_hangs_holds_up_no_other() -> None:
 
     def judge(prompt: Prompt, text: str) -> Verdict:
         if text == "hang":
-            release.wait(timeout=60)
+            release.wait(timeout=120)
             return Verdict.unknown("no answer within 60 s")
         if text == "last":
             done.set()
@@ -84,7 +84,7 @@ def test_an_answer_that_hangs_holds_up_no_other() -> None:
     made = rows("hang", "a", "b", "c", "last")
     for row in made:
         verification.submit(row)
-    assert done.wait(timeout=60)  # while the first one still hangs
+    assert done.wait(timeout=120)  # while the first one still hangs
     release.set()
     verification.collect(made)
     assert [row.verdict.known for row in made if row.verdict] == [False, True, True, True, True]
@@ -108,7 +108,7 @@ def test_giving_up_while_waiting_leaves_what_has_not_begun() -> None:
 
     def judge(prompt: Prompt, text: str) -> Verdict:
         begun.append(text)
-        release.wait(timeout=60)
+        release.wait(timeout=120)
         return Verdict.of(True)
 
     def poll() -> None:
@@ -137,5 +137,5 @@ def test_closing_ends_a_check_in_the_middle() -> None:
     (row,) = rows("9^9^9^9")
     row.prompt = Prompt.make("q", answer="2")
     verification.submit(row)
-    assert started.wait(timeout=60)
+    assert started.wait(timeout=120)
     verification.close()  # within the time limit of the test, not of the check

@@ -42,7 +42,7 @@ class Batches:
     def before_score(self, batch: Sequence[Any]) -> None:
         if self._first:
             self._first = False
-            self.gate.wait(60)
+            self.gate.wait(120)
             return
         self.seen.append([entry.item.prompt_length for entry in batch])
         self._fail(batch)
@@ -159,7 +159,7 @@ async def test_an_engine_without_any_memory_left_is_dead(start: Any, items: Any)
 
     outcomes = await meet(client, Batches(client.engines["numpy"], fail), [items(1, seed=seed) for seed in range(5)])
     assert {type(outcome) for outcome in outcomes} == {UnavailableError}
-    assert await asyncio.wait_for(client.server.wait(), 30) == 20
+    assert await asyncio.wait_for(client.server.wait(), 120) == 20
 
 
 async def test_an_engine_server_that_stays_away_is_dead_and_one_that_comes_back_is_not(
@@ -192,7 +192,7 @@ async def test_an_engine_server_that_stays_away_is_dead_and_one_that_comes_back_
     assert not client.server._stop.is_set()  # counted from when it went away again
     later[0] += AWAY_SECONDS
     await refused()
-    assert await asyncio.wait_for(client.server.wait(), 30) == 20
+    assert await asyncio.wait_for(client.server.wait(), 120) == 20
 
 
 async def test_a_failed_batch_is_freed_before_it_is_repeated(start: Any, items: Any) -> None:

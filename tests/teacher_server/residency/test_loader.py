@@ -61,7 +61,7 @@ async def test_a_config_of_a_billion_layers_is_refused_before_anything_is_built(
         tmp_path, teachers={}, make=lambda model: TransformersEngine(model, device="cpu")
     )
     request = admin.LoadTeacherRequest(teacher="u", model=str(folder))
-    error = await refusal(stub.LoadTeacher(request, metadata=metadata, timeout=60))
+    error = await refusal(stub.LoadTeacher(request, metadata=metadata, timeout=120))
     assert type(error) is InvalidRequestError
     assert "num_hidden_layers 1000000000" in str(error)
     assert not client.server.shared.teachers.loading
@@ -74,7 +74,7 @@ async def test_a_model_that_takes_too_long_is_given_up_and_holds_up_no_other(
 
     def make(model: str) -> Any:
         if model == "endless":
-            gate.wait(60)
+            gate.wait(120)
         made.append(numpy_engine(model))
         return made[-1]
 
@@ -106,8 +106,8 @@ async def test_a_second_model_waits_for_the_first_no_longer_than_the_limit() -> 
         async with loader.turn() as turn:
             await turn.read("x", work)
 
-    first = asyncio.create_task(read(loader, lambda: (inside.set(), gate.wait(60))))
-    await asyncio.to_thread(inside.wait, 60)
+    first = asyncio.create_task(read(loader, lambda: (inside.set(), gate.wait(120))))
+    await asyncio.to_thread(inside.wait, 120)
     second = asyncio.create_task(read(loader, int))  # waits for its turn, and gets it
     await asyncio.sleep(0)
     assert not second.done()
@@ -127,7 +127,7 @@ async def test_a_caller_that_leaves_does_not_free_the_turn_before_the_thread_end
 
     def work() -> str:
         inside.set()
-        gate.wait(30)
+        gate.wait(120)
         return "late"
 
     async def read() -> None:
@@ -135,7 +135,7 @@ async def test_a_caller_that_leaves_does_not_free_the_turn_before_the_thread_end
             await turn.read("x", work, discarded.append)
 
     call = asyncio.create_task(read())
-    await asyncio.to_thread(inside.wait, 30)
+    await asyncio.to_thread(inside.wait, 120)
     for _ in range(2):  # even one that is cancelled twice
         call.cancel()
         await asyncio.wait({call}, timeout=0)

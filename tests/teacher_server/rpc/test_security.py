@@ -78,7 +78,7 @@ class Authority:
         return cert_file, key_file
 
 
-async def describe(address: str, security: ClientSecurity, timeout: float = 3.0) -> Any:
+async def describe(address: str, security: ClientSecurity, timeout: float = 120.0) -> Any:
     async with open_channel(address, security) as channel:
         stub = teacher_pb2_grpc.TeacherServiceStub(channel)
         return await stub.Describe(pb.DescribeRequest(), timeout=timeout, metadata=security.metadata())

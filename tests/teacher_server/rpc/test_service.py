@@ -100,7 +100,7 @@ async def test_ranks_that_want_the_head_at_once_share_one_copy_of_it(start: Any)
 
     def head() -> Any:
         made.append(1)
-        gate.wait(30)
+        gate.wait(120)
         return plain()
 
     async def fetch() -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 from opd.errors import ConfigError
 from opd.tasks.environments import Observation
@@ -20,9 +20,15 @@ from opd.tasks.prompt import Prompt
 NAUGHTY = "tests.support.environments:Naughty"
 
 
+HANGING = 5.0
+"""Seconds after which an episode counts as hung in the test of it; elsewhere none does."""
+
+
 @pytest.fixture
-def naughty() -> Iterator[EnvironmentPool]:
-    with EnvironmentPool({"name": NAUGHTY}, PoolSettings(step_seconds=1.0, text_characters=1000)) as pool:
+def naughty(request: pytest.FixtureRequest) -> Iterator[EnvironmentPool]:
+    hangs = "action" in request.fixturenames and request.getfixturevalue("action") == "hang"
+    settings = PoolSettings(step_seconds=HANGING if hangs else PATIENCE, text_characters=1000)
+    with EnvironmentPool({"name": NAUGHTY}, settings) as pool:
         yield pool
 
 
@@ -43,7 +49,7 @@ def test_many_episodes_play_as_one_does_alone() -> None:
     ("action", "kind", "reason"),
     [
         ("raise", "raised", "ValueError: as asked (environments.py:"),
-        ("hang", "hung", "no answer within 1 s"),
+        ("hang", "hung", f"no answer within {HANGING:g} s"),
         ("exit", "died", "its process ended"),
         ("number", "raised", "returned int instead of an Observation"),
         ("megabytes", "invalid", "over the limit of 1000"),
