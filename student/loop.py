@@ -199,7 +199,8 @@ class _Run:
         job.cursor.begin()
         rollouts = self._rollouts(step, clock)
         rows = rollouts.run(job.strategy, self._planned(step))
-        mismatch = job.mismatch.measure(rows, step)
+        version, weights = (step, None) if job.ahead is None else job.ahead.weights(step)
+        mismatch = job.mismatch.measure(rows, version, weights)
         costs = job.services.costs
         costs.sampled("train", rollouts.rows)
         costs.scored("train", job.scorer.positions(rollouts.scored))

@@ -16,9 +16,9 @@ weights of its own (`RolloutEngine.holds_weights`) one on the device.
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +91,11 @@ class Ahead:
         self._weights: dict[int, dict[str, Tensor]] = {}  # by version, on the host
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="sample-ahead")
         self._threads = torch.get_num_threads()
+        device = learner.accelerator.device
+        # One for the whole run, so that the device can work on both threads' kernels: memory is kept for each stream.
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._free: float | None = None
         self._closing = False
 
@@ -106,6 +111,11 @@ class Ahead:
     def plan(self, step: int) -> StepPlan:
         """The plan, of all ranks, that a step was launched with."""
         return self._under_way[step].plan
+
+    def weights(self, step: int) -> tuple[int, Mapping[str, Tensor]]:
+        """What a step that is not done is sampled with: steps that the weights have seen, and the tensors by name."""
+        version = self._under_way[step].version
+        return version, self._weights[version]
 
     def take(self, step: int, planned: tuple[PlannedRow, ...], poll: Callable[[], None]) -> Sampled:
         """Wait for the rows of a step.
@@ -185,7 +195,7 @@ class Ahead:
             sent.append(time.monotonic())
             self._on_row(row)
 
-        with _beside(self._learner.accelerator.device), self._lend() as engine:
+        with torch.cuda.stream(self._stream), self._lend() as engine:
             engine.sync(weights.items(), version)
             rows = sample_or_play(engine, self._player, planned, on_row=finished)
         self._free = time.monotonic()
@@ -193,13 +203,10 @@ class Ahead:
 
 
 def copy_of(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy for another thread: trained tensors, to be replaced, are its own, all others are shared."""
+    """A copy for another thread: trained tensors, to be replaced, are its own, all others are shared.
+
+    The copied ones still ask for gradients, although none is taken of them: autocast keeps the casts of such alone, and
+    would cast every weight again for every token.
+    """
     shared = [p for p in model.parameters() if not p.requires_grad] + list(model.buffers())
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in shared}).requires_grad_(requires_grad=False)
-
-
-def _beside(device: torch.device) -> AbstractContextManager[object]:
-    """A stream of its own, so that the device can work on both threads' kernels."""
-    if device.type != "cuda":
-        return nullcontext()
-    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})

@@ -20,7 +20,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from opd.config import Settings
 from opd.registry import Registry
@@ -63,6 +63,12 @@ class EngineSettings(Settings):
         gt=0,
         description="The run stops when the mean |log p - log q| per token of a step is over it, nats; null: never.",
     )
+
+    @model_validator(mode="after")
+    def _check_limit(self) -> EngineSettings:
+        if not self.mismatch_rows and "mismatch_limit" in self.model_fields_set and self.mismatch_limit is not None:
+            raise ValueError("mismatch_limit is set, but mismatch_rows is 0 and nothing is measured; set mismatch_rows")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +142,9 @@ class RolloutEngine:
             DataError: for a prompt over the limit, or an answer that encodes to no token.
         """
         raise TypeError(f"{type(self).__name__} does not implement sample")
+
+    def rest(self) -> None:
+        """Nothing is sampled for a while: give back what others can use. Called after rollouts, also empty ones."""
 
     def fork(self, model: PreTrainedModel) -> RolloutEngine:
         """An engine that samples from `model`, a copy of the student, and may be used in another thread."""
@@ -248,17 +257,23 @@ class Sampler:
             if self._exposed or self._synced != present:
                 self._engine.sync(self._learner.whole_parameters(), self.version)
                 self._synced = present
-            with nullcontext() if self._engine.holds_weights else self._learner.whole():
-                if not planned:  # another rank has rows, and all of them gather the weights
-                    return []
-                return sample_or_play(self._engine, self._player, planned, purpose=purpose, on_row=on_row)
+            try:
+                with nullcontext() if self._engine.holds_weights else self._learner.whole():
+                    if not planned:  # another rank has rows, and all of them gather the weights
+                        return []
+                    return sample_or_play(self._engine, self._player, planned, purpose=purpose, on_row=on_row)
+            finally:
+                self._engine.rest()
 
     @contextmanager
     def lend(self) -> Iterator[RolloutEngine]:
         """The engine for another thread, which syncs it itself; others wait until it is given back."""
         with self._lock:
             self._synced = None
-            yield self._engine
+            try:
+                yield self._engine
+            finally:
+                self._engine.rest()
 
     def take(self) -> dict[str, float]:
         """See `RolloutEngine.take`."""

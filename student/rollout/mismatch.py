@@ -1,21 +1,26 @@
 """How far the rollout engine is from the student it samples for: two programs for one model do not give equal numbers.
 
-    d_t = log p(y_t) - log q(y_t)        p: the student's forward as it trains; q: what the engine drew from
+    d_t = log p(y_t) - log q(y_t)        p: the student's forward as it trains, with the weights that sampled
+                                         q: what the engine drew from
 
     mismatch/log_ratio       mean |d|, nats
     mismatch/max_log_ratio   the largest |d|, nats
     mismatch/kl              mean of e^d - 1 - d: KL(q || p) without bias, from tokens of q (the k3 of
                              http://joschu.net/blog/kl-approx.html)
 
-Measured each step before the first update, on the first rows that were sampled with exactly the student's weights, in
-the precision that the learner runs in. Losses correct for it by the ratio to the policy that sampled (`ratio_to:
-behaviour`, `importance_cap`); beyond `rollout.engine.mismatch_limit` the run stops, because one of the two is wrong.
+Measured each step before the first update, on the first rows of the step that the student sampled, in the precision
+that the learner runs in; where rows are sampled ahead (`train.max_staleness`), with the older weights in place of the
+student's, so that what it learnt since is not counted. Losses correct for it by the ratio to the policy that sampled
+(`ratio_to: behaviour`, `importance_cap`); beyond `rollout.engine.mismatch_limit` the run stops, because one of the two
+is wrong.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from opd.errors import RolloutEngineError
 from student.data.row import Row
@@ -43,19 +48,22 @@ class Mismatch:
         self._settings, self._local, self._ranks, self._costs = settings, local, ranks, costs
         self._precision = precision
 
-    def measure(self, rows: Sequence[Row], version: int) -> dict[str, float]:
+    def measure(
+        self, rows: Sequence[Row], version: int, weights: Mapping[str, Tensor] | None = None
+    ) -> dict[str, float]:
         """Metrics of a step; empty where nothing is measured. All ranks must call it.
 
         Args:
             rows: this rank's sampled rows.
-            version: steps that the student's weights have seen; rows of other weights are left out.
+            version: steps that the weights to compare with have seen; rows of other weights are left out.
+            weights: these, the trained tensors by name; None for the student's own.
 
         Raises:
             RolloutEngineError: when the mean is over the limit, on every rank.
         """
         if not self._settings.mismatch_rows:
             return {}
-        found = self._ranks.gather(self._sums(rows, version))
+        found = self._ranks.gather(self._sums(rows, version, weights))
         tokens = sum(part[0] for part in found)
         if not tokens:
             return {}
@@ -71,12 +79,14 @@ class Mismatch:
         largest = max(part[3] for part in found)
         return {"mismatch/log_ratio": mean, "mismatch/max_log_ratio": largest, "mismatch/kl": kl}
 
-    def _sums(self, rows: Sequence[Row], version: int) -> tuple[int, float, float, float]:
+    def _sums(
+        self, rows: Sequence[Row], version: int, weights: Mapping[str, Tensor] | None
+    ) -> tuple[int, float, float, float]:
         """Tokens, sum of |d|, sum of e^d - 1 - d, and the largest |d|, of this rank."""
         fresh = [row for row in rows if row.on_policy and bool((_sampled(row, version)).any())]
         chosen = fresh[: self._settings.mismatch_rows]
         self._costs.add("train", "local_positions", sum(len(row.prompt_ids) + row.length for row in chosen))
-        with self._precision():
+        with self._precision(), nullcontext() if weights is None else self._local.holding(weights):
             scores = self._local.score(STUDENT, chosen)
         gaps = [np.zeros(0)]
         for row, score in zip(chosen, scores, strict=True):

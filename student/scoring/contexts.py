@@ -17,6 +17,8 @@ is asked when the row ends. Contexts change what a model reads before the respon
 signals stay aligned with the student's tokens; their ids never enter the student's input.
 """
 
+import copy
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -195,7 +197,10 @@ class Contexts:
         self._settings = settings
         self._contexts = {role: (Context(role, one), one.max_tokens or limit) for role, one in settings.items()}
         self.late = frozenset(role for role, (context, _) in self._contexts.items() if context.reads_outcomes)
-        self._tokenizer = tokenizer
+        # Rows that are sampled ahead get theirs in another thread, and a fast tokenizer may not be used by two at once:
+        # one of its own, and one user at a time.
+        self._tokenizer = copy.deepcopy(tokenizer) if settings else tokenizer
+        self._lock = threading.Lock()
         self._encoded: dict[str, NDArray[np.uint32]] = {}  # rows of a group share their prompt
 
     def __bool__(self) -> bool:
@@ -229,7 +234,7 @@ class Contexts:
                 row.contexts.pop(role, None)
                 if told and not any(told):
                     continue
-                ids = np.array(encode_prompt(context.render(row.prompt, facts), self._tokenizer), dtype=np.uint32)
+                ids = self._encode(context.render(row.prompt, facts))
                 if len(ids) <= limit:
                     row.contexts[role] = ids
 
@@ -243,7 +248,7 @@ class Contexts:
         rendered = context.render(prompt, _EXAMPLE if role in self.late else None)
         ids = self._encoded.get(rendered.uid)
         if ids is None:
-            ids = np.array(encode_prompt(rendered, self._tokenizer), dtype=np.uint32)
+            ids = self._encode(rendered)
             ids.setflags(write=False)
             if len(self._encoded) >= _CACHED:
                 self._encoded.clear()
@@ -254,6 +259,10 @@ class Contexts:
                 f"raise contexts.{role}.max_tokens."
             )
         return ids
+
+    def _encode(self, prompt: Prompt) -> NDArray[np.uint32]:
+        with self._lock:
+            return np.array(encode_prompt(prompt, self._tokenizer), dtype=np.uint32)
 
 
 def _columns(prompt: Prompt) -> dict[str, Any]:

@@ -10,7 +10,7 @@ those are the adapters, and `initial` is the model with its adapters off, for no
 their products).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -234,12 +234,18 @@ class LocalModels:
             with adapters_off(self._student.lm):
                 yield
             return
-        copies, own = self._copies[model], {}
+        with self.holding(self._copies[model]):
+            yield
+
+    @contextmanager
+    def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """The student with `tensors`, by name, in place of those that are trained."""
+        own: dict[str, Tensor] = {}
         try:
             for name, p in self._trained():
                 # Storage is exchanged without a copy, except under shards, whose gathers know the storage they have.
                 own[name] = p.detach().clone() if isinstance(p, DTensor) else p.data
-                _put(p, copies[name])
+                _put(p, tensors[name])
             yield
         finally:
             for name, p in self._trained():
@@ -302,7 +308,7 @@ def _put(parameter: Tensor, value: Tensor) -> None:
     if isinstance(parameter, DTensor):
         parameter.copy_(value)
     else:
-        parameter.data = value.to(parameter.dtype)
+        parameter.data = value.to(parameter.device, parameter.dtype)
 
 
 def _kept(parameter: Tensor, model: str) -> Tensor:

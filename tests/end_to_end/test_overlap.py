@@ -84,8 +84,14 @@ def test_step_n_is_sampled_by_the_weights_of_step_n_minus_k_and_no_others(
     monkeypatch.setitem(sys.modules, "witness", SimpleNamespace(Witness=Witness))
     monkeypatch.setattr(Witness, "seen", [])
     torch.set_num_threads(1)
-    recipe = overlapped(staleness, methods=[{"name": "witness:Witness"}], train={"learning_rate": 1e-2})
+    recipe = overlapped(
+        staleness,
+        methods=[{"name": "witness:Witness"}],
+        train={"learning_rate": 1e-2},
+        rollout={"engine": {"name": "transformers", "mismatch_rows": 4, "mismatch_limit": 1e-3}},
+    )
     train(recipe)
+    assert all(line["mismatch/log_ratio"] < 1e-4 for line in records(recipe))  # of the weights that sampled
     assert [line["staleness"] for line in records(recipe)] == [min(step, staleness) for step in range(5)]
     for step in range(5):
         rows = [row for row in Witness.seen if row.key.step == step]

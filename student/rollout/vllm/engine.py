@@ -21,6 +21,7 @@ from opd.errors import ConfigError, DataError, RolloutEngineError
 from student.rollout.engine import EngineSetup, OnRow, RolloutEngine, ignore
 from student.rollout.lost import EngineLostError
 from student.rollout.vllm.settings import VllmSettings, check_vllm
+from student.rollout.vllm.sleep import Sleep
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +51,7 @@ class VllmEngine(RolloutEngine):
         super().__init__(settings)
         self._llm: Any = None
         self._whole = False
-        self._asleep = False
+        self._sleep = Sleep(enabled=settings.sleep)
         self._given: dict[str, Tensor] = {}
 
     def check(self, recipe: Recipe) -> None:
@@ -73,6 +74,7 @@ class VllmEngine(RolloutEngine):
 
         self._dtype = self._own_dtype()
         sleep = self.settings.sleep
+        self._sleep = Sleep(enabled=sleep)
         if sleep and not torch.cuda.is_available():
             raise ConfigError("rollout.engine.sleep gives a GPU's memory back, and there is no GPU here; leave it out.")
         config = setup.model.config.get_text_config()
@@ -137,23 +139,33 @@ class VllmEngine(RolloutEngine):
         """
         found: list[Row | None] = [None] * len(planned)
         failures = 0
-        try:
-            while left := [i for i, row in enumerate(found) if row is None]:
-                try:
-                    if failures:
-                        self._renew()
-                        self._count("restarts", 1)
-                    rows: Sequence[Row | None] = self._rows([planned[i] for i in left], purpose, on_row)
-                except EngineLostError as error:
-                    failures += 1
-                    if failures > _RESTARTS or not self._may_restart():
-                        raise
-                    rows = error.rows
-                for i, row in zip(left, rows, strict=False):
-                    found[i] = row
-        finally:
-            self._rest()
+        while left := [i for i, row in enumerate(found) if row is None]:
+            try:
+                if failures:
+                    self._renew()
+                    self._count("restarts", 1)
+                rows: Sequence[Row | None] = self._rows([planned[i] for i in left], purpose, on_row)
+            except EngineLostError as error:
+                failures += 1
+                if failures > _RESTARTS or not self._may_restart():
+                    raise
+                rows = error.rows
+            for i, row in zip(left, rows, strict=False):
+                found[i] = row
         return [row for row in found if row is not None]
+
+    def rest(self) -> None:
+        """See `RolloutEngine.rest`.
+
+        Raises:
+            EngineLostError: when the GPU's memory did not come back.
+        """
+        if self._llm is not None:
+            try:
+                self._sleep.rest(self._llm)
+            except EngineLostError:
+                self._abandon()
+                raise
 
     def _rows(self, planned: Sequence[PlannedRow], purpose: tuple[object, ...], on_row: OnRow) -> list[Row]:
         from student.rollout.rows import sample_rows
@@ -302,15 +314,13 @@ class VllmEngine(RolloutEngine):
 
         return alone()
 
-    def _rest(self) -> None:
-        if self.settings.sleep and self._llm is not None and not self._asleep:
-            self._llm.sleep(level=1)
-            self._asleep = True
-
     def _wake(self) -> None:
-        if self._asleep and self._llm is not None:
-            self._llm.wake_up()
-        self._asleep = False
+        if self._llm is not None:
+            try:
+                self._sleep.wake(self._llm)
+            except EngineLostError:
+                self._abandon()
+                raise
 
 
 def cache_bytes(config: Any, itemsize: int) -> int:

@@ -18,6 +18,7 @@ from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from student.data.streams import stream
+from student.learning.lora import has_lora
 from student.rollout.spec import RolloutSpec
 from student.rollout.vllm.draws import Draw
 
@@ -48,6 +49,8 @@ class KnownRow:
 class Reader:
     """Scores known rows with the student's code and given weights; never with the model itself, which may be training.
 
+    Its adapters act: another thread may have switched the model's off while the code was copied, for the reference.
+
     Args:
         model: the student.
         spec: what every rollout of the run shares.
@@ -59,6 +62,8 @@ class Reader:
         for parameter in model.parameters():
             shapes[id(parameter)] = torch.nn.Parameter(shapes[id(parameter)], requires_grad=False)
         self._code = copy.deepcopy(model, shapes).eval()
+        if has_lora(model):
+            self._code.enable_adapters()
 
     @torch.no_grad()
     def log_probs(self, row: KnownRow, parameters: Mapping[str, Tensor]) -> NDArray[np.float32]:

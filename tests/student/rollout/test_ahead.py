@@ -1,13 +1,18 @@
 """Sampling ahead, by an engine that is told when it may go on: the weights of the launch, and no others."""
 
+import dataclasses
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from opd.errors import CancelledError, CheckpointError, DataError
 from opd.tasks.prompt import Prompt
@@ -15,8 +20,18 @@ from student.data.plan import EpisodePlan, PlannedRow, StepPlan, plan_step
 from student.data.plan_state import plan_from_state, plan_to_state
 from student.data.row import RowKey
 from student.learning.ranks import Ranks
-from student.rollout.ahead import Ahead
-from student.rollout.engine import EngineSettings, OnRow, RolloutEngine, Sampler, ignore
+from student.rollout.ahead import Ahead, copy_of
+from student.rollout.engine import (
+    CopyEngine,
+    EngineSettings,
+    EngineSetup,
+    OnRow,
+    RolloutEngine,
+    Sampler,
+    TransformersEngine,
+    ignore,
+)
+from student.rollout.spec import RolloutSpec
 
 ALONE = SimpleNamespace(num_processes=1, process_index=0, device=torch.device("cpu"))
 
@@ -197,3 +212,57 @@ def test_a_plan_comes_back_from_a_checkpoint_as_it_was() -> None:
     state = json.loads(json.dumps(plan_to_state(whole)))
     assert len(state["prompts"]) == 3
     assert plan_from_state(state) == whole
+
+
+def test_memory_of_a_device_is_kept_for_one_stream_however_many_steps_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Any] = []
+    used: list[Any] = []
+
+    def entered(stream: Any) -> Any:
+        used.append(stream)
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(device) or len(made))
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+    engine, learner = Engine(), Learner()
+    learner.accelerator = SimpleNamespace(device=torch.device("cuda"))
+    ahead = Ahead(1, 5, learner, lambda: nullcontext(engine), PLAYER, ignore)  # type: ignore[arg-type]
+    assert len(run(ahead, learner, range(5))) == 5
+    ahead.close()
+    assert made == [torch.device("cuda")] and used == [1] * 5
+
+
+def test_under_autocast_a_copy_casts_each_weight_once_and_gives_the_student_s_own_rows(world: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(world / "student")
+    tokenizer = AutoTokenizer.from_pretrained(world / "student")
+    spec = RolloutSpec(7, 64, 0, len(tokenizer), 40, autocast=torch.bfloat16)
+    setup = EngineSetup(model, tokenizer, spec, "student")
+    planned = plan_step(1, [Prompt.make("12+34=")], samples=4, max_new_tokens=12, temperature=1.0).rows
+    itself, beside = TransformersEngine(EngineSettings(name="a")), CopyEngine(EngineSettings(name="b"))
+    itself.open(setup)
+    beside.open(dataclasses.replace(setup, model=copy_of(model)))
+    expected = itself.sample(planned)
+    beside.sync([(name, p.detach().clone()) for name, p in model.named_parameters()], 3)
+    with Casts(beside.setup.model) as casts:
+        rows = beside.sample(planned)
+    assert sum(row.length for row in rows) > 8 and 0 < max(casts.count.values()) <= 2  # the trial of slots is one more
+    assert all(p.grad is None for p in beside.setup.model.parameters())
+    for one, other in zip(rows, expected, strict=True):
+        assert one.response_ids.tolist() == other.response_ids.tolist()
+        assert one.behaviour_logp.tolist() == other.behaviour_logp.tolist()
+
+
+class Casts(TorchDispatchMode):
+    """Counts how often each weight of a model is cast."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.names = {p.data_ptr(): name for name, p in model.named_parameters()}
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten._to_copy.default and args[0].data_ptr() in self.names:
+            self.count[self.names[args[0].data_ptr()]] += 1
+        return function(*args, **(kwargs or {}))

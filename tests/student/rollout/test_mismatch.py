@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from opd.errors import RolloutEngineError
 from student.rollout.engine import EngineSettings
 from student.rollout.mismatch import Mismatch
+from student.rollout.vllm.settings import VllmSettings
 from student.run.costs import Costs
 from student.scoring.local import LocalModels
 
@@ -58,6 +60,26 @@ def test_only_tokens_that_the_present_weights_sampled_are_compared(made: Any) ->
     assert mismatch.measure(rows, 0)["mismatch/log_ratio"] < 1e-4
     assert mismatch.measure(rows, 3)["mismatch/log_ratio"] == pytest.approx(9.0, abs=1e-3)
     assert mismatch.measure(rows, 7) == {}
+
+
+def test_rows_of_older_weights_are_compared_with_those_and_the_student_keeps_its_own(made: Any) -> None:
+    mismatch, rows, _ = made(mismatch_rows=4, mismatch_limit=0.05)
+    learner = mismatch._local._student.lm
+    old = {name: p.detach().clone() for name, p in learner.named_parameters()}
+    with torch.no_grad():
+        for parameter in learner.parameters():
+            parameter.mul_(0.5)
+    now = [p.detach().clone() for p in learner.parameters()]
+    assert mismatch.measure(rows, 0, old)["mismatch/log_ratio"] < 1e-4
+    assert all(torch.equal(one, two) for one, two in zip(now, learner.parameters(), strict=True))
+    with pytest.raises(RolloutEngineError, match="mismatch_limit"):
+        mismatch.measure(rows, 0)
+
+
+def test_a_limit_without_rows_to_measure_is_refused() -> None:
+    with pytest.raises(ValueError, match="mismatch_rows is 0 and nothing is measured"):
+        EngineSettings(name="transformers", mismatch_limit=0.1)
+    assert VllmSettings(name="vllm", mismatch_rows=0).mismatch_limit == 0.2  # the default alone asks for nothing
 
 
 def test_over_its_limit_it_stops_the_run_and_without_rows_it_costs_nothing(made: Any) -> None:

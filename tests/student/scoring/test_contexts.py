@@ -1,5 +1,6 @@
 """Contexts that are made from what became of a row and of its group."""
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -105,3 +106,26 @@ def test_an_answer_is_text_and_never_a_template(name: str) -> None:
     one = row(0, "a", 0.0, "{{ 7 * 7 }}")
     made.fill_late([one], lambda row: [one, hostile])
     assert bytes(one.contexts["ema"].astype(np.uint8)) == b"{{ 7 * 7 }}"
+
+
+def test_two_threads_never_use_a_tokenizer_at_once_and_it_is_not_the_loop_s() -> None:
+    """A fast tokenizer that is used by two threads fails with "Already borrowed"."""
+    tellers: list[threading.Thread] = []
+
+    class Asking(Letters):
+        """Has a second thread encode while it is encoding, and sees whether that has to wait."""
+
+        def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+            assert self is not given
+            if not tellers:
+                tellers.append(threading.Thread(target=made.encode, args=("ema", Prompt.make("another?"))))
+                tellers[0].start()
+                tellers[0].join(0.2)
+                assert tellers[0].is_alive()
+            return super().__call__(text)
+
+    given = Asking()
+    made = Contexts({"ema": parse_settings(ContextSettings, {"prompt": "{{ prompt }}!"})}, given, 32)
+    assert bytes(made.encode("ema", Prompt.make("one?")).astype(np.uint8)) == b"one?!"
+    tellers[0].join(60)
+    assert not tellers[0].is_alive()

@@ -19,6 +19,7 @@ from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row, RowKey
 from student.rollout.engine import RolloutEngine
 from student.rollout.vllm import weights
+from student.rollout.vllm.sleep import Sleep
 
 pytestmark = [
     pytest.mark.engine,
@@ -204,6 +205,30 @@ def test_an_engine_that_dies_is_started_again_and_samples_what_is_left(make_engi
     assert ids(rows) == expected
     assert len(told) == len(rows) and {id(row) for row in told} == {id(row) for row in rows}  # none doubled
     assert engine.take()["engine/restarts"] == 1 and {3} == {int(v) for row in rows for v in row.policy_version}
+
+
+def test_a_vllm_that_sleeps_between_rollouts_wakes_for_each_and_one_that_does_not_wake_is_started_again(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no GPU whose memory could be given back: what is asked of vLLM is kept instead of done."""
+    expected = ids(make_engine("transformers").sample(plan(1)))
+    engine, asked = make_engine("vllm"), []
+
+    def broken() -> None:
+        asked.append("wake_up")
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(engine, "_sleep", Sleep(enabled=True))
+    for name in ("sleep", "wake_up"):
+        monkeypatch.setattr(engine._llm, name, lambda name=name, **how: asked.append(name))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append("empty_cache"))
+    for _ in range(2):
+        assert ids(engine.sample(plan(1))) == expected
+        engine.rest()
+    monkeypatch.setattr(engine._llm, "wake_up", broken)
+    assert ids(engine.sample(plan(1))) == expected
+    assert asked == ["sleep", *["empty_cache", "wake_up", "sleep"], "empty_cache", "wake_up"]
+    assert engine.take()["engine/restarts"] == 1
 
 
 def test_the_process_keeps_its_random_states_and_threads(make_engine: Make) -> None:
