@@ -17,6 +17,8 @@ import matplotlib.pyplot as plt
 
 BOARDS = runpy.run_path(str(Path(__file__).parent / "dashboards.py"))
 POINTS = 200
+UNITS = {"percentunit": "share", "s": "seconds", "short": ""}
+"""Grafana's names of units, for people."""
 
 
 def ask(url: str, expression: str, start: float, end: float) -> list[dict[str, Any]]:
@@ -47,7 +49,8 @@ def draw(url: str, panels: list[tuple[str, str, str, str]], out: Path, start: fl
         for series in several:
             times, values = zip(*((float(t) - start, float(v)) for t, v in series["values"]), strict=True)
             axis.plot([t / 60 for t in times], values, label=legend(names, series["metric"]) or None, linewidth=1.3)
-        axis.set_title(f"{title} ({unit})" if unit != "short" else title, fontsize=10, loc="left")
+        shown_unit = UNITS.get(unit, unit)
+        axis.set_title(f"{title} ({shown_unit})" if shown_unit else title, fontsize=10, loc="left")
         axis.grid(alpha=0.3)
         axis.tick_params(labelsize=8)
         if axis.get_legend_handles_labels()[0]:
