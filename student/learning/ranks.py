@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, gather_object
+from torch import distributed as dist
 
 from opd.errors import CancelledError, ConfigError, OpdError
 
@@ -66,17 +67,28 @@ class Ranks:
     """Agreement among ranks. Every rank must make the same calls in the same order.
 
     Args:
-        accelerator: of this process; None for a process that is alone.
+        accelerator: of this process; None for a process that is alone, or one of `group`.
+        group: whose collectives these are, instead of those of `accelerator`.
     """
 
-    def __init__(self, accelerator: Accelerator | None = None) -> None:
-        self.count = 1 if accelerator is None else accelerator.num_processes
-        self.index = 0 if accelerator is None else accelerator.process_index
+    def __init__(self, accelerator: Accelerator | None = None, *, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
+        if group is not None:
+            self.count, self.index = dist.get_world_size(group), dist.get_rank(group)
+        else:
+            self.count = 1 if accelerator is None else accelerator.num_processes
+            self.index = 0 if accelerator is None else accelerator.process_index
         self._alone = self.count == 1
 
     def gather(self, value: T) -> list[T]:
         """The values of all ranks, by rank."""
-        return [value] if self._alone else list(gather_object([value]))
+        if self._alone:
+            return [value]
+        if self.group is None:
+            return list(gather_object([value]))
+        found: list[T] = [value] * self.count
+        dist.all_gather_object(found, value, self.group)
+        return found
 
     def any(self, flag: bool) -> bool:
         """Whether any rank says so."""

@@ -5,8 +5,9 @@
                                        in folders *-shards what the ranks of a sharded student hold
     checkpoints/step-000050/manifest.json   SHA-256 and size of every file; its presence makes the checkpoint
 
-A checkpoint whose manifest does not hold is passed over in favour of the one before. Ranks of a sharded student write
-and hash their parts of one folder together, which all of them see; the first one names it when all are done.
+A checkpoint whose manifest does not hold is passed over in favour of the one before. Ranks write and hash their parts
+(`student.run.parts`) of one folder together, which all of them see, and agree after each part, so that one that cannot
+write leaves no other waiting; the first one names the folder when all are done.
 """
 
 import contextlib
@@ -15,14 +16,16 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 
-from opd.errors import CancelledError, CheckpointError, RunFolderError
+from opd.errors import CheckpointError, RunFolderError
 from student.learning.ranks import ALONE, Ranks
+from student.run.parts import Part
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -30,50 +33,66 @@ MANIFEST = "manifest.json"
 _ASIDE = ".writing-old-"
 
 
-def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], *, keep: int, ranks: Ranks = ALONE) -> Path:
+def save_checkpoint(root: Path, step: int, parts: Iterable[Part], *, keep: int, ranks: Ranks = ALONE) -> Path:
     """Write the checkpoint of `step` and remove all but the newest `keep` up to it.
 
     Args:
         root: folder of all checkpoints.
-        step: optimizer updates done.
-        write: fills the folder it is given, or adds what this rank holds.
+        step: steps done.
+        parts: what this rank writes; gathered one after the other, each when the one before is written.
         keep: checkpoints to keep, at least 1.
-        ranks: those that write together, all at the same time.
+        ranks: those that write together, all at the same time, equally many parts.
 
     Returns:
         The checkpoint's folder.
 
     Raises:
-        RunFolderError: on every rank, when it cannot be written; those before it are kept.
+        RunFolderError: on every rank, when one cannot write its part; it names rank and path. Earlier checkpoints stay.
     """
     final = root / f"step-{step:06d}"
     main = ranks.index == 0
     scratch = root / f".writing-step-{step:06d}-{ranks.gather(os.getpid())[0]}"
 
-    def together(work: Callable[[], T]) -> T:
-        def guarded() -> T:
-            try:
-                return work()
-            except (OSError, SafetensorError) as error:
-                raise RunFolderError(
-                    f"checkpoint {final} cannot be written: {error}; free space for it and continue with --resume."
-                ) from error
-
+    def together(name: str, work: Callable[[], T]) -> T:
+        """The result of `work`; where it fails on a rank, every rank leaves with that rank's error."""
+        failure: Exception | None = None
         try:
-            return ranks.agree(guarded)
-        except CancelledError as error:
-            raise RunFolderError(f"checkpoint {final} cannot be written: {error}.") from error
-        except RunFolderError:
-            shutil.rmtree(scratch, ignore_errors=True)
-            raise
+            result = work()
+        except Exception as error:  # whatever it is: the other ranks are waiting
+            failure = error
+        said = ranks.gather(None if failure is None else f"{name}{_reason(failure)}")
+        for rank, reason in enumerate(said):
+            if reason is not None:
+                if main:
+                    shutil.rmtree(scratch, ignore_errors=True)
+                who = f" by rank {rank}" if ranks.count > 1 else ""
+                raise RunFolderError(
+                    f"checkpoint {final} cannot be written{who}: {reason}; free space or give access there, and "
+                    "continue with --resume."
+                ) from failure
+        return result
 
-    together(lambda: _clear(root, scratch) if main else None)
-    together(lambda: write(scratch))
+    together("", lambda: _clear(root, scratch) if main else None)
+    written: list[Path] = []
+    for part in parts:
+        written += together(f"{part.name}: ", partial(_written, part, scratch))
     entries: dict[str, Any] = {}
-    for part in ranks.gather(together(lambda: _entries(scratch, ranks))):
-        entries |= part
-    together(lambda: _name(scratch, final, step, entries, keep) if main else None)
+    for found in ranks.gather(together("", lambda: _entries(scratch, written))):
+        entries |= found
+    together("", lambda: _name(scratch, final, step, entries, keep) if main else None)
     return final
+
+
+def _written(part: Part, scratch: Path) -> list[Path]:
+    return list(part.write(scratch))
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror + (f" ({error.filename})" if error.filename else "")
+    said = " ".join(str(error).split()).rstrip(".")
+    return said if isinstance(error, OSError | SafetensorError) else f"{type(error).__name__}: {said}"
 
 
 def _clear(root: Path, scratch: Path) -> None:
@@ -110,9 +129,11 @@ def _put_back(root: Path) -> None:
             aside.rename(final)
 
 
-def _entries(folder: Path, ranks: Ranks) -> dict[str, Any]:
-    """SHA-256 and size of this rank's share of the files below `folder`, which are then on the disk."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())[ranks.index :: ranks.count]
+def _entries(folder: Path, files: Sequence[Path]) -> dict[str, Any]:
+    """SHA-256 and size of the files that this rank wrote below `folder`, which are then on the disk.
+
+    A rank looks at its own files alone: on a network file system it may not see those of others yet.
+    """
     for path in files:
         _fsync(path)
     return {str(p.relative_to(folder)): {"sha256": _sha256(p), "bytes": p.stat().st_size} for p in files}

@@ -1,15 +1,16 @@
-"""The Hugging Face folder of a sharded student, that plain transformers or peft loads: no rank ever holds all of it.
+"""The Hugging Face folder of a student, that plain transformers or peft loads; no rank ever holds all of a sharded one.
 
-Tensors are gathered layer by layer, and each file is kept and written by one rank: a rank holds a file at most.
+Its tensors are gathered layer by layer, and each file is kept and written by one rank: a rank holds a file at most, or
+its share of the files where they are written while training goes on.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -19,50 +20,67 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from student.learning.lora import has_lora
 from student.learning.model import Student
 from student.learning.ranks import Ranks
-from student.learning.sharding import full, layer_of, reshard
+from student.learning.sharding import full, layer_of, reshard, units
+from student.run.parts import Part, files_written, nothing, on_host
 
 FILE_BYTES = 4 * 2**30
 
 
-def save_model(folder: Path, student: Student, ranks: Ranks, *, limit: int = FILE_BYTES) -> None:
-    """Write a sharded student, or its adapter, below `folder`; every rank calls it.
+def model_parts(
+    name: str, student: Student, tokenizer: Any, ranks: Ranks, *, copied: bool = False, limit: int = FILE_BYTES
+) -> Iterator[Part]:
+    """What this rank writes of a student, or of its adapter, and its tokenizer.
 
     Args:
-        folder: visible to every rank.
-        student: sharded.
-        ranks: all ranks.
-        limit: bytes of a file, unless one layer is larger.
-
-    Raises:
-        OSError: when this rank cannot write.
+        name: of the folder, below that of the checkpoint.
+        student: sharded, or the same on all ranks.
+        tokenizer: that stands beside it.
+        ranks: all ranks; they run through the parts together.
+        copied: hold copies, so that the parts may be written while the student is trained: then all parts at once.
+        limit: bytes of a file of a sharded student, unless one layer is larger.
     """
     reshard(student)
-    lm = student.lm
+    lm, main = student.lm, ranks.index == 0
+    weights: dict[str, Tensor] | None = None
+    files: list[list[Chunk]] = []
     if has_lora(lm):
-        adapter = {name: full(p.detach()).cpu() for name, p in lm.named_parameters() if p.requires_grad}
-        if ranks.index == 0:
-            lm.save_pretrained(folder, state_dict=adapter)
-        return
-    files = _files(lm, limit)
-    if ranks.index == 0:
-        _describe(folder, lm, files)
-    ranks.gather(None)  # the folder is there
-    failure: Exception | None = None
+        weights = on_host({n: full(p.detach()) for n, p in lm.named_parameters() if p.requires_grad}, copied=copied)
+    elif units(student):
+        files = _files(lm, limit)
+    elif copied and main:
+        weights = on_host(lm.state_dict(), copied=True)
+    index = _index(lm, files)
+
+    def describe(folder: Path) -> list[Path]:
+        place = folder / name
+
+        def work() -> None:
+            place.mkdir(parents=True, exist_ok=True)
+            if files:
+                _describe(place, lm, index)
+            else:
+                lm.save_pretrained(place, state_dict=weights)
+            tokenizer.save_pretrained(place)
+
+        return files_written(place, work)
+
+    yield Part(name, describe) if main else nothing(name)
     for start in range(0, len(files), ranks.count):
         kept: dict[str, Tensor] = {}
         for owner, chunks in enumerate(files[start : start + ranks.count]):
             for chunk in chunks:
-                tensors = {name: full(tensor.detach()) for name, tensor in chunk.items()}
+                tensors = {n: full(tensor.detach()) for n, tensor in chunk.items()}
                 if owner == ranks.index:
-                    kept |= {n: t.cpu().contiguous() for n, t in revert_weight_conversion(lm, tensors).items()}
+                    found = revert_weight_conversion(lm, tensors)
+                    kept |= {n: t.to("cpu", copy=copied).contiguous() for n, t in found.items()}
         mine = start + ranks.index
-        if mine < len(files) and failure is None:
-            try:
-                save_file(kept, folder / _name(mine, len(files)), metadata={"format": "pt"})
-            except (OSError, SafetensorError) as error:
-                failure = error  # the others are waiting in the next gather
-    if failure is not None:
-        raise failure
+        file = f"{name}/{_name(min(mine, len(files) - 1), len(files))}"
+        yield Part(file, partial(_write, kept, file)) if mine < len(files) else nothing(file)
+
+
+def _write(tensors: dict[str, Tensor], file: str, folder: Path) -> list[Path]:
+    save_file(tensors, folder / file, metadata={"format": "pt"})
+    return [folder / file]
 
 
 Chunk = dict[str, Tensor]
@@ -96,16 +114,10 @@ def _saved(lm: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
             yield name, tensor
 
 
-def _describe(folder: Path, lm: PreTrainedModel, files: Sequence[Sequence[Chunk]]) -> None:
-    """Everything but the weights, as `save_pretrained` writes it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lm.config.dtype = str(lm.dtype).removeprefix("torch.")
-    lm.config.architectures = [type(lm).__name__.removeprefix("FSDP")]
-    lm.config.save_pretrained(folder)
-    if lm.can_generate():
-        lm.generation_config.save_pretrained(folder)
-    if len(files) == 1:
-        return
+def _index(lm: PreTrainedModel, files: Sequence[Sequence[Chunk]]) -> dict[str, Any] | None:
+    """Which of several files holds which tensor, in the form of Hugging Face's index; None for a single one."""
+    if len(files) < 2:
+        return None
     places: dict[str, str] = {}
     for number, chunks in enumerate(files):
         for chunk in chunks:
@@ -114,8 +126,18 @@ def _describe(folder: Path, lm: PreTrainedModel, files: Sequence[Sequence[Chunk]
             }
             places |= dict.fromkeys(revert_weight_conversion(lm, dict(shapes)), _name(number, len(files)))
     size = sum(t.numel() * t.element_size() for chunks in files for chunk in chunks for t in chunk.values())
-    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
-    (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    return {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
+
+
+def _describe(folder: Path, lm: PreTrainedModel, index: dict[str, Any] | None) -> None:
+    """Everything but the weights, as `save_pretrained` writes it."""
+    lm.config.dtype = str(lm.dtype).removeprefix("torch.")
+    lm.config.architectures = [type(lm).__name__.removeprefix("FSDP")]
+    lm.config.save_pretrained(folder)
+    if lm.can_generate():
+        lm.generation_config.save_pretrained(folder)
+    if index is not None:
+        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
 
 def _name(number: int, count: int) -> str:

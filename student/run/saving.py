@@ -1,6 +1,7 @@
 """Saving and restoring a run: what the loop remembers between steps, and the checkpoint of all that has state."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from opd.errors import CheckpointError
 from student.controllers import EvalReport
 from student.data.outcome import Outcome
 from student.job import Job
+from student.learning.ranks import ALONE
 from student.learning.sharding import mesh_of
 from student.run.checkpoint import save_checkpoint
 from student.run.evaluation import from_json, to_json
 from student.run.folder import RunFolder
-from student.run.model_folder import save_model
-from student.run.state_io import load_state, save_state
+from student.run.model_folder import model_parts
+from student.run.parts import Part
+from student.run.state_io import load_state, state_parts
 
 
 @dataclass
@@ -108,28 +111,22 @@ class Saver:
         """Save the state after the last step, once; `together` says that all ranks do so at the same time.
 
         Raises:
-            RunFolderError: when it cannot be written.
+            RunFolderError: when a rank cannot write; on all that save.
         """
-        root, job = self._folder.checkpoints, self._job
+        root, ranks = self._folder.checkpoints, self._job.learner.ranks
         final = root / f"step-{state.steps:06d}"
         if self._agreed == state.steps:
             return final
-        if self.sharded:
-            if not together:
-                raise TypeError("the parts of a sharded student are saved by all ranks together")
-            keep = job.recipe.train.keep_checkpoints
-            ranks = job.learner.ranks
-            save_checkpoint(root, state.steps, lambda folder: self._write(folder, state), keep=keep, ranks=ranks)
-            self._agreed = self._written = state.steps
-            return final
+        if not together and self.sharded:
+            raise TypeError("the parts of a sharded student are saved by all ranks together")
+        if not together and ranks.index:
+            return final  # the first rank does it
+        written = ranks.gather(self._written)[0] if together else self._written
+        if written != state.steps:
+            keep = self._job.recipe.train.keep_checkpoints
+            save_checkpoint(root, state.steps, self._parts(state), keep=keep, ranks=ranks if together else ALONE)
+        self._written = state.steps
         if together:
-            job.accelerator.wait_for_everyone()
-        if job.accelerator.is_main_process and self._written != state.steps:
-            keep = job.recipe.train.keep_checkpoints
-            final = save_checkpoint(root, state.steps, lambda folder: self._write(folder, state), keep=keep)
-            self._written = state.steps
-        if together:
-            job.accelerator.wait_for_everyone()
             self._agreed = state.steps
         return final
 
@@ -137,39 +134,36 @@ class Saver:
         """Have the next save write: the state has changed since, although the number of steps is the same."""
         self._agreed = self._written = -1
 
-    def _write(self, folder: Path, state: LoopState) -> None:
-        job, main = self._job, self._job.accelerator.is_main_process
-        if self.sharded:
-            save_model(folder / "model", job.learner.student, job.learner.ranks)
-        else:
-            job.learner.student.lm.save_pretrained(folder / "model")
-        trainer = folder / "trainer"
-        if main:
-            job.tokenizer.save_pretrained(folder / "model")
-            trainer.mkdir(exist_ok=True)
-        save_state(trainer, "learner", job.learner.state_dict(), main=main)
+    def _parts(self, state: LoopState) -> Iterator[Part]:
+        """What this rank writes, gathered one part after the other."""
+        job = self._job
+        ranks = job.learner.ranks
+        yield from model_parts("model", job.learner.student, job.tokenizer, ranks)
+        for name, values in self._states(state).items():
+            yield from state_parts(f"trainer/{name}", values, main=ranks.index == 0)
+
+    def _states(self, state: LoopState) -> dict[str, dict[str, Any]]:
+        """Everything beside the model, by the file that it is written to."""
+        job = self._job
+        found = {"learner": job.learner.state_dict()}
         if kept := job.local.state_dict():
-            save_state(trainer, "local", kept, main=main)
+            found["local"] = kept
         if job.ahead is not None:
-            save_state(trainer, "ahead", job.ahead.state_dict(state.steps), main=main)
-        save_state(
-            trainer,
-            "loop",
-            {
-                "steps": state.steps,
-                "tokens": state.tokens,
-                "seconds": time.monotonic() - state.began,
-                "seed": job.recipe.seed,
-                "before": None if state.before is None else to_json(state.before),
-                "unfinished": None if state.unfinished is None else state.unfinished.to_json(),
-                "prompts": job.cursor.position,
-                "objective": job.learner.objective.state_dict(),
-                "strategy": job.strategy.state_dict(),
-                "rewards": job.rewards.state_dict(),
-                "controllers": {str(i): c.state_dict() for i, c in enumerate(job.controllers)},
-            },
-            main=main,
-        )
+            found["ahead"] = job.ahead.state_dict(state.steps)
+        found["loop"] = {
+            "steps": state.steps,
+            "tokens": state.tokens,
+            "seconds": time.monotonic() - state.began,
+            "seed": job.recipe.seed,
+            "before": None if state.before is None else to_json(state.before),
+            "unfinished": None if state.unfinished is None else state.unfinished.to_json(),
+            "prompts": job.cursor.position,
+            "objective": job.learner.objective.state_dict(),
+            "strategy": job.strategy.state_dict(),
+            "rewards": job.rewards.state_dict(),
+            "controllers": {str(i): c.state_dict() for i, c in enumerate(job.controllers)},
+        }
+        return found
 
     def _restore(self, checkpoint: Path) -> LoopState:
         job, trainer, mesh = self._job, checkpoint / "trainer", mesh_of(self._job.learner.student)

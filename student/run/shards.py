@@ -10,28 +10,64 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor import empty as empty_shards
+from torch.futures import Future
 
 from opd.errors import CheckpointError
 
 
-def save_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+class _Writer(HuggingFaceStorageWriter):
+    """Remembers the files that this rank wrote.
+
+    Attributes:
+        files: their names.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, save_distributed=True)
+        self.files: set[str] = set()
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """See `StorageWriter.write_data`."""
+        found = super().write_data(plan, planner)
+        self.files |= {result.storage_data.relative_path for result in found.wait()}
+        return found
+
+
+def save_shards(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> list[Path]:
     """Write sharded tensors below `folder`; every rank calls it with the same names.
 
+    torch's planner asks the other ranks, and a rank's failure ends it on all of them.
+
+    Args:
+        folder: visible to every rank.
+        tensors: by name.
+        group: of the ranks; None for the usual one.
+
+    Returns:
+        The files that this rank wrote.
+
     Raises:
-        OSError: on every rank, when one could not write.
+        OSError: when this rank could not write; on the others nothing is raised, and they must ask it.
     """
-    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    writer = _Writer(str(folder))
     try:
-        save(dict(tensors), storage_writer=writer)
+        save(dict(tensors), storage_writer=writer, process_group=group)
     except CheckpointException as error:
-        raise OSError("; ".join(f"rank {rank}: {found[0]}" for rank, found in error.failures.items())) from error
+        mine = error.failures.get(dist.get_rank(group))
+        if mine is not None:
+            raise OSError(f"{type(mine[0]).__name__}: {mine[0]}") from error
+        return []
+    return [folder / name for name in sorted(writer.files)]
 
 
 def load_shards(folder: Path, names: Collection[str], mesh: DeviceMesh | None) -> dict[str, Tensor]:

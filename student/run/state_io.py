@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from torch import distributed as dist
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from opd.errors import CheckpointError
+from student.run.parts import Part, nothing, on_host
 from student.run.shards import load_shards, save_shards
 
 _SHARDED = "__sharded__"
@@ -21,32 +24,45 @@ _TENSOR = "__tensor__"
 _ARRAY = "__array__"
 
 
-def save_state(folder: Path, name: str, state: dict[str, Any], *, main: bool = True) -> None:
-    """Write `state` as `name`.json and `name`.safetensors below `folder`, and sharded tensors in folder `name`-shards.
+def save_state(folder: Path, name: str, state: dict[str, Any]) -> None:
+    """Write the parts of `state_parts` below `folder`; of sharded tensors every rank writes its own.
+
+    Raises:
+        OSError, SafetensorError: when it cannot be written.
+    """
+    for part in state_parts(name, state):
+        list(part.write(folder))
+
+
+def state_parts(
+    name: str,
+    state: dict[str, Any],
+    *,
+    main: bool = True,
+    group: dist.ProcessGroup | None = None,
+    copied: bool = False,
+) -> list[Part]:
+    """What this rank writes of a state: `name`.json and `name`.safetensors; sharded tensors in folder `name`-shards.
 
     Args:
-        folder: existing folder.
-        name: stem of both files.
+        name: stem of both files, with folders below that of the checkpoint.
         state: nested dicts and lists of JSON values, torch tensors and numpy arrays; dict keys are strings.
-        main: whether this rank writes what is not sharded; where anything is, every rank calls this.
+        main: whether this rank writes what is not sharded; every rank calls this with the same sharded tensors.
+        group: ranks that write the shards; None for all, by their usual group.
+        copied: hold copies, so that the parts may be written while the state changes.
     """
     sharded: dict[str, torch.Tensor] = {}
     tensors: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
 
     def strip(node: Any, path: str) -> Any:
         if isinstance(node, DTensor):
             sharded[path] = node.detach()
             return {_SHARDED: path}
         if isinstance(node, torch.Tensor):
-            host = node.detach().to("cpu").contiguous()
-            # Copied only where two names share memory, which safetensors does not write.
-            place = host.untyped_storage().data_ptr()
-            tensors[path] = host.clone() if place in seen else host
-            seen.add(place)
+            tensors[path] = node
             return {_TENSOR: path}
         if isinstance(node, np.ndarray):
-            tensors[path] = torch.from_numpy(np.ascontiguousarray(node)).clone()
+            tensors[path] = torch.from_numpy(np.array(node))
             return {_ARRAY: path}
         if isinstance(node, dict):
             return {str(key): strip(value, f"{path}/{key}") for key, value in node.items()}
@@ -54,12 +70,33 @@ def save_state(folder: Path, name: str, state: dict[str, Any], *, main: bool = T
             return [strip(value, f"{path}/{i}") for i, value in enumerate(node)]
         return node
 
-    skeleton = strip(state, "")
+    skeleton = json.dumps(strip(state, ""), indent=1)
+    parts = []
     if sharded:
-        save_shards(folder / f"{name}-shards", sharded)
-    if main:
-        (folder / f"{name}.json").write_text(json.dumps(skeleton, indent=1), encoding="utf-8")
-        save_file(tensors, folder / f"{name}.safetensors")
+        held = BlockingAsyncStager().stage(sharded) if copied else sharded
+        parts.append(Part(f"{name}-shards", lambda folder: save_shards(folder / f"{name}-shards", held, group)))
+    plain = _apart(on_host(tensors, copied=copied)) if main else {}
+
+    def write(folder: Path) -> list[Path]:
+        files = [folder / f"{name}.json", folder / f"{name}.safetensors"]
+        files[0].parent.mkdir(parents=True, exist_ok=True)
+        files[0].write_text(skeleton, encoding="utf-8")
+        save_file(plain, files[1])
+        return files
+
+    return [*parts, Part(name, write) if main else nothing(name)]
+
+
+def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Contiguous tensors, copied where two names share memory, which safetensors does not write."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in tensors.items():
+        whole = tensor.contiguous()
+        place = whole.untyped_storage().data_ptr()
+        found[name] = whole.clone() if place in seen else whole
+        seen.add(place)
+    return found
 
 
 def load_state(folder: Path, name: str, mesh: DeviceMesh | None = None) -> dict[str, Any]:

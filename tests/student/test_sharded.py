@@ -4,6 +4,7 @@ Gradients and jumps are those of one process, ranks make different numbers of fo
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from student.run.checkpoint import find_damage, list_checkpoints
 from student.run.state_io import load_state, save_state
 
 SIZES = {
@@ -156,18 +158,17 @@ print(json.dumps([compare(moments) for moments in ("keep", "reset", "rescale")])
 """
 
 STATE = """
+import os, resource, shutil
+from functools import partial
+import student.run.checkpoint as checkpoints
+from opd.errors import RunFolderError
 from student.learning.ranks import Ranks
-from student.learning.sharding import full as whole_tensor, mesh_of, shard as shard_student, whole
-from student.run.model_folder import save_model
-from student.run.state_io import load_state, save_state
+from student.learning.sharding import mesh_of, shard as shard_student, whole
+from student.run.model_folder import model_parts
+from student.run.parts import Part
+from student.run.state_io import load_state, state_parts
 
-class Pair(Ranks):
-    def __init__(self):
-        self.count, self.index, self._alone = 2, rank, False
-    def gather(self, value):
-        found = [None, None]
-        dist.all_gather_object(found, value)
-        return found
+ranks = Ranks(group=dist.group.WORLD)
 
 def passes(half):
     plain, student = build(True), build(True)
@@ -188,10 +189,55 @@ shard_student(student, torch.device("cpu"), half=False)
 mesh = mesh_of(student)
 state = load_state(folder, "one", mesh)
 sharded = [isinstance(state["moments"][name], DTensor) for name in sorted(state["moments"])]
-save_state(folder, "two", state, main=rank == 0)
-# Files so small that several hold the layers.
-save_model(folder / "model", student, Pair(), limit=4096)
+for part in state_parts("two", state, main=rank == 0):
+    list(part.write(folder))
+dist.barrier()
+
+class Tokenizer:
+    def save_pretrained(self, place):
+        (place / "tokenizer.json").write_text("{}")
+
+def parts():
+    # Files so small that several hold the layers.
+    yield from model_parts("model", student, Tokenizer(), ranks, limit=4096)
+    yield from state_parts("trainer/learner", state, main=rank == 0)
+
+def save(step, parts):
+    return checkpoints.save_checkpoint(folder / "checkpoints", step, parts, keep=2, ranks=ranks)
+
+listing = Path.rglob
+if rank:  # as on a network file system, which shows what others wrote later
+    Path.rglob = lambda self, pattern: iter(())
+save(1, parts())
+Path.rglob = listing
 print(json.dumps([passes(False), passes(True), sharded, state["updates"]]))
+
+def full_disk(write, folder):
+    # No file may be longer than a byte.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+    try:
+        return list(write(folder))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+def failing(culprit, number):
+    for count, part in enumerate(parts()):
+        yield Part(part.name, partial(full_disk, part.write)) if (rank, count) == (culprit, number) else part
+
+def failed_save(culprit, number):
+    try:
+        save(2, failing(culprit, number))
+        said = ""  # it had nothing to write
+    except RunFolderError as error:
+        said = str(error)
+    found = [ranks.gather(said), sorted(os.listdir(folder / "checkpoints"))]
+    ranks.gather(None)
+    if rank == 0 and not said:
+        shutil.rmtree(folder / "checkpoints" / "step-000002")
+    return found
+
+print(json.dumps([[failed_save(culprit, number) for number in range(5)] for culprit in range(2)]))
+save(2, parts())
 dist.destroy_process_group()
 """
 
@@ -223,7 +269,7 @@ def test_jumps_of_a_fully_sharded_student_are_those_of_one_process_bit_for_bit(
     told: tuple[Path, list[list[list[Any]]]],
 ) -> None:
     """With the optimizer's moments kept, reset and rescaled."""
-    for _, cases, _ in told[1]:
+    for _, cases, *_ in told[1]:
         assert len(cases) == 3
         for one, two, equal, count in cases:
             # Seven matrices in each of two layers move; a refused jump leaves every tensor as it was.
@@ -235,7 +281,7 @@ def test_jumps_of_a_fully_sharded_student_are_those_of_one_process_bit_for_bit(
 def test_within_whole_each_rank_makes_forwards_of_its_own_and_masters_stay_in_float32(
     told: tuple[Path, list[list[list[Any]]]],
 ) -> None:
-    for _, _, (plain, half, *_) in told[1]:
+    for _, _, (plain, half, *_), _ in told[1]:
         assert plain == [pytest.approx(0.0, abs=1e-6), ["torch.float32"], ["torch.float32"]]
         assert half == [pytest.approx(0.0, abs=1e-2), ["torch.float32"], ["torch.float32"]]
 
@@ -243,11 +289,52 @@ def test_within_whole_each_rank_makes_forwards_of_its_own_and_masters_stay_in_fl
 @pytest.mark.slow
 def test_state_goes_from_one_process_to_two_and_back_bit_for_bit(told: tuple[Path, list[list[list[Any]]]]) -> None:
     folder, lines = told
-    assert all(sharded == [True] * len(MOMENTS) and updates == 7 for _, _, (_, _, sharded, updates) in lines)
+    assert all(sharded == [True] * len(MOMENTS) and updates == 7 for _, _, (_, _, sharded, updates), _ in lines)
     assert [len(list((folder / f"{name}-shards").iterdir())) for name in ("one", "two")] == [1, 2]
     back = load_state(folder, "two")
     assert back["updates"] == 7 and back["moments"].keys() == MOMENTS.keys()
     assert all(torch.equal(back["moments"][name], tensor) for name, tensor in MOMENTS.items())
+
+
+@pytest.mark.slow
+def test_when_a_rank_cannot_write_every_rank_says_which_and_the_last_checkpoint_stays(
+    told: tuple[Path, list[list[list[Any]]]],
+) -> None:
+    folder, lines = told
+    assert lines[0][3] == lines[1][3]
+    shards = "trainer/learner-shards"
+    parts = [
+        [
+            "model",
+            "model/model-00001-of-00004.safetensors",
+            "model/model-00003-of-00004.safetensors",
+            shards,
+            "trainer/learner",
+        ],
+        ["", "model/model-00002-of-00004.safetensors", "model/model-00004-of-00004.safetensors", shards, ""],
+    ]
+    for culprit, saves in enumerate(lines[0][3]):
+        for part, (said, left) in zip(parts[culprit], saves, strict=True):
+            assert said[0] == said[1]
+            if part == "":  # it had nothing to write
+                assert said[0] == "" and left == ["step-000001", "step-000002"]
+                continue
+            assert left == ["step-000001"]
+            assert re.fullmatch(
+                rf"checkpoint \S+/step-000002 cannot be written by rank {culprit}: {part}: .*[Ff]ile too large.*; "
+                r"free space or give access there, and continue with --resume\.",
+                said[0],
+            ), said[0]
+    assert [find_damage(path) for path in list_checkpoints(folder / "checkpoints")] == [None, None]
+
+
+@pytest.mark.slow
+def test_every_file_is_in_the_manifest_also_where_a_rank_does_not_see_those_of_others(
+    told: tuple[Path, list[list[list[Any]]]],
+) -> None:
+    for checkpoint in list_checkpoints(told[0] / "checkpoints"):
+        there = {str(p.relative_to(checkpoint)) for p in checkpoint.rglob("*") if p.is_file()} - {"manifest.json"}
+        assert set(json.loads((checkpoint / "manifest.json").read_text())["files"]) == there and len(there) > 8
 
 
 @pytest.mark.slow
@@ -257,9 +344,10 @@ def test_the_folder_of_a_sharded_model_is_that_of_a_whole_one(
     torch.manual_seed(0)
     lm = Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=True))
     lm.save_pretrained(tmp_path)
-    files = sorted(path.name for path in (told[0] / "model").glob("model-*.safetensors"))
+    model = told[0] / "checkpoints" / "step-000001" / "model"
+    files = sorted(path.name for path in model.glob("model-*.safetensors"))
     assert len(files) >= 3 and files[-1] == f"model-{len(files):05d}-of-{len(files):05d}.safetensors"
-    mine, theirs = (AutoModelForCausalLM.from_pretrained(folder) for folder in (told[0] / "model", tmp_path))
-    assert (told[0] / "model" / "config.json").read_text() == (tmp_path / "config.json").read_text()
+    mine, theirs = (AutoModelForCausalLM.from_pretrained(folder) for folder in (model, tmp_path))
+    assert (model / "config.json").read_text() == (tmp_path / "config.json").read_text()
     assert mine.state_dict().keys() == theirs.state_dict().keys()
     assert all(torch.equal(tensor, theirs.state_dict()[name]) for name, tensor in mine.state_dict().items())

@@ -12,18 +12,23 @@ from killed import kill_at_rename
 
 from opd.errors import CheckpointError
 from student.run.checkpoint import find_damage, latest_checkpoint, list_checkpoints, save_checkpoint
+from student.run.parts import Part
 from student.run.state_io import load_state, save_state
 
 
-def write_files(folder: Path) -> None:
+def write_files(folder: Path) -> list[Path]:
     (folder / "model").mkdir()
     (folder / "model" / "weights").write_bytes(b"w" * 1000)
     (folder / "state").write_text("{}")
+    return [folder / "model" / "weights", folder / "state"]
+
+
+FILES = [Part("files", write_files)]
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     for step in (1, 2, 10):
-        save_checkpoint(tmp_path, step, write_files, keep=2)
+        save_checkpoint(tmp_path, step, FILES, keep=2)
     assert [p.name for p in list_checkpoints(tmp_path)] == ["step-000002", "step-000010"]
     assert latest_checkpoint(tmp_path) == tmp_path / "step-000010"
 
@@ -31,10 +36,10 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("keep", [1, 2])
 def test_a_damaged_newer_checkpoint_does_not_push_out_those_of_the_resumed_run(tmp_path: Path, keep: int) -> None:
     for step in (3, 10):
-        save_checkpoint(tmp_path, step, write_files, keep=9)
+        save_checkpoint(tmp_path, step, FILES, keep=9)
     (tmp_path / "step-000010" / "state").write_text("[]")
     for step in (4, 5, 6):
-        assert save_checkpoint(tmp_path, step, write_files, keep=keep).is_dir()
+        assert save_checkpoint(tmp_path, step, FILES, keep=keep).is_dir()
         assert latest_checkpoint(tmp_path) == tmp_path / f"step-{step:06d}"
     intact = [path for path in list_checkpoints(tmp_path) if find_damage(path) is None]
     assert len(intact) == keep
@@ -42,12 +47,12 @@ def test_a_damaged_newer_checkpoint_does_not_push_out_those_of_the_resumed_run(t
 
 def test_checkpoints_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
     for step in (999_999, 1_000_000):
-        save_checkpoint(tmp_path, step, write_files, keep=2)
+        save_checkpoint(tmp_path, step, FILES, keep=2)
     assert latest_checkpoint(tmp_path) == tmp_path / "step-1000000"
 
 
 def test_any_flipped_byte_of_a_manifest_is_damage_and_no_crash(tmp_path: Path) -> None:
-    folder = save_checkpoint(tmp_path, 1, write_files, keep=1)
+    folder = save_checkpoint(tmp_path, 1, FILES, keep=1)
     manifest = folder / "manifest.json"
     data = manifest.read_bytes()
     start = data.index(b'"files"')
@@ -62,7 +67,7 @@ def test_any_flipped_byte_of_a_manifest_is_damage_and_no_crash(tmp_path: Path) -
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_any_damaged_file_falls_back_to_the_checkpoint_before(tmp_path: Path, name: str, damage: str) -> None:
     for step in (1, 2):
-        save_checkpoint(tmp_path, step, write_files, keep=5)
+        save_checkpoint(tmp_path, step, FILES, keep=5)
     path = tmp_path / "step-000002" / name
     data = bytearray(path.read_bytes())
     if damage == "remove":
@@ -76,7 +81,7 @@ def test_any_damaged_file_falls_back_to_the_checkpoint_before(tmp_path: Path, na
 
 
 def test_when_every_checkpoint_is_damaged_the_error_names_the_files(tmp_path: Path) -> None:
-    folder = save_checkpoint(tmp_path, 1, write_files, keep=1)
+    folder = save_checkpoint(tmp_path, 1, FILES, keep=1)
     (folder / "state").write_text("[]")
     assert "SHA-256" in str(find_damage(folder))
     with pytest.raises(CheckpointError, match="state has another SHA-256"):
@@ -88,17 +93,18 @@ def test_no_checkpoint_is_not_an_error(tmp_path: Path) -> None:
 
 
 def test_a_kill_in_the_middle_of_a_save_leaves_the_checkpoint_before(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, 1, write_files, keep=2)
+    save_checkpoint(tmp_path, 1, FILES, keep=2)
     code = (
         "import os, signal, sys; from pathlib import Path; from student.run.checkpoint import save_checkpoint\n"
+        "from student.run.parts import Part\n"
         "def write(folder):\n"
         "    (folder / 'part').write_text('half'); os.kill(os.getpid(), signal.SIGKILL)\n"
-        "save_checkpoint(Path(sys.argv[1]), 2, write, keep=2)"
+        "save_checkpoint(Path(sys.argv[1]), 2, [Part('part', write)], keep=2)"
     )
     killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
     assert killed.returncode == -signal.SIGKILL
     assert latest_checkpoint(tmp_path) == tmp_path / "step-000001"
-    save_checkpoint(tmp_path, 2, write_files, keep=2)
+    save_checkpoint(tmp_path, 2, FILES, keep=2)
     assert sorted(os.listdir(tmp_path)) == ["step-000001", "step-000002"]
 
 
@@ -133,27 +139,31 @@ def test_a_damaged_state_is_an_error(tmp_path: Path) -> None:
 SAVE = """
 from pathlib import Path
 from student.run.checkpoint import save_checkpoint
-save_checkpoint(Path(sys.argv[1]), 1, lambda folder: (folder / "state").write_text("[1]"), keep=1)
+from student.run.parts import Part
+def write(folder):
+    (folder / "state").write_text("[1]")
+    return [folder / "state"]
+save_checkpoint(Path(sys.argv[1]), 1, [Part("state", write)], keep=1)
 """
 
 
 @pytest.mark.parametrize("then", ["resume", "save"])
 def test_a_kill_between_the_renames_of_a_step_saved_twice_loses_neither(tmp_path: Path, then: str) -> None:
-    save_checkpoint(tmp_path, 1, write_files, keep=1)
+    save_checkpoint(tmp_path, 1, FILES, keep=1)
     kill_at_rename(".writing-step", SAVE, tmp_path)
     assert list_checkpoints(tmp_path) == []
     if then == "resume":
         assert latest_checkpoint(tmp_path) == tmp_path / "step-000001"
     else:
-        save_checkpoint(tmp_path, 2, write_files, keep=2)
+        save_checkpoint(tmp_path, 2, FILES, keep=2)
         assert [p.name for p in list_checkpoints(tmp_path)] == ["step-000001", "step-000002"]
     assert find_damage(tmp_path / "step-000001") is None
     assert (tmp_path / "step-000001" / "state").read_text() == "{}"
 
 
 def test_a_kill_before_the_first_of_the_two_renames_keeps_the_older_one(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, 1, write_files, keep=1)
+    save_checkpoint(tmp_path, 1, FILES, keep=1)
     kill_at_rename("step-000001", SAVE, tmp_path)
     assert latest_checkpoint(tmp_path) == tmp_path / "step-000001"
-    save_checkpoint(tmp_path, 1, write_files, keep=1)
+    save_checkpoint(tmp_path, 1, FILES, keep=1)
     assert os.listdir(tmp_path) == ["step-000001"]
