@@ -14,8 +14,7 @@ from teacher_server.settings import ServerSettings
 def engine_factory(settings: ServerSettings) -> EngineFactory:
     """A function that builds the configured engine for a model path or hub id.
 
-    An argument that the engine class does not take is refused when it differs from its default, never dropped in
-    silence.
+    A setting that the engine class does not take is refused when it differs from its default, never dropped silently.
 
     Raises:
         ConfigError: for an unknown engine, an argument it does not take, or a malformed allow-list entry.
@@ -31,6 +30,7 @@ def engine_factory(settings: ServerSettings) -> EngineFactory:
         "device": (settings.engine.device, "auto"),
         "dtype": (settings.engine.dtype, "auto"),
         "deterministic": (settings.engine.deterministic, False),
+        # Equal pairs: limits that the server enforces itself, so an engine need not take them.
         "max_batch_tokens": (settings.limits.max_batch_tokens, settings.limits.max_batch_tokens),
         "max_k": (settings.limits.max_k, settings.limits.max_k),
     }

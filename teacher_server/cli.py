@@ -130,7 +130,7 @@ def _options(entries: list[str] | None) -> dict[str, Any]:
         except yaml.YAMLError as error:
             raise ConfigError(f"--engine-option {entry!r} is not valid YAML; quote the value.") from error
         if isinstance(options[key], str):
-            # YAML 1.1 takes 1e-5 for a word.
+            # YAML 1.1 reads 1e-5, which lacks a dot, as a string.
             with contextlib.suppress(ValueError):
                 options[key] = float(value)
     return options
@@ -150,7 +150,7 @@ async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None
     starting = asyncio.current_task()
 
     def give_up() -> None:
-        """Until it serves there is nothing to drain."""
+        """Stop at once: until the server serves there is nothing to drain."""
         server.shared.teachers.closing = True
         if starting is not None:
             starting.cancel()

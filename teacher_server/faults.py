@@ -1,4 +1,4 @@
-"""Faults on purpose: named points where tests can stop the server, and random failures for chaos runs.
+"""Fault injection: named points where tests can stop the server, and random failures for chaos runs.
 
 `opd serve --fault "unavailable=0.05,corrupt=0.01,latency=0.5s,seed=1"` makes a server fail as asked, from a seeded
 generator. Keys, each a probability per Score call unless a unit is given:
@@ -138,6 +138,7 @@ class FaultInjector:
     def __init__(self, plan: FaultPlan) -> None:
         self._plan = plan
         self._random = random.Random(plan.seed)
+        # A generator of its own, so that seeds draw the other faults as they did before this one existed.
         self._misleads = random.Random(f"mislead {plan.seed}")
         self._leaked: list[bytearray] = []
         self.active = plan != FaultPlan(seed=plan.seed)
@@ -215,7 +216,7 @@ class CallFaults:
 
 
 def _of_another_model(scores: Scores) -> Scores:
-    """Scores of a model that gives every listed token a nat less and the mass to the others: possible, and wrong."""
+    """Scores of a model that gives every listed token a nat less and the others the mass: wrong, but consistent."""
     if scores.hidden is not None:
         hidden = scores.hidden
         if hidden.dtype == np.uint16:

@@ -27,7 +27,7 @@ from teacher_server.batching.admission import Budget
 from teacher_server.faults import FaultInjector, FaultPlan, FaultPoints
 from teacher_server.observe.metrics import ServerMetrics
 from teacher_server.observe.tracing import tracing_from_environment
-from teacher_server.residency.memory_budget import finish
+from teacher_server.residency.completion import run_to_completion
 from teacher_server.residency.teacher import SERVING_STATES, Teacher
 from teacher_server.residency.teachers import EngineFactory, Teachers
 from teacher_server.rpc.admin import AdminService
@@ -144,7 +144,8 @@ class TeacherServer:
             "draining",
             extra={"settle_seconds": self.settings.settle_seconds, "grace_seconds": self.settings.grace_seconds},
         )
-        if self._exit_code == 0:
+        if self._exit_code == 0:  # a fatal error ends the calls in flight too
+            # Clients learn of NOT_SERVING by polling: calls that are on their way meanwhile are still served.
             await asyncio.sleep(self.settings.settle_seconds)
             await self._server.stop(self.settings.grace_seconds)
         await self.close()
@@ -191,7 +192,7 @@ class TeacherServer:
             raise PortInUseError(f"cannot listen on {address}{reason}; choose another --host or --port, or port 0.")
         if settings.metrics_port >= 0:
             self._start_metrics()
-        await finish(self._server.start())  # a server whose start was cut cannot be stopped
+        await run_to_completion(self._server.start())  # a server whose start was interrupted cannot be stopped
         _log.info("listening", extra={"host": settings.host, "port": self.port, "metrics_port": self.metrics_port})
 
     def _start_metrics(self) -> None:
@@ -276,7 +277,7 @@ def _bind_problem(host: str, port: int) -> str:
 
 def _options(settings: ServerSettings) -> list[tuple[str, Any]]:
     return [
-        # Two servers on one port would silently get half of the calls each.
+        # With it, two servers could listen on one port, and each would silently get half of the calls.
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", settings.limits.max_request_bytes + OVERSIZE_BYTES),
         ("grpc.max_concurrent_streams", settings.calls.max_streams_per_connection),

@@ -44,7 +44,7 @@ class LimitSettings(Settings):
     """Serve payload full, the logits over the whole vocabulary; for tests."""
 
 
-class CallSettings(Settings):
+class OpenCallSettings(Settings):
     """How many calls may be open, and what receiving their requests may cost."""
 
     max_calls: int = Field(default=1024, ge=1)
@@ -103,7 +103,7 @@ class SecuritySettings(Settings):
         return self
 
 
-class EngineSettings(Settings):
+class TeacherEngineSettings(Settings):
     """How teachers are run."""
 
     engine: str = "transformers"
@@ -162,13 +162,13 @@ class ServerSettings(Settings):
     """How long new calls are still accepted after health says NOT_SERVING, so that clients can go elsewhere."""
     limits: LimitSettings = LimitSettings()
     """Bounds and budgets."""
-    calls: CallSettings = CallSettings()
+    calls: OpenCallSettings = OpenCallSettings()
     """Open calls and the receiving of requests."""
     transport: TransportSettings = TransportSettings()
     """Chunks and compression."""
     security: SecuritySettings = SecuritySettings()
     """TLS, tokens, scopes."""
-    engine: EngineSettings = EngineSettings()
+    engine: TeacherEngineSettings = TeacherEngineSettings()
     """Engines and residency."""
     log: LogSettings = LogSettings()
     """Logs."""

@@ -1,7 +1,8 @@
-"""Admission: what a request costs, whether there is room, and when to come back if there is none.
+"""Admission control: what a request costs, whether the budget has room, and when to retry if it has none.
 
 Tokens bound the wait for the engine, reply bytes bound the memory: a request holds its share of both from before
-anything is allocated until its last sequence is handed to the transport. Used from the event loop only.
+anything is allocated until its last sequence is handed to the transport. Used from the event loop only, so it needs no
+lock.
 """
 
 import math
@@ -23,7 +24,7 @@ class Price:
 
 
 class Reservation:
-    """A share of the budget; released in parts or at once, never twice."""
+    """A share of the budget; released part by part as sequences are sent, the rest by `close`, which is called once."""
 
     def __init__(self, budget: "Budget", client: Client, price: Price) -> None:
         self._budget = budget
@@ -56,7 +57,8 @@ class Budget:
     Args:
         tokens: that may wait and run at once.
         reply_bytes: that may be promised or held at once.
-        client_share: of both, for one principal that already holds some; and of that, for one of its names that does.
+        client_share: of both budgets, for one principal that already holds some; of that share, for one of its names
+            that does.
 
     Attributes:
         used: what is reserved now.
@@ -93,6 +95,7 @@ class Budget:
         self._check_room(self.used, total, price, "", tokens_per_second)
         for key, share in ((client.principal, self._share), (client, self._share**2)):
             calls, held = self._held.get(key, (0, Price(0, 0)))
+            # The first request of a client may exceed its share: one larger than the share could never be served.
             if calls:
                 part = Price(int(share * total.tokens), int(share * total.reply_bytes))
                 self._check_room(held, part, price, " for this client", tokens_per_second)
@@ -107,6 +110,7 @@ class Budget:
         over = max(used.tokens + price.tokens - total.tokens, 0)
         if not over and used.reply_bytes + price.reply_bytes <= total.reply_bytes:
             return
+        # The time the engine needs to free what is missing; when only bytes are missing, as long as this request takes.
         wait = (over or price.tokens) / tokens_per_second if tokens_per_second > 0 else 0.2
         wait = min(max(wait, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)
         usage = {
@@ -141,9 +145,16 @@ class Budget:
 
 
 def check_deadline(deadline: float, now: float, queued_tokens: int, tokens: int, tokens_per_second: float) -> None:
-    """Refuse a request that the queue ahead of it would make late, rather than compute what comes too late.
+    """Refuse a request that would miss its deadline in the queue, rather than compute what nobody waits for any more.
 
-    An idle teacher takes everything: the rate may stem from small batches, and trying takes no turn from others.
+    An idle teacher takes everything: its rate may stem from small batches, and an attempt delays no other request.
+
+    Args:
+        deadline: of the request, seconds of the same clock as `now`.
+        now: seconds.
+        queued_tokens: waiting or running before it.
+        tokens: of the request.
+        tokens_per_second: of the engine lately, 0 when unknown.
 
     Raises:
         OverloadedError: when the estimate exceeds the deadline twice over; estimates are coarse.

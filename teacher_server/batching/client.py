@@ -1,4 +1,4 @@
-"""By whom work was asked for: the key of every share."""
+"""Who sent a request: the key by which budgets and the engine are shared."""
 
 from typing import NamedTuple
 
@@ -6,12 +6,12 @@ from typing import NamedTuple
 class Client(NamedTuple):
     """A client, for shares of budgets and of the engine.
 
-    Shares are divided among principals first. A name divides its principal's share only: a caller may choose it anew
-    for every call, so it must not gain anything by that.
+    Shares are divided among principals first. A name divides its principal's share only: callers choose names freely,
+    so a new name for every call must gain nothing.
 
     Attributes:
-        principal: who calls by the credentials, or the address where there are none.
-        name: what the request says, "" when it says nothing.
+        principal: identity by the credentials, or the address where there are none.
+        name: `client` of the request, "" when it is not set.
     """
 
     principal: str

@@ -2,8 +2,9 @@
 
 A pure data structure with an injected clock and no lock of its own; `teacher_server.batching.worker` guards it.
 Principals share the engine by tokens: each has a virtual time that grows with the tokens it was served, and the one
-with the smallest goes first (start-time fair queueing), so a principal with a thousand sequences waiting delays
-another's first sequence by at most a batch. The names within a principal share its turns in the same way.
+with the smallest goes first (start-time fair queueing; Goyal, Vin and Cheng 1996), so a principal with a thousand
+sequences waiting delays another's first sequence by at most a batch. The names within a principal share its turns in
+the same way.
 """
 
 import heapq
@@ -18,7 +19,7 @@ from teacher_server.engines.base import EngineItem
 T = TypeVar("T")
 
 MAX_REMEMBERED = 1024
-"""Idle members whose turns are remembered: names are free to choose, so there may be any number of them."""
+"""Idle members whose virtual time is remembered: clients choose names freely, so there may be any number of them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,9 +29,10 @@ class SequenceJob:
     Attributes:
         item: what the engine gets.
         tokens: prompt plus response.
-        deadline: when the answer comes too late.
-        client: by whom it was asked for.
-        deliver: called once, on the worker's thread, with the job, its scores or an exception, and the weights hash.
+        deadline: after which the answer is of no use.
+        client: who asked for it.
+        deliver: called once, on the thread that ends the job (mostly the worker's), with the job, its scores or an
+            exception, and the weights hash.
         queued_at, picked_at, started_at, ended_at: when it was queued, put into a batch, and when the forward
             started and ended.
         cancelled: set when the answer is no longer wanted.
@@ -60,8 +62,8 @@ class _Turns(Generic[T]):
     def join(self, name: str, member: T) -> T:
         """The member of that name, `member` when it is new.
 
-        A member that was idle starts at the present, without credit for its absence; one that left after it was served
-        more than its share does not lose that by coming back.
+        A member that was idle starts at the present virtual time, without credit for its absence; one that left after
+        it was served more than its share is still ahead when it comes back, or leaving would pay.
         """
         if name not in self.members:
             self.members[name] = member
@@ -73,12 +75,12 @@ class _Turns(Generic[T]):
         return min(self._served, key=self._served.__getitem__)
 
     def charge(self, name: str, tokens: int) -> None:
-        """Count what a member is served."""
+        """Count the tokens that a member is served; virtual time is the start tag of the member served last."""
         self._now = max(self._now, self._served[name])
         self._served[name] += tokens
 
     def leave(self, name: str) -> None:
-        """Remove an idle member; how far it was ahead of the present is remembered for as long as it is."""
+        """Remove an idle member; its virtual time is remembered while it is ahead of the present."""
         del self.members[name]
         self._ahead = {n: served for n, served in self._ahead.items() if served > self._now}
         if len(self._ahead) >= MAX_REMEMBERED:
@@ -106,7 +108,7 @@ class FairQueue:
 
     @property
     def clients(self) -> list[Client]:
-        """Those that wait."""
+        """The clients that have jobs waiting."""
         return [Client(p, name) for p, names in self._principals.members.items() for name in names.members]
 
     def add(self, job: SequenceJob) -> None:
@@ -120,8 +122,8 @@ class FairQueue:
     def take(self, max_tokens: int, max_sequences: int) -> tuple[list[SequenceJob], list[SequenceJob]]:
         """The next batch and the jobs that were found expired.
 
-        Cancelled jobs vanish. A job that would break the token budget ends the batch rather than being overtaken,
-        so that long sequences do not starve; alone it always goes.
+        Cancelled jobs are dropped. A job that would exceed the token budget ends the batch rather than being overtaken,
+        so that long sequences do not starve; a job that exceeds it by itself is a batch of its own.
         """
         batch: list[SequenceJob] = []
         expired: list[SequenceJob] = []
@@ -138,6 +140,7 @@ class FairQueue:
                 continue
             if batch and job.tokens > room:
                 break
+            # Charged before it is popped: a member that becomes idle by that leaves with its new virtual time.
             self._principals.charge(principal, job.tokens)
             names.charge(client.name, job.tokens)
             self._pop(client)
@@ -174,7 +177,7 @@ class FairQueue:
         self._leave_if_idle(client)
 
     def _names_of(self, principal: str) -> _Turns[_Heap]:
-        """The names of a principal: those it left with when it comes back, since they share its turns as before."""
+        """The names of a principal; when it comes back, those it left with, since their virtual times still count."""
         if principal in self._principals.members:
             return self._principals.members[principal]
         names = self._idle.pop(principal) if principal in self._idle else _Turns()

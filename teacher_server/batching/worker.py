@@ -1,9 +1,11 @@
 """The thread that owns one engine: it takes batches from the queue, runs them, and does what must not overlap them.
 
 Only this thread calls the engine, so weights change between batches and never during one. A batch that fails is
-repeated in parts, so that a bad request fails alone. Failures that no request has caused are
-counted; after a few in a row, or when the thread itself dies, the engine is reported dead. A sequence too long for the
-device's memory does not count: clients could end the server with it.
+repeated in parts, so that a bad request fails alone. Failures that no request has caused are counted; after a few in a
+row, or when the thread itself dies, the engine is reported dead. A sequence too long for the device's memory does not
+count: clients could end the server with it.
+
+`_condition` guards the queue, the tasks and `dead`; callbacks (`deliver`, `on_dead`) are always called without it.
 """
 
 import contextlib
@@ -29,14 +31,17 @@ _log = logging.getLogger(__name__)
 MAX_CONSECUTIVE_FAILURES = 3
 
 AWAY_SECONDS = 30.0
-"""An engine that answers nothing but that it is unavailable for so long is dead."""
+"""An engine that has reported nothing but UnavailableError for so long is dead."""
 
 RATE_DECAY = 0.8
 R = TypeVar("R")
 
 
 class DeviceTurn:
-    """A first-come-first-served lock: teachers on one device take turns, and none is passed over."""
+    """A first-come-first-served lock, by which teachers on one device take turns.
+
+    `threading.Lock` makes no promise about order: a busy teacher that releases and takes it again could starve others.
+    """
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -45,7 +50,7 @@ class DeviceTurn:
     def __enter__(self) -> None:
         ticket = object()
         with self._condition:
-            self._waiting.append(ticket)
+            self._waiting.append(ticket)  # the holder's ticket stays in front until it leaves
             self._condition.wait_for(lambda: self._waiting[0] is ticket)
 
     def __exit__(self, *_: object) -> None:
@@ -115,10 +120,11 @@ class EngineWorker:
             self._condition.notify()
 
     def cancel(self, jobs: Sequence[SequenceJob]) -> None:
-        """Drop jobs that wait; one that runs is skipped by the engine at its next chance."""
+        """Drop jobs that wait; one that runs is skipped where the engine polls `EngineItem.cancelled`."""
         with self._condition:
             for job in jobs:
                 job.cancelled = True
+            # Now, not when their turn comes: they hold ids, and the load that clients see counts them.
             self._queue.purge()
 
     def call(self, function: Callable[[Engine], R]) -> "Future[R]":
@@ -139,7 +145,7 @@ class EngineWorker:
 
     def stalled(self, limit: float) -> bool:
         """Whether a batch or task has run longer than `limit` seconds."""
-        since = self.busy_since
+        since = self.busy_since  # read once: the worker's thread may set it to 0 between two reads
         return since > 0 and time.monotonic() - since > limit
 
     def close(self, timeout: float = 10.0) -> bool:
@@ -150,7 +156,7 @@ class EngineWorker:
             self._condition.notify()
         for job in waiting:
             job.deliver(job, CancelledError(f"teacher {self.name!r} was unloaded."), "")
-        if threading.current_thread() is not self._thread:
+        if threading.current_thread() is not self._thread:  # a thread cannot join itself
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -165,7 +171,10 @@ class EngineWorker:
             self._die(f"its thread died of {type(error).__name__}: {error}")
 
     def _work(self) -> bool:
-        """Do what is due next; in a frame of its own, so that a thread that waits keeps no answer alive."""
+        """Do what is due next; False when the thread should end.
+
+        In a frame of its own, so that while the thread waits for work no local variable keeps the last scores alive.
+        """
         task, batch, expired = self._next()
         for job in expired:
             job.deliver(job, DeadlineError("the deadline passed while the request was queued."), "")
@@ -207,7 +216,7 @@ class EngineWorker:
                 result = function(self.engine)
         except BaseException as error:
             future.set_exception(error if isinstance(error, Exception) else self._gone())
-            if not isinstance(error, Exception):
+            if not isinstance(error, Exception):  # SystemExit and its like end the thread, after the caller was told
                 raise
         else:
             future.set_result(result)
@@ -224,7 +233,7 @@ class EngineWorker:
                 job.started_at = started
             try:
                 results = self._score(batch)
-            except BaseException:  # a library that ends the thread: each job has a caller that waits
+            except BaseException:  # a library ends the thread: every job has a caller that waits, so answer first
                 for job in batch:
                     job.deliver(job, self._gone(), "")
                 raise
@@ -240,7 +249,10 @@ class EngineWorker:
         self._on_batch(len(batch), tokens, seconds)
 
     def _learn_rate(self, tokens: int, seconds: float) -> None:
-        """Average the rate over batches that were full; a small one says little, except when it is faster."""
+        """Average the rate over batches at least half full; a smaller one counts only when it was faster.
+
+        Small batches leave the device idle: their rate would make admission refuse what a full batch does in time.
+        """
         rate, known = tokens / max(seconds, 1e-6), self.tokens_per_second
         full = 2 * tokens >= self._max_tokens
         if known and full:
@@ -281,7 +293,7 @@ class EngineWorker:
             if len(results) != len(batch):
                 raise RuntimeError(f"the engine returned {len(results)} results for {len(batch)} sequences.")
         except Exception as error:
-            # The tensors of the failed attempt hang on its traceback: they must be gone before the next one.
+            # The traceback's frames hold the tensors of the failed attempt, whose memory the next one needs.
             return error.with_traceback(None)
         self._failures, self._away_since = 0, 0.0
         gone = CancelledError("the request was cancelled while it ran.")
@@ -307,20 +319,20 @@ class EngineWorker:
         _log.error(
             "engine error", extra={"teacher": self.name, "error": type(error).__name__, "text": str(error)[:500]}
         )
-        fatal = "CUDA error" in str(error) or self._failures >= MAX_CONSECUTIVE_FAILURES
-        if fatal and not self.dead:
+        # After a CUDA error the context is lost: every later call in this process fails.
+        if "CUDA error" in str(error) or self._failures >= MAX_CONSECUTIVE_FAILURES:
             self._die(f"the engine failed with {type(error).__name__}: {error}")
         return error
 
     def _away(self, error: UnavailableError) -> None:
-        """An engine in another process may come back; one that stays away is dead."""
+        """Count an UnavailableError: an engine in another process may come back; one that stays away is dead."""
         now = time.monotonic()
         self._away_since = self._away_since or now
-        if now - self._away_since >= AWAY_SECONDS and not self.dead:
+        if now - self._away_since >= AWAY_SECONDS:
             self._die(f"the engine was away for {now - self._away_since:.0f} s: {error}")
 
     def _scores_something(self) -> bool:
-        """Whether the engine still scores the shortest sequence: then it was the other one that was too long."""
+        """Whether the engine still scores the shortest sequence: then the other was too long for the device."""
         kinds = self.engine.info.payloads
         spec = PayloadSpec.sampled() if PayloadKind.SAMPLED in kinds else PayloadSpec.hidden()
         try:
@@ -330,7 +342,10 @@ class EngineWorker:
             return False
 
     def _die(self, reason: str) -> None:
+        """Fail what waits and tell the owner, once: the owner may have a new worker by the time of a second report."""
         with self._condition:
+            if self.dead:
+                return
             self.dead = reason
             self._refuse_tasks()
             waiting = self._queue.drain()
@@ -340,7 +355,7 @@ class EngineWorker:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether an engine ran out of memory, by the words of torch, CUDA and cuBLAS."""
+    """Whether an engine ran out of memory, by the texts of torch, CUDA and cuBLAS: they share no exception class."""
     text = str(error)
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     signs = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")

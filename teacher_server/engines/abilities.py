@@ -1,6 +1,6 @@
-"""Try a freshly loaded model on a few tokens: does the head reproduce its logits, which shortcuts are exact for it?
+"""Test a freshly loaded model on a few tokens: does the head reproduce its logits, which shortcuts are exact for it?
 
-A list of families would go out of date; a measurement does not.
+A list of model families would go out of date; a measurement does not.
 """
 
 import logging
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """Which shortcuts leave this model's numbers alone: right padding, packing, shared prompts."""
+    """Which shortcuts leave this model's numbers unchanged: right padding, packing, shared prompts."""
 
     padding: bool
     packing: bool
@@ -39,7 +39,7 @@ def check_head(model: nn.Module, backbone: Backbone, head: OutputHead, name: str
     ids = torch.from_numpy(item.token_ids.astype(np.int64))[None].to(backbone.device)
     own: Tensor = model(input_ids=ids).logits[0, item.prompt_length - 1 : -1, : head.vocab_size].float()
     gap = _gap(own, head.logits(backbone.alone(item)))
-    if not gap <= _tolerance(head):
+    if not gap <= _tolerance(head):  # written so that NaN fails
         family = getattr(getattr(model, "config", None), "model_type", "?")
         raise ConfigError(
             f"model {name} of family {family!r} turns hidden states into logits in a way the transformers engine does "
@@ -80,11 +80,11 @@ def find_abilities(backbone: Backbone, head: OutputHead, *, packing: bool, shari
 
 
 def rows_are_independent(digest: Callable[[list[ScoreItem]], list[bytes]], vocabulary: int, most: int) -> bool:
-    """Whether rows of settled widths have the same bits alone, in a batch and in that batch turned round.
+    """Whether rows of settled widths have the same bits alone, in a batch and in that batch reversed.
 
-    Whether a matrix product gives a row the same bits beside 15 other rows as beside 2,000 belongs to the library, the
-    processor and the number of threads, so it is measured here and not assumed. A model whose rows meet anywhere else
-    (experts with a share of the batch each) is found out as well.
+    Whether a matrix product gives a row the same bits among 16 rows as among 2,000 depends on the library, the
+    processor and the number of threads, so it is measured here and not assumed. A model in which rows interact anywhere
+    else (experts with a capacity per batch) fails the test as well.
 
     Args:
         digest: the bits of each item's scores, as the deterministic mode computes them.
@@ -111,13 +111,17 @@ def _keeps_only_keys(backbone: Backbone, item: ScoreItem) -> bool:
 
 
 def _items(vocabulary: int) -> list[ScoreItem]:
-    """Three sequences with one prompt and one with another of the same length; responses of different lengths."""
+    """Three sequences with one prompt, a fourth with another of the same length; responses of different lengths.
+
+    The least that uses every shortcut: padding, packing, a shared prompt, and two prompts in one pass.
+    """
     draw = np.random.default_rng(0).integers(0, vocabulary, size=(4, 12), dtype=np.uint32)
     draw[1:3, :5] = draw[0, :5]
     return [ScoreItem(row[:length], 5) for row, length in zip(draw, (12, 9, 6, 11), strict=True)]
 
 
 def _gap(expected: Tensor, found: Tensor) -> float:
+    """Largest difference relative to the largest expected value."""
     expected, found = expected.float(), found.float()
     return float((expected - found).abs().max() / expected.abs().max().clamp(min=1e-12))
 

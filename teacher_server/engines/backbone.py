@@ -3,7 +3,8 @@
 Four ways, all exact up to the rounding of differently shaped matrix products: a row alone (bit-equal whatever its
 batch), rows padded on the right (a causal model cannot see to the right, so no mask is needed and fused kernels apply),
 rows packed end to end where the attention backend keeps them apart, and samples of one prompt that continue from its
-keys and values. Padded to a width of its own, a row is bit-equal in any batch of that width, too, on a CPU.
+keys and values. On a CPU, a row padded to a width that depends on the row alone is bit-equal in any batch of that width
+(`teacher_server.engines.plan.settled_width`).
 """
 
 from collections.abc import Sequence
@@ -70,22 +71,23 @@ class Backbone:
         index = {key: slot for slot, key in enumerate(slots)}
         owner = to_device(torch.tensor([index[prompt.tobytes()] for prompt in prompts]), self.device)
         cache, last = self._prompt_cache(tuple(slots), np.stack([np.frombuffer(key, np.uint32) for key in slots]))
-        heads = last[owner]
+        first_states = last[owner]  # the prompt's last position predicts the first response token
         width = max(item.response_length for item in items) - 1
         if width == 0:
-            return heads
+            return first_states
         ids = self._pad([item.response_ids[:-1] for item in items])
         with _Continuation(cache, owner) as continued:
             states = self._states(ids, past_key_values=continued, use_cache=True)
         parts = []
         for i, item in enumerate(items):
-            parts += [heads[i : i + 1], states[i, : item.response_length - 1]]
+            parts += [first_states[i : i + 1], states[i, : item.response_length - 1]]
         return torch.cat(parts)
 
     def _prompt_cache(self, key: tuple[bytes, ...], ids: np.ndarray) -> tuple[Any, Float[Tensor, "G H"]]:
         if self._prefix is None or self._prefix[0] != key:
             self._prefix = None  # free the old keys and values before the new ones are made
             out = self.model(input_ids=self._ids(ids), use_cache=True)
+            # A clone, because a view would keep the states of all prompt positions.
             self._prefix = (key, out.past_key_values, out.last_hidden_state[:, -1].clone())
         return self._prefix[1], self._prefix[2]
 
@@ -106,10 +108,13 @@ class Backbone:
 
 
 class _Continuation:
-    """A prompt cache lent to one forward over `owner.shape[0]` rows and given back as it was.
+    """A prompt cache used by one forward over `owner.shape[0]` rows and restored afterwards.
 
     Each attention layer sees the keys of its row's prompt followed by the new ones; nothing is stored, so the
     repeated prompt exists for one layer at a time.
+
+    It replaces `update` of the cache's layers, the one method through which attention in transformers reads and extends
+    keys and values; `DynamicCache.batch_repeat_interleave` would repeat all layers at once.
     """
 
     def __init__(self, cache: Any, owner: Int[Tensor, " B"]) -> None:
@@ -118,15 +123,16 @@ class _Continuation:
 
     def __enter__(self) -> Any:
         for layer in self._cache.layers:
-            layer.update = self._lend(layer)
+            layer.update = self._update_without_storing(layer)
         return self._cache
 
     def __exit__(self, *error: object) -> None:
         for layer in self._cache.layers:
-            layer.__dict__.pop("update", None)
+            layer.__dict__.pop("update", None)  # the class's method is visible again
 
-    def _lend(self, layer: Any) -> Any:
+    def _update_without_storing(self, layer: Any) -> Any:
         original = layer.update
+        # Sliding-window layers count the tokens they have seen; the count must not grow with rows that leave again.
         counter = getattr(layer, "cumulative_length", None)
 
         def update(keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:

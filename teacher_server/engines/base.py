@@ -1,8 +1,8 @@
 """The protocol between the server and whatever runs the teacher model.
 
-An engine computes; it does not depend on gRPC, queues or clients. It is called from one worker thread, with a
-batch that the batcher put together under a token budget. What an engine cannot do exactly is absent from its
-`EngineInfo` and is refused before it gets here, never approximated in silence.
+An engine computes; it does not depend on gRPC, queues or clients. It is called from one worker thread, with a batch
+that the queue put together under a token budget. What an engine cannot do exactly is absent from its `EngineInfo` and
+is refused before it gets here, never approximated silently.
 """
 
 from collections.abc import Callable, Sequence
@@ -104,7 +104,7 @@ class EngineItem:
 
 
 Exchange = Callable[[], None]
-"""Puts prepared weights in the place of those in use, all or nothing; called again, it puts the old ones back."""
+"""Swaps prepared weights with those in use, all or nothing; a second call swaps them back."""
 
 
 class Engine(Protocol):
@@ -130,8 +130,8 @@ class Engine(Protocol):
     def prepare_weights(self, folder: Path) -> Exchange:
         """Read and check weights of the same architecture from a safetensors folder; those in use stay.
 
-        The one method that another thread may call while `score` runs: reading takes long. The exchange it returns is
-        called between batches; `info` changes with it.
+        The only method that another thread may call while `score` runs, because reading takes long. The exchange it
+        returns is called between batches; `info` changes with it.
         """
 
     def sleep(self) -> None:

@@ -54,7 +54,7 @@ def check_same_tensors(old: Header, new: Header, folder: Path) -> None:
 
 
 def check_unchanged(folder: Path, expected: str) -> None:
-    """Refuse to take weights back from a folder that holds others by now.
+    """Check that a folder still holds the weights that were once read from it.
 
     Raises:
         ConfigError: when their hash is not `expected`.

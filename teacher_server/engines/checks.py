@@ -1,4 +1,4 @@
-"""Last check before the model: what would crash an engine, or be answered wrongly, is refused by name.
+"""The last check before the model: refuses what would crash an engine or be answered wrongly.
 
 The service validates requests when it parses them; an engine repeats the checks because an id out of range ends a CUDA
 context, not just a request, and because engines are also called without a service.

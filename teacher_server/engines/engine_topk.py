@@ -62,6 +62,7 @@ def without_padding(
         raise CorruptPayloadError(
             f"id {ids.max()} was listed, outside a vocabulary of {vocabulary} and {padding.shape[-1]} padding rows."
         )
+    # A stable sort by "is padding" moves padding rows to the end and keeps the others in descending order.
     kept = np.argsort(ids >= vocabulary, axis=-1, kind="stable")[:, :k]
     values = (np.take_along_axis(values, kept, -1) - shift[:, None]).astype(np.float32)
     return sampled, np.take_along_axis(ids, kept, -1), values

@@ -1,7 +1,8 @@
 """A teacher's output head as Describe names it and as callers of the payload hidden receive it.
 
-Its formula and the meaning of config fields by family stand in `opd.heads`; `teacher_server.engines.abilities` checks
-at load that head and table reproduce the model's own logits, so that a family missing from the table is refused.
+`opd.heads` has its formula and the config fields that hold scale and soft-cap by family;
+`teacher_server.engines.abilities` checks at load that they reproduce the model's own logits, so that a family missing
+there is refused.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
-"""Copies between host and device: payloads leave while the device goes on with the next forward.
+"""Copies between host and device: payloads are copied while the device computes the next forward.
 
-On CUDA the host buffers are pinned and the copies asynchronous; elsewhere a copy is a copy: other accelerators would
-return numbers before they have arrived.
+On CUDA the host buffers are pinned and the copies asynchronous. Elsewhere they are synchronous: other accelerators have
+no event to wait for here, so the host could read numbers before they have arrived.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ class HostCopy:
             for name, tensor in block.items():
                 device = tensor.device
                 cuda = device.type == "cuda"
-                if name not in self._buffers:
+                if name not in self._buffers:  # one buffer for all blocks: pinning memory is slow
                     shape = (rows, *tensor.shape[1:])
                     self._buffers[name] = torch.empty(shape, dtype=tensor.dtype, pin_memory=cuda)
                 self._buffers[name][first : first + count].copy_(tensor, non_blocking=cuda)
@@ -62,7 +62,7 @@ class HostCopy:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on a device, without waiting for what CUDA computes before it."""
+    """A host tensor on a device; on CUDA queued behind the kernels before it without waiting for them."""
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 

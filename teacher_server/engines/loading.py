@@ -154,8 +154,8 @@ def load_tokenizer_identity(folder: Path, *, trust_remote_code: bool) -> Tokeniz
 def counted_ids(tokenizer: TokenizerIdentity, rows: int) -> int:
     """How many rows of a head with `rows` rows count: one for each id of the tokenizer, all where there is none.
 
-    The others pad the head to a round size. Nothing trains them down, and a student of the same tokenizer has no such
-    ids: probability left there would be taken from the tokens.
+    The others pad the head to a round size. They were never trained, and a student with the same tokenizer has no such
+    ids: the probability that a softmax gives them would be missing from the tokens.
     """
     return min(tokenizer.size, rows) if tokenizer.size else rows
 

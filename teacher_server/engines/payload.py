@@ -21,7 +21,7 @@ _SMALLEST_HALF = -65504.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class PayloadRows:
     """Response rows of one payload, ready for the head.
 
     Attributes:
@@ -38,7 +38,7 @@ class Rows:
 
 
 def reduce_rows(
-    rows: Rows, spec: PayloadSpec, head: OutputHead, logit_bytes: int, least_rows: int = 1
+    rows: PayloadRows, spec: PayloadSpec, head: OutputHead, logit_bytes: int, least_rows: int = 1
 ) -> Iterator[dict[str, Tensor]]:
     """Reduce rows to a payload, a block of rows at a time.
 
@@ -71,15 +71,15 @@ def reduce_rows(
         yield {name: tensor[:count] for name, tensor in found.items()}
 
 
-def _part(rows: Rows, part: slice) -> Rows:
+def _part(rows: PayloadRows, part: slice) -> PayloadRows:
     gather_ids = None if rows.gather_ids is None else rows.gather_ids[part]
-    return Rows(rows.hidden[part], rows.targets[part], rows.temperature[part], gather_ids)
+    return PayloadRows(rows.hidden[part], rows.targets[part], rows.temperature[part], gather_ids)
 
 
-def _filled(rows: Rows, more: int) -> Rows:
-    """`rows` and as many more: states of zero, token 0, temperature 1."""
+def _filled(rows: PayloadRows, more: int) -> PayloadRows:
+    """`rows` and `more` rows after them: states of zero, token 0, temperature 1."""
     fill = torch.nn.functional.pad
-    return Rows(
+    return PayloadRows(
         hidden=fill(rows.hidden, (0, 0, 0, more)),
         targets=fill(rows.targets, (0, more)),
         temperature=fill(rows.temperature, (0, more), value=1.0),
@@ -98,6 +98,7 @@ def reduce_logits(
     if spec.kind is PayloadKind.FULL:
         return {"finite": logits.isfinite().all(-1), "logits": logits}
     normaliser = torch.logsumexp(logits, -1)
+    # Everything is read before `scatter_` below destroys the logits: a copy of [N, V] would double the memory.
     sampled = logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser
     out = {"finite": normaliser.isfinite() & sampled.isfinite(), "sampled": sampled}
     if spec.kind is PayloadKind.SAMPLED:

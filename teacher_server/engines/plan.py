@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-# What one more forward costs, in tokens: below this much padding it is cheaper to pad.
+# What one more forward costs, in tokens: with less padding than this, padding is cheaper than another forward.
 FORWARD_TOKENS = 256
 # Shared keys and values are repeated per row, one layer at a time: rows x tokens stay below this many budgets.
 _SHARED_CONTEXT = 8
@@ -67,9 +67,9 @@ def plan_passes(
 def settled_width(tokens: int, most: int) -> int:
     """The width that a row of `tokens` tokens is padded to in any batch: a multiple of 16, at most `most`.
 
-    Matrix products over 16 rows and more give each row the same bits however many there are, which products of a few
-    rows do not; see `teacher_server.engines.abilities.rows_are_independent`. Wider steps would let more rows share a
-    forward and lose as much by padding.
+    Matrix products over 16 rows or more give each row the same bits however many rows there are; products over fewer
+    do not (see `teacher_server.engines.abilities.rows_are_independent`). Coarser steps would let more rows share a
+    forward, and lose as much by padding.
     """
     return max(tokens, min(-(-tokens // 16) * 16, most))
 
@@ -99,7 +99,7 @@ def _plain_passes(rows: Sequence[int], lengths: Sequence[tuple[int, int]], max_t
     def fits(bucket: list[int], row: int) -> bool:
         if packed:
             return sum(map(width, bucket)) + width(row) <= max_tokens
-        return (len(bucket) + 1) * width(bucket[0]) <= max_tokens
+        return (len(bucket) + 1) * width(bucket[0]) <= max_tokens  # the first row of a bucket is its longest
 
     return [Pass(tuple(bucket)) for bucket in _buckets(rows, width, fits, packed)]
 
@@ -140,6 +140,7 @@ def _buckets(
     padding = 0
     for row in rows if ordered else sorted(rows, key=width, reverse=True):
         extra = 0 if packed or not out else width(out[-1][0]) - width(row)
+        # Negative for a given order only: a row longer than the bucket's first would widen all rows before it.
         if out and extra >= 0 and padding + extra <= FORWARD_TOKENS and fits(out[-1], row):
             out[-1].append(row)
             padding += extra
@@ -158,8 +159,8 @@ def _shared_cost(passes: Sequence[Pass], prompts: Sequence[bytes], lengths: Sequ
     cost, previous = 0, frozenset[bytes]()
     for one in passes:
         distinct = frozenset(prompts[row] for row in one.rows)
-        if distinct != previous:
-            cost += FORWARD_TOKENS + sum(len(prompt) // 4 for prompt in distinct)
+        if distinct != previous:  # consecutive passes over the same prompts reuse the cache
+            cost += FORWARD_TOKENS + sum(len(prompt) // 4 for prompt in distinct)  # four bytes an id
         cost += FORWARD_TOKENS + len(one.rows) * (max(lengths[row][1] for row in one.rows) - 1)
         previous = distinct
     return cost

@@ -15,7 +15,7 @@ from opd.heads import OutputHead
 from opd.wire.types import U32, PayloadKind, PayloadSpec, Scores
 from teacher_server.engines.base import EngineInfo, EngineItem
 from teacher_server.engines.host_copy import HostCopy, to_device
-from teacher_server.engines.payload import Rows, reduce_rows
+from teacher_server.engines.payload import PayloadRows, reduce_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +27,7 @@ class Started:
 
 
 LEAST_ROWS = 16
-"""Rows that go through the head together in deterministic mode, at least: products of fewer rows have other bits."""
+"""Fewest rows that go through the head together in deterministic mode; see `plan.settled_width`."""
 
 
 def start(
@@ -81,13 +81,13 @@ def finish(started: Sequence[Started], batch: Sequence[EngineItem], out: list[Sc
             out[row] = replace(scores, ids=item.gather_ids) if gathered else scores
 
 
-def _rows(hidden: Tensor, entries: Sequence[EngineItem], spec: PayloadSpec) -> Rows:
+def _rows(hidden: Tensor, entries: Sequence[EngineItem], spec: PayloadSpec) -> PayloadRows:
     lengths = torch.tensor([entry.item.response_length for entry in entries])
     temperature = torch.tensor([entry.temperature for entry in entries], dtype=torch.float32)
     gather = None
     if spec.kind is PayloadKind.GATHER:
         gather = _ids([entry.item.gather_ids for entry in entries if entry.item.gather_ids is not None], hidden.device)
-    return Rows(
+    return PayloadRows(
         hidden=hidden,
         targets=_ids([entry.item.response_ids for entry in entries], hidden.device),
         temperature=to_device(temperature.repeat_interleave(lengths), hidden.device),

@@ -121,14 +121,14 @@ class SglangEngine:
     def score(self, batch: Sequence[EngineItem]) -> list[Scores | None]:
         """Score a batch: one result per item in order, None where the item was cancelled.
 
-        Cancellation is polled before a sequence is sent. Every id is checked first: an id that is out of range would
-        end the SGLang server, not the request.
+        Cancellation is polled before a sequence is sent. Every id is checked first: an id out of range would crash the
+        SGLang server and not just fail the request.
 
         Raises:
             InvalidRequestError: when an item breaks a limit of `info`.
             NonFiniteError: when the server returned NaN or infinity.
-            UnavailableError: when the server cannot be reached, refuses, or changed its weights behind our back.
-            CorruptPayloadError: when an answer does not fit the question.
+            UnavailableError: when the server cannot be reached, refuses, or was given other weights by another client.
+            CorruptPayloadError: when an answer does not match the request.
         """
         check_batch(self._info, batch)
         with self._lock:
@@ -137,7 +137,7 @@ class SglangEngine:
             try:
                 return [future.result() for future in futures]
             finally:
-                for future in futures:
+                for future in futures:  # after the first error the rest need not be sent
                     future.cancel()
 
     def head(self) -> Head:
@@ -167,6 +167,7 @@ class SglangEngine:
             nonlocal other, other_hash, known
             with self._lock:
                 self._require_awake()
+                # The hash was taken above for the first exchange; before a later one the folder may have changed.
                 if not known:
                     check_unchanged(other, other_hash)
                 old, old_hash, known = self._folder, self._info.weights_hash, False
@@ -207,7 +208,7 @@ class SglangEngine:
         if spec.k:
             ids, values = flat_top_k(meta, item.response_length, spec.k, url)
         if ids is not None and int((ids < size).sum(-1).min()) < spec.k:
-            # Padding rows took places of tokens: so many more, and every position has k tokens.
+            # Padding rows took the places of tokens: ask for k more than there are of them, and k tokens are left.
             meta = self._ask(item, spec.k + len(padding), padding)
             ids, values = flat_top_k(meta, item.response_length, spec.k + len(padding), url)
         sampled = token_log_probs(meta, item.response_ids.tolist(), url)

@@ -35,7 +35,7 @@ class SglangClient:
         self._api_key, self._admin_key, self._timeout = api_key, admin_key, timeout
 
     def call(self, path: str, body: dict[str, Any] | None = None, *, admin: bool = False) -> dict[str, Any]:
-        """GET (no body) or POST a JSON object; {} for an empty answer or one that is no object.
+        """GET (no body) or POST a JSON object; {} for an answer that is empty or not an object.
 
         Raises:
             UnavailableError: when the server cannot be reached or answers with an error.

@@ -99,6 +99,7 @@ class TransformersEngine:
         )
         if self._adapter is not None:
             self._model = fold_adapter(self._model, self._adapter)
+        # Scoring runs the base model and the head apart, so that prompts are never projected to the vocabulary.
         if self._model.base_model is self._model or self._model.get_output_embeddings() is None:
             raise ConfigError(f"model {model} has no base model and head that can run apart; use another engine.")
         self._backbone = Backbone(self._model.base_model, self._device)
@@ -110,7 +111,7 @@ class TransformersEngine:
                 self._backbone, head, packing=packing, sharing=share_prompts and not deterministic
             )
         self._info = self._describe(model, folder, head, deterministic)
-        # On a GPU the shape of the whole batch chooses the kernel, and with it the bits of each row.
+        # On a GPU the kernel, and with it the bits of each row, is chosen by the shape of the whole batch.
         self._independent = deterministic and self._device.type == "cpu" and self._abilities.padding
         self._independent = self._independent and rows_are_independent(
             self._digest, self._info.vocab_size, self._info.max_sequence_tokens
@@ -148,7 +149,7 @@ class TransformersEngine:
             if self._closed:
                 raise UnavailableError(f"teacher {self._info.model} is closed; load it again.")
             head = export(self._head(), self._info.head.hash if self._info.head else "")
-        # The weights change in place: what is being sent must not.
+        # A copy: weights are replaced in place, and the head may be on its way to a client then.
         return replace(head, weight=head.weight.copy(), bias=None if head.bias is None else head.bias.copy())
 
     def memory_bytes(self) -> int:
@@ -159,7 +160,7 @@ class TransformersEngine:
     def prepare_weights(self, folder: Path) -> Exchange:
         """Read new weights whole into host memory and check them; the exchange swaps them in place.
 
-        The folder of a PEFT adapter stands for the model that this engine was made with, and that adapter.
+        The folder of a PEFT adapter stands for the base model of this engine with that adapter.
 
         Between exchanges the host holds the set that is not in use, so that the old weights can come back even when
         the folder they were read from is gone.
@@ -180,7 +181,7 @@ class TransformersEngine:
             model = fold_adapter(model, adapter)
         spare: dict[str, Tensor] = model.state_dict()
         check_finite(spare, folder)
-        # Hashed here, not in the exchange: no call waits for it, and nothing can fail once the weights have moved.
+        # Hashed here and not in the exchange, which no call has to wait for then and which cannot fail half-way.
         other = replace(self._info, weights_hash=new_hash, head=identity_of(self._head(model)))
 
         def exchange() -> None:
@@ -226,7 +227,7 @@ class TransformersEngine:
         self._backbone.forget()
 
     def _run(self, batch: Sequence[EngineItem], out: list[Scores | None]) -> None:
-        """One pass behind: while a pass is copied to the host, the next one computes."""
+        """Run the passes, collecting each one's results after the next one has started: copies overlap compute."""
         head = self._head()
         waiting: list[Started] = []
         for one in self._plan([entry.item for entry in batch]):

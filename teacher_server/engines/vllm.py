@@ -122,7 +122,7 @@ class VllmEngine:
         }
         max_k = vocabulary if runner == "pooling" else min(max_k, vocabulary)
         if runner == "generate":
-            # All: `check_cut` looks at every logit once; what callers may ask for is `max_k`.
+            # All rows, because `check_cut` reads every logit once; what callers may ask for is `max_k`.
             options |= {"max_logprobs": self._rows, "worker_extension_cls": WORKER_EXTENSION}
         self._llm = _start(self._folder, runner, self._device, options | vllm_options)
         self._engine: Any = self._llm.llm_engine
@@ -232,7 +232,8 @@ class VllmEngine:
                 if not known:
                     check_unchanged(other.folder, other.info.weights_hash)
                 mine, known = _Weights(self._folder, self._header, self._head, self._info), False
-                # Half-loaded weights have no hash: if the old ones cannot be restored, they must not pass for them.
+                # No hash while weights are loading: if the reload of the old ones fails too, the mixture must not carry
+                # their hash.
                 self._info = replace(mine.info, weights_hash="")
                 try:
                     self._reload(other.folder)
@@ -282,7 +283,7 @@ class VllmEngine:
         request: Callable[[EngineItem], tuple[list[int], Any]],
         receive: Callable[[int, Any], None],
     ) -> None:
-        """Feed the batch to vLLM and step it until every sequence has answered or was cancelled."""
+        """Feed the batch to vLLM and step it until every sequence is answered or cancelled."""
         running: dict[str, int] = {}
         try:
             for row, entry in enumerate(batch):
@@ -347,10 +348,11 @@ def _check_options(runner: str, device: str, deterministic: bool) -> None:
 
 def _start(folder: Path, runner: str, device: torch.device, options: dict[str, Any]) -> Any:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # Asking torch for devices, as `pick_device` does, bars forked children from CUDA, and this process has threads.
+    # After torch has looked for devices, as `pick_device` does, CUDA cannot start in a forked child; and forking a
+    # process with threads can deadlock.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     if device.type == "cpu":
-        # On a CPU a child process and compilation cost far more than they save.
+        # On a CPU a child process and compilation cost more time at the start than they save.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         options.setdefault("enforce_eager", True)

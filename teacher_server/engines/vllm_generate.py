@@ -43,7 +43,7 @@ def read_scores(output: Any, entry: EngineItem, info: EngineInfo) -> Scores:
         table = np.asarray(output.prompt_token_id_logprobs, np.float32)
         sampled, values, ids = table[:, -1], table[:, :-1], item.gather_ids
     else:
-        # One entry for the token that is there, then the k most likely; nothing for the first token.
+        # Per position: the prompt's own token, then the k most likely; vLLM lists nothing for the first position.
         flat, width = output.prompt_logprobs, spec.k + 1
         table = np.asarray(flat.logprobs, np.float32).reshape(-1, width)[-length:]
         listed = np.asarray(flat.token_ids, np.int64).reshape(-1, width)[-length:]
@@ -56,7 +56,7 @@ def read_scores(output: Any, entry: EngineItem, info: EngineInfo) -> Scores:
 
 
 def can_gather(llm: Any) -> bool:
-    """Whether this vLLM scores ids of the caller's choice: asked, and compared with its own prompt log-probs."""
+    """Whether this vLLM scores ids of the caller's choice, found out by comparing with its own prompt log-probs."""
     from vllm import SamplingParams
 
     ids = [1, 2, 3, 4]
@@ -87,10 +87,10 @@ def cut_vocabulary(llm: Any, size: int) -> None:
 
 
 def check_cut(llm: Any, size: int) -> None:
-    """Ask for every log-prob of one position: the ids listed must be those that count, and add up to 1.
+    """Check `cut_vocabulary` on every log-prob of one position: the first `size` ids are listed, and add up to 1.
 
     Raises:
-        ConfigError: when they are not or do not.
+        ConfigError: when other ids are listed or the probabilities do not add up.
     """
     from vllm import SamplingParams
 

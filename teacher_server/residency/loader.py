@@ -1,7 +1,7 @@
 """Reading models: one at a time, on a thread, within a time limit.
 
-Libraries that read models set process-wide defaults while they do, so two must not at once. A thread cannot be
-interrupted: one that takes too long is given up, and holds the turn until it ends after all.
+Libraries that read models set process-wide defaults (dtype, device) while they do, so two models must not be read at
+once. A thread cannot be interrupted: one that takes too long is given up, and holds the turn until it ends.
 """
 
 import asyncio
@@ -22,7 +22,6 @@ class Loader:
 
     Args:
         seconds: that one turn, and the wait for it, may take.
-
         closing: whether the process is about to end, so that nothing is waited for any more.
     """
 
@@ -58,7 +57,7 @@ class Loader:
         try:
             yield turn
         finally:
-            if turn.running is None:
+            if turn.running is None:  # else a thread still reads: `Turn._leave` releases the lock when it ends
                 self._lock.release()
 
 

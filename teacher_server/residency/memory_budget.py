@@ -1,24 +1,21 @@
 """How much of the memory budget each teacher holds: idle ones sleep so that others have room."""
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
 
 from opd.errors import ConfigError, OverloadedError, UnavailableError
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.engines.base import Engine
 from teacher_server.observe.logs import describe_error
+from teacher_server.residency.completion import run_to_completion
 from teacher_server.residency.teacher import Teacher
-
-R = TypeVar("R")
 
 
 class MemoryBudget:
     """The memory budget of a server.
 
-    Its lock is held while teachers are put to sleep, but never while one is loaded or woken: those hold a promise of
-    bytes instead, and hold up no other teacher.
+    Its lock is held while teachers are put to sleep, but not while one is loaded or woken, which may take minutes:
+    those hold a reservation of bytes instead.
 
     Args:
         budget: bytes of weights that may be awake at once; 0 means no limit.
@@ -38,7 +35,7 @@ class MemoryBudget:
         self._lock = asyncio.Lock()
 
     async def reserve(self, teacher: Teacher, needed: int) -> None:
-        """Promise a teacher `needed` bytes; the least recently used idle ones sleep for it.
+        """Reserve `needed` bytes for a teacher; idle ones are put to sleep for it, least recently used first.
 
         Raises:
             ConfigError: when the budget is smaller than that.
@@ -47,6 +44,7 @@ class MemoryBudget:
         if self.budget and needed > self.budget:
             raise ConfigError(f"teacher {teacher.name!r} needs {needed} bytes, but the memory budget is {self.budget}.")
         async with self._lock:
+            # Checked anew each time: while one falls asleep, requests may wake another or a load may fail.
             while self.budget and self._held_by_others(teacher) + needed > self.budget:
                 others = (t for t in self._teachers() if t is not teacher)
                 idle = [t for t in others if t.state == pb.TEACHER_STATE_READY and not t.in_flight]
@@ -58,7 +56,7 @@ class MemoryBudget:
             teacher.held_bytes = needed
 
     async def put_to_sleep(self, teacher: Teacher) -> None:
-        """Move a teacher's weights off the device, unless they are.
+        """Move a teacher's weights off the device, unless they are already.
 
         Raises:
             UnavailableError: when it is neither ready nor just loaded, or its engine fails.
@@ -83,7 +81,7 @@ class MemoryBudget:
             UnavailableError: when its engine fails.
         """
         await self.reserve(teacher, teacher.weight_bytes)
-        await finish(self._wake(teacher))
+        await run_to_completion(self._wake(teacher))
 
     def _held_by_others(self, teacher: Teacher) -> int:
         return sum(t.held_bytes for t in self._teachers() if t is not teacher)
@@ -99,7 +97,7 @@ class MemoryBudget:
 
     async def _put_to_sleep(self, teacher: Teacher) -> None:
         before = teacher.state
-        # The state changes first: a request that arrives meanwhile waits for the room and wakes it again.
+        # The state changes first: a request that arrives meanwhile waits for the lock and wakes the teacher again.
         await self._set_state(teacher, pb.TEACHER_STATE_ASLEEP)
 
         async def fall_asleep() -> None:
@@ -112,24 +110,7 @@ class MemoryBudget:
                 ) from error
             teacher.held_bytes = 0
 
-        await finish(fall_asleep())
-
-
-async def finish(work: Awaitable[R], *, wanted: Callable[[], bool] = lambda: True) -> R:
-    """The result of work that must not stop half-way: a caller that is cancelled waits for its end too.
-
-    Args:
-        work: to be awaited; on a thread nothing can stop it anyway.
-        wanted: says false when the process ends and the caller should not wait.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        if wanted():
-            with contextlib.suppress(Exception):
-                await asyncio.shield(task)
-        raise
+        await run_to_completion(fall_asleep())
 
 
 async def _call(teacher: Teacher, function: Callable[[Engine], None]) -> None:

@@ -1,7 +1,7 @@
-"""What a model's folder says before anything of it is built: where it is, how large, and whether it can be true.
+"""What a model's folder tells before the model is built: where it is, how large, and whether its config is plausible.
 
-Building a model with a billion layers takes a thread that nothing can interrupt, so a config is compared with the
-tensors beside it first: only their headers are read.
+A config that claims a billion layers would occupy a thread that nothing can interrupt, so it is first compared with the
+tensors beside it, of which only the headers are read.
 """
 
 import json
@@ -30,7 +30,11 @@ _TENSORS = (
     ("num_local_experts", ("hidden_size",), ("moe_intermediate_size", "intermediate_size")),
     ("n_routed_experts", ("hidden_size",), ("moe_intermediate_size", "intermediate_size")),
 )
-"""Sizes whose product is the size of a tensor that the model has, by their keys; of several keys the first there is."""
+"""Keys of a config whose values multiply to the size, in numbers, of a tensor that the model has.
+
+Each entry is one tensor: a required key, then its other dimensions, each as alternative keys of which the first one
+present counts.
+"""
 
 
 def local_folder(model: str) -> Path | None:
@@ -60,7 +64,7 @@ def weight_bytes(folder: Path) -> int:
 
 
 def check_plausible(folder: Path) -> None:
-    """Refuse a config that the tensors beside it cannot belong to. A folder without either is left to the engine.
+    """Refuse a config that cannot belong to the tensors beside it. A folder that lacks either is left to the engine.
 
     Raises:
         ConfigError: naming the key and the value.
@@ -71,7 +75,7 @@ def check_plausible(folder: Path) -> None:
     size = weight_bytes(folder)
     for part in _parts(config):
         for key, value in part.items():
-            if _LAYERS.fullmatch(key) and isinstance(value, int) and value > tensors:
+            if _LAYERS.fullmatch(key) and isinstance(value, int) and value > tensors:  # a layer has at least one
                 raise ConfigError(
                     f"model {folder} is inconsistent: its config has {key} {value}, but its files hold {tensors} "
                     "tensors; save the model again."
@@ -81,7 +85,7 @@ def check_plausible(folder: Path) -> None:
             sizes = [part.get(key) for key in keys]
             numbers = 1
             for value in sizes:
-                numbers *= value if isinstance(value, int) else 0
+                numbers *= value if isinstance(value, int) else 0  # an absent size makes no claim
             if numbers * LEAST_BYTES_PER_NUMBER > size:
                 names = " x ".join(f"{key} {value}" for key, value in zip(keys, sizes, strict=True))
                 raise ConfigError(

@@ -39,9 +39,9 @@ class Teacher:
         in_flight: Score and GetHead calls that hold it awake.
         last_used: seconds, monotonic.
         weight_bytes: of its weights when awake, 0 while unknown.
-        held_bytes: of the memory budget that it has or was promised.
+        held_bytes: of the memory budget, in use by it or reserved for it.
         restarts: since the start of the server.
-        replaced: folder and hash of the weights that took the place of the model's own; None while those serve.
+        replaced: folder and hash of the weights that replaced the model's own; None while those are in use.
         idle: set while no call is in flight.
         changing: held while it is loaded, woken, put to sleep or unloaded.
     """
@@ -63,7 +63,7 @@ class Teacher:
 
     @property
     def serving(self) -> bool:
-        """Whether requests are welcome, also those that wake it."""
+        """Whether it takes requests; one that sleeps is woken by them."""
         return self.state in SERVING_STATES
 
     @property
@@ -110,7 +110,7 @@ class Teacher:
         self.last_used = time.monotonic()
 
     def leave(self) -> None:
-        """Uncount it."""
+        """Count a call that no longer needs it."""
         self.in_flight -= 1
         self.last_used = time.monotonic()
         if self.in_flight == 0:
@@ -120,8 +120,8 @@ class Teacher:
 def self_test(engine: Engine, name: str) -> None:
     """Score a short sequence through the whole codec, twice; warms the engine up.
 
-    The answers must be a teacher's: finite, probabilities adding up to 1, agreeing with each other, bit for bit when
-    the engine claims to be deterministic.
+    The answers must be possible (the decoder checks what it checks on a client) and equal when repeated, bit for bit
+    when the engine claims to be deterministic.
 
     Raises:
         UnavailableError: when they are not.

@@ -1,8 +1,9 @@
 """The teachers of a server: loading, unloading, sleeping under a memory budget, replacing weights, restarting.
 
 All methods run on the event loop; what takes time runs on a worker's thread or a loader thread. Requests to an awake
-teacher take no lock. Three kinds order the rest: a teacher's `changing`, for what happens to that teacher; then the
-loader's, because models are read one at a time; then the memory budget's (`teacher_server.residency.memory_budget`).
+teacher take no lock. Everything else takes locks in this order, so that none waits for another in a circle: a teacher's
+`changing`, for what happens to that teacher; the loader's, because models are read one at a time; the memory budget's
+(`teacher_server.residency.memory_budget`).
 """
 
 import asyncio
@@ -27,12 +28,13 @@ from teacher_server.batching.worker import DeviceTurn, EngineWorker
 from teacher_server.engines.base import Engine, Exchange
 from teacher_server.faults import FaultPoints
 from teacher_server.observe.logs import describe_error
+from teacher_server.residency.completion import run_to_completion
 from teacher_server.residency.loader import Loader
-from teacher_server.residency.memory_budget import MemoryBudget, finish
+from teacher_server.residency.memory_budget import MemoryBudget
 from teacher_server.residency.model_folder import check_plausible, local_folder, weight_bytes
 from teacher_server.residency.teacher import Teacher, self_test
 from teacher_server.residency.weights import LostWeightsError, prepare, put_back, swap
-from teacher_server.settings import EngineSettings, LimitSettings
+from teacher_server.settings import LimitSettings, TeacherEngineSettings
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +63,7 @@ class Teachers:
         factory: EngineFactory,
         *,
         limits: LimitSettings,
-        engine: EngineSettings,
+        engine: TeacherEngineSettings,
         faults: FaultPoints,
         on_state: Callable[[Teacher], Awaitable[None]],
         on_fatal: Callable[[str], None],
@@ -105,7 +107,7 @@ class Teachers:
         return teacher
 
     async def load(self, name: str, model: str) -> Teacher:
-        """Load a teacher and test it; the others are scored, put to sleep and woken meanwhile.
+        """Load a teacher and test it; the others go on scoring, and may be put to sleep and woken meanwhile.
 
         Raises:
             InvalidRequestError: when the name is taken.
@@ -116,6 +118,7 @@ class Teachers:
         """
         if name in self._teachers:
             raise InvalidRequestError(f"teacher {name!r} is served already; unload it first or take another name.")
+        # Listed before it is loaded: the name is taken, and Describe and health can say that it is loading.
         teacher = self._teachers[name] = Teacher(name, model, self._limits)
         teacher.idle.set()
         await self._set_state(teacher, pb.TEACHER_STATE_LOADING)
@@ -123,7 +126,7 @@ class Teachers:
             async with teacher.changing:
                 await self._start(teacher)
         except BaseException:
-            self._teachers.pop(name, None)  # gone already when the server has closed meanwhile
+            self._teachers.pop(name, None)  # with a default: the server may have closed meanwhile
             await self._set_state(teacher, pb.TEACHER_STATE_UNSPECIFIED)
             raise
         return teacher
@@ -158,11 +161,11 @@ class Teachers:
             OverloadedError: when it sleeps and busy teachers hold the memory.
         """
         teacher = self.get(name)
-        teacher.enter()
+        teacher.enter()  # before any await: a teacher with a call in flight is not put to sleep
         try:
             if teacher.state == pb.TEACHER_STATE_ASLEEP:
                 async with teacher.changing:
-                    if teacher.state == pb.TEACHER_STATE_ASLEEP:
+                    if teacher.state == pb.TEACHER_STATE_ASLEEP:  # another request may have woken it
                         await self._memory.wake(teacher)
             teacher.require_ready()
             yield teacher
@@ -189,8 +192,8 @@ class Teachers:
     async def update_weights(self, name: str, folder: Path, expected: str = "") -> str:
         """Replace a teacher's weights between two batches; returns the new weights hash. All or nothing.
 
-        The folder is read while the teacher goes on scoring. The new weights are tested before any request meets
-        them; when they fail, the old ones come back and are tested in their turn.
+        The folder is read while the teacher goes on scoring. The new weights are tested before any request is scored by
+        them; when they fail, the old ones are restored and tested as well.
 
         Args:
             name: of the teacher.
@@ -203,6 +206,7 @@ class Teachers:
             NonFiniteError, IncompatibleTeacherError: when its numbers fail the self-test; the old weights are back.
             UnavailableError: when the old weights cannot be brought back; the teacher is then failed.
         """
+        # `use` keeps it awake, and `unload` waits for it; the loader's turn orders concurrent updates.
         async with self.use(name) as teacher, self._loader.turn() as turn:
             if expected not in ("", teacher.info.weights_hash):
                 raise IncompatibleTeacherError(
@@ -210,7 +214,7 @@ class Teachers:
                 )
             engine = teacher.running().engine
             exchange = await turn.read(f"the folder {folder}", lambda: prepare(engine, folder))
-            await finish(self._swap(teacher, exchange, folder))
+            await run_to_completion(self._swap(teacher, exchange, folder))
             return teacher.info.weights_hash
 
     async def _swap(self, teacher: Teacher, exchange: Exchange, folder: Path) -> None:
@@ -308,7 +312,7 @@ class Teachers:
             self_test(engine, name)
 
     async def _settle(self, teacher: Teacher) -> None:
-        """Give a loaded teacher the room that it really takes, or let it sleep until there is some."""
+        """Reserve the bytes that a loaded teacher really takes; where the budget has no room, it begins asleep."""
         if self._memory.budget and not teacher.weight_bytes:
             raise ConfigError(
                 f"the bytes that teacher {teacher.name!r} takes are not known, so it cannot count against "
@@ -323,7 +327,7 @@ class Teachers:
             await self._set_state(teacher, pb.TEACHER_STATE_READY)
 
     def _dead(self, teacher: Teacher, reason: str) -> None:
-        if self.closing or teacher.worker is None:
+        if self.closing or teacher.worker is None:  # the worker was being closed anyway
             return
         worker, teacher.worker, teacher.reason = teacher.worker, None, reason
         task = asyncio.get_running_loop().create_task(self._after_death(teacher, worker))
@@ -339,14 +343,14 @@ class Teachers:
         teacher.restarts += 1
         await self._set_state(teacher, pb.TEACHER_STATE_LOADING)
         try:
-            # The dead engine frees its memory first: a device seldom holds the model twice.
+            # The dead engine frees its memory first: few devices can hold a model twice.
             await asyncio.to_thread(worker.close)
             async with teacher.changing:
                 if self._teachers.get(teacher.name) is teacher:
                     await self._start(teacher)
             teacher.reason = ""
         except LostWeightsError as error:
-            # The model's own weights would load, but clients ask for the others: no answer is better than a wrong one.
+            # The model's own weights could be loaded, but clients expect the ones that replaced them: refuse instead.
             await self._lose(teacher, error)
         except Exception as error:
             self._on_fatal(f"teacher {teacher.name!r} could not be restarted: {error}")
@@ -370,5 +374,5 @@ def _examine(model: str) -> int:
 
 
 def _call_if_open(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended, so nothing needs to be told
         loop.call_soon_threadsafe(function)

@@ -1,4 +1,4 @@
-"""How new weights of a teacher take the place of old ones safely."""
+"""Replacing a teacher's weights safely: prepare, swap, test, and restore when the test fails."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,10 @@ from teacher_server.residency.model_folder import check_plausible
 
 
 class LostWeightsError(Exception):
-    """The weights in use cannot be brought back, after new ones were refused or the engine died: it must not answer."""
+    """The weights in use cannot be restored, after new ones were refused or the engine died: it must not answer.
+
+    Not an `OpdError`: it never reaches a client, `Teachers` turns it into the state failed.
+    """
 
 
 def prepare(engine: Engine, folder: Path) -> Exchange:
@@ -29,9 +32,9 @@ def prepare(engine: Engine, folder: Path) -> Exchange:
 
 
 def swap(engine: Engine, exchange: Exchange, folder: Path, test: Callable[[], None]) -> None:
-    """Exchange weights and test the new ones; when they fail, the old ones come back and are tested too.
+    """Swap weights and test the new ones; when they fail, the old ones are restored and tested too.
 
-    Runs between two batches, so that no request meets weights that were not tested.
+    Runs between two batches, so that no request is scored by weights that were not tested.
 
     Raises:
         NonFiniteError, IncompatibleTeacherError, ConfigError: the new weights are refused, the old ones serve.
@@ -45,7 +48,7 @@ def swap(engine: Engine, exchange: Exchange, folder: Path, test: Callable[[], No
         test()
     except Exception as error:
         try:
-            if exchanged:
+            if exchanged:  # an exchange that failed has undone itself, see `Exchange`
                 exchange()
             if engine.info.weights_hash != old_hash:
                 raise RuntimeError(f"the engine has weights {engine.info.weights_hash}, not {old_hash}.") from error

@@ -1,4 +1,4 @@
-"""Bounds on calls that are open at once: over all callers, and for each caller."""
+"""Limits on calls that are open at once: over all callers, and for each caller."""
 
 import asyncio
 import contextlib
@@ -59,7 +59,10 @@ class CallSlots:
 
 
 class WaitingSlots(CallSlots):
-    """The same with a queue: a call without a place waits, and the caller that holds the fewest goes first."""
+    """The same with a queue: a call without a place waits, and the caller that holds the fewest goes first.
+
+    A free place goes to a new call at once even while others wait: those are callers at their own limit.
+    """
 
     def __init__(self, total: int, per_caller: int) -> None:
         super().__init__(total, per_caller)
@@ -74,8 +77,9 @@ class WaitingSlots(CallSlots):
             try:
                 await entry[1]
             except asyncio.CancelledError:
+                # Cancelled between `set_result` and its next turn on the loop: it holds a place that it never used.
                 if entry[1].done() and not entry[1].cancelled():
-                    self._give_back(caller)  # cancelled just after it was given its place
+                    self._give_back(caller)
                 raise
             finally:
                 if entry in self._waiting:
@@ -95,5 +99,5 @@ class WaitingSlots(CallSlots):
         if able:
             entry = min(able, key=lambda waiting: self._held[waiting[0]])  # the first of equals
             self._waiting.remove(entry)
-            self._held[entry[0]] += 1
+            self._held[entry[0]] += 1  # here, not when it wakes up: a call that arrives before must not take the place
             entry[1].set_result(None)

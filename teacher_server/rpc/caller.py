@@ -1,4 +1,4 @@
-"""Who makes a call, and by which key its share of places, memory and engine time is counted."""
+"""The identity of a caller, and the key by which its share of places, memory and engine time is counted."""
 
 import ipaddress
 from contextvars import ContextVar
@@ -12,9 +12,9 @@ class Caller:
 
     Attributes:
         name: of the token, for logs; "" without one.
-        key: what shares are counted by: the token's name, or the address where there are no tokens. A caller cannot
-            choose it anew for each call.
-        authorised: whether the caller may use the teachers; without that it may ask for health only.
+        key: what shares are counted by: the token's name, or the address where there are no tokens. Nothing that a
+            caller could choose anew for each call.
+        authorised: whether the caller may use the teachers; others may ask for health only.
     """
 
     name: str

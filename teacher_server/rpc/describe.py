@@ -1,4 +1,4 @@
-"""From what an engine says of itself and what the server allows to what `Describe` announces."""
+"""Combines what an engine can do with what the server allows into what `Describe` announces."""
 
 from opd.wire.bounds import RequestBounds, kind_code
 from opd.wire.tensors import dtype_code

@@ -77,6 +77,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
                 await context.write(Response(status=status))
                 continue
             async with self._changed:
+                # Under the lock again: a change between the check above and `wait` would go unnoticed.
                 if self._statuses.get(request.service, Response.SERVICE_UNKNOWN) == last:
                     await self._changed.wait()
 

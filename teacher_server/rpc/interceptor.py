@@ -1,9 +1,9 @@
-"""What every call passes: authentication, a place, its request, and the one place where exceptions become statuses.
+"""What every call passes: authentication, a call slot, its request, and the one place where exceptions become statuses.
 
-The order is that of the cost: a caller is known by the headers, before a byte of the request is read. gRPC itself
-answers bytes that do not parse, and exceptions, with INTERNAL or UNKNOWN and a repr. Here requests reach the server as
-bytes: size and parse errors are INVALID_ARGUMENT, known errors get their status and typed details, and an unexpected
-exception is logged with an id and answered by a sentence that quotes the id and nothing else.
+Cheap steps come first: the caller is known by the headers, before a byte of the request is read. By itself, gRPC
+answers bytes that do not parse, and exceptions, with INTERNAL or UNKNOWN and a repr. Here requests arrive as bytes:
+size and parse errors are INVALID_ARGUMENT, known errors get their status and typed details, and an unexpected exception
+is logged with an id and answered by a sentence that quotes the id and nothing else.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from teacher_server.rpc.call_slots import CallSlots
 from teacher_server.rpc.caller import CALLER, Caller, peer_address
 from teacher_server.rpc.receive import RequestReceiver
 from teacher_server.rpc.security import ANONYMOUS, Tokens
-from teacher_server.settings import CallSettings
+from teacher_server.settings import OpenCallSettings
 
 _log = logging.getLogger(__name__)
 
@@ -53,12 +53,13 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """
 
     def __init__(
-        self, tokens: Tokens, metrics: ServerMetrics, receiver: RequestReceiver, settings: CallSettings
+        self, tokens: Tokens, metrics: ServerMetrics, receiver: RequestReceiver, settings: OpenCallSettings
     ) -> None:
         self._tokens = tokens
         self._metrics = metrics
         self._receiver = receiver
         self.authorised = CallSlots(settings.max_calls, round(settings.max_caller_share * settings.max_calls) or 1)
+        # Health checks have slots of their own: a server at its limit of calls must not look dead to its load balancer.
         self.unauthenticated = CallSlots(
             settings.max_unauthenticated_calls, -(-settings.max_unauthenticated_calls // 4)
         )
@@ -71,13 +72,14 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     ) -> grpc.RpcMethodHandler:
         """The handler of a method, wrapped.
 
-        Towards gRPC every method takes a stream of requests: handlers of those are called when the headers are there,
-        and a message is read only when they ask for it.
+        To gRPC every method takes a stream of requests: it calls such handlers as soon as the headers have arrived, and
+        reads a message only when they ask for it.
         """
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return handler
         method: str = handler_call_details.method
+        # A service that is missing in the table needs the strongest scope.
         scope = next((scope for prefix, scope in _SCOPES.items() if method.startswith(prefix)), "admin")
         parse = handler.request_deserializer
         inner = handler.unary_stream if handler.response_streaming else handler.unary_unary
@@ -113,7 +115,7 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         try:
             principal = self._tokens.authenticate(context.invocation_metadata(), scope or "score")
         except (AuthError, ScopeError) as error:
-            if not scope:
+            if not scope:  # health: probes carry no token
                 return Caller("", address, authorised=False)
             reason = "token" if isinstance(error, AuthError) else "scope"
             self._metrics.auth_failures.labels(reason).inc()

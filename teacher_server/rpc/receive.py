@@ -1,8 +1,8 @@
 """Receiving a request: within a budget of bytes, within a time, and checked before it is parsed.
 
-The interceptor makes every method a stream of requests towards gRPC, so that nothing of a message is read, and nothing
-unpacked, before the caller is known: until `receive` reads it, the transport holds a stream's flow-control window at
-most. gRPC does not tell how long a message will be, so every call that receives counts as one of the largest.
+The interceptor presents every method to gRPC as a stream of requests, so that nothing of a message is read or unpacked
+before the caller is known: until `receive` reads it, the transport holds a stream's flow-control window at most. gRPC
+does not tell how long a message will be, so every call that is receiving counts as one of the largest.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from teacher_server.settings import ServerSettings
 Parse = Callable[[bytes], Message]
 
 OVERSIZE_BYTES = 64 * 1024
-"""Requests too large by up to this much are read, so that they are answered with a sentence of ours."""
+"""Requests too large by up to this much are read, so that the answer can name size and limit; gRPC's would not."""
 
 UNAUTHENTICATED_MESSAGES = 4
 """Requests that are received at once from callers who are not authorised: those may ask for health only."""
@@ -79,7 +79,7 @@ class RequestReceiver:
             async with asyncio.timeout_at(end) as limit, slots.wait_for(caller.key):
                 arriving = True
                 raw = await context.read()
-                limit.reschedule(None)
+                limit.reschedule(None)  # the limit is for the network, not for our own parsing
                 return await self._parse(raw, parse)
         except TimeoutError:
             self._metrics.refused_calls.labels("receive_timeout" if arriving else "receive_full").inc()
@@ -116,8 +116,8 @@ def has_at_most(data: bytes, limit: int) -> bool:
     """Whether a serialised message has at most `limit` top-level fields, counted with their repetitions.
 
     A field of two bytes becomes an object of eighty when it is parsed, so this reads the tags and skips the rest. It
-    stops at the first thing that is not the wire format, which the parser then refuses; groups, which the contract
-    does not have and which could hide fields, count as too many.
+    stops at the first byte that is not valid in the wire format, and leaves the refusal to the parser; groups, which
+    the contract does not use and which could hide fields, count as too many.
     """
     at = 0
     for _ in range(limit):

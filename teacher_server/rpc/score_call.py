@@ -1,7 +1,7 @@
 """One Score call from request to trailer: parse, admit, queue, then send each sequence as soon as it is scored.
 
-Nothing is computed before it is paid for, and whatever was reserved is given back exactly once, however the call
-ends: answered, refused, cancelled by the client, past its deadline, or cut by a shutdown.
+Nothing is computed before its budget is reserved, and what was reserved is released exactly once, however the call
+ends: answered, refused, cancelled by the client, past its deadline, or cut off by a shutdown.
 """
 
 import asyncio
@@ -123,6 +123,7 @@ class ScoreCall:
             bounds = teacher.bounds
             request = await self._parse(bounds)
             await self._shared.faults.reach("parsed")
+            # Early, so that a request for other weights costs no forward; `_check_hash` decides on the actual numbers.
             if request.expected_weights_hash not in ("", teacher.info.weights_hash):
                 raise IncompatibleTeacherError(
                     f"teacher {teacher.name!r} has weights {teacher.info.weights_hash}, not "
@@ -181,7 +182,7 @@ class ScoreCall:
         for index in range(len(request.items)):
             scores, weights_hash = await self._result(window.first())
             await self._check_hash(request, weights_hash, len(request.items))
-            pending = window.drop_first()
+            pending = window.drop_first()  # not before: `close` cancels by this list what is not computed yet
             self.jobs.append(pending.job)
             self.model_tokens += pending.price.tokens
             encoded = await self._encode(scores, request, bounds, index)
@@ -189,6 +190,7 @@ class ScoreCall:
             self._watch.until("encode", time.monotonic())
             await self._send_sequence(teacher.name, request, index, encoded)
             self.scored_tokens += request.items[index].response_length
+            # Only what the transport has taken is released: a slow reader must not accumulate scores in memory.
             window.sent(pending.price)
             reservation.release(pending.price)
             await self._shared.faults.reach("sequence_sent")
@@ -207,6 +209,7 @@ class ScoreCall:
         try:
             scores, weights_hash = await pending.future
         finally:
+            # A job that failed or was cancelled lacks some of its times; now stands for those.
             job, now = pending.job, time.monotonic()
             self._watch.until("queue", min(job.picked_at or now, now))
             self._watch.until("batch_wait", min(job.started_at or now, now))

@@ -1,7 +1,7 @@
-"""Who may listen where, who may call what: TLS that reloads, bearer tokens with scopes.
+"""Where a server may listen and who may call what: TLS files and bearer tokens with scopes, both read again on change.
 
-Token file, YAML: a list of `{name, token | sha256, scopes: [score, admin]}`. Files are read again when they change;
-a file that became unreadable keeps what was valid before, so that a bad deployment does not lock everybody out.
+Token file, YAML: a list of `{name, token | sha256, scopes: [score, admin]}`. When a changed file cannot be read, what
+was valid before stays valid, so that a bad deployment does not lock everybody out.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ MAX_TOKEN_FILE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls: a name for fairness and logs, and what it may do."""
+    """An authenticated caller: a name for fairness and logs, and its scopes."""
 
     name: str
     scopes: frozenset[str]
@@ -100,7 +100,7 @@ class Tokens:
     def _find(self, token: str) -> Principal:
         digest = hashlib.sha256(token.encode()).digest()
         found: Principal | None = None
-        # Every entry is compared, in constant time each: timing tells nothing about which one matched.
+        # Every entry is compared, in constant time each, so that timing does not tell which one matched.
         for known, principal in self._entries:
             if hmac.compare_digest(digest, known):
                 found = principal
@@ -136,7 +136,7 @@ def _stamp(path: Path) -> tuple[int, int]:
         info = path.stat()
     except OSError as error:
         raise ConfigError(f"token file {path} cannot be read: {error.strerror}.") from error
-    return info.st_mtime_ns, info.st_ino
+    return info.st_mtime_ns, info.st_ino  # the inode too: a rename may bring a file with the same time
 
 
 def _read_tokens(path: Path) -> list[tuple[bytes, Principal]]:
@@ -150,8 +150,8 @@ def _read_tokens(path: Path) -> list[tuple[bytes, Principal]]:
     except ConfigError:
         raise
     except Exception as error:
-        # YAML raises a dozen classes for damaged files (dates that do not exist, nesting, lone surrogates). Its texts
-        # quote the file, and with it a secret.
+        # YAML raises a dozen classes for damaged files (dates that do not exist, nesting, lone surrogates), and their
+        # texts quote the file, secrets included.
         raise ConfigError(f"token file {path} cannot be read: {type(error).__name__}.") from None
 
 
@@ -196,7 +196,7 @@ class Certificates:
         self._checked = time.monotonic()
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Credentials that gRPC asks again at every handshake; open connections live on."""
+        """Credentials whose files gRPC has checked again at every handshake; open connections stay open."""
         return grpc.dynamic_ssl_server_credentials(
             self._read(), self._fetch, require_client_authentication=self._security.client_ca is not None
         )
@@ -236,7 +236,7 @@ class Certificates:
 
 
 def _check_pair(cert: Path, key: Path, client_ca: Path | None) -> None:
-    """Refuse what gRPC would refuse without saying why: no PEM, or a key of another certificate.
+    """Refuse what gRPC would refuse without a reason: files that are not PEM, or a key of another certificate.
 
     Raises:
         ConfigError: naming the file.

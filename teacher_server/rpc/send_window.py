@@ -27,6 +27,7 @@ class PendingScores:
         self.price = price
         self.future: asyncio.Future[tuple[Scores, str]] = self._loop.create_future()
         # A call that fails on an earlier sequence never looks at the later ones.
+        # Reading the exception here keeps asyncio from logging one that was "never retrieved".
         self.future.add_done_callback(lambda future: future.cancelled() or future.exception())
         item = request.items[index]
         engine_item = EngineItem(item, request.spec, request.temperature, lambda: job.cancelled)
@@ -34,7 +35,7 @@ class PendingScores:
 
     def _deliver(self, job: SequenceJob, result: Scores | Exception, weights_hash: str) -> None:
         """Called on the worker's thread."""
-        # The call keeps its jobs for their times; they must not keep this object, and with it the scores.
+        # The call keeps its jobs for their times until it ends; through this bound method they would keep the scores.
         job.deliver = _delivered
         with contextlib.suppress(RuntimeError):  # the loop is closed, and the call with it
             self._loop.call_soon_threadsafe(self._resolve, result, weights_hash)
@@ -60,7 +61,7 @@ class SendWindow:
     Args:
         worker: of the teacher.
         sequences: all of the call.
-        window_bytes: of scores computed or promised and not taken by the reader; one sequence always goes.
+        window_bytes: of scores that are computed or queued and not yet taken by the reader; one sequence always fits.
     """
 
     def __init__(self, worker: EngineWorker, sequences: Sequence[PendingScores], window_bytes: int) -> None:

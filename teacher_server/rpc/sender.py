@@ -1,7 +1,7 @@
 """Sending to a reader that may be slow: flow control with a time limit.
 
-gRPC cannot take back a message that waits for flow control, and refuses a status while one waits. So a reader that
-takes too long first costs its call everything it holds, and the status follows when the last message has left.
+gRPC cannot withdraw a message that waits for flow control, and refuses to send a status while one waits. So when a
+reader takes too long, its call first releases everything it holds, and the status follows when the message has left.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ class Sender:
         Raises:
             DeadlineError: when the reader did not take it in time.
         """
+        # `wait` and not `wait_for`: on a timeout the latter cancels the write, which gRPC cannot do.
         task = asyncio.ensure_future(self._write(message))
         try:
             done, _ = await asyncio.wait((task,), timeout=self._limit)

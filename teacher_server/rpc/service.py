@@ -47,7 +47,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
         )
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> None:
-        """The score stream."""
+        """Streams the scores of the request's sequences in their order."""
         call = ScoreCall(
             self._shared,
             request,
@@ -69,7 +69,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
             self._account(request, call, timings, failure, context.invocation_metadata())
 
     async def GetHead(self, request: pb.GetHeadRequest, context: Context) -> None:
-        """The head's tensors."""
+        """Streams the output head's tensors."""
         chunk = request.chunk_bytes or self._shared.settings.transport.chunk_bytes
         if not MIN_CHUNK_BYTES <= chunk <= MAX_CHUNK_BYTES:
             raise InvalidRequestError(
@@ -92,13 +92,15 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
                 )
             copying = self._copy_of_head(teacher, identity.hash)  # shared for as long as a call holds it
             messages = encode_head(await asyncio.shield(copying), chunk)
+            # Each message on a thread: checksums and copies of a gigabyte would block the loop for seconds.
             while (message := await asyncio.to_thread(next, messages, None)) is not None:
                 await sender.send(message)
 
     def _copy_of_head(self, teacher: Teacher, content_hash: str) -> "asyncio.Future[Head]":
-        """A copy of the head on the host, one for all calls at a time.
+        """A copy of the head on the host, shared by the calls that are open at the same time.
 
-        It is large, making it holds up the engine, and all ranks of a student want it at once.
+        It is large, copying it blocks the engine, and all ranks of a student ask for it at once. The dictionary holds
+        it weakly: it is freed with the last call.
         """
         copying = self._heads.get(content_hash)
         if copying is None or (copying.done() and (copying.cancelled() or copying.exception())):

@@ -17,8 +17,12 @@ from waiting import until
 
 from opd.errors import DeviceMemoryError, NonFiniteError, UnavailableError
 from opd.wire.status import error_from_rpc
-from opd.wire.types import PayloadSpec
-from teacher_server.batching.worker import AWAY_SECONDS, out_of_memory
+from opd.wire.types import PayloadSpec, ScoreItem
+from teacher_server.batching.client import Client
+from teacher_server.batching.queue import SequenceJob
+from teacher_server.batching.worker import AWAY_SECONDS, DeviceTurn, EngineWorker, out_of_memory
+from teacher_server.engines.base import EngineItem
+from teacher_server.faults import FaultPoints
 
 SPEC = PayloadSpec.topk(4, "f32")
 GUILTY = 9
@@ -239,3 +243,37 @@ def test_the_words_of_torch_on_a_cpu_are_known() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 56)
     assert out_of_memory(caught.value)
+
+
+def test_a_dead_engine_that_cannot_be_closed_is_reported_once() -> None:
+    class Dead:
+        def score(self, batch: Sequence[Any]) -> list[Any]:
+            raise RuntimeError("CUDA error: the context is lost")
+
+        def close(self) -> None:
+            raise RuntimeError("the context is lost")
+
+    reports: list[str] = []
+    outcomes: list[Any] = []
+    worker = EngineWorker(
+        "t",
+        Dead(),
+        DeviceTurn(),
+        max_batch_tokens=8,
+        max_batch_sequences=1,
+        faults=FaultPoints(),
+        on_dead=reports.append,
+        on_batch=lambda *_: None,
+    )
+    item = EngineItem(ScoreItem(np.zeros(2, np.uint32), 1), SPEC)
+    answered = threading.Event()
+
+    def deliver(job: Any, result: Any, weights_hash: str) -> None:
+        outcomes.append(result)
+        answered.set()
+
+    worker.submit([SequenceJob(item, 2, float("inf"), Client("p", ""), deliver)])
+    assert answered.wait(60)
+    assert worker.close(60)
+    assert [type(outcome) for outcome in outcomes] == [RuntimeError]
+    assert len(reports) == 1 and "CUDA error" in reports[0]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from opd.heads import OutputHead
 from opd.wire.types import PayloadSpec
 from teacher_server.engines.host_copy import HostCopy
-from teacher_server.engines.payload import Rows, reduce_logits, reduce_rows
+from teacher_server.engines.payload import PayloadRows, reduce_logits, reduce_rows
 
 
 def _logits(rows: int, vocabulary: int, seed: int, scale: float = 5.0) -> torch.Tensor:
@@ -59,9 +59,9 @@ def test_f16_values_saturate_instead_of_becoming_infinite() -> None:
     assert out["values"].isfinite().all()
 
 
-def _rows(count: int, k: int = 0) -> Rows:
+def _rows(count: int, k: int = 0) -> PayloadRows:
     draw = torch.Generator().manual_seed(3)
-    return Rows(
+    return PayloadRows(
         hidden=torch.randn(count, 8, generator=draw),
         targets=torch.randint(0, 50, (count,), generator=draw),
         temperature=torch.rand(count, generator=draw) + 0.5,
