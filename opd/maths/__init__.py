@@ -1,4 +1,4 @@
-"""The mathematics of distillation: divergences between a teacher T and a student S, and their honest estimators.
+"""The mathematics of distillation: divergences between a teacher T and a student S, and estimators with known bias.
 
     from opd.maths import forward_kl, reverse_kl, jsd, linear_divergence, topk_divergence
 

@@ -1,7 +1,7 @@
 """Argument checks of the mathematics: every refusal is a `ValueError` naming the argument, its shape and its value.
 
-Shapes, dtypes and Python scalars are checked always. Values inside tensors are checked only where that does not make
-the caller wait for a device: on CPU by default, on an accelerator when asked.
+Shapes, dtypes and Python scalars are always checked. Values inside tensors are checked by default on a CPU only: on an
+accelerator a check makes the host wait for the device, so it has to be asked for.
 """
 
 import math
@@ -155,6 +155,7 @@ def check_log_probs(
         raise ValueError(f"{describe(name, values)} must be floating point; cast it with .float().")
     if not should_check_values(values, check_values):
         return
+    # The tolerance is for rounding of half precision; written as a negation, because NaN compares false.
     bad = ~(values <= (1e-2 if normalised else torch.finfo(values.dtype).max))
     _refuse_values(name, values, bad, mask, "a log-probability")
 

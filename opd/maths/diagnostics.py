@@ -176,6 +176,7 @@ def topk_rows(
     in_ours = torch.zeros_like(log_p, dtype=torch.bool).scatter_(1, ours, True)
     on_theirs = [log.gather(1, theirs).exp().sum(-1) for log in (log_p, log_q)]
     on_ours = [log.gather(1, ours).exp().sum(-1) for log in (log_p, log_q)]
+    # Last, because it overwrites the log-probs. Summed and not 1 - mass, which is all rounding where the tail is tiny.
     outside = [log.masked_fill_(in_ours, -torch.inf).exp_().sum(-1) for log in (log_p, log_q)]
     overlap = in_ours.gather(1, theirs).to(log_p.dtype).mean(-1)
     return torch.stack([overlap, *on_ours, *outside, *on_theirs])

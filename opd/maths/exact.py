@@ -190,6 +190,7 @@ class _LogitDivergence(torch.autograd.Function):
             check_rows_finite("teacher_logits", teacher, stats[Statistic.TEACHER_LOG_Z], mask)
         if mask is not None:
             stats = torch.where(mask, stats, torch.zeros_like(stats))
+        # The logits alone, which exist anyway; keeping probabilities would add [N, V] tensors to the step's peak.
         ctx.save_for_backward(student, teacher, mask)
         ctx.spec, ctx.temperature = spec, temperature
         entropies = stats[Statistic.STUDENT_ENTROPY], stats[Statistic.TEACHER_ENTROPY]

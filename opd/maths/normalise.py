@@ -90,7 +90,7 @@ def token_weights(
 
 
 def _sequence_lengths(term: LossWeights) -> Tensor:
-    """[num_sequences] tokens of the term in each sequence."""
+    """[num_sequences] tokens of the term in each sequence, float64: float32 counts are exact up to 2^24 only."""
     lengths = torch.zeros(term.num_sequences, dtype=torch.float64, device=term.mask.device)
     return lengths if term.sequence is None else lengths.scatter_add_(0, term.sequence.long(), term.mask.double())
 

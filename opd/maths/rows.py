@@ -49,8 +49,8 @@ def fold_rows_(
     p, our_log_z = _normalise_(student, temperature)
     q, their_log_z = _normalise_(teacher, temperature)
     ours, theirs = -_dot(p, student), -_dot(q, teacher)
-    # An excluded entry is 0 * -inf in its entropy. Looking would make an accelerator wait and break a compiled
-    # graph: there all rows are careful.
+    # An excluded entry is 0 * -inf, NaN, in its entropy. To look for one, an accelerator would have to wait and a
+    # compiled graph would break: there every row takes the careful way.
     careful = student.device.type != "cpu" or torch.compiler.is_compiling() or bool((ours + theirs).isnan().any())
     if careful:
         ours, theirs = _entropy(p, student), _entropy(q, teacher)
@@ -86,8 +86,8 @@ def _fold_kl_(
     if factor is not None and forward:
         torch.sub(p, q, out=log_p).mul_(factor.unsqueeze(-1))
     elif factor is not None:
-        # The mean is taken off twice: where the student is sure of an entry, its log-ratio less the mean is all
-        # rounding of the mean, which the second mean, of numbers as small as the gradient itself, gives exactly.
+        # The mean is subtracted twice: where the student is sure of an entry, its log-ratio minus the mean is nothing
+        # but the rounding of the mean. The second mean is one of numbers as small as the gradient, and removes that.
         log_ratio -= value.unsqueeze(-1)
         log_ratio -= _dot(p, log_ratio).unsqueeze(-1)
         p *= factor.unsqueeze(-1)

@@ -146,7 +146,7 @@ class _TokenScores(torch.autograd.Function):
         sampled, log_tail, log_z, entropies, mean = rows.unbind(0)
         ctx.save_for_backward(logits, ids, sampled_ids, mask, log_z, log_tail)
         ctx.temperature = temperature
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # outputs that no loss used arrive as None and cost no [N, K] of zeros
         ctx.mark_non_differentiable(entropies)
         return picked, sampled, log_tail, log_z, entropies, mean
 
@@ -207,7 +207,7 @@ def arriving_gradients(
     # An empty tail is the constant -inf.
     d_tail = zeros if d_tail is None else torch.where(log_tail.isneginf(), zeros, d_tail)
     d_mean = zeros if d_mean is None else d_mean
-    # Each log-prob gives one-hot minus p, so p is multiplied by minus the sum of all that arrives.
+    # The gradient of log p_i is one_hot(i) - p: p is multiplied by minus the sum of all arriving gradients, once.
     p_factor = (zeros if d_z is None else d_z) - d_picked.sum(-1) - d_sampled - d_tail - d_mean
     return d_picked, d_sampled, d_tail, d_mean, p_factor
 

@@ -3,10 +3,10 @@
     client = ChatClient(ChatSettings(endpoint="http://host:8000/v1", model="judge"))
     text = client.ask([{"role": "user", "content": "..."}])
 
-Answers are kept by a hash of everything that decides them, in memory and, with `cache`, in a folder: a step that is
-taken again, or a run that is resumed, hears what it heard. A call that fails, or takes too long, raises `ChatFailed`
-after `attempts`, is never kept, and leaves what was asked about unknown. The key is read from an environment variable
-and stays out of recipes, hashes and messages.
+Answers are cached by a hash of everything that decides them, in memory and, with `cache`, in a folder: a step that is
+taken again, or a run that is resumed, gets the answers it got before. A call that fails or takes too long raises
+`ChatFailed` after `attempts`, is never cached, and leaves what was asked about unknown. The key is read from an
+environment variable and stays out of recipes, hashes and messages.
 """
 
 import hashlib
@@ -45,15 +45,15 @@ class CallFailed(Exception):
         self.again = again
 
 
-class CallSettings(Settings):
-    """How a service is called, whatever it speaks."""
+class ServiceSettings(Settings):
+    """How a service is called, over any protocol."""
 
     timeout: float = Field(30.0, gt=0, description="Seconds of a call.")
     attempts: int = Field(2, ge=1, description="Calls before what was asked is unknown.")
     cache: Path | None = Field(None, description="Folder that keeps answers over runs; null: only while the run lasts.")
 
 
-class EndpointSettings(CallSettings):
+class EndpointSettings(ServiceSettings):
     """How an HTTP service is called."""
 
     endpoint: str = Field(description="Address, for example http://127.0.0.1:8000/v1.")
@@ -75,8 +75,8 @@ class ChatSettings(EndpointSettings):
     max_tokens: int = Field(512, ge=1, description="Longest answer, tokens.")
 
 
-class KeepingClient:
-    """Asks a service and keeps the answers. Safe to call from several threads; subclasses give `call`.
+class CachingClient:
+    """Asks a service and caches the answers. Safe to call from several threads; subclasses implement `call`.
 
     Args:
         settings: of the service.
@@ -86,7 +86,7 @@ class KeepingClient:
         kept: answers that came from memory or from the folder.
     """
 
-    def __init__(self, settings: CallSettings) -> None:
+    def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
         self._lock = threading.Lock()
         self._memory: dict[str, Any] = {}
@@ -100,8 +100,11 @@ class KeepingClient:
         """
         key = hashlib.sha256(f"{path}\n{json.dumps(body, sort_keys=True)}".encode()).hexdigest()
         with self._lock:
-            known = self._memory.get(key, self._read(key))
+            known = self._memory.get(key)
+            if known is None:
+                known = self._read(key)
             self.kept += known is not None
+        # Without the lock: a call takes seconds. Two threads with one question both ask; the first answers are alike.
         if known is None:
             known = self._attempts(path, body)
             self._write(key, known)
@@ -157,7 +160,7 @@ class KeepingClient:
         os.replace(file.name, place / f"{key}.json")
 
 
-class JsonClient(KeepingClient):
+class JsonClient(CachingClient):
     """Posts JSON."""
 
     settings: EndpointSettings
@@ -171,7 +174,7 @@ class JsonClient(KeepingClient):
         return self.settings.endpoint
 
     def call(self, path: str, body: Mapping[str, Any]) -> Any:
-        """See `KeepingClient.call`."""
+        """See `CachingClient.call`."""
         s = self.settings
         headers = {"Content-Type": "application/json"}
         if s.key_variable and (secret := os.environ.get(s.key_variable)):

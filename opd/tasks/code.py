@@ -1,8 +1,8 @@
 """Verification of programs by their tests, in a sandbox: see `opd.tasks.code_sandbox`.
 
 A prompt carries tests in the column `tests` (`prompts.keep_columns: [tests]`): Python source that raises where the
-program is wrong, or a list of {"input": ..., "output": ...}, what the program reads and has to print, white space at
-line ends aside. The program is the last fenced block of the completion, or all of it where there is none.
+program is wrong, or a list of {"input": ..., "output": ...}: what the program reads and must print, white space at line
+ends aside. The program is the last fenced block of the completion, or all of it where there is none.
 """
 
 import json
@@ -25,7 +25,7 @@ class CodeVerifier:
         timeout: seconds of a program, for each of its examples.
 
     Raises:
-        ConfigError: where the machine cannot hold programs back.
+        ConfigError: where the machine has no sandbox.
     """
 
     killed_is_wrong = True

@@ -1,17 +1,16 @@
-"""Runs untrusted Python programs: in a process that can compute and print, and do nothing else.
+"""Runs untrusted Python programs in a process that can compute and print, and nothing else.
 
     result = run_python(program, tests, stdin="", limits=Limits(seconds=5))
 
-The child takes its rights away before it reads the program: no file can be written or made, files are read below the
-interpreter and the system's libraries alone (Landlock); no sockets, no processes, no signals to others, no tracing
-(seccomp); memory, processor time and output are bounded (setrlimit), and after `seconds` the process is killed. It has
-no environment and no standard input but `stdin`. Linux 5.13 or newer
-on x86-64 or arm64; anywhere else it is refused, because a program would run with the rights of the user.
+The child drops its rights before it runs the program: files can be neither written nor created, and read only below the
+interpreter and the system's libraries (Landlock); no sockets, processes, signals to others or tracing (seccomp);
+memory, processor time and output are bounded (setrlimit), and after `seconds` the process is killed. It has no
+environment and no standard input but `stdin`. Needs Linux 5.13 or newer on x86-64 or arm64; elsewhere it refuses,
+because a program would run with the rights of the user.
 
-It holds off programs that go wrong and policies that find shortcuts. It does not defend against faults of the kernel: a
-service that runs programs of strangers belongs into a virtual machine of its own. Tests in source run in the process of
-the program, so one that is written to deceive them can find a way; examples of input and output are compared outside.
-Tools that a policy calls in an episode run in `opd.tasks.sandbox`, which leaves them a folder.
+It protects against programs that go wrong and policies that find shortcuts, not against bugs of the kernel: a service
+that runs the programs of strangers belongs in a virtual machine of its own. Tests in source run in the process of the
+program, so a program written to deceive them can; examples of input and output are compared outside of it.
 """
 
 import json
@@ -66,7 +65,7 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What became of a program.
+    """The outcome of a program.
 
     Attributes:
         ended: how.
@@ -89,7 +88,7 @@ def run_python(program: str, tests: str = "", *, stdin: str = "", limits: Limits
         limits: what it may use.
 
     Raises:
-        ConfigError: where the machine cannot hold it back.
+        ConfigError: where the machine has no sandbox.
     """
     check_machine()
     limits, token = limits or Limits(), secrets.token_hex(16)
@@ -128,7 +127,7 @@ def _numbers(limits: Limits) -> list[str]:
 def _listen(notes: FileIO, seconds: float) -> tuple[str, bool]:
     """What the child notes until it ends, and whether it ended in time.
 
-    Its own alarm ends the program on time; the limit here is for one that puts that off.
+    The child's own alarm ends the program on time; the limit here is for a program that cancels the alarm.
     """
     said, deadline = b"", time.monotonic() + _START_SECONDS
     with selectors.DefaultSelector() as selector:
@@ -144,7 +143,7 @@ def _listen(notes: FileIO, seconds: float) -> tuple[str, bool]:
 
 
 def _outcome(code: int | None, told: str, token: str, printed: str) -> Ran:
-    """Read what the child noted: a line when the program began, and one when it was through."""
+    """Read what the child noted: a line when the program began, and one when its tests were through."""
     lines = told.splitlines()
     if not lines or lines[0] != "began":
         return Ran(Ended.BROKEN, printed, f"the sandbox could not be entered: {printed[-200:]}")
@@ -161,7 +160,7 @@ def _outcome(code: int | None, told: str, token: str, printed: str) -> Ran:
 
 @cache
 def check_machine() -> None:
-    """Refuse a machine whose kernel cannot hold programs back.
+    """Refuse a machine whose kernel lacks what the sandbox needs.
 
     Raises:
         ConfigError: naming what is missing.

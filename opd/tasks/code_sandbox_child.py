@@ -1,6 +1,6 @@
-"""The inside of `opd.tasks.code_sandbox`: gives up every right but to compute and to print, then runs a program.
+"""The inside of `opd.tasks.code_sandbox`: drops every right but to compute and to print, then runs a program.
 
-Run by its path with nothing of the project on the way, so it imports the standard library alone. Arguments: the file
+Run by its path, without the project on sys.path, so it imports the standard library alone. Arguments: the file
 descriptor for notes, seconds, MiB, bytes. The notes are a line "began" and, once the tests are through, a line with the
 request's token and JSON.
 """
@@ -19,20 +19,29 @@ import sysconfig
 from typing import Any
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
+# System calls of Landlock, the same on all architectures; glibc has no wrappers.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+# Options of prctl: PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_SET_DUMPABLE.
 _NO_NEW_PRIVS, _SECCOMP, _DUMPABLE = 38, 22, 4
 
-# Landlock's rights: execute, write and read file, read dir, remove dir and file, make 7 kinds, refer, truncate, ioctl.
+# Landlock's rights, a bit each: execute, write and read file, read dir, remove dir and file, make 7 kinds; from version 2
+# on refer, 3 truncate, 5 ioctl. A kernel refuses a ruleset that names a right it does not know.
 _EXECUTE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
 _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 
-# Audit architecture and system calls that a program has no use for: sockets, processes, signals to others, tracing,
-# namespaces, and the ways around them. `clone` is allowed for threads alone.
+# System calls that a program has no use for: sockets, processes, signals to others, tracing, namespaces, and the ways
+# around them. `clone` is allowed for threads alone. In the order of their numbers:
+# socket connect socketpair fork vfork execve kill ptrace pivot_root mount tkill keyctl unshare perf_event_open setns
+# process_vm_readv process_vm_writev bpf execveat userfaultfd pidfd_send_signal io_uring_setup
 _X86 = [41, 42, 53, 57, 58, 59, 62, 101, 155, 165, 200, 250, 272, 298, 308, 310, 311, 321, 322, 323, 424, 425]
+# mount pivot_root unshare ptrace kill tkill socket socketpair connect keyctl execve perf_event_open setns
+# process_vm_readv process_vm_writev bpf execveat userfaultfd pidfd_send_signal io_uring_setup (no fork, no vfork)
 _ARM = [40, 41, 97, 117, 129, 130, 198, 199, 203, 219, 221, 241, 268, 270, 271, 280, 281, 282, 424, 425]
+# By machine: the AUDIT_ARCH of its system calls, and their numbers.
 _REFUSED = {"x86_64": (0xC000003E, _X86), "aarch64": (0xC00000B7, _ARM)}
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3, _CLONE_THREAD = 435, 0x10000
+# What a seccomp filter returns: allow, kill the process, fail with EPERM or ENOSYS.
 _ALLOW, _KILL, _EPERM, _ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
 
 
@@ -68,19 +77,22 @@ def close_files() -> None:
 
 
 def close_calls() -> None:
-    """Let no socket, process or signal to another process be made.
+    """Let no socket, process or signal to another process be made, by a seccomp filter in classic BPF.
 
     Raises:
         OSError: when the kernel refuses.
     """
     machine = platform.machine()
     architecture, refused = _REFUSED[machine]
+    # Offsets into struct seccomp_data: 0 the call's number, 4 the architecture, 16 the first argument. A process may
+    # switch to another architecture, where the numbers mean other calls: that is checked first.
     code = [_load(4), _jump(0x15, architecture, 1, 0), _return(_KILL), _load(0)]
     if machine == "x86_64":
-        code += [_jump(0x35, 0x40000000, 0, 1), _return(_KILL)]  # the calls of x32
+        code += [_jump(0x35, 0x40000000, 0, 1), _return(_KILL)]  # x32: the same architecture, numbers from here on
     for number in refused:
         code += [_jump(0x15, number, 0, 1), _return(_EPERM)]
-    code += [_jump(0x15, _CLONE3, 0, 1), _return(_ENOSYS)]  # its flags cannot be read here; the library falls back
+    # clone3 takes its flags through a pointer, which a filter cannot follow; told ENOSYS, glibc falls back to clone.
+    code += [_jump(0x15, _CLONE3, 0, 1), _return(_ENOSYS)]
     code += [_jump(0x15, _CLONE[machine], 0, 3), _load(16), _jump(0x45, _CLONE_THREAD, 1, 0), _return(_EPERM)]
     code += [_return(_ALLOW)]
     program = b"".join(code)
@@ -91,14 +103,17 @@ def close_calls() -> None:
 
 
 def _load(offset: int) -> bytes:
+    """BPF_LD | BPF_W | BPF_ABS."""
     return struct.pack("HBBI", 0x20, 0, 0, offset)
 
 
 def _jump(kind: int, value: int, yes: int, no: int) -> bytes:
+    """BPF_JMP with K: kind 0x15 is "equal", 0x35 "at least", 0x45 "has a bit of"; skips `yes` or `no` instructions."""
     return struct.pack("HBBI", kind, yes, no, value)
 
 
 def _return(value: int) -> bytes:
+    """BPF_RET | BPF_K."""
     return struct.pack("HBBI", 0x06, 0, 0, value)
 
 
@@ -120,7 +135,7 @@ def bound(seconds: float, memory_mib: int, output_bytes: int) -> None:
         (resource.RLIMIT_NOFILE, 64),
     ]:
         resource.setrlimit(what, (most, most))
-    # Its default action needs no interpreter: a program that hangs in C is ended too.
+    # The default action needs no interpreter: it ends a program that hangs in C as well.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
@@ -128,10 +143,10 @@ def bound(seconds: float, memory_mib: int, output_bytes: int) -> None:
 def main(notes: int, seconds: float, memory_mib: int, output_bytes: int) -> None:
     """Read the request, close everything, run the program and its tests, note the verdict."""
     request = json.loads(sys.stdin.buffer.read().decode("utf-8", "surrogatepass"))
-    # The notes count with the token alone, which a program does not meet by accident.
+    # A note counts only with the token. A program can find it in this process, but not write it by accident.
     token = request.pop("token")
     sys.stdin = io.TextIOWrapper(io.BytesIO(request["stdin"].encode("utf-8", "replace")), "utf-8")
-    _LIBC.prctl(_DUMPABLE, 0, 0, 0, 0)
+    _LIBC.prctl(_DUMPABLE, 0, 0, 0, 0)  # no core file, and other processes of the user cannot attach
     if _LIBC.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs is refused")
     close_files()
@@ -149,7 +164,7 @@ def main(notes: int, seconds: float, memory_mib: int, output_bytes: int) -> None
         with contextlib.suppress(BaseException):  # what it had printed tells more than the error alone
             sys.stdout.flush()
     os.write(notes, f"\n{token}{json.dumps({'passed': passed, 'reason': reason})}\n".encode())
-    # Nothing of the program runs any more: no thread, no handler at exit.
+    # At once, so that no thread and no exit handler of the program can still change the outcome.
     os._exit(0)
 
 

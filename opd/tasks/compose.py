@@ -1,13 +1,13 @@
-"""Compose prompts that are solved already into longer ones, whose answer needs the first one's (Composition-RL).
+"""Compose prompts that are already solved into longer ones whose answer needs the first one's (Composition-RL).
 
     composed  =  the first problem,  "Let X be the answer to it.",  "Y is D more than X.",
                  the second problem with one of its numbers replaced by Y
     answer    =  the second problem's;   depth = the sum of both depths
 
-D is the number that was replaced less the first answer, exactly, as decimals. A composition is kept only where
-putting the numbers back gives both problems as they were, no answer on the way can be read in the text, and no symbol
-stands in either problem. Which number of the second problem is replaced: one that occurs there once, drawn by `seed`.
-Answers must be numbers. Composing compositions again makes greater depths.
+D is the replaced number minus the first answer, exactly, as decimals. A composition is kept only if substituting the
+numbers gives both problems back, no intermediate answer can be read in the text, and neither problem contains the
+symbols. The replaced number of the second problem is one that occurs there once, drawn by `seed`. Answers must be
+numbers. Composing compositions again makes greater depths.
 
 This composer works on words alone and invents none: `opd.tasks.compose_chat` asks a chat model what the first answer
 is called and which number of the second problem carries it. After Composition-RL, arXiv 2602.12036, and its released
@@ -29,8 +29,8 @@ _TRIES = 20
 _NUMBER = re.compile(r"(?<![\w.,])\d+(?:\.\d+)?(?![\w]|[.,]\d)")
 
 
-class Refused(Exception):
-    """Two problems that make no composition; says why, in a few words."""
+class PairRefused(Exception):
+    """Two problems cannot be composed; says why, in a few words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ class Problem:
         """The problem in a row of a table.
 
         Raises:
-            Refused: when its prompt is no text or its answer no number.
+            PairRefused: when its prompt is not text or its answer not a number.
         """
         text, answer = row.get(prompt_column), row.get(answer_column)
         if not isinstance(text, str) or not text.strip():
-            raise Refused("the prompt is not plain text")
+            raise PairRefused("the prompt is not plain text")
         if number(answer) is None:
-            raise Refused("the answer is not a number")
+            raise PairRefused("the answer is not a number")
         parts = tuple(str(part) for part in row.get("parts") or ()) or (Prompt.make(text).uid,)
         hidden = tuple(str(one) for one in row.get("hidden") or ())
         return cls(text.strip(), str(answer).strip(), int(row.get("depth") or 1), parts, hidden)
@@ -70,7 +70,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How the second problem hangs on the first.
+    """How the second problem depends on the first.
 
     Attributes:
         definition: a sentence that names the first answer {first}.
@@ -82,13 +82,13 @@ class Link:
 
 
 class Linker(Protocol):
-    """Finds how a problem can hang on another."""
+    """Finds how a problem can depend on another."""
 
     def __call__(self, first: Problem, second: Problem, random: Random) -> Link:
         """The link.
 
         Raises:
-            Refused: when there is none.
+            PairRefused: when there is none.
         """
 
 
@@ -96,7 +96,7 @@ def by_template(first: Problem, second: Problem, random: Random) -> Link:
     """A link that needs no model: "Let {first} be the answer to the problem above.", and any lone number."""
     lone = lone_numbers(second.text)
     if not lone:
-        raise Refused("the second problem has no number that stands in it once")
+        raise PairRefused("the second problem has no number that stands in it once")
     return Link("Let {first} be the answer to the problem above.", lone[random.randrange(len(lone))])
 
 
@@ -104,17 +104,17 @@ def compose(first: Problem, second: Problem, link: Link) -> Problem:
     """The composition of two problems.
 
     Raises:
-        Refused: when it fails a check.
+        PairRefused: when it fails a check.
     """
     start, end = link.replaced
     carried, known = number(second.text[start:end]), number(first.answer)
     if carried is None or known is None:
-        raise Refused("the link names no number")
+        raise PairRefused("the link names no number")
     if set(first.parts) & set(second.parts):
-        raise Refused("a problem would stand in it twice")
+        raise PairRefused("a problem would stand in it twice")
     free = [s for s in SYMBOLS if not re.search(rf"\b{s}\b", f"{first.text} {second.text} {link.definition}")]
     if len(free) < 2:
-        raise Refused("no symbol is free")
+        raise PairRefused("no symbol is free")
     one, two = free[:2]
     definition = link.definition.replace("{first}", one)
     changed = second.text[:start] + two + second.text[end:]
@@ -122,7 +122,7 @@ def compose(first: Problem, second: Problem, link: Link) -> Problem:
     _check(first, second, text, changed, (one, two))
     hidden = (*first.hidden, first.answer, *second.hidden)
     if {number(answer) for answer in hidden} & {number(found) for found in _NUMBER.findall(text)}:
-        raise Refused("an answer on the way can be read in the text")
+        raise PairRefused("an answer on the way can be read in the text")
     return Problem(text, second.answer, first.depth + second.depth, (*first.parts, *second.parts), hidden)
 
 
@@ -137,18 +137,18 @@ def _check(first: Problem, second: Problem, text: str, changed: str, symbols: tu
     """Read the composition again, from its text alone, and compare with what it was made of.
 
     Raises:
-        Refused: at the first difference.
+        PairRefused: at the first difference.
     """
     one, two = symbols
     said = re.search(rf"\b{two} (?:equals {one}\.|is (\S+) (more|less) than {one}\.)", text)
     if said is None:
-        raise Refused("the relation cannot be read again")
+        raise PairRefused("the relation cannot be read again")
     step = number(said[1] or "0") or Decimal(0)
     known = number(first.answer) or Decimal(0)
     value = known + (step if said[2] != "less" else -step)
     back = re.sub(rf"\b{two}\b", plain(value), changed)
     if [number(n) for n in _NUMBER.findall(back)] != [number(n) for n in _NUMBER.findall(second.text)]:
-        raise Refused("putting the numbers back gives another problem")
+        raise PairRefused("putting the numbers back gives another problem")
 
 
 def compositions(
@@ -159,7 +159,7 @@ def compositions(
     Args:
         problems: come first.
         seeds: come second; their answers are those of the compositions.
-        linker: finds how they hang together.
+        linker: finds how the second depends on the first.
         count: how many are wanted.
         seed: decides pairs and numbers.
 
@@ -174,7 +174,7 @@ def compositions(
         first, second = problems[place // len(seeds)], seeds[place % len(seeds)]
         try:
             found = compose(first, second, linker(first, second, random))
-        except Refused as reason:
+        except PairRefused as reason:
             yield str(reason)
             continue
         if found.text not in made:

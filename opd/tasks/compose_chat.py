@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from opd.tasks.chat import ChatClient, ChatFailed
-from opd.tasks.compose import Link, Problem, Refused, lone_numbers, number
+from opd.tasks.compose import Link, PairRefused, Problem, lone_numbers, number
 
 _ASK = """Two problems:
 
@@ -44,14 +44,14 @@ class ByChat:
         said = self._ask(_ASK.format(first=first.text, answer=first.answer, second=second.text))
         definition, chosen = str(said.get("definition", "")), number(said.get("number"))
         if definition.count("{first}") != 1:
-            raise Refused("the model named no symbol")
+            raise PairRefused("the model named no symbol")
         places = {number(second.text[start:end]): (start, end) for start, end in lone_numbers(second.text)}
         if chosen is None or chosen not in places:
-            raise Refused("the model chose a number that does not stand in the problem once")
+            raise PairRefused("the model chose a number that does not stand in the problem once")
         shown = definition.replace("{first}", "X")
         again = self._ask(_CHECK.format(first=first.text, definition=shown, second=second.text, chosen=chosen))
         if number(again.get("value")) != number(first.answer) or again.get("once") is not True:
-            raise Refused("the model read the numbers back differently")
+            raise PairRefused("the model read the numbers back differently")
         return Link(definition, places[chosen])
 
     def _ask(self, text: str) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class ByChat:
             said = self._client.ask([{"role": "user", "content": text}])
             found = json.loads(said[said.index("{") : said.rindex("}") + 1])
         except ChatFailed as error:
-            raise Refused("the model gave no answer") from error
+            raise PairRefused("the model gave no answer") from error
         except ValueError as error:
-            raise Refused("the model said nothing that can be read") from error
+            raise PairRefused("the model said nothing that can be read") from error
         return found if isinstance(found, dict) else {}

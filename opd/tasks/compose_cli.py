@@ -65,7 +65,7 @@ def compose(
 
 
 def _problems(path: Path, columns: dict[str, str], solved: float, left: "Counter[str]") -> "list[Problem]":
-    from opd.tasks.compose import Problem, Refused
+    from opd.tasks.compose import PairRefused, Problem
     from opd.tasks.rows import file_rows
 
     found = []
@@ -75,6 +75,6 @@ def _problems(path: Path, columns: dict[str, str], solved: float, left: "Counter
             continue
         try:
             found.append(Problem.of(row, **columns))
-        except Refused as reason:
+        except PairRefused as reason:
             left[str(reason)] += 1
     return found

@@ -1,6 +1,6 @@
 """A client of JudgeService (protos/opd/wire/v1/judge.proto): the score of an answer by a judge that speaks gRPC.
 
-Answers are kept by content, as those of chat models are, so that a step that is taken again is judged alike.
+Answers are cached by content, as those of chat models are, so that a step that is taken again is judged alike.
 """
 
 from collections.abc import Mapping
@@ -9,21 +9,21 @@ from typing import Any
 import grpc
 from pydantic import Field
 
-from opd.tasks.chat import CallFailed, CallSettings, KeepingClient
+from opd.tasks.chat import CachingClient, CallFailed, ServiceSettings
 from opd.wire.channel import ClientSecurity, open_blocking_channel
 from opd.wire.v1 import judge_pb2, judge_pb2_grpc
 
 _AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
-class GrpcSettings(CallSettings):
+class GrpcSettings(ServiceSettings):
     """How a judge is called over gRPC."""
 
     endpoint: str = Field(description='Address "host:port" or "unix:path".')
     security: ClientSecurity = Field(default_factory=ClientSecurity, description="TLS and credentials.")
 
 
-class GrpcJudgeClient(KeepingClient):
+class GrpcJudgeClient(CachingClient):
     """Asks a judge over gRPC; the channel is opened by the first call."""
 
     settings: GrpcSettings
@@ -38,7 +38,7 @@ class GrpcJudgeClient(KeepingClient):
         return self.settings.endpoint
 
     def call(self, path: str, body: Mapping[str, Any]) -> Any:
-        """See `KeepingClient.call`; {"score": None} where the judge cannot tell."""
+        """See `CachingClient.call`; {"score": None} where the judge cannot tell."""
         with self._lock:
             if self._channel is None:
                 self._channel = open_blocking_channel(self.settings.endpoint, self.settings.security)

@@ -189,8 +189,7 @@ def check_marks(modes: Mapping[str, ModeSettings], prompt: Prompt, tokenizer: An
 
     Raises:
         ConfigError: when a prompt has the same ids in two modes, or in one mode begins with all its ids in the other,
-            or when a trained
-            mode's mark is the beginning of another's.
+            or when a trained mode's mark is the beginning of another's.
     """
     ids = {name: encode_prompt(mode.mark(prompt, name), tokenizer) for name, mode in modes.items()}
     for one, other in combinations(ids, 2):

@@ -34,7 +34,7 @@ class WorkerPool:
         """
         with self._free:
             with self._lock:
-                # The one used last: a few warm processes serve where few are needed.
+                # The one used last: where few are needed, few are ever started.
                 worker = self._idle.pop() if self._idle else Worker(self._check, self._timeout)
                 self._busy.add(worker)
             try:

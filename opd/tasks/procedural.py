@@ -71,7 +71,7 @@ class ProceduralSource:
         return self._heldout[start : start + count]
 
     def limit(self, measure: Callable[[Prompt], int], longest: int, *, drop: bool) -> int:
-        """See `PromptSource.limit`; the stream has no end, so that nothing can be measured before it is drawn."""
+        """See `PromptSource.limit`; the stream is endless, so prompts are measured as they are drawn."""
 
         def fits(prompt: Prompt) -> bool:
             tokens = measure(prompt)
@@ -143,6 +143,8 @@ class ProceduralSource:
     def _distinct_heldout(self) -> Iterator[Prompt]:
         seen: set[int] = set()
         index = misses = 0
+        # A task has finitely many problems, whose number is not known: after many draws in a row without a new one the
+        # split counts as exhausted. The more were found, the rarer new ones are, so the patience grows.
         while misses < _PATIENCE + 4 * len(seen):
             prompt = self._draw("heldout", index)
             index += 1

@@ -1,4 +1,4 @@
-"""Rows of JSONL and parquet files and of datasets, read again when they are asked for: memory holds where they are."""
+"""Rows of JSONL and parquet files and of datasets, read from disk on demand: memory holds only where they are."""
 
 import json
 import os
@@ -29,7 +29,7 @@ class Rows(Protocol):
         ...
 
     def at(self, index: int) -> tuple[str, Row]:
-        """A row that iterating has come by.
+        """A row that an iteration has passed.
 
         Raises:
             DataError: when it cannot be read any more.
@@ -61,7 +61,7 @@ def file_rows(path: Path) -> Rows:
 
 
 class _Jsonl:
-    """Lines of a file that stays open, so that one put in its place does not change the run."""
+    """Lines of a file that stays open, so that a file moved to its path does not change the run."""
 
     def __init__(self, path: Path) -> None:
         self.name = str(path)
@@ -102,7 +102,7 @@ class _Jsonl:
 
     def _parsed(self, line: bytes, number: int) -> Row:
         try:
-            # Editors on Windows put a mark at the start.
+            # Editors on Windows put a byte order mark at the start.
             row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
         except UnicodeDecodeError as error:
             raise DataError(f"prompt file {self.name} cannot be read: {error}.") from error

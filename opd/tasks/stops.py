@@ -1,7 +1,7 @@
 """Which tokens end a response: those of the tokenizer, of the model's generation config, and further ones by name.
 
 Chat models usually end a turn with another token than the tokenizer's end of sequence and list both in
-generation_config.json; a model that is sampled with one of them alone writes on to the length limit.
+generation_config.json; a model that is sampled with only one of them may go on to the length limit.
 """
 
 from collections.abc import Collection, Sequence

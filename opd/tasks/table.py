@@ -236,7 +236,7 @@ def _share(hashes: NDArray[np.uint64], share: float) -> NDArray[np.uint32]:
     """The first row of each content with the smallest hashes: independent of order, seed and repeated rows."""
     if share == 0:
         return np.empty(0, np.uint32)
-    distinct, first = np.unique(hashes, return_index=True)
+    distinct, first = np.unique(hashes, return_index=True)  # in ascending order of the hashes
     count = min(ceil(share * len(distinct)), len(distinct) - 1)
     return first[: max(count, 0)].astype(np.uint32)
 

@@ -1,4 +1,7 @@
-"""From an environment's observation to the ids that follow a student's turn: only new ids, nothing is rendered again.
+"""From an environment's observation to the ids that follow a student's turn: only new ids, no turn is encoded again.
+
+Encoding a whole conversation anew may give other ids for text that the student sampled, and its log-probs would belong
+to tokens that it never drew.
 
 The ids of an episode are the prompt's, then in turn what the student sampled, verbatim, and what follows from here. For
 plain text that is the observation as it stands. For chats it is the framing of the template, taken from one dummy

@@ -1,8 +1,8 @@
 """A child process that runs checks which may hang or crash, with a time limit on each.
 
-Run as `python -m opd.tasks.worker`, it reads one JSON request per line and answers with one JSON line. A child of its
-own kind, instead of multiprocessing, needs no guard in the caller's main module, works from any thread, and ends by
-itself when the caller goes away: its standard input closes, and an alarm ends a check whose caller is gone.
+Run as `python -m opd.tasks.worker`, it reads one JSON request per line and answers with one JSON line. Unlike
+multiprocessing, it needs no guard in the caller's main module, works from any thread, and ends by itself when the
+caller goes away: its standard input closes, and an alarm ends a check whose caller is gone.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class Worker:
             try:
                 answer = self._exchange(child, json.dumps(request, default=str), self._timeout)
             except BaseException:
-                # Also on Ctrl-C: a child that is still busy would answer the next request with this one's result.
+                # Also on Ctrl-C: a child that is still busy would answer the next request with the result of this one.
                 self._stop()
                 raise
         if "error" in answer:

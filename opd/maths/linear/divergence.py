@@ -203,7 +203,11 @@ def prepared(
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """A DTensor as a full tensor whose gradient is averaged back over its shards, as FSDP2 does; others as is."""
+    """A DTensor as a full tensor whose gradient is averaged back over its shards, as FSDP2 does; others unchanged.
+
+    `Partial("avg")` says that each rank's gradient is its own contribution to a mean. The default would take it for the
+    replicated gradient and keep one rank's.
+    """
     if not hasattr(tensor, "full_tensor"):
         return tensor
     from torch.distributed.tensor import DTensor, Partial
@@ -214,7 +218,10 @@ def gathered(tensor: Tensor) -> Tensor:
 
 
 def _in_range_of(dtype: torch.dtype, weights: Float[Tensor, " N"]) -> tuple[Float[Tensor, " N"], Tensor | None]:
-    """In float16, where small weights make gradients vanish: weights of order one, and the power of two taken out."""
+    """In float16, where small weights would make gradients underflow: weights of order one, and the factor taken out.
+
+    The factor is a power of two, so that dividing by it and multiplying by it later are exact. None where not needed.
+    """
     if dtype != torch.float16 or not len(weights):
         return weights, None
     exponent = torch.frexp(weights.abs().amax()).exponent

@@ -49,7 +49,7 @@ class LogitGradients:
         if self._joined is None:
             self._multiply(tile, d_logits)
             return
-        if tile.stop - self._waiting.start > len(self._joined):
+        if tile.stop - self._waiting.start > len(self._joined):  # no room for this tile
             self._multiply_waiting()
             self._waiting = slice(tile.start, tile.start)
         at = tile.start - self._waiting.start
@@ -73,6 +73,7 @@ class LogitGradients:
 
     def _multiply(self, tokens: slice, d_logits: Float[Tensor, "n V"]) -> None:
         hidden, head = self.student.hidden[tokens], self.student.head.weight
+        # Over the vocabulary in steps where `_accumulate` must widen the head, so that it is never float32 as a whole.
         d_hidden = None if self.d_hidden is None else torch.zeros_like(hidden, dtype=self.student.dtype)
         whole = head.dtype == self.student.dtype or has_matrix_units(d_logits)
         for step in [slice(0, len(head))] if whole else vocabulary_steps(len(head)):

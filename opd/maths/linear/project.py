@@ -53,8 +53,10 @@ def tiles_of(model: Projection, buffers: int, scratch_bytes: int) -> Iterator[tu
         scratch_bytes: bound on all of them. At least one token per tile.
     """
     tokens = len(model.hidden)
+    # First tiles of even size, so that the last one is not a remainder; then, for matrix units, whole multiples of what
+    # they work on.
     most = rows_within(scratch_bytes // buffers, model, model.dtype)
-    rows = max(1, -(-tokens // -(-tokens // most))) if tokens else 1  # tiles of even size
+    rows = max(1, -(-tokens // -(-tokens // most))) if tokens else 1
     if has_matrix_units(model.hidden) and most >= _ROWS:
         rows = min(-(-rows // _ROWS), most // _ROWS) * _ROWS
     held = [aligned_rows(rows, model, model.dtype) for _ in range(buffers)]

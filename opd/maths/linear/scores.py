@@ -74,7 +74,7 @@ def linear_token_scores(
     if mask is not None:
         # Masked rows are blanked and not dropped: their number decides shapes, for which an accelerator would wait.
         hidden = torch.where(mask.unsqueeze(-1), hidden, torch.zeros_like(hidden))
-        # Any distinct ids do.
+        # Their candidates may be padding that repeats; 0 to K - 1 are distinct, and what they score is zeroed below.
         ids = torch.where(mask.unsqueeze(-1), ids, torch.arange(ids.shape[-1], device=ids.device))
     check_ids("candidate_ids", ids, limit, distinct=True, check_values=check_values)
     if sampled_ids is not None:

@@ -3,7 +3,7 @@
     python -m opd.tasks.environments.host SOCKET SPEC      # started by `opd.tasks.environments.pool`
 
 The host imports the environment once and then only forks, so that a slot costs milliseconds and little memory. A child
-that crashes, hangs or eats memory takes nothing else down. Host and children end when their pool closes or dies: their
+that crashes, hangs or fills its memory affects no other. Host and children end when their pool closes or dies: their
 end of the socket, or standard input, reaches end of file.
 
 A line of JSON each way: {"call": "reset", "prompt": {...}, "seed": 0}, {"call": "step", "action": "..."}, and back
@@ -99,11 +99,11 @@ def main(path: str, text: str) -> None:
                 connection.close()
                 continue
             server.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an environment that runs programs wants their exit codes
             if spec.get("memory_mib"):
                 limit = int(spec["memory_mib"]) * 2**20
                 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-            connection.sendall(f"{os.getpid()}\n".encode())
+            connection.sendall(f"{os.getpid()}\n".encode())  # for the pool, which must be able to kill it
             code = 1
             try:
                 _play(connection, spec)
@@ -111,7 +111,7 @@ def main(path: str, text: str) -> None:
             except (BrokenPipeError, ConnectionError):
                 code = 0
             finally:
-                os._exit(code)
+                os._exit(code)  # not `sys.exit`: what the host registered to run at exit is the host's
 
 
 if __name__ == "__main__":

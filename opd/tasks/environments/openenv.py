@@ -3,9 +3,10 @@
     {"prompt": "...", "environment": {"name": "openenv", "options": {"url": "http://127.0.0.1:8000"}}}
 
 The frames are those of OpenEnv 0.10.0, recorded from a running server; they carry no version, so an answer that is not
-understood ends the episode with its own words. The official package is not needed. An action is either the student's
-text in a field of its own (`action`), or, without one, tool calls to an environment that lists its tools. A server that
-refuses an action, or whose environment raises, is heard by the student as text; one that goes away ends the episode.
+understood ends the episode with an error that quotes it. The official package is not needed. An action is either the
+student's text in a field of its own (`action`), or, without one, tool calls to an environment that lists its tools.
+When a server refuses an action, or its environment raises, the student reads that as text; a lost connection ends the
+episode.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from opd.tasks.environments.base import Observation
 from opd.tasks.prompt import Prompt
 from opd.tasks.tools import BadCall, Call, parse_reply
 
-_HEARD = ("VALIDATION_ERROR", "EXECUTION_ERROR")
+_RECOVERABLE = ("VALIDATION_ERROR", "EXECUTION_ERROR")
 """Errors after which a session goes on."""
 
 
@@ -116,13 +117,13 @@ class OpenEnv:
         """
         from websockets.exceptions import ConnectionClosed
 
-        # A server that is full says so unasked, and hangs up: its last words are there to be read.
+        # A server that is full says so without being asked and hangs up: what it said can still be read.
         with contextlib.suppress(ConnectionClosed):
             self._session.send(json.dumps({"type": kind, "data": data}))
         frame = json.loads(self._session.recv())
         found: dict[str, Any] = frame.get("data") or {}
         if frame.get("type") == "error":
-            if found.get("code") in _HEARD and kind == "step":
+            if found.get("code") in _RECOVERABLE and kind == "step":
                 return {"observation": {"error": {"message": found.get("message", "")}}, "refused": True}
             raise DataError(f"the server refuses {kind}: {found.get('code')}, {found.get('message')}")
         if frame.get("type") != "observation" or not isinstance(found.get("observation"), dict):

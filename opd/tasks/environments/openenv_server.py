@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _PROBLEMS = 2**31
 
 
-class Refused(Exception):
+class FrameRefused(Exception):
     """A frame that cannot be carried out; the session goes on."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -60,7 +60,7 @@ class Session:
             return None
         try:
             return self._carry_out(frame)
-        except Refused as refused:
+        except FrameRefused as refused:
             return _error(refused.code, str(refused))
         except Exception as error:  # the environment's own; its client decides what to do
             return _error("EXECUTION_ERROR", f"{type(error).__name__}: {error}")
@@ -68,14 +68,14 @@ class Session:
     def _carry_out(self, frame: Mapping[str, Any]) -> dict[str, Any]:
         kind, data = frame.get("type"), frame.get("data") or {}
         if frame.keys() - {"type", "data"} or not isinstance(data, dict):
-            raise Refused("VALIDATION_ERROR", "a frame has type and data, and data is an object")
+            raise FrameRefused("VALIDATION_ERROR", "a frame has type and data, and data is an object")
         if kind == "state":
             return {"type": "state", "data": dict(self._state)}
         if kind == "reset":
             return self._frame(self._reset(data))
         if kind == "step":
             return self._frame(self._step(data))
-        raise Refused("UNKNOWN_TYPE", f"there is no message of type {kind!r}")
+        raise FrameRefused("UNKNOWN_TYPE", f"there is no message of type {kind!r}")
 
     def close(self) -> None:
         """Release the environment."""
@@ -84,14 +84,14 @@ class Session:
     def _reset(self, data: Mapping[str, Any]) -> Observation:
         seed = data.get("seed", 0)
         if not isinstance(seed, int):
-            raise Refused("VALIDATION_ERROR", f"seed is {seed!r}, not a whole number")
+            raise FrameRefused("VALIDATION_ERROR", f"seed is {seed!r}, not a whole number")
         if self._draw is not None:
             prompt = self._draw(Random(data.get("index", seed) % _PROBLEMS))
         elif data.get("prompt"):
             rest = {name: value for name, value in data.items() if name not in ("prompt", "answer", "seed")}
             prompt = Prompt.make(data["prompt"], answer=data.get("answer"), extra=rest)
         else:
-            raise Refused("VALIDATION_ERROR", "this environment has no problems of its own; give reset a prompt")
+            raise FrameRefused("VALIDATION_ERROR", "this environment has no problems of its own; give reset a prompt")
         self._state = {"episode_id": data.get("episode_id") or uuid.uuid4().hex, "step_count": 0}
         self._begun = True
         seen = self._world.reset(prompt, seed)
@@ -101,9 +101,9 @@ class Session:
     def _step(self, data: Mapping[str, Any]) -> Observation:
         message = data.get("message")
         if data.keys() != {"message"} or not isinstance(message, str):
-            raise Refused("VALIDATION_ERROR", "an action is {'message': text}")
+            raise FrameRefused("VALIDATION_ERROR", "an action is {'message': text}")
         if not self._begun:
-            raise Refused("EXECUTION_ERROR", "the episode has not begun; reset first")
+            raise FrameRefused("EXECUTION_ERROR", "the episode has not begun; reset first")
         self._state["step_count"] += 1
         return self._world.step(message)
 
@@ -134,7 +134,7 @@ def serve_environment(
     """
     from websockets.sync.server import serve
 
-    Session(spec).close()  # finds mistakes before anybody connects
+    Session(spec).close()  # finds mistakes before the first connection
     places = threading.Semaphore(sessions)
 
     def play(connection: Any) -> None:

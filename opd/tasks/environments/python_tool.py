@@ -1,7 +1,7 @@
 """A problem with a Python interpreter at hand: the student calls the tool `python`, then answers.
 
 The answer is the reply without a call; a verifier judges it against the prompt's reference. Each call runs as a program
-of its own, held back as in `opd.tasks.code_sandbox`.
+of its own in `opd.tasks.code_sandbox`.
 """
 
 from typing import Any, ClassVar
@@ -51,7 +51,7 @@ class PythonTool(Factory):
     """The environment.
 
     Raises:
-        ConfigError: where the machine cannot hold programs back.
+        ConfigError: where the machine has no sandbox.
     """
 
     Options: ClassVar[type[Settings]] = PythonOptions

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from opd.tasks.chat import ChatFailed
-from opd.tasks.compose import Link, Problem, Refused, by_template, compose, compositions, lone_numbers, relation
+from opd.tasks.compose import Link, PairRefused, Problem, by_template, compose, compositions, lone_numbers, relation
 from opd.tasks.compose_chat import ByChat
 from opd.tasks.rows import file_rows
 
@@ -59,7 +59,7 @@ def test_what_fails_a_check_is_refused(first: Problem, second: Problem, chosen: 
     if reason is None:
         assert "Let Y be" in compose(first, second, link(second, chosen)).text  # another symbol is taken
         return
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(PairRefused, match=reason):
         compose(first, second, link(second, chosen))
 
 
@@ -70,9 +70,9 @@ def test_only_numbers_that_stand_in_a_problem_once_are_replaced() -> None:
         ({"prompt": "q", "answer": "x"}, "not a number"),
         ({"prompt": [], "answer": "1"}, "plain text"),
     ):
-        with pytest.raises(Refused, match=reason):
+        with pytest.raises(PairRefused, match=reason):
             Problem.of(row)
-    with pytest.raises(Refused, match="stands in it once"):
+    with pytest.raises(PairRefused, match="stands in it once"):
         by_template(ADD, Problem("why?", "1"), Random(0))
 
 
@@ -126,13 +126,13 @@ def test_a_chat_model_names_the_link_and_is_asked_again(tmp_path: Path) -> None:
         (["hm"], "can be read"),
     ):
         said[:] = replies
-        with pytest.raises(Refused, match=reason):
+        with pytest.raises(PairRefused, match=reason):
             chat(ADD, SPLIT, Random(0))
 
     def down(messages: Any) -> str:
         raise ChatFailed("away")
 
-    with pytest.raises(Refused, match="no answer"):
+    with pytest.raises(PairRefused, match="no answer"):
         ByChat(SimpleNamespace(ask=down))(ADD, SPLIT, Random(0))  # type: ignore[arg-type]
 
 

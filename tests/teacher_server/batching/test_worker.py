@@ -247,6 +247,8 @@ def test_the_words_of_torch_on_a_cpu_are_known() -> None:
 
 def test_a_dead_engine_that_cannot_be_closed_is_reported_once() -> None:
     class Dead:
+        info = SimpleNamespace(weights_hash="")
+
         def score(self, batch: Sequence[Any]) -> list[Any]:
             raise RuntimeError("CUDA error: the context is lost")
 
