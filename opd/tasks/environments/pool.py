@@ -100,14 +100,20 @@ class EnvironmentPool:
 
     def reset(self, episodes: Mapping[int, tuple[Prompt, int]]) -> dict[int, "Observation | EpisodeError"]:
         """Begin episodes, each named by a number of the caller's, with its prompt and seed."""
+        broken: dict[int, Observation | EpisodeError] = {}
         for number in episodes:
             if number not in self._slots:
-                self._slots[number] = _Slot(self._path)
+                try:
+                    self._slots[number] = _Slot(self._path, self.settings.reset_seconds)
+                except OSError as error:  # the host is gone, or could not fork
+                    broken[number] = self._fail(number, "died", f"no process can be started for it ({error})")
         requests = {
             number: {"call": "reset", "prompt": prompt_to_dict(prompt), "seed": seed}
             for number, (prompt, seed) in episodes.items()
+            if number not in broken
         }
-        return self._ask(requests, self.settings.reset_seconds)
+        answers = broken | self._ask(requests, self.settings.reset_seconds)
+        return {number: answers[number] for number in episodes}
 
     def step(self, actions: Mapping[int, str]) -> dict[int, "Observation | EpisodeError"]:
         """Act in episodes that were begun and have neither ended nor broken."""
@@ -181,19 +187,38 @@ class EnvironmentPool:
 
     def _fail(self, number: int, kind: Failure, reason: str) -> EpisodeError:
         self.failures[kind] += 1
-        self._slots.pop(number).close(kill=True)
+        slot = self._slots.pop(number, None)
+        if slot is not None:
+            slot.close(kill=True)
         return EpisodeError(kind, reason)
 
 
 class _Slot:
-    """The pool's end of one child."""
+    """The pool's end of one child.
 
-    def __init__(self, path: str) -> None:
+    Args:
+        path: of the host's socket.
+        seconds: that the host may take to fork the child.
+
+    Raises:
+        OSError: when it does not.
+    """
+
+    def __init__(self, path: str, seconds: float) -> None:
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.connection.connect(path)
-        self._pending = b""
-        while b"\n" not in self._pending:
-            self._pending += self.connection.recv(64)
+        try:
+            self.connection.settimeout(seconds)
+            self.connection.connect(path)
+            self._pending = b""
+            while b"\n" not in self._pending:
+                part = self.connection.recv(64)
+                if not part:
+                    raise ConnectionResetError("the host hung up")
+                self._pending += part
+            self.connection.settimeout(None)  # from here on the pool's selector keeps the time
+        except OSError:
+            self.connection.close()
+            raise
         pid, _, self._pending = self._pending.partition(b"\n")
         self._pid = int(pid)
 

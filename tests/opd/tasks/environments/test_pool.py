@@ -2,6 +2,8 @@
 
 import os
 import signal
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -79,6 +81,24 @@ def test_a_process_that_is_killed_costs_its_episode(naughty: EnvironmentPool) ->
     seen = naughty.step({0: "fine", 1: "fine"})
     assert isinstance(seen[0], EpisodeError) and seen[0].kind == "died"
     assert isinstance(seen[1], Observation)
+
+
+def test_an_episode_whose_process_cannot_be_forked_breaks_and_the_others_play(naughty: EnvironmentPool) -> None:
+    hello, path = (Prompt.make("hello"), 0), naughty._path
+    naughty.reset({0: hello})
+    naughty._path = os.path.join(naughty._folder.name, "hangs-up")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as host:
+        host.bind(naughty._path)
+        host.listen()
+        hang_up = threading.Thread(target=lambda: host.accept()[0].close())
+        hang_up.start()
+        seen = naughty.reset({0: hello, 1: hello})
+        hang_up.join()
+    assert seen[0] == Observation("hello")
+    assert isinstance(seen[1], EpisodeError) and seen[1].kind == "died" and "hung up" in seen[1].reason
+    assert isinstance(naughty.reset({1: hello})[1], EpisodeError)  # nothing listens there any more
+    naughty._path = path
+    assert naughty.reset({1: hello})[1] == Observation("hello")
 
 
 def test_memory_is_limited_where_it_is_asked_for() -> None:
