@@ -2,8 +2,8 @@
 
 The public face is small, typed, and imported lazily, so that `import opd` needs neither torch nor gRPC:
 
-    score                                   what a teacher says of given responses, in one call
-    TeacherFleet, PayloadSpec, ScoreItem    the same for programs that ask often
+    score                                   a teacher's scores of given responses, in one call
+    TeacherFleet, PayloadSpec, ScoreItem    the same for programs that score repeatedly
     forward_kl, reverse_kl, jsd             divergences from logits, exact, with gradients; more in `opd.maths`
     OpdError                                the root of every error, each with a sentence that names the fix
 

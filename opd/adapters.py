@@ -1,4 +1,4 @@
-"""PEFT adapter folders: tell BASE+ADAPTER apart, refuse what neither floor can run, and fold one into its base."""
+"""PEFT adapter folders: parse BASE+ADAPTER, refuse what neither floor can run, and merge one into its base."""
 
 import json
 from pathlib import Path
@@ -29,8 +29,8 @@ def adapter_settings(folder: Path) -> dict[str, Any]:
     """The adapter_config.json of a LoRA or DoRA adapter.
 
     Raises:
-        ConfigError: when the folder holds none, one of another kind, or one that changes the head or the embeddings:
-            those are read past the adapter here, so that it would be ignored.
+        ConfigError: when the folder holds none, one of another kind, or one that changes the head or the embeddings,
+            which are read without the adapter here, so that the change would be ignored.
     """
     path = folder / ADAPTER_CONFIG
     try:

@@ -1,4 +1,4 @@
-"""Every error a user can meet: one class, one exit code, one gRPC status, one hint.
+"""Every error that a user can see: a class with an exit code and, where it crosses the wire, a gRPC status.
 
 Server and client share this table: the server turns an `OpdError` into its gRPC status, the client turns a
 status back into the class. A message names the thing, the value and the fix in one sentence.
@@ -48,9 +48,11 @@ class IncompatibleTeacherError(OpdError):
 
 
 class OverloadedError(OpdError):
-    """The server has no budget left now; `retry_after` says when to come back, in seconds.
+    """The server has no budget left now.
 
-    `usage` holds what the server told of its budget: fields of the contract's OverloadDetail, tokens and bytes.
+    Attributes:
+        retry_after: seconds after which to retry.
+        usage: the server's budget, tokens and bytes by the fields of the contract's OverloadDetail.
     """
 
     exit_code = 6
@@ -135,7 +137,7 @@ class DataError(OpdError):
 
 
 class DeviceMemoryError(OpdError):
-    """Work that a device has no room for: a teacher's sequence, even alone, or a student's micro-batch."""
+    """Work that exceeds a device's memory: a teacher's sequence, even alone, or a student's micro-batch."""
 
     exit_code = 17
     status = "FAILED_PRECONDITION"
@@ -148,13 +150,13 @@ class StageError(OpdError):
 
 
 class RolloutEngineError(OpdError):
-    """What samples the student's answers cannot be had back, or does not hold the student's weights."""
+    """The engine that samples the student's answers cannot be restored, or does not hold the student's weights."""
 
     exit_code = 19
 
 
 class RankLostError(OpdError):
-    """Another rank of the run ended, which this one cannot go on without."""
+    """Another rank of the run ended, without which this one cannot go on."""
 
     exit_code = 21
 

@@ -11,6 +11,7 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         OSError: when it cannot be written.
     """
+    # Beside it, because a rename is atomic within one file system only.
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with scratch.open("w", encoding="utf-8") as file:

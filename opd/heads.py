@@ -1,4 +1,4 @@
-"""What lies between a model's final hidden states and its logits, once for students, teachers and the mathematics.
+"""The output head, from final hidden states to logits; one implementation for students, teachers and the mathematics.
 
     logits = soft_cap * tanh(scale * (weight @ h + bias) / soft_cap)
 
@@ -113,7 +113,7 @@ class OutputHead:
             hidden: [N, H], any float dtype.
             out: [N, V] of `dtype`, written to instead of a new tensor.
         """
-        # In place below, which autograd would refuse.
+        # What follows works in place, which autograd would refuse.
         with torch.no_grad():
             out = self._project(hidden, out)
             if self.bias is not None:
@@ -135,7 +135,7 @@ class OutputHead:
             return OutputHead(self.weight)._project(hidden, None)[:, : self.vocab_size]
         weight = self.weight[: self.vocab_size]
         if out is None:
-            # Not torch's default dtype: a model that is being loaded on another thread sets it, for all threads.
+            # An explicit dtype: a model that is being loaded on another thread changes torch's default for all threads.
             out = torch.empty(len(hidden), len(weight), dtype=self.dtype, device=hidden.device)
         if weight.dtype == out.dtype:
             return torch.mm(hidden.to(out.dtype), weight.t(), out=out)
@@ -154,5 +154,5 @@ def vocabulary_steps(vocabulary: int) -> Iterator[slice]:
 
 
 def has_matrix_units(tensor: Tensor) -> bool:
-    """Whether the device multiplies half-precision factors into float32; meta counts, so that a plan can be seen."""
+    """Whether the device multiplies half precision into float32; meta too, so that plans follow the path of a GPU."""
     return tensor.device.type in ("cuda", "meta")

@@ -85,18 +85,13 @@ def _facts(plugin: Any, name: str) -> list[str]:
 
 
 def _settings(plugin: Any) -> list[str]:
+    from opd.config.reference import describe_key
+
     model = getattr(plugin, "settings_type", None) or getattr(plugin, "Options", None)
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
         return []
     lines = ["", "settings:"]
     for key, field in model.model_fields.items():
         default = "required" if field.is_required() else f"default {field.get_default(call_default_factory=True)!r}"
-        lines.append(f"  {key}: {default}. {_meaning(model, key)}")
+        lines.append(f"  {key}: {default}. {describe_key(model, key)}")
     return lines
-
-
-def _meaning(model: type[BaseModel], key: str) -> str:
-    """The description of a setting, which a model that only changes its default inherits."""
-    bases = [base for base in model.mro() if issubclass(base, BaseModel)]
-    known = (base.model_fields[key].description for base in bases if key in base.model_fields)
-    return next((" ".join(text.split()) for text in known if text), "")

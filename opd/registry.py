@@ -99,14 +99,14 @@ class Registry:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """What to say of a name that is not known: those that are nearest to it, or else all."""
+    """The end of an error about an unknown name: the nearest known ones, or else all."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(names)}."
 
 
 def first_sentence(path: str) -> str:
-    """What the source of "module:attribute" says first about it, or else about its module; "" where it cannot be read.
+    """The first sentence of the docstring of "module:attribute", or else of its module; "" where it cannot be read.
 
     Nothing is imported, because listing plug-ins must stay quick.
     """

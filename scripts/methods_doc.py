@@ -39,13 +39,12 @@ def plugins(names: list[str]) -> list[tuple[str, str, Any]]:
 def settings(plugin: Any) -> str:
     """A row per setting of a plug-in's own."""
     from opd.config.reference import describe_keys
-    from opd.plugins_cli import _meaning
 
     rows = []
     term = "aggregation" in plugin.settings_type.model_fields
     for key, default, meaning in describe_keys(plugin.settings_type):
         if key != "name" and not (term and key in SHARED):
-            text = (meaning or _meaning(plugin.settings_type, key)).replace("|", "\\|")
+            text = meaning.replace("|", "\\|")
             rows.append(f"| `{key}` | {default if default == 'required' else f'`{default}`'} | {text} |")
     return "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *rows]) if rows else "None of its own."
 

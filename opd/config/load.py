@@ -57,7 +57,7 @@ def parse_settings(model: type[S], data: Mapping[str, Any], *, source: str = "se
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, which would take the last of two equal keys without a word."""
+    """PyYAML's safe loader, which would silently take the last of two equal keys, with an error for them."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -73,7 +73,7 @@ class _Loader(yaml.SafeLoader):
 def _yaml(text: str, what: str) -> Any:
     try:
         return _Loader(text).get_single_data()
-    # Besides its own errors PyYAML lets through those of the types it makes, of a date like 2026-99-99 for example.
+    # Besides its own errors PyYAML raises those of the types it constructs, for example of a date like 2026-99-99.
     except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{what} is not valid YAML: {' '.join(str(error).split())}.") from error
 

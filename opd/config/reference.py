@@ -23,10 +23,20 @@ def describe_keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[st
             continue
         default = field.get_default(call_default_factory=True, validated_data={})
         text = "required" if default is PydanticUndefined else repr(default)
-        yield f"{prefix}{name}", text, " ".join((field.description or "").split())
+        yield f"{prefix}{name}", text, describe_key(model, name)
         for group in groups:
             tag = group.__name__.removesuffix("Settings").lower()
             yield from describe_keys(group, f"{prefix}{name}({tag}).")
+
+
+def describe_key(model: type[BaseModel], key: str) -> str:
+    """The description of a key of `model` on one line, "" where there is none.
+
+    In pydantic a field that redefines an inherited one, to change its default, loses the description; here it has it.
+    """
+    bases = [base for base in model.mro() if issubclass(base, BaseModel)]
+    known = (base.model_fields[key].description for base in bases if key in base.model_fields)
+    return next((" ".join(text.split()) for text in known if text), "")
 
 
 def _is_collection(annotation: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A fleet of teachers: reachable, encrypted, of one mind, and how fast."""
+"""A fleet of teachers: is it reachable and encrypted, do its replicas agree, and how fast is it?"""
 
 import time
 from collections.abc import Iterator, Sequence

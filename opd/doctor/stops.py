@@ -1,7 +1,7 @@
 """`opd doctor --student`: do a student and the teachers of a fleet end their answers with the same tokens?
 
-The student answers a few questions, sampled at temperature 1 as in training. Where an answer ends, the teachers say
-what they think of that token and of their own stop tokens.
+The student answers a few questions, sampled at temperature 1 as in training. Where an answer ends, the teachers give
+the log-probs of that token and of their own stop tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ _TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class EndedAnswer:
     """An answer that ended by itself: prompt and answer, and log S of its last token, nats."""
 
     ids: "np.ndarray[Any, np.dtype[np.uint32]]"
@@ -58,7 +58,7 @@ class StopExaminer:
         self.endings = list(_answers(model, self.tokenizer, self.stops.ids, self.questions))
 
     def examine(self, fleet: "ScoreSource", info: "pb.TeacherInfo") -> Iterator[tuple[bool, str]]:
-        """(is it well, what was found) for one teacher."""
+        """(whether all is well, what was found) for one teacher."""
         if info.tokenizer.fingerprint != tokenizer_fingerprint(self.tokenizer):
             yield False, "has another tokenizer than the student; token-level distillation needs the same one"
             return
@@ -97,7 +97,7 @@ class StopExaminer:
         return float(np.mean(ratios)), float(np.mean(events)) if events else None
 
 
-def _answers(model: Any, tokenizer: Any, stops: Sequence[int], questions: Sequence[str]) -> Iterator[Ending]:
+def _answers(model: Any, tokenizer: Any, stops: Sequence[int], questions: Sequence[str]) -> Iterator[EndedAnswer]:
     """The student's answers that ended by themselves."""
     import torch
 
@@ -123,4 +123,4 @@ def _answers(model: Any, tokenizer: Any, stops: Sequence[int], questions: Sequen
         whole, last = found.sequences[0], int(found.sequences[0, -1])
         if last in stops:
             logits = found.logits[-1][0, : len(tokenizer)].float()
-            yield Ending(whole.numpy().astype(np.uint32), float(logits.log_softmax(-1)[last]))
+            yield EndedAnswer(whole.numpy().astype(np.uint32), float(logits.log_softmax(-1)[last]))

@@ -24,8 +24,8 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 # Options of prctl: PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_SET_DUMPABLE.
 _NO_NEW_PRIVS, _SECCOMP, _DUMPABLE = 38, 22, 4
 
-# Landlock's rights, a bit each: execute, write and read file, read dir, remove dir and file, make 7 kinds; version 2 added
-# refer, 3 truncate, 5 ioctl. A kernel refuses a ruleset that names a right it does not know.
+# Landlock's rights, a bit each: execute, write and read file, read dir, remove dir and file, make 7 kinds; since
+# version 2 refer, 3 truncate, 5 ioctl. A kernel refuses a ruleset that names a right it does not know.
 _EXECUTE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
 _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 

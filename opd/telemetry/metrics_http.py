@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, start_http_server
 
 PATIENCE_SECONDS = 10.0
-"""A connection that says nothing for so long is closed: each one holds a thread."""
+"""A connection that is idle for so long is closed, because each one holds a thread."""
 
 
 def serve_metrics(

@@ -90,7 +90,12 @@ def test_an_episode_whose_process_cannot_be_forked_breaks_and_the_others_play(na
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as host:
         host.bind(naughty._path)
         host.listen()
-        hang_up = threading.Thread(target=lambda: host.accept()[0].close())
+
+        def accept_and_close() -> None:
+            connection, _ = host.accept()
+            connection.close()
+
+        hang_up = threading.Thread(target=accept_and_close)
         hang_up.start()
         seen = naughty.reset({0: hello, 1: hello})
         hang_up.join()
