@@ -172,7 +172,9 @@ def chaos() -> SimpleNamespace:
     engine = engine_class()("numpy")
 
     def connect(replicas: list[Replica], **settings: Any) -> TeacherFleet:
-        patient = FleetSettings.model_validate({"connect_seconds": PATIENCE, **settings})
+        # On a busy machine a replica may seem dead several times while a row is with it.
+        calls = {"attempts": 100, **settings.pop("calls", {})}
+        patient = FleetSettings.model_validate({"connect_seconds": PATIENCE, "calls": calls, **settings})
         fleet = TeacherFleet.connect([r.address for r in replicas], settings=patient)
         wait_until(lambda: all(state(fleet, replica) == "healthy" for replica in replicas))
         return fleet

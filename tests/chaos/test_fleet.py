@@ -93,7 +93,7 @@ def test_a_replica_that_misleads_changes_nothing_where_all_rows_are_scored_twice
     pool: Pool, chaos: SimpleNamespace
 ) -> None:
     replicas = [*pool(2), *pool(1, "--fault", "mislead=1")]
-    with chaos.connect(replicas, health={"cross_score_share": 1.0}) as fleet:
+    with chaos.connect(replicas, health={"cross_score_share": 1.0, "cross_score_seconds": 600.0}) as fleet:
         chaos.work.run(fleet, range(4))
         assert chaos.state(fleet, replicas[2]) == "rejected"
         assert fleet.status().counters.disagreements == 1

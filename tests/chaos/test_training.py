@@ -31,7 +31,7 @@ Pool = Callable[..., list[Any]]
 def recipe_for(world: Path, run: Path, addresses: list[str], health: dict[str, Any]) -> Recipe:
     fleet = {
         "health": {"ping_seconds": 0.5, "ping_timeout_seconds": 1.0, "revive_seconds": 0.2, **health},
-        "calls": {"rows": 2},
+        "calls": {"rows": 2, "attempts": 100},  # on a busy machine a replica may seem dead while a row is with it
         "outage": {"emergency_after_seconds": 5.0},
     }
     return parse_settings(
@@ -229,7 +229,7 @@ def test_a_misleading_replica_changes_no_weight_where_all_rows_are_scored_twice(
     pool: Pool, world: Path, weather: Callable[..., SimpleNamespace], caplog: pytest.LogCaptureFixture
 ) -> None:
     replicas = pool(2, *teacher_flags(world)) + pool(1, *teacher_flags(world, "--fault", "mislead=1"))
-    weather(replicas, cross_score_share=1.0)
+    weather(replicas, cross_score_share=1.0, cross_score_seconds=600.0)
     assert any("its scores of a row differ" in record.getMessage() for record in caplog.records)
 
 

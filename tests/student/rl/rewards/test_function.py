@@ -82,7 +82,7 @@ def test_a_call_that_hangs_or_fails_is_unknown_and_disturbs_no_other(
 ) -> None:
     texts = ["hang", "raise", "text", "nan", "yes", "abc"]
     rows = [make_row(text) for text in texts]
-    build(timeout=5.0).reward(rows, services)
+    build(timeout=3.0).reward(rows, services)
     assert [row.reward for row in rows] == [None, None, None, None, 1.0, -3.0]
 
 
