@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from rows import make_row
 
 from opd import TeacherFleet
 from opd.errors import ConfigError, IncompatibleTeacherError
@@ -19,7 +20,7 @@ from opd.tasks.build import build_prompts
 from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.data.plan import plan_step
-from student.data.row import Row, RowKey
+from student.data.row import Row
 from student.job import build_job
 from student.loop import train
 from student.recipe import Recipe
@@ -38,18 +39,7 @@ MIX = {
 def row_of(prompt: Any) -> Row:
     ids = np.arange(4, 12, dtype=np.uint32)
     candidates = np.arange(20, 24, dtype=np.uint32)[None].repeat(5, 0)
-    return Row(
-        key=RowKey(0, prompt.uid, 0),
-        prompt=prompt,
-        prompt_ids=ids[:3],
-        response_ids=ids[3:],
-        behaviour_logp=np.zeros(5, np.float32),
-        policy_version=np.zeros(5, np.int32),
-        loss_mask=np.ones(5, np.bool_),
-        truncated=False,
-        text="",
-        candidates=candidates,
-    )
+    return make_row(ids[3:], prompt=prompt, prompt_ids=ids[:3], candidates=candidates)
 
 
 def test_each_domain_is_scored_by_its_own_teacher(teacher: Any, make_recipe: Callable[..., Recipe]) -> None:

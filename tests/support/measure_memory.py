@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from accelerate import Accelerator
+from rows import make_row
 from transformers import AutoTokenizer
 
 from opd.config import load_settings
 from opd.tasks.prompt import Prompt
 from student.data.plan import plan_step
-from student.data.row import Row, RowKey
+from student.data.row import Row
 from student.learning.learner import Learner
 from student.learning.model import Student, load_student
 from student.learning.objective import Objective
@@ -44,16 +45,11 @@ def rows(recipe: Recipe, vocabulary: int) -> list[Row]:
     count = 2 * max(1, recipe.train.micro_batch_tokens // (prompt + length))
     generator = np.random.default_rng(0)
     return [
-        Row(
-            key=RowKey(0, str(i), 0),
-            prompt=Prompt.make(str(i)),
+        make_row(
+            generator.integers(0, vocabulary, length),
+            prompt=str(i),
+            behaviour=-1.0,
             prompt_ids=generator.integers(0, vocabulary, prompt).astype(np.uint32),
-            response_ids=generator.integers(0, vocabulary, length).astype(np.uint32),
-            behaviour_logp=np.full(length, -1.0, np.float32),
-            policy_version=np.zeros(length, np.int32),
-            loss_mask=np.ones(length, np.bool_),
-            truncated=False,
-            text="",
             origin="expert",
         )
         for i in range(count)

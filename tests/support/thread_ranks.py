@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+from rows import make_row
 from waiting import PATIENCE
 
 import student.rl  # noqa: F401  (registers the names)
@@ -54,21 +55,9 @@ class Meeting:
 
 def sampled(planned: PlannedRow, reward: float, length: int = 2) -> Row:
     """A row of that reward."""
-    ids = np.ones(length, np.uint32)
-    row = Row(
-        planned.key,
-        planned.prompt,
-        ids,
-        ids,
-        np.zeros(length, np.float32),
-        np.zeros(length, np.int32),
-        np.ones(length, np.bool_),
-        False,
-        "",
-        tags=planned.tags,
-    )
+    row = make_row(length, key=planned.key, prompt=planned.prompt, tags=planned.tags)
     if planned.behaviour_prompt is not None:
-        row.origin, row.behaviour_prompt_ids = "hinted", ids
+        row.origin, row.behaviour_prompt_ids = "hinted", np.ones(length, np.uint32)
     row.verdict = Verdict.score(reward)
     return row
 

@@ -19,6 +19,19 @@ def problem(make_logits, k, *, chosen_by="student", seed=0):
     return student, teacher, ids, log_q, log_tail
 
 
+def estimator(ids, log_q, log_tail, *, behaviour=None, **settings):
+    """The loss of sampled ids by position, with what a teacher sends for them; weighted where `behaviour` drew them."""
+
+    def estimate(logits, y):
+        at = y[:, None]
+        drawn = {} if behaviour is None else {"behaviour_log_probs": behaviour.gather(1, at).squeeze(1)}
+        teacher_y = log_q.gather(1, at).squeeze(1)
+        values = log_q.gather(1, ids)
+        return head_tail_reverse_kl(logits, y, ids, values, teacher_y, log_tail, **drawn, **settings).per_token
+
+    return estimate
+
+
 def true_gradient(student, teacher):
     leaf = student.clone().requires_grad_()
     return torch.autograd.grad(reverse_kl(leaf, teacher).total, leaf)[0]
@@ -29,13 +42,7 @@ def true_gradient(student, teacher):
 @pytest.mark.parametrize("k", range(V + 1))
 def test_head_tail_gradient_is_unbiased_for_every_k(k, baseline, chosen_by, make_logits, expected_gradient):
     student, teacher, ids, log_q, log_tail = problem(make_logits, k, chosen_by=chosen_by)
-
-    def estimate(logits, y):
-        teacher_y = log_q.gather(1, y[:, None]).squeeze(1)
-        return head_tail_reverse_kl(
-            logits, y, ids, log_q.gather(1, ids), teacher_y, log_tail, baseline=baseline
-        ).per_token
-
+    estimate = estimator(ids, log_q, log_tail, baseline=baseline)
     assert_close(expected_gradient(estimate, student), true_gradient(student, teacher), rtol=1e-9, atol=1e-12)
 
 
@@ -46,10 +53,7 @@ def test_head_tail_value_is_unbiased(k, baseline, make_logits):
     p, mean = student.softmax(-1), 0
     for token in range(V):
         y = torch.full((N,), token)
-        estimate = head_tail_reverse_kl(
-            student, y, ids, log_q.gather(1, ids), log_q[:, token], log_tail, baseline=baseline
-        )
-        mean = mean + p[:, token] * estimate.per_token
+        mean = mean + p[:, token] * estimator(ids, log_q, log_tail, baseline=baseline)(student, y)
     assert_close(mean, reverse_kl(student, teacher).per_token)
 
 
@@ -57,18 +61,9 @@ def test_stale_rows_are_unbiased_with_importance_weights_and_biased_without(make
     student, teacher, ids, log_q, log_tail = problem(make_logits, 3, seed=10)
     behaviour = (student + 0.7 * make_logits(N, V, seed=20)).log_softmax(-1)
     truth = true_gradient(student, teacher)
-
-    def estimate(logits, y, **settings):
-        at = y[:, None]
-        return head_tail_reverse_kl(
-            logits, y, ids, log_q.gather(1, ids), log_q.gather(1, at).squeeze(1), log_tail, **settings
-        ).per_token
-
-    def corrected(logits, y):
-        return estimate(logits, y, behaviour_log_probs=behaviour.gather(1, y[:, None]).squeeze(1))
-
+    corrected = estimator(ids, log_q, log_tail, behaviour=behaviour)
     assert_close(expected_gradient(corrected, student, behaviour.exp()), truth, rtol=1e-9, atol=1e-12)
-    ignored = expected_gradient(estimate, student, behaviour.exp())
+    ignored = expected_gradient(estimator(ids, log_q, log_tail), student, behaviour.exp())
     assert (ignored - truth).abs().max() > 1e-3
 
 
@@ -78,19 +73,7 @@ def test_capped_importance_weights_are_biased_only_where_the_cap_bites(make_logi
     largest = (student.log_softmax(-1) - behaviour).exp().max().item()
 
     def bias(cap):
-        def estimate(logits, y):
-            at = y[:, None]
-            return head_tail_reverse_kl(
-                logits,
-                y,
-                ids,
-                log_q.gather(1, ids),
-                log_q.gather(1, at).squeeze(1),
-                log_tail,
-                behaviour_log_probs=behaviour.gather(1, at).squeeze(1),
-                importance_cap=cap,
-            ).per_token
-
+        estimate = estimator(ids, log_q, log_tail, behaviour=behaviour, importance_cap=cap)
         got = expected_gradient(estimate, student, behaviour.exp())
         return (got - true_gradient(student, teacher)).abs().max()
 
@@ -102,21 +85,7 @@ def test_what_a_cap_takes_away_is_the_mass_above_it_times_its_centred_log_ratio(
     student, teacher, ids, log_q, log_tail = problem(make_logits, 2, seed=30)
     behaviour = (student + 0.7 * make_logits(N, V, seed=31)).log_softmax(-1)
     log_p, cap = student.log_softmax(-1), 1.1
-
-    def estimate(logits, y):
-        at = y[:, None]
-        return head_tail_reverse_kl(
-            logits,
-            y,
-            ids,
-            log_q.gather(1, ids),
-            log_q.gather(1, at).squeeze(1),
-            log_tail,
-            baseline="none",
-            behaviour_log_probs=behaviour.gather(1, at).squeeze(1),
-            importance_cap=cap,
-        ).per_token
-
+    estimate = estimator(ids, log_q, log_tail, behaviour=behaviour, baseline="none", importance_cap=cap)
     got = expected_gradient(estimate, student, behaviour.exp())
     above = (log_p.exp() - cap * behaviour.exp()).clamp(min=0.0).scatter(1, ids, 0.0)
     missing = above * (log_p - log_q)

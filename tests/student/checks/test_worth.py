@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from rows import make_row
 
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict, VerdictStatus
 from opd.wire.types import PayloadKind, Scores
 from student.checks.worth import Worth, _covariances, compare, judge
-from student.data.row import Row, RowKey
+from student.data.row import Row
 from student.lab.stats import Interval
 from student.scoring.needs import TEACHER
 
@@ -26,16 +27,11 @@ def row(prompt: int, sample: int, tokens: list[int]) -> Row:
     order = np.argsort(-T)[:2].astype(np.uint32)
     candidates = np.array([[0, 1]] * len(tokens), dtype=np.uint32)
     sampled = scores[ids].astype(np.float32)
-    made = Row(
-        key=RowKey(0, f"p{prompt}", sample),
+    made = make_row(
+        ids,
         prompt=replace(Prompt.make(f"question {prompt}"), uid=f"p{prompt}"),
-        prompt_ids=np.array([1], dtype=np.uint32),
-        response_ids=ids,
-        behaviour_logp=np.log(S)[ids].astype(np.float32),
-        policy_version=np.zeros(len(ids), dtype=np.int32),
-        loss_mask=np.ones(len(ids), dtype=bool),
-        truncated=False,
-        text="",
+        sample=sample,
+        behaviour=np.log(S)[ids],
         candidates=candidates,
         verdict=Verdict(VerdictStatus.WRONG, float(CORRECT[ids].mean())),
     )

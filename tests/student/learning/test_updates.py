@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
+from rows import make_row
 
-from opd.tasks.prompt import Prompt
 from student.data.row import Row, RowKey
 from student.learning.updates import Update, plan_updates
 
@@ -21,18 +20,7 @@ class Told:
 
 
 def row(uid: str, sample: int) -> Row:
-    ids = np.ones(2, np.uint32)
-    return Row(
-        RowKey(3, uid, sample),
-        Prompt.make(uid),
-        ids,
-        ids,
-        np.zeros(2, np.float32),
-        np.zeros(2, np.int32),
-        np.ones(2, np.bool_),
-        False,
-        "",
-    )
+    return make_row(prompt=uid, key=RowKey(3, uid, sample))
 
 
 ROWS = [row(uid, sample) for uid in ("e", "a", "d", "b", "c") for sample in range(3)]

@@ -4,13 +4,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
+from rows import make_row
 
 from opd.tasks.modes import ModeSettings
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
-from student.data.row import Row, RowKey
+from student.data.row import Row
 from student.orbit.driver import no_progress
 from student.orbit.figures import (
     across_modes,
@@ -27,19 +27,7 @@ MODES = {"long": ModeSettings(budget=8, prefix="L"), "short": ModeSettings(budge
 
 def answer(problem: str, mode: str, length: int, right: bool, truncated: bool = False) -> Row:
     prompt = MODES[mode].mark(Prompt.make(problem), mode)
-    ones = np.ones(length)
-    return Row(
-        key=RowKey(0, prompt.uid, 0),
-        prompt=prompt,
-        prompt_ids=np.array([1], np.uint32),
-        response_ids=ones.astype(np.uint32),
-        behaviour_logp=ones.astype(np.float32),
-        policy_version=ones.astype(np.int32),
-        loss_mask=ones.astype(np.bool_),
-        truncated=truncated,
-        text="",
-        verdict=Verdict.of(right),
-    )
+    return make_row(length, prompt=prompt, truncated=truncated, verdict=Verdict.of(right))
 
 
 def test_each_mode_has_its_accuracy_tokens_and_violations_and_the_pair_its_ratio() -> None:

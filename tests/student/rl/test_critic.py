@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rows import make_row
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
-from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 from opd.wire.types import Scores
 from student.data.plan import StepPlan
@@ -28,17 +28,10 @@ WIDTH = 3
 
 def row(index: int, reward: float, values: list[float] | None = None, mask: list[bool] | None = None) -> Row:
     length = len(values or mask or [0, 0, 0, 0])
-    ids = np.ones(length, np.uint32)
-    return Row(
-        RowKey(0, f"p{index}", 0),
-        Prompt.make(f"p{index}"),
-        ids,
-        ids,
-        np.zeros(length, np.float32),
-        np.zeros(length, np.int32),
-        np.array(mask or [True] * length),
-        False,
-        "",
+    return make_row(
+        length,
+        key=RowKey(0, f"p{index}", 0),
+        loss_mask=np.array(mask or [True] * length),
         verdict=Verdict.score(reward),
         values=None if values is None else np.array(values, np.float32),
     )

@@ -4,30 +4,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rows import make_row
 
-from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 from opd.wire.types import PayloadKind, Scores
 from student.data.outcome import outcome_of
-from student.data.row import Row, RowKey
+from student.data.row import Row
 from student.rl.mrs import Mrs, MrsSettings
 from student.scoring.needs import STUDENT
 
 
 def row(index: int, ratios: list[float], known: bool = True) -> Row:
-    count, ids = len(ratios), np.ones(len(ratios), np.uint32)
-    made = Row(
-        RowKey(0, "p", index),
-        Prompt.make("p"),
-        ids,
-        ids,
-        np.full(count, -2.0 if known else np.nan, np.float32),
-        np.zeros(count, np.int32),
-        np.ones(count, np.bool_),
-        False,
-        "",
-        verdict=Verdict.of(True),
-    )
+    made = make_row(len(ratios), sample=index, behaviour=-2.0 if known else np.nan, verdict=Verdict.of(True))
     made.signals[STUDENT, PayloadKind.SAMPLED] = Scores(sampled=(np.log(ratios) - 2.0).astype(np.float32))
     return made
 

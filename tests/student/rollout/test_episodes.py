@@ -10,6 +10,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from rows import make_row
 
 from opd.config import parse_settings
 from opd.tasks.encode import encode_prompt
@@ -67,15 +68,13 @@ class Scripted:
         own = [*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
         ids = [*one.prefix_ids, *own]
         given = len(one.prefix_ids)
-        return Row(
+        return make_row(
+            ids,
             key=one.key,
             prompt=one.prompt,
             prompt_ids=np.array(prompt, dtype=np.uint32),
-            response_ids=np.array(ids, dtype=np.uint32),
-            behaviour_logp=np.where(np.arange(len(ids)) < given, np.nan, -1.0).astype(np.float32),
-            policy_version=np.zeros(len(ids), dtype=np.int32),
+            behaviour=np.where(np.arange(len(ids)) < given, np.nan, -1.0),
             loss_mask=np.arange(len(ids)) >= given,
-            truncated=False,
             text=text,
             candidates=np.tile(np.arange(4, dtype=np.uint32), (len(ids), 1)),
         )

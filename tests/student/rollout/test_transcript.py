@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rows import make_row
 from typer.testing import CliRunner
 
 from opd.config import parse_settings
@@ -15,7 +16,7 @@ from opd.tasks.build import build_prompts
 from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.settings import FileSettings
 from opd.wire.types import PayloadKind, Scores
-from student.data.row import Row, RowKey
+from student.data.row import Row
 from student.lab.tiny.tokenizer import make_tokenizer
 from student.rollout.episodes_cli import app, gold
 from student.run.samples import entries, sample_of
@@ -33,16 +34,12 @@ def episode(tokenizer: Any, ended: str = "success", kl: float = 0.5) -> Row:
     first, second = PROMPT.extra["path"]
     ids = [*tokenizer(first)["input_ids"], 2, *tokenizer(first)["input_ids"], *tokenizer(second)["input_ids"], 2]
     own = np.array([True, True, False, True, True])
-    behaviour = np.where(own, -1.0, np.nan).astype(np.float32)
-    row = Row(
-        key=RowKey(0, PROMPT.uid, 0),
+    row = make_row(
+        ids,
         prompt=PROMPT,
         prompt_ids=np.array(tokenizer(PROMPT.text)["input_ids"], np.uint32),
-        response_ids=np.array(ids, np.uint32),
-        behaviour_logp=behaviour,
-        policy_version=np.zeros(5, np.int32),
+        behaviour=np.where(own, -1.0, np.nan),
         loss_mask=own,
-        truncated=False,
         text=f"{first}\n{second}",
         tool_mask=~own,
         turns=((0, 2), (3, 5)),

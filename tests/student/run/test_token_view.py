@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from rows import make_row
 
 from opd.heads import OutputHead
-from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadKind, Scores
-from student.data.row import Row, RowKey
+from student.data.row import Row
 from student.learning.terms import SignalTokens, StudentTokens, TokenBatch
 from student.run.token_view import pieces, view_of_batch, view_of_row
 from student.scoring.needs import TEACHER
@@ -21,17 +21,7 @@ class Letters:
 
 
 def response() -> Row:
-    return Row(
-        key=RowKey(0, "a", 0),
-        prompt=Prompt.make("1+1="),
-        prompt_ids=np.zeros(2, np.uint32),
-        response_ids=np.arange(3, dtype=np.uint32),
-        behaviour_logp=np.zeros(3, np.float32),
-        policy_version=np.zeros(3, np.int32),
-        loss_mask=np.ones(3, bool),
-        truncated=False,
-        text="abc",
-    )
+    return make_row([0, 1, 2], prompt="1+1=", text="abc")
 
 
 def batch() -> TokenBatch:

@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rows import make_row
 
 from opd.config import parse_settings
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
-from student.data.row import Row, RowKey
+from student.data.row import Row
 from student.scoring.contexts import Contexts, ContextSettings, facts_of
 
 
@@ -23,22 +24,10 @@ class Letters:
 
 
 def row(sample: int, text: str, reward: float | None, reason: str = "") -> Row:
-    ids = np.frombuffer(text.encode(), np.uint8).astype(np.uint32)
-    prompt = Prompt.make("q?")
     verdict = Verdict.unknown(reason) if reward is None else Verdict.score(reward)
-    made = Row(
-        RowKey(0, prompt.uid, sample),
-        prompt,
-        np.frombuffer(b"q?", np.uint8).astype(np.uint32),
-        ids,
-        np.zeros(len(ids), np.float32),
-        np.zeros(len(ids), np.int32),
-        np.ones(len(ids), np.bool_),
-        False,
-        text,
-    )
-    made.verdict = Verdict(verdict.status, verdict.value, reason)
-    return made
+    verdict = Verdict(verdict.status, verdict.value, reason)
+    question = np.array(list(b"q?"), np.uint32)
+    return make_row(list(text.encode()), prompt="q?", sample=sample, prompt_ids=question, text=text, verdict=verdict)
 
 
 GROUP = [row(0, "a", 0.2, "too short"), row(1, "bb", 1.0), row(2, "ccc", 1.0), row(3, "dd", None), row(4, "e", 0.0)]

@@ -10,16 +10,6 @@ from opd.wire.v1 import admin_pb2 as admin
 from opd.wire.v1 import admin_pb2_grpc
 
 
-def folders(root: Path, **sizes: int) -> dict[str, str]:
-    """Model folders with so many bytes of weights."""
-    models = {}
-    for name, size in sizes.items():
-        (root / name).mkdir()
-        (root / name / "model.safetensors").write_bytes(bytes(size))
-        models[name] = str(root / name)
-    return models
-
-
 async def test_admin_calls_are_refused_without_tokens(start: Any) -> None:
     client = await start()
     stub = admin_pb2_grpc.AdminServiceStub(client.channel)

@@ -9,6 +9,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 from waiting import EngineGate, until
+from weight_folders import weight_folders
 
 from opd.errors import (
     ConfigError,
@@ -22,16 +23,6 @@ from opd.wire.types import PayloadSpec
 from opd.wire.v1 import teacher_pb2 as pb
 
 SAMPLED = PayloadSpec.sampled()
-
-
-def folders(root: Path, **sizes: int) -> dict[str, str]:
-    """Model folders with so many bytes of weights."""
-    models = {}
-    for name, size in sizes.items():
-        (root / name).mkdir()
-        (root / name / "model.safetensors").write_bytes(bytes(size))
-        models[name] = str(root / name)
-    return models
 
 
 async def test_a_teacher_is_loaded_and_unloaded_while_another_serves(start: Any, items: Any) -> None:
@@ -114,7 +105,7 @@ async def test_a_late_unload_leaves_the_next_teacher_of_that_name_alone(start: A
 async def test_the_least_recently_used_teacher_sleeps_when_memory_is_short(
     start: Any, items: Any, tmp_path: Path
 ) -> None:
-    models = folders(tmp_path, a=100, b=100, c=100)
+    models = weight_folders(tmp_path, a=100, b=100, c=100)
     client = await start(models, engine={"memory_budget_bytes": 250})
     states = lambda: {t.name: t.state for t in client.server.shared.teachers}  # noqa: E731
     assert states() == {"a": pb.TEACHER_STATE_ASLEEP, "b": pb.TEACHER_STATE_READY, "c": pb.TEACHER_STATE_READY}
@@ -129,7 +120,7 @@ async def test_the_least_recently_used_teacher_sleeps_when_memory_is_short(
 
 
 async def test_busy_teachers_are_not_put_to_sleep(start: Any, items: Any, tmp_path: Path) -> None:
-    models = folders(tmp_path, a=100, b=100)
+    models = weight_folders(tmp_path, a=100, b=100)
     client = await start(models, engine={"memory_budget_bytes": 150})
     client.engines[models["b"]].before_score = gate = EngineGate()
     busy = asyncio.create_task(client.score(items(1), SAMPLED, teacher="b"))
@@ -164,7 +155,7 @@ def slow_to_load(numpy_engine: Any) -> Any:
 
 async def test_a_long_load_holds_up_nobody(start: Any, items: Any, numpy_engine: Any, tmp_path: Path) -> None:
     slow_engine = slow_to_load(numpy_engine)
-    models = folders(tmp_path, t=100, u=100, slow=100)
+    models = weight_folders(tmp_path, t=100, u=100, slow=100)
     slow = models.pop("slow")
     client = await start(models, make=slow_engine, engine={"memory_budget_bytes": 300})
     teachers = client.server.shared.teachers
@@ -196,7 +187,7 @@ async def test_what_a_load_was_promised_is_not_given_to_others(
     start: Any, items: Any, numpy_engine: Any, tmp_path: Path
 ) -> None:
     slow_engine = slow_to_load(numpy_engine)
-    models = folders(tmp_path, t=100, slow=100)
+    models = weight_folders(tmp_path, t=100, slow=100)
     slow = models.pop("slow")
     client = await start(models, make=slow_engine, engine={"memory_budget_bytes": 150})
     load = asyncio.create_task(client.server.shared.teachers.load("slow", slow))
@@ -235,7 +226,7 @@ def allocating(numpy_engine: Any, sizes: dict[str, int]) -> Any:
 async def test_what_an_engine_allocated_counts_rather_than_its_files(
     start: Any, items: Any, numpy_engine: Any, tmp_path: Path
 ) -> None:
-    models = folders(tmp_path, a=100, b=100)
+    models = weight_folders(tmp_path, a=100, b=100)
     make = allocating(numpy_engine, {"a": 200, "b": 200, "hub/big": 400})
     client = await start(models, make=make, engine={"memory_budget_bytes": 350})
     teachers = client.server.shared.teachers
@@ -249,7 +240,7 @@ async def test_what_an_engine_allocated_counts_rather_than_its_files(
 async def test_a_newcomer_larger_than_its_files_sleeps_while_the_others_are_busy(
     start: Any, items: Any, numpy_engine: Any, tmp_path: Path
 ) -> None:
-    models = folders(tmp_path, a=100, b=100)
+    models = weight_folders(tmp_path, a=100, b=100)
     newcomer = models.pop("b")
     make = allocating(numpy_engine, {"a": 100, "b": 200})
     client = await start(models, make=make, engine={"memory_budget_bytes": 250})
@@ -289,7 +280,7 @@ async def test_a_call_cancelled_while_teachers_change_places_leaves_the_books_ri
     step: str, start: Any, items: Any, tmp_path: Path, cancel_midway: Any
 ) -> None:
     moving, go_on = threading.Event(), threading.Event()
-    client = await start(folders(tmp_path, a=100, b=100), engine={"memory_budget_bytes": 150})
+    client = await start(weight_folders(tmp_path, a=100, b=100), engine={"memory_budget_bytes": 150})
     teachers = client.server.shared.teachers
     engine = client.engines[str(tmp_path / ("a" if step == "wake" else "b"))]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rows import make_row
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
@@ -15,7 +16,6 @@ from opd.tasks.prompt import Prompt
 from student.controllers import StepReport
 from student.data.outcome import Outcome
 from student.data.plan import StepPlan, plan_step
-from student.data.row import Row, RowKey
 from student.methods.curricula.episode_filter import EpisodeFilter, EpisodeFilterSettings
 from student.methods.curricula.prefix_replay import PrefixReplay, PrefixReplaySettings
 from student.methods.curricula.turnopd import TurnOpd, TurnOpdSettings, horizon
@@ -89,18 +89,7 @@ def test_a_prompt_without_a_path_cannot_be_replayed() -> None:
 def test_episodes_are_left_out_of_the_loss_and_stay_in_the_statistics(
     settings: dict[str, Any], trained: list[bool]
 ) -> None:
-    ones = np.ones(2)
-    row = Row(
-        key=RowKey(0, "u", 0),
-        prompt=PROMPT,
-        prompt_ids=np.array([1], np.uint32),
-        response_ids=ones.astype(np.uint32),
-        behaviour_logp=ones.astype(np.float32),
-        policy_version=ones.astype(np.int32),
-        loss_mask=ones.astype(np.bool_),
-        truncated=False,
-        text="",
-    )
+    row = make_row(prompt=PROMPT)
     rows = [
         replace(row, tags={"ended": "success"}, notes={"bad_calls": 0.0}),
         replace(row, tags={"ended": "turns"}, notes={"bad_calls": 0.0}),

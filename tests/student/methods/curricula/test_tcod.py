@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rows import make_row
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
@@ -15,7 +16,6 @@ from opd.wire.types import PayloadKind, Scores
 from student.controllers import StepReport
 from student.data.outcome import Outcome
 from student.data.plan import EpisodePlan, StepPlan, plan_step
-from student.data.row import Row, RowKey
 from student.methods.curricula.tcod import Tcod, TcodSettings
 from student.methods.curricula.turns import note_turns, turn_divergences, turn_metrics
 from student.scoring.needs import TEACHER
@@ -91,16 +91,10 @@ def test_adaptive_depth_waits_until_the_deepest_turn_is_near_the_first() -> None
 
 def test_the_divergence_of_a_turn_sums_over_its_tokens_and_counts_from_the_start_of_the_episode() -> None:
     length = 6
-    row = Row(
-        key=RowKey(0, "a", 0),
-        prompt=Prompt.make("x"),
-        prompt_ids=np.zeros(1, np.uint32),
-        response_ids=np.zeros(length, np.uint32),
-        behaviour_logp=np.array([-1, -2, np.nan, -3, -4, np.nan], np.float32),
-        policy_version=np.zeros(length, np.int32),
+    row = make_row(
+        length,
+        behaviour=np.array([-1, -2, np.nan, -3, -4, np.nan]),
         loss_mask=np.array([1, 1, 0, 1, 1, 0], bool),
-        truncated=False,
-        text="",
         tool_mask=np.array([0, 0, 1, 0, 0, 1], bool),
         turns=((0, 2), (3, 5)),
         tags={"ended": "success"},

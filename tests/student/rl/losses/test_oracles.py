@@ -11,27 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from off_policy import LIMIT, REWARDS, off_policy
 
-from opd.tasks.verdict import Verdict
 from student.learning.objective import Objective
 from student.plugins import build_terms
 
 pytestmark = pytest.mark.oracle
-LENGTHS = (4, 1, 5, 3, 2, 6, 3, 4)
-REWARDS = (1.0, 0.0, 0.0, 0.25, 1.0, 1.0, 0.0, 1.0)
-LIMIT = 8
 GROUP = {"name": "group_mean", "epsilon": 1e-4}
 PLAIN = {"name": "group_mean", "scale": "none"}
-
-
-def make(toy: Any, seed: int) -> Any:
-    """Rows of two groups whose ratios have left 1, some of them by far."""
-    made = toy(lengths=LENGTHS, group=4, seed=seed)
-    noise = torch.randn(len(made.behaviour), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    made.behaviour = made.behaviour + 0.3 * noise
-    for row, reward in zip(made.rows, REWARDS, strict=True):
-        row.verdict = Verdict.score(reward)
-    return made
 
 
 def padded(made: Any, values: torch.Tensor, rows: list[int]) -> torch.Tensor:
@@ -136,7 +123,7 @@ def test_trls_grpo_losses_agree_in_value_and_gradient(
 ) -> None:
     trainer = pytest.importorskip("trl.trainer.grpo_trainer").GRPOTrainer
     for seed in range(3):
-        made = make(toy, seed)
+        made = off_policy(toy, seed, spread=0.3)
         scale = entry["advantage"].get("scale") != "none"
         want, slope = theirs(made, trainer, rows, grouped(scale), **settings)
         got, gradient = ours(made, entry, rows)
@@ -150,7 +137,7 @@ def test_trls_rloo_loss_agrees_in_value_and_gradient(toy: Any, rows: list[int]) 
     trainer = pytest.importorskip("trl.trainer.rloo_trainer").RLOOTrainer
     entry = {"name": "rloo", "ratio": "response", "clip_low": 0.2, "clip_high": 0.2, "aggregation": "sequence_mean"}
     for seed in range(3):
-        made = make(toy, seed)
+        made = off_policy(toy, seed, spread=0.3)
         want, slope = theirs(made, trainer, rows, leave_one_out())
         got, gradient = ours(made, entry, rows)
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-7, check_dtype=False)

@@ -10,27 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from off_policy import LENGTHS, LIMIT, REWARDS, off_policy
 from torch import Tensor
 
-from opd.tasks.verdict import Verdict
 from student.learning.objective import Objective
 from student.plugins import build_terms
 from student.rl.advantages.gae import credit_of
 
-LENGTHS = (4, 1, 5, 3, 2, 6, 3, 4)
-REWARDS = (1.0, 0.0, 0.0, 0.25, 1.0, 1.0, 0.0, 1.0)
-LIMIT = 8
 GROUP = {"name": "group_mean"}
 PLAIN = {"name": "group_mean", "scale": "none"}
-
-
-def make(toy: Any, seed: int) -> Any:
-    made = toy(lengths=LENGTHS, group=4, seed=seed)
-    noise = torch.randn(len(made.behaviour), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    made.behaviour = made.behaviour + 0.4 * noise
-    for row, reward in zip(made.rows, REWARDS, strict=True):
-        row.verdict = Verdict.score(reward)
-    return made
 
 
 def padded(made: Any, values: Tensor) -> Tensor:
@@ -132,7 +120,7 @@ CASES: dict[str, tuple[dict[str, Any], Loss, Tensor, str, float]] = {
 @pytest.mark.parametrize("seed", [0, 1])
 def test_verls_losses_agree_in_value_and_gradient(toy: Any, case: str, seed: int) -> None:
     entry, loss, advantage, mode, factor = CASES[case]
-    made = make(toy, seed)
+    made = off_policy(toy, seed, spread=0.4)
     made.hidden = made.hidden.detach().clone().requires_grad_()
     live = made.logp(made.hidden, made.head).gather(1, made.token_ids[:, None])[:, 0]
     mask = padded(made, torch.from_numpy(np.concatenate([row.loss_mask for row in made.rows])))

@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rows
 
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 from opd.wire.types import Scores
-from student.data.row import Row, RowKey
+from student.data.row import Row
 
 Make = Callable[..., Row]
 
@@ -27,14 +28,12 @@ def make_row() -> Make:
         truncated: bool = False,
     ) -> Row:
         prompt = prompt or Prompt.make("q", answer="42")
-        return Row(
-            key=RowKey(step, prompt.uid, sample),
+        return rows.make_row(
+            np.arange(length),
             prompt=prompt,
             prompt_ids=np.arange(3, dtype=np.uint32),
-            response_ids=np.arange(length, dtype=np.uint32),
-            behaviour_logp=np.zeros(length, np.float32),
-            policy_version=np.zeros(length, np.int32),
-            loss_mask=np.ones(length, np.bool_),
+            step=step,
+            sample=sample,
             truncated=truncated,
             text=text,
             turns=((0, length),),

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rows import make_row
 
 from opd.config import parse_settings
 from opd.tasks.prompt import Prompt
@@ -82,19 +83,7 @@ class Run:
         return [self._row(planned) for planned in plan.rows]
 
     def _row(self, planned: PlannedRow) -> Row:
-        ids = np.ones(3, np.uint32)
-        row = Row(
-            planned.key,
-            planned.prompt,
-            ids,
-            ids,
-            np.full(3, -0.5, np.float32),
-            np.zeros(3, np.int32),
-            np.ones(3, np.bool_),
-            False,
-            "0",
-            tags=planned.tags,
-        )
+        row = make_row(3, key=planned.key, prompt=planned.prompt, behaviour=-0.5, text="0", tags=planned.tags)
         lucky = stream(7, planned.key.step, planned.key.uid, planned.key.sample).random() < RATES[planned.key.uid]
         if self.signal == "reward":
             row.verdict = Verdict.of(bool(lucky))
