@@ -1,4 +1,4 @@
-"""Episodes that count in the statistics of their group and are not learnt from.
+"""Episodes that count in the statistics of their group and are not trained on.
 
     Mini-o3     ended: [turns, tokens]: an episode that ran out of turns is masked, not punished (arXiv 2509.07969)
     SimpleTIR   bad_calls: an episode with a turn that holds no valid call is left out (github ltzheng/SimpleTIR)
@@ -25,7 +25,7 @@ class EpisodeFilterSettings(ControllerSettings):
     """Which episodes."""
 
     ended: list[str] = Field(
-        default_factory=list, description="Ways to end after which an episode is not learnt from: turns, tokens, ..."
+        default_factory=list, description="Ways to end after which an episode is not trained on: turns, tokens, ..."
     )
     bad_calls: bool = Field(False, description="Whether a tool call that does not parse takes its episode out.")
 
@@ -44,7 +44,7 @@ class EpisodeFilter(Controller):
     why_not_stale = ""
 
     def compose(self, rows: list[Row]) -> list[Row]:
-        """Mark what is not learnt from."""
+        """Mark what is not trained on."""
         for row in rows:
             bad = self.settings.bad_calls and row.notes.get("bad_calls", 0.0) > 0
             out = "ended" in row.tags and (row.tags["ended"] in self.settings.ended or bad)

@@ -1,4 +1,4 @@
-"""Modes by where they lag: more rows for the modes whose student is still far from the mode's teacher.
+"""More rows for the modes in which the student is still far from the mode's teacher.
 
     lag_k   = clip((v_k - target_k) / (v_k at first - target_k), 0, 1)     1: as far as at the start, 0: recovered
     share_k = weight_k (floor + lag_k) / sum_j weight_j (floor + lag_j)
@@ -95,7 +95,7 @@ class Modes(Controller):
                 continue
             sign = 1.0 if self.settings.by == "divergence" else -1.0
             left, whole = sign * (self._now[name] - target), sign * (self._first[name] - target)
-            # A mode that began at its teacher lags by what it has lost since.
+            # A mode that began at or beyond its target lags by what it has lost since.
             found[name] = float(np.clip(left / whole if whole > 0 else left, 0.0, 1.0))
         return found
 
@@ -113,10 +113,12 @@ class Modes(Controller):
         if not groups:
             return plan
         names, shares = list(self._modes), list(self.shares().values())
+        # Systematic sampling: equally spaced points with one random offset over the cumulative shares. Every mode gets
+        # its share of the groups rounded up or down, and exactly its share in expectation.
         offset = stream(self._seed, "modes", plan.step, next(iter(groups))).random()
         points = (np.arange(len(groups)) + offset) / len(groups)
         chosen = np.minimum(np.searchsorted(np.cumsum(shares), points, side="right"), len(names) - 1)
-        # Places in the step carry no meaning, so neighbours need not have one mode.
+        # Permuted, because the points are sorted by mode and ranks take groups by their place.
         order = stream(self._seed, "modes", "order", plan.step, next(iter(groups))).permutation(len(groups))
         taken: dict[str, int] = {}
         rows: list[PlannedRow] = []

@@ -1,11 +1,11 @@
-"""ReOPD's prefix replay (arXiv 2607.04763): one turn of the student at a place of a recorded path.
+"""ReOPD's prefix replay (arXiv 2607.04763): one turn of the student at a point of a recorded path.
 
-    place t of a path of M actions is drawn with probability proportional to kappa^t,   t = 0 ... M - 1
+    point t of a path of M actions is drawn with probability proportional to kappa^t,   t = 0 ... M - 1
 
 The first t actions are replayed without loss, and the student writes turn t alone, so that a row costs one turn. The
-authors draw places when the data are prepared, and read what the environment said from the recording; here the path is
-played again in the environment, which tells whether it still holds. Paths stand in the prompt's column `path` (tasks
-know a path that solves each). Known: kappa 0.6. Evidence: text and code; the authors' pool script is not public.
+authors draw t when the data are prepared, and take observations from the recording; here the path is played again in
+the environment, which shows whether it still holds. Paths are in the prompt's column `path` (the environments' tasks
+give a path that solves each). Known: kappa 0.6. Evidence: text and code; the authors' pool script is not public.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 
 
 class PrefixReplaySettings(ControllerSettings):
-    """Settings of the places."""
+    """Settings of the draw."""
 
-    decay: float = Field(0.6, gt=0, le=1, description="kappa; 1 draws all places alike.")
+    decay: float = Field(0.6, gt=0, le=1, description="kappa; 1 draws all points of the path with equal probability.")
     turns: int = Field(1, ge=1, description="Turns that the student writes.")
-    seed: int = Field(0, ge=0, description="Of the places.")
+    seed: int = Field(0, ge=0, description="Of the draw.")
 
 
 class PrefixReplay(Controller):
-    """The controller; places are a function of step, prompt and sample."""
+    """The controller; the point is a function of step, prompt and sample."""
 
     settings_type = PrefixReplaySettings
     settings: PrefixReplaySettings
     why_not_stale = ""
 
     def plan(self, plan: StepPlan) -> StepPlan:
-        """Have each episode begin at a place of its path."""
+        """Have each episode begin at a point of its path."""
         return replace(plan, rows=tuple(self._episode(row) for row in plan.rows))
 
     def _episode(self, row: PlannedRow) -> PlannedRow:
@@ -74,7 +74,7 @@ class PrefixReplay(Controller):
         return rows
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Metrics of `turn_metrics`, and replayed: mean turns that were."""
+        """Metrics of `turn_metrics`, and replayed: mean turns replayed."""
         played = [outcome.notes["replayed"] for outcome in services.outcomes if "replayed" in outcome.notes]
         found = turn_metrics(services.outcomes)
         return {**found, "replayed": float(np.mean(played))} if played else found

@@ -1,11 +1,11 @@
-"""TCOD (arXiv 2604.24005): distil the turns of an episode one after the other, early mistakes apart from late turns.
+"""TCOD (arXiv 2604.24005): a curriculum over the turns of an episode, so that errors of early turns do not compound.
 
     k(n) = min(k_0 + floor(n / eta), K),   n the step
 
     f2b    front to back: the student acts k turns from the start, then the episode is cut
     b2f    back to front: all but the last k actions of a known path are replayed without loss, then the student acts
     mixed  half of the prompts each way
-    fixed  k = k_0 throughout: the rival that the paper lacks; k_0 = 0 leaves episodes alone and only measures
+    fixed  k = k_0 throughout: the control that the paper lacks; k_0 = 0 leaves episodes as they are and only measures
 
 `adaptive` advances k by one when the divergence of turn k has fallen under `multiple` times that of the first turn,
 both smoothed, instead of by the step; it is ours, along the lines that the authors name as future work.
@@ -13,7 +13,7 @@ both smoothed, instead of by the step; it is ours, along the lines that the auth
 The released code (kokolerk/TCOD, read) differs from the paper in what it compares: its clock is the explorer's batch
 and not the optimizer step, one of its arms alone averages per sequence, and at equal updates f2b sees about three
 times as many episodes as the plain arm. Compare arms at equal tokens and with the same aggregation. Known: the rule,
-eta 2 in the text and 4 to 6 in the released settings, k_0 = 1. No one acts after the cut, as in the paper. Evidence:
+eta 2 in the text and 4 to 6 in the released settings, k_0 = 1. The episode ends at the cut, as in the paper. Evidence:
 text and code read.
 """
 
@@ -102,7 +102,7 @@ class Tcod(Controller):
         return replace(row, episode=EpisodePlan(replay=tuple(path[: max(0, len(path) - depth)])))
 
     def compose(self, rows: list[Row]) -> list[Row]:
-        """Note the divergence of each turn; episodes that ended during the replay are not learnt from."""
+        """Note the divergence of each turn."""
         for row in rows:
             note_turns(row)
         return rows
@@ -118,6 +118,7 @@ class Tcod(Controller):
         past = self.settings.smoothing
         for turn, value in turn_divergences(report.outcomes).items():
             self._smoothed[turn] = past * self._smoothed[turn] + (1 - past) * value if turn in self._smoothed else value
+        # Turn `depth` is index depth - 1; without a value no episode has got that far.
         deepest, first = self._smoothed.get(self._depth - 1), self._smoothed.get(0)
         if deepest is not None and first is not None and deepest <= self.settings.multiple * first:
             self._depth = min(self._depth + 1, self.settings.turns)

@@ -1,14 +1,14 @@
-"""TurnOPD (arXiv 2607.05804): as many turns as pay, by what full episodes now and then tell.
+"""TurnOPD (arXiv 2607.05804): a cap on the turns of episodes, set from statistics of occasional full episodes.
 
     H_cov   the 80 % quantile of the turns after which episodes that succeed end; of all episodes where none does
     H_eff   sum_k n_k k KL_k / sum_k n_k KL_k,   k from 1, n_k the episodes that reached turn k: the centroid of the KL
     H       max(H_eff, H_cov), smoothed; other steps play ceil(H) turns
 
-Statistics come from full steps alone, every `probe_every` steps: from capped ones the depth could only shrink. The
+Statistics come from full steps only, every `probe_every` steps: from capped ones the depth could only shrink. The
 other half of the method is the loss (1 - a) L_token + a L_turn with a from 0 to 1 over the run, which is two terms with
 weight schedules: aggregation token_mean from 1 to 0, and turn_mean from 0 to 1. Known from two notes on the paper that
 agree (no code was published): rule and quantile. Smoothing, probe interval and least probes are those of a
-re-implementation. Evidence: text at second hand.
+re-implementation. Evidence: secondary sources only.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def horizon(outcomes: Sequence[Outcome], quantile: float) -> float | None:
     for outcome in outcomes:
         for turn, value in turn_notes(outcome.notes).items():
             sums[turn] = sums.get(turn, 0.0) + value
-    # Sampled divergences may be negative by noise, which is no weight.
+    # Sampled divergences may be negative by noise; a negative weight would move the centroid outside the turns.
     weights = {turn + 1: max(0.0, value) for turn, value in sums.items()}
     total = math.fsum(weights.values())
     if not depths or not total:

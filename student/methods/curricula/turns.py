@@ -1,4 +1,4 @@
-"""What the turns of episodes say: the divergence of each turn, told to all ranks through a row's notes."""
+"""The divergence of each turn of an episode, sent to all ranks through the row's notes."""
 
 from collections.abc import Mapping, Sequence
 

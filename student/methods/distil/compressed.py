@@ -5,7 +5,7 @@
 
 Both keep sign and order; log has slope 1 at 0. The expected reward is no longer minus the reverse KL: clip biases the
 rare tokens beyond its limit only, log is another objective everywhere. A student whose end token the teacher does not
-use has one token per response with d about -25: there the cure is `teachers.map_stops`, not this.
+use has one token per response with d about -25: the remedy for that is `teachers.map_stops`, not this.
 
 After arXiv 2607.13399; evidence: the forms in one detailed digest, no code, no published limit (10 touched 0.3 % of
 the tokens in one audit), so this is not a reproduction.

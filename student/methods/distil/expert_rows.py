@@ -44,8 +44,8 @@ class ExpertRowsSettings(ControllerSettings):
     file: Path | None = Field(None, description='A .jsonl file with "prompt" and "answer" in each line.')
     missing: Literal["error", "drop"] = Field(
         "error",
-        description="What becomes of rows that shall be given and have no answer: error stops the run, drop leaves "
-        "them out of the step (for files of verified answers, which not every prompt has).",
+        description="What to do when too few rows have an answer to give: error stops the run, drop leaves rows "
+        "without one out of the step (for files of verified answers, which not every prompt has).",
     )
     seed: int = Field(0, ge=0, description="Decides which rows are given.")
 
@@ -110,7 +110,7 @@ class ExpertRows(Controller):
         if len(able) < wanted:
             missing = next(row.prompt.uid for i, row in enumerate(plan.rows) if i not in able)
             raise DataError(
-                f"{wanted} of the {len(plan.rows)} rows of step {plan.step} shall be given, but only {len(able)} have "
+                f"{wanted} of the {len(plan.rows)} rows of step {plan.step} are to be given, but only {len(able)} have "
                 f"an answer (source {s.source}); prompt {missing} has none. Lower share or give more answers."
             )
         order = stream(s.seed, "expert_rows", plan.step).permutation(len(able))
@@ -118,7 +118,11 @@ class ExpertRows(Controller):
         return replace(plan, rows=tuple(self._give(row) if i in chosen else row for i, row in enumerate(plan.rows)))
 
     def _drop(self, plan: StepPlan, wanted: int) -> tuple[list[int], StepPlan, int]:
-        """The plan without as many answerless rows as are wanted too many; its answerable rows; how many to give."""
+        """Leave one row without an answer out of the step for each answer that is missing.
+
+        Returns:
+            Indices of the rows that have an answer in the new plan, the new plan, and how many of its rows to give.
+        """
         able = {i for i, row in enumerate(plan.rows) if self._answers(row.prompt)}
         lacking = [i for i in range(len(plan.rows)) if i not in able]
         gone = set(lacking[: wanted - len(able)])

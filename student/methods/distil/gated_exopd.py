@@ -6,7 +6,7 @@ so that lambda is 1 + gamma q: 1 where they differ, 1 + gamma where they agree. 
 nearly the indicator of |x| < 0.1. The reference R is `teachers.reference`.
 
 After REOPD, arXiv 2608.11698; evidence: one detailed digest, no code. Its budget for gamma per batch could not be
-read completely and is not built; by its own ablation the gate with a fixed gamma is as good (47.66 both).
+read completely and is not implemented; in the paper's ablation the gate with a fixed gamma is as good (47.66 both).
 """
 
 from __future__ import annotations
@@ -60,4 +60,5 @@ class GatedExOpd(TokenReward):
 
 def gate(ratio: Float[Tensor, " n"], tau: float) -> Float[Tensor, " n"]:
     """The gate exp(-(e^x - x - 1) / tau), in [0, 1]; 1 where x = 0."""
+    # e^x - x - 1 is about x^2 / 2 near 0, where exp(x) - 1 - x would cancel to rounding noise larger than tau.
     return (-(ratio.expm1() - ratio) / tau).exp()

@@ -1,4 +1,4 @@
-"""What terms do about rows that the student did not sample (origin expert): no estimate may lean on their tokens."""
+"""Rows that the student did not sample (origin expert): no estimator may take their tokens for samples."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ def refuse_given_rows(term: Term, rows: Sequence[Row]) -> None:
 def untied_tokens(batch: TokenBatch, candidates: Int[Tensor, "n k"]) -> Int[Tensor, " n"]:
     """[N] response tokens, on given rows replaced by the first candidate.
 
-    `head_tail_reverse_kl` then sums its head, and the tail contributes sg(p_tail c) log p_tail: c, its estimate of the
-    tail's mean log-ratio, stands for every token of it (0 without a teacher tail; see `opd.maths.head_tail`). Else a
-    token that another model chose would pass for a sample from the tail.
+    A candidate is in the head, so `head_tail_reverse_kl` then sums its head and has no sample from the tail, which
+    contributes sg(p_tail c) log p_tail: c, an estimate of the tail's mean log-ratio, stands for all its tokens (0
+    without a teacher tail; see `opd.maths.head_tail`). Otherwise a token that another model chose would be taken for a
+    sample from the tail.
     """
     import torch
 

@@ -7,7 +7,8 @@ weight one, for any reference R. G-OPD scales the reward by lambda:
 
 lambda = 0 copies R, between 0 and 1 interpolates (a dial for the length of answers), 1 is plain distillation and needs
 no reference, 1.25 is ExOPD. R is a served model (`teachers.reference`): the student's initial weights, or the teacher's
-base before its reinforcement ("reward correction"). Domains route to their own teachers and may have their own lambda.
+base before its reinforcement learning ("reward correction"). Domains route to their own teachers and may have a lambda
+of their own.
 
     sampled   the paper's form: policy gradient on log S(y) - log T(y) - (lambda - 1) (log T(y) - log R(y))
     gather    exact on the student's top k, sampled on the tail; the gradient is unbiased, the value off by the tail's
@@ -67,7 +68,7 @@ class GeneralisedOpdSettings(TermSettings):
         if negative:
             raise ValueError(f"domain_reward_scale of {negative[0]!r} is below 0; give 0 or more")
         if self.payload == "hidden" and self.guards.active:
-            raise ValueError("guards need the numbers of single tokens, which payload hidden never forms; use gather")
+            raise ValueError("guards need log-probs of single tokens, which payload hidden never forms; use gather")
         if self.payload == "sampled" and self.guards.flip_cap is not None:
             raise ValueError("guards.flip_cap compares candidates, of which payload sampled has none; use gather")
         return self
@@ -98,7 +99,7 @@ class GeneralisedOpd(Term):
 
     @property
     def why_not_stale(self) -> str:
-        """Sampled parts want a weight."""
+        """Estimates from the sampled token need an importance weight."""
         if self.settings.payload == "hidden" or self.settings.importance_cap is not None:
             return ""
         return f"with payload {self.settings.payload} it is estimated from the sampled token; set importance_cap (5)"

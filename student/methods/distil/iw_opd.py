@@ -1,4 +1,4 @@
-"""IW-OPD: early tokens of a response count more, by how much of the disagreement lies before them.
+"""IW-OPD: a token weighs less, the more of the response's disagreement lies before it.
 
     d_t = log T(y_t) - log S(y_t),   w_t = 1 + gamma (1 - sum_{k<t} |d_k| / sum_k |d_k|),   A_t = w_t d_t
 
@@ -65,7 +65,7 @@ def prefix_weights(
     size = torch.where(mask, ratio.abs(), torch.zeros_like(ratio)).double()
     rows = int(row.max()) + 1
     total = torch.zeros(rows, dtype=torch.float64, device=row.device).index_add_(0, row, size)
-    # One running sum over all rows, less what the rows before hold; in float64, because it is a small difference.
+    # One cumulative sum over all rows, minus that of the rows before; in float64, because large sums cancel.
     before = size.cumsum(0) - size - (total.cumsum(0) - total)[row]
     weights = 1.0 + gamma * (1.0 - before / total[row].clamp(min=1e-8))
     if normalise:

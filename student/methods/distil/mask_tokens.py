@@ -1,8 +1,8 @@
 """Leave tokens of a set out of every loss: special and template tokens, on which teacher and student need not agree.
 
 The tokens stay in the response and in the teacher's context; they only stop counting, in sums and denominators alike.
-Source: the special-token mask of Revisiting OPD, arXiv 2603.25562. Keep the end of sequence out of the set unless the
-length of answers shall not be learnt.
+Source: the special-token mask of Revisiting OPD, arXiv 2603.25562. Keep the end of sequence out of the set, or the
+student does not learn when to stop.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class MaskTokens(Controller):
         self._ids = np.array(sorted(token_ids(self.settings.tokens, services.tokenizer)), np.uint32)
 
     def compose(self, rows: list[Row]) -> list[Row]:
-        """Clear the mask; a row whose tokens are all in the set is trained on no more."""
+        """Clear the mask; a row whose tokens are all in the set is no longer trained on."""
         for row in rows:
             hit = np.isin(row.response_ids, self._ids)
             row.notes["masked_tokens"] = int((hit & row.loss_mask).sum())

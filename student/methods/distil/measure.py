@@ -40,7 +40,7 @@ class ReverseKl:
         k: ids per position for payload gather.
 
     Attributes:
-        estimator: how it measures, for people: figures of different estimators differ by their noise.
+        estimator: how it measures, in words for reports: different estimators have different noise.
     """
 
     def __init__(self, payload: Literal["hidden", "gather", "sampled"], k: int) -> None:

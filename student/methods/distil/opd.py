@@ -16,9 +16,9 @@ depend on the sampled tokens, biases sampled most, gather and topk less, hidden 
 The teacher is the one that the prompt's route names, or with `role` a model in this process: ema, the student's moving
 average, initial, its first weights, or student, itself under a context of its own (contexts.student).
 
-On rows that the student did not sample (origin expert) no estimate may lean on the response token: gather and topk sum
-their head and give every token of the tail the mean log-ratio that both models' masses suggest (`given_rows`), hidden
-is exact, sampled is refused. With method expert_rows this is GKD's mix of on-policy and given data: share 1 - lambda of
+On rows that the student did not sample (origin expert) the response token is no sample: gather and topk sum their head
+and give every token of the tail the mean log-ratio that follows from both models' tail masses (`given_rows`), hidden is
+exact, sampled is refused. With method expert_rows this is GKD's mix of on-policy and given data: share 1 - lambda of
 the rows is given.
 
 Sources: MiniLLM (arXiv 2306.08543), GKD (2306.13649), Qwen3 report (2505.09388).
@@ -134,7 +134,7 @@ class OnPolicyDistillation(Term):
 
     @property
     def why_not_stale(self) -> str:
-        """Sampled parts want a weight; sums over candidates or the vocabulary are the same for all who sample."""
+        """Estimates from the sampled token need an importance weight; sums over ids do not depend on who sampled."""
         s = self.settings
         if s.discount:
             return "with discount it sums log-ratios over later tokens, which no weight corrects; set discount: 0"
@@ -160,7 +160,7 @@ class OnPolicyDistillation(Term):
             views.add(SCORES)
             if s.payload == "hidden":
                 signals.append(SignalNeed(s.role, PayloadSpec.sampled(), s.teacher_temperature))
-        # The student's own top k lets the overlap of the two supports be watched; it costs no request.
+        # Candidates are kept for the metric topk_overlap; they cost no request.
         candidates = s.k if s.payload == "topk" else 0
         return Needs(signals=tuple(signals), candidates=candidates, student=frozenset(views))
 
@@ -177,7 +177,7 @@ class OnPolicyDistillation(Term):
             )
 
     def bind(self, tokenizer: Any) -> None:
-        """Refuse to watch more ids than there are."""
+        """Refuse watch_topk beyond the vocabulary."""
         watched = self.settings.watch_topk
         if watched is not None and watched > len(tokenizer):
             raise ConfigError(f"watch_topk is {watched}, but the tokenizer has {len(tokenizer)} ids; lower it.")

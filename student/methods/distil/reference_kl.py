@@ -8,7 +8,7 @@ and truncation collapse in distillation (StableOPD, arXiv 2604.08527), and the K
     gather    exact on the student's top k, sampled on the tail
     hidden    exact
 
-Both sides have the temperature of the rollouts, so that a student that has not left its reference pays nothing.
+Both sides have the temperature of the rollouts, so that a student equal to its reference has no penalty.
 """
 
 from __future__ import annotations

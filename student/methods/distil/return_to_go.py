@@ -1,4 +1,4 @@
-"""Discounted return-to-go: what a token does to the divergence of all later tokens (MiniLLM).
+"""Discounted return-to-go: the effect of a token on the divergence at all later tokens (MiniLLM).
 
 The gradient of the sequence divergence KL(S || T) has two parts per token:
 
@@ -67,7 +67,7 @@ def future_surrogate(
 
     scores = have(batch.student.scores, "scores")
     teacher = have(batch.signal(PayloadKind.SAMPLED, role).sampled, "sampled log-probs")
-    # Of the rows, not of the batch: a term that trains on a prefix still answers for what follows it.
+    # The mask of the rows, not of the batch: a token of a trained prefix also answers for what follows the prefix.
     counts = torch.from_numpy(np.concatenate([row.loss_mask for row in batch.rows])).to(batch.mask.device)
     ratio = torch.where(counts, scores.sampled.detach() - teacher, torch.zeros_like(teacher))
     future = future_sum(ratio, batch.row, discount)

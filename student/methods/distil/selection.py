@@ -32,6 +32,8 @@ def top_share(
     if len(score) == 0:
         return mask, torch.ones_like(score)
     key = torch.where(mask, score.detach(), -torch.inf)
+    # Two stable sorts, by score and then by row, order the tokens of every row by score at once. `rank` is a token's
+    # place within its row: its place in that order, less where its row starts.
     order = torch.argsort(key, descending=True, stable=True)
     order = order[torch.argsort(row[order], stable=True)]
     lengths = torch.zeros(int(row.max()) + 1, dtype=torch.long, device=row.device).index_add_(
@@ -41,7 +43,7 @@ def top_share(
     rank = torch.empty_like(row)
     rank[order] = torch.arange(len(row), device=row.device) - starts[row[order]]
     available = torch.zeros_like(lengths).index_add_(0, row, mask.long())
-    # The small slack keeps 0.2 * 10 = 2.0000000000000004 at two tokens.
+    # Without the slack a product like 0.07 * 100 = 7.000000000000001 would be rounded up to one token more.
     wanted = torch.ceil(available.double() * share - 1e-9).long().clamp(min=1)
     chosen = mask & (rank < wanted[row])
     factor = (available.double() / wanted.clamp(min=1)).float()[row]

@@ -6,9 +6,8 @@ In each response the `share` of the tokens with the lowest log S(y_t) is selecte
     entropy   A from high, at the selected token with the least student entropy, to low, at that with the most (OPSA)
 
 With the set of tail tokens fixed, the expected gradient of A = -c is c times that of the student's mass in the tail:
-the method sharpens the student. A paper reports that it matches the advantages of a real teacher, so that a
-distillation which does not beat it has not shown that its teacher taught anything. It may collapse: watch entropy and
-length.
+the method sharpens the student. A paper reports that it matches the advantages of a real teacher, so a distillation
+that does not beat it has not shown that its teacher taught anything. It may collapse: watch entropy and length.
 
 Source: arXiv 2608.31046 and its released code; evidence: code read. It differs in pooling: the code selects among all
 tokens of one data-parallel rank, so that its result depends on the number of ranks; here, as in the text, within each
@@ -84,11 +83,12 @@ def tail_advantages(
     low: float,
     high: float,
 ) -> Float[Tensor, " n"]:
-    """[N] advantages: 0 but at the least likely `share` of each response, there between high and low by entropy."""
+    """[N] advantages: at the least likely `share` of each response between high and low by entropy, 0 elsewhere."""
     import torch
 
     chosen, _ = top_share(-logp, row, mask, share)
-    # Equal entropies count as the most uncertain, as in the code.
+    # `spread` gives 0 where all chosen tokens of a row have one entropy; they count as the most uncertain, as in the
+    # released code.
     rank = spread(entropy, row, chosen)
     flat = ~torch.zeros(int(row.max()) + 1 if len(row) else 0, dtype=torch.bool, device=row.device).index_put_(
         (row[rank > 0],), torch.tensor(True, device=row.device)

@@ -1,4 +1,4 @@
-"""TIDE: bounded punishment where the student is too sure, the teacher's own words where it is missing them.
+"""TIDE: a bounded penalty where the student is overconfident, the teacher's top k where it lacks the teacher's tokens.
 
     excess    d = log T(y) - log S(y) < 0 among the worst `excess_share`:   A = 2 (sqrt(T(y) / S(y)) - 1),  in (-2, 0)
     deficit   s = max(0, sum_v p(v) (log p(v) - log S(v))) among the largest `deficit_share`, p the teacher's top k
@@ -32,9 +32,11 @@ class TideSettings(TokenRewardSettings):
     """Settings of TIDE."""
 
     k: int = Field(16, ge=1, le=4096, description="The teacher's most likely ids per position.")
-    excess_share: float = Field(0.2, ge=0, le=1, description="Part of each response's tokens that may be punished.")
-    deficit_share: float = Field(0.2, ge=0, le=1, description="Part of each response's tokens that may be injected.")
-    injection: float = Field(1.0, ge=0, description="Weight of the injected words; it decides about length.")
+    excess_share: float = Field(0.2, ge=0, le=1, description="Part of each response's tokens that may be penalised.")
+    deficit_share: float = Field(
+        0.2, ge=0, le=1, description="Part of each response's tokens where the teacher's top k may be injected."
+    )
+    injection: float = Field(1.0, ge=0, description="Weight of the injected tokens; it decides about length.")
 
 
 class Tide(TokenReward):
@@ -50,7 +52,7 @@ class Tide(TokenReward):
         return Needs(signals=(signal,), student=frozenset({SCORES, SCORES_AT_TEACHER}))
 
     def reward(self, student: Tensor, teacher: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Any]]:
-        """The punishments; metric excess_share."""
+        """The penalties; metric excess_share."""
         reward = excess(teacher - student, batch.row, batch.mask, self.settings.excess_share)
         return reward, {"excess_share": ((reward < 0).sum(), batch.mask.sum())}
 
@@ -75,7 +77,7 @@ class Tide(TokenReward):
 def excess(
     ratio: Float[Tensor, " n"], row: Int[Tensor, " n"], mask: Bool[Tensor, " n"], share: float
 ) -> Float[Tensor, " n"]:
-    """[N] punishments 2 (exp(d / 2) - 1) of the tokens with d < 0 among the worst `share` of their response, else 0."""
+    """[N] penalties 2 (exp(d / 2) - 1) of the tokens with d < 0 among the worst `share` of their response, else 0."""
     import torch
 
     chosen = worst((-ratio).clamp(min=0.0), row, mask, share) & (ratio < 0)

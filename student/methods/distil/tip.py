@@ -1,14 +1,14 @@
 """TIP: on-policy distillation on the tokens that carry the signal.
 
-Useful tokens lie where the student is uncertain, and where it is certain and wrong. Scores, each scaled to [0, 1]
-within the response, h for the student's entropy and d for the divergence KL(T || S) over the candidates and a tail
-bucket:
+The informative tokens are those where the student is uncertain, and those where it is confident and wrong. Scores, each
+scaled to [0, 1] within the response, h for the student's entropy and d for the divergence KL(T || S) over the
+candidates and a tail bucket:
 
     entropy      h, the first-order rule: half of the tokens match all of them in the paper
     divergence   d, which finds confident mistakes
     soft_or      h + d - h d, both
-    overlap      share of the student's candidates among the teacher's (payload topk): keeps what the teacher can judge,
-                 because agreement of the supports is what successful runs gain (arXiv 2604.13016)
+    overlap      share of the student's candidates among the teacher's (payload topk): keeps tokens where the teacher's
+                 signal is reliable, because successful runs gain in overlap (arXiv 2604.13016)
 
 The gradient is that of the chosen tokens alone: biased towards them on purpose. Source: arXiv 2604.14084; there scores
 are scaled and cut within a batch with the top 2 % of entropies clipped, here within a response (see `selection`).

@@ -2,8 +2,8 @@
 
     loss = -sg(A(log S(y), log T(y))) log S(y),      y ~ S
 
-A bounded reward no longer has the gradient of the reverse KL: where A is not the log-ratio the target moves, in
-exchange for gradients that no single token dominates. Every A here is 0 where both sides agree.
+A bounded reward no longer has the gradient of the reverse KL: where A is not the log-ratio the optimum moves, in
+exchange for gradients that no single token dominates. Every A here is 0 where both models agree.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TrOPD: trust the teacher on tokens it could have written, and treat the others apart.
+"""TrOPD: follow the teacher on tokens that it could have written itself, and treat the others differently.
 
 A token is in the trust region with the probability P = min(T(y) / S(y), 1) that speculative decoding would accept it:
 
@@ -68,7 +68,7 @@ class Tropd(TokenReward):
         return reward, {"trusted_share": (inside, batch.mask.sum())}
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
-        """Both sides, weighed by the trust."""
+        """Both parts, weighted by P and 1 - P."""
         import torch
 
         output = super().token_losses(batch)

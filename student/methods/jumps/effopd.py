@@ -1,4 +1,4 @@
-"""EffOPD (arXiv 2605.11739): jump along the path that the weights have taken, as long as a gate says that it helps.
+"""EffOPD (arXiv 2605.11739): jump along the path that the weights have taken, as long as a gate accepts.
 
 After updates t = 1, 2, 4, 8, ... with d = W - anchor, the candidates
 
@@ -82,7 +82,7 @@ class EffOpd(Controller):
         """Refuse a gate on reverse KL without a teacher, and adapters."""
         if recipe.model.lora is not None:
             raise ConfigError(
-                "method effopd goes on along the line that the weights have taken, but under model.lora the weights "
+                "method effopd extrapolates the line that the weights have taken, but under model.lora the weights "
                 "change by a product B A: a jump along the line of A and B leaves the line of the weights; take out "
                 "model.lora or effopd."
             )

@@ -1,8 +1,8 @@
-"""The target T^lambda R^(1 - lambda) with a lambda per position, and the guards that hold it in bounds.
+"""The target T^lambda R^(1 - lambda) with a lambda per position, and the guards that bound it.
 
     log target = log T + (lambda - 1) g(log T - log R)
 
-Guards, none of them in the paper, each of which changes the target only where it bites:
+Guards (none of them is in the paper), each of which changes the target only where it acts:
 
     gap_clip      g clips log T - log R to +-c: the few tokens that dominate at lambda = 1.5 stop dominating.
     flip_cap      Let m be the teacher's mode among the candidates, r a rival, a_T = log T(m)/T(r) and
@@ -90,6 +90,8 @@ class Extrapolation:
         """The log-probs that, as a reference at lambda = 2, give the guarded target at each position's own lambda."""
         import torch
 
+        # log T + (lambda - 1) g = 2 log T - (log T - (lambda - 1) g): what `opd.maths` computes for lambda = 2 and the
+        # reference log T - (lambda - 1) g. So its formulas, which take one lambda, serve a lambda per position.
         gap = teacher - reference
         if self.guards.gap_clip is not None:
             gap = gap.clamp(-self.guards.gap_clip, self.guards.gap_clip)

@@ -1,4 +1,4 @@
-"""Gates: does a candidate of the weights beat the accepted ones? Used by EffOPD's search.
+"""Gates: do candidate weights beat the accepted ones? Used by EffOPD's search.
 
     accuracy     mean verdict of sampled answers, strictly higher (authors' code) or at least as high (paper's prose).
                  50 prompts with one sample each have a standard error of 7 points at accuracy 1/2
@@ -6,8 +6,8 @@
                  `sigmas` of its standard errors over prompts above 0. Ours
     reverse_kl   label-free: KL(student || teacher) on answers to fixed prompts is lower by `gain`, while the answers
                  have not become longer or shorter by more than `length_tolerance`, nor truncated more often by more
-                 than `truncation_tolerance`. The guards stand against the two ways to a low KL per token without
-                 imitation: stopping early, and repeating. Ours
+                 than `truncation_tolerance`. The guards exclude the two ways to a low KL per token without imitation:
+                 stopping early, and repeating. Ours
 
 Every evaluation of a search costs prompts * samples answers, counted under cost/gate.
 """
@@ -30,7 +30,7 @@ class GateSettings(Settings):
 
     kind: Literal["accuracy", "paired", "reverse_kl"] = Field("accuracy", description="See the module's docstring.")
     prompts: int = Field(
-        50, ge=2, description="Prompts of an evaluation, of the training set, the same in a whole run."
+        50, ge=2, description="Prompts of an evaluation, from the training set, the same throughout a run."
     )
     samples: int = Field(1, ge=1, description="Answers per prompt.")
     strict: bool = Field(True, description="Gate accuracy: accept only more (authors' code), not as much (paper).")

@@ -28,6 +28,7 @@ F64 = NDArray[np.float64]
 def _prefix_products(gram: F64, pairs: F64) -> tuple[F64, F64, float]:
     """Sums over `pairs` of folds of <g_L, g>, <g_L, g_L> [S] each, and <g, g>."""
     summed = np.einsum("fsgt,fg->st", gram, pairs)
+    # g_L is a sum of segments, so its products are two-dimensional prefix sums of those of the segments.
     prefix = summed.cumsum(0).cumsum(1)
     return prefix[:, -1], np.diagonal(prefix).copy(), float(prefix[-1, -1])
 
@@ -48,7 +49,8 @@ def cross_fitted(gram: Float64[np.ndarray, "f s f s"]) -> Float64[np.ndarray, " 
     folds = gram.shape[0]
     if folds < 2:
         raise ValueError(f"gram has {folds} folds; cross-fitting needs at least 2")
-    # The cross term of folds f, f' occurs as <g_L^f, g^f'> and <g_L^f', g^f>: both are in the sum.
+    # Off-diagonal pairs only: on the diagonal both gradients come from the same tokens, whose noise does not cancel.
+    # Each pair f, f' is in the sum twice, as <g_L^f, g^f'> and as <g_L^f', g^f>.
     cross, own, full = _prefix_products(gram, 1.0 - np.eye(folds))
     return _ratio(cross, own, full)
 
@@ -62,6 +64,6 @@ def _ratio(cross: F64, own: F64, full: float) -> F64:
 def shortest_admissible(windows: Sequence[int], cosines: Sequence[float], rho: float) -> int:
     """The shortest window whose cosine is at least `rho`; the last window when none is."""
     for window, cosine in zip(windows, cosines, strict=True):
-        if cosine >= rho:
+        if cosine >= rho:  # false for nan
             return window
     return windows[-1]

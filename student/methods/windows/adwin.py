@@ -2,10 +2,10 @@
 
     L_next = min { L in windows : cos(g_L, g_full) >= rho },   rho = sqrt(1/2)
 
-measured on probes: `rows` full rollouts from a snapshot of the student, sampled, scored and differentiated beside
-training (see `student.methods.windows.probe`). Windows and full length come from one Gram matrix of segment gradients.
-A probe acts exactly `delay` steps after its snapshot, and training waits for it then: that is the paper's staleness
-limit, and it makes a run a function of its seed alone, so that it resumes bit for bit.
+measured on probes: `rows` full rollouts from a snapshot of the student, sampled, scored and differentiated while
+training goes on (see `student.methods.windows.probe`). Windows and full length come from one Gram matrix of segment
+gradients. A probe acts exactly `delay` steps after its snapshot, and training waits for it then: that is the paper's
+staleness limit, and it makes a run a function of its seed alone, so that it resumes bit for bit.
 
 The full text was not available to us. Known: the rule, rho, 64 rows, the limit of 5 steps, one global window. Ours: the
 probe samples new prompts instead of continuing cut responses; its gradients are those of the snapshot; all trained
@@ -46,7 +46,7 @@ class AdwinSettings(ControllerSettings):
     windows: list[int] = Field(
         default=[64, 128, 256, 512, 1024, 2048],
         min_length=1,
-        description="Candidate windows, tokens, beside rollout.max_new_tokens itself; longer ones are dropped.",
+        description="Candidate windows, tokens, besides rollout.max_new_tokens itself; longer ones are dropped.",
     )
     rho: float = Field(0.5**0.5, gt=0, lt=1, description="Cosine from which a window is admissible.")
     criterion: Literal["published", "cross_fitted"] = Field(
@@ -58,7 +58,7 @@ class AdwinSettings(ControllerSettings):
     delay: int = Field(5, ge=1, description="Steps from a probe's snapshot to the step that acts on it.")
     every: int = Field(1, ge=1, description="Steps from one probe's snapshot to the next, at least `delay`.")
     background: bool = Field(
-        True, description="Probe beside training, on a copy of the student; false: training waits, no copy is needed."
+        True, description="Probe during training, on a copy of the student; false: training waits, no copy is needed."
     )
     per_domain: bool = Field(False, description="A window for each domain of the prompts.")
     metric: Literal["full", "sketch", "last_layers"] = Field(
@@ -112,7 +112,7 @@ class Adwin(WindowController):
         self._temperature = recipe.rollout.temperature
 
     def start(self, services: Services) -> None:
-        """Set up the prober; take up the probe that was under way when the run was saved."""
+        """Set up the prober; restart the probe that was running when the run was saved."""
         from student.methods.windows.probe import Prober
 
         self._prober = Prober(services.workbench())
@@ -136,7 +136,8 @@ class Adwin(WindowController):
         age = 0 if self._started is None else step - self._started
         acts = self._probe is not None and age >= s.delay
         begins = self._started is None or (age >= max(s.every, s.delay) and (acts or self._probe is None))
-        # First everything that can be interrupted, then what changes the state.
+        # First everything that can be interrupted, then what changes the state: an interrupted call is made again after
+        # a resume, and must find the state that it began with.
         found = self._probe.result() if self._probe is not None and acts else None
         began = self._launch(step, services, None) if begins else None
         if found is not None:
@@ -164,7 +165,7 @@ class Adwin(WindowController):
         return float(np.mean(list(self._windows.values()))) if self._windows else float(self._candidates[-1])
 
     def _at_bounds(self) -> dict[str, float]:
-        """Shares of the domains whose window is the longest, which saves nothing, and the shortest; once one acted."""
+        """Shares of the domains at the longest window, which saves nothing, and at the shortest; {} before a probe."""
         if not self._windows:
             return {}
         chosen, edges = np.array(list(self._windows.values())), self._candidates

@@ -1,6 +1,6 @@
 """Gradient probes: full rollouts of a snapshot of the student, and the inner products of their gradients by position.
 
-A probe runs in a thread beside training, on a copy of the student as it was when the probe began. It samples full
+A probe runs in a thread during training, on a copy of the student as it was when the probe began. It samples full
 responses, has them scored, cuts their tokens into segments of positions and into folds of prompts, and reduces the
 gradients of the objective on each (fold, segment) to one small Gram matrix. With several ranks it runs in the
 foreground, because collectives of two threads would meet out of order, and each takes its share of the prompts; the
@@ -48,7 +48,7 @@ class ProbeSpec:
         metric: which inner product.
         null: also measure segments of the same sizes made of random positions.
         per_domain: keep the rows of different domains apart.
-        background: run beside training, on a copy of the student; else at once, while training waits.
+        background: run during training, on a copy of the student; else at once, while training waits.
     """
 
     edges: tuple[int, ...]
@@ -167,6 +167,7 @@ class Prober:
         rows = ranks.agree(lambda: self._scored(twin, mine))
         costs.sampled("probe", rows)
         costs.scored("probe", self._scorer.positions(rows))
+        # In the foreground the twin is the learner itself, whose gradients must be as they were.
         kept = {name: p.grad for name, p in twin.named_parameters()}
         found = {row.key: row for row in rows}
         names = sorted({row.prompt.domain or "" for row in plan.rows}) if spec.per_domain else [""]
@@ -232,7 +233,7 @@ def split_folds(rows: Sequence[AnyRow], folds: int) -> list[list[AnyRow]]:
         groups.setdefault(row.key.uid, []).append(row)
     parts: list[list[AnyRow]] = [[] for _ in range(folds)]
     for group in groups.values():
-        min(parts, key=len).extend(group)
+        min(parts, key=len).extend(group)  # the first of the smallest: a function of the plan alone
     return parts
 
 

@@ -75,7 +75,7 @@ class PruneOpd(WindowController):
         for row in rows:
             overlap = self._overlaps(row)
             point = self._drift_point(overlap)
-            # A row that ended by itself before it drifted tells nothing against a longer window.
+            # A row that ended by itself without drifting is no evidence against a longer window.
             row.notes["drift_point"] = point if point < row.length or row.truncated else self._limit
             row.notes["overlap"] = float(overlap.mean()) if len(overlap) else 1.0
             row.notes["pruned_tokens"] = int(row.loss_mask[point:].sum())

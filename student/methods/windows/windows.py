@@ -3,7 +3,7 @@
     fixed_window    H = tokens, or fraction * T          TOPD (arXiv 2605.31490), Prefix OPD (2602.15260)
     first_n         H = 100 tokens                       ESR (2605.27028)
     staircase       H = min(T, H0 + dH * floor(k / dk))  POPD (2605.31490)
-    linear_window   H0 to T in a straight line           Fast OPD's schedule
+    linear_window   H0 to T linearly                     Fast OPD's schedule
 
 T is rollout.max_new_tokens and k the step. Every window method needs terms with `aggregation: constant`: then a
 response that ends at H contributes exactly the gradients of its first H tokens, and nothing else changes.
@@ -149,7 +149,7 @@ class StaircaseSettings(ControllerSettings):
 
 
 class Staircase(ScheduleController):
-    """A window that grows by stairs."""
+    """A window that grows in stairs."""
 
     settings_type = StaircaseSettings
     settings: StaircaseSettings
@@ -167,7 +167,7 @@ class LinearWindowSettings(ControllerSettings):
 
 
 class LinearWindow(ScheduleController):
-    """A window that grows in a straight line."""
+    """A window that grows linearly."""
 
     settings_type = LinearWindowSettings
     settings: LinearWindowSettings
