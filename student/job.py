@@ -144,9 +144,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     spec = _rollout_spec(recipe, plugins.needs, accelerator, candidates, len(tokenizer), stop_ids, stops)
     setup = EngineSetup(student.lm, tokenizer, spec, path, revision)
     sampler = _sampler(recipe, plugins, setup, learner, stack)
-    ahead = (
-        _ahead(recipe, plugins, setup, sampler, learner, scorer.submit, stack) if recipe.train.max_staleness else None
-    )
+    ahead = _ahead(recipe, plugins, setup, sampler, learner, scorer.submit, stack)
     cursor = PromptCursor(source)
     services = LoopServices(
         recipe,
@@ -299,7 +297,7 @@ def _ahead(
     on_row: OnRow,
     stack: ExitStack,
 ) -> Ahead | None:
-    """What samples beside learning, with an engine on a copy of the student where the run's holds no weights."""
+    """What samples while the loop trains, with an engine on a copy of the student where the run's holds no weights."""
     if not recipe.train.max_staleness:
         return None
     tokenizer = copy.deepcopy(setup.tokenizer)  # a fast one may not be used by two threads at once

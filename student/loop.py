@@ -82,6 +82,7 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
         stack.callback(spans.close)
         if job.fleet is not None:
             register_metrics(job.fleet, sinks.registry)
+        # Exits run in reverse: `rename` first, so that `Ending` records the lost rank and not the collective's error.
         if main:
             stack.push(Ending(folder, job.fleet))
         stack.push(job.watch.rename)
@@ -133,6 +134,7 @@ class _Run:
 
     def run(self) -> dict[str, Any]:
         """All remaining steps, then the summary; whatever stops them, the state is saved first."""
+        # In this order: a controller that samples when it starts needs the sampler to know the resumed weights.
         hooks = OutageHooks(waiting=self._waiting, emergency=self._emergency, recovered=self._recovered)
         self.job.services.hook_outages(hooks)
         self.job.sampler.moved(self.state.steps)
@@ -162,10 +164,10 @@ class _Run:
             self._check_stops()
             self.state.before = self.evaluations.run("before", 0)
         self.sinks.start(self.state.steps)
-        if self.state.unfinished is not None:
+        if self.state.unfinished is not None:  # resumed from a checkpoint between updates and controllers
             self._follow_up(self.state.unfinished, self._clock())
         while self.state.steps < self.recipe.train.steps and not self._finished():
-            if self.ranks.any(self.interrupts.requested):
+            if self.ranks.any(self.interrupts.requested):  # the signal may have reached one rank only
                 raise CancelledError("stopped by a signal")
             with self.spans.span("opd.step", **{"opd.step": self.state.steps + 1}):
                 self._step(self.state.steps)
@@ -210,30 +212,40 @@ class _Run:
         job.learner.objective.assess(rows, outcomes, places)
         stops = self._stop_ratios(rows)  # may ask the fleet, which must not fail between the updates and their record
         updated = self._learn(rows, step, clock)
+        # The weights have moved: from here on the step is done, and an interruption continues behind it.
         moved = job.local.after_step(step)
         self.state.steps = step + 1
         if job.ahead is not None:
             job.ahead.done(self.state.steps)
         job.sampler.moved(self.state.steps)
-        shown = self.recipe.samples
-        if shown.every and self.state.steps % shown.every == 0:
-            samples = [sample_of(row, job.tokenizer) for row in rows[: shown.count]]
-            self._keep_samples(entries(samples, step=self.state.steps, label="train"))
+        self._show_samples(rows)
         job.cursor.commit()
-        sampled = sum(row.length for row in rollouts.rows)
-        mine = count_rows(rows, sampled, stops) | rollouts.counts()
-        mine["staleness"] = float(sum(step - int(row.policy_version[0]) for row in rollouts.rows))
-        counts = self.ranks.total(mine | job.rewards.take() | costs.take() | job.sampler.take())
-        self.state.tokens += int(counts["sampled"])
-        spent = {name: value for name, value in counts.items() if name.startswith(("cost/", "engine/"))}
-        metrics = updated.metrics() | moved | row_metrics(counts) | outcome_metrics(outcomes)
-        metrics |= rollouts.metrics(counts) | spent | mismatch
-        if job.ahead is not None:
-            metrics["staleness"] = counts["staleness"] / max(1.0, counts["sampled_rows"])
-        self.state.unfinished = Unfinished(metrics, outcomes)
+        measured = updated.metrics() | moved | outcome_metrics(outcomes) | mismatch
+        self.state.unfinished = Unfinished(measured | self._counted(rows, rollouts, stops, step), outcomes)
         self._follow_up(self.state.unfinished, clock)
         if updated.failure is not None:
             raise updated.failure
+
+    def _show_samples(self, rows: Sequence[Row]) -> None:
+        """Keep the first rows of a step for readers, as often as the recipe says."""
+        shown = self.recipe.samples
+        if shown.every and self.state.steps % shown.every == 0:
+            samples = [sample_of(row, self.job.tokenizer) for row in rows[: shown.count]]
+            self._keep_samples(entries(samples, step=self.state.steps, label="train"))
+
+    def _counted(self, rows: Sequence[Row], rollouts: Rollouts, stops: list[float], step: int) -> dict[str, float]:
+        """Metrics of a step from counts, which all ranks add up in one exchange; counts its tokens for the summary."""
+        job = self.job
+        sampled = sum(row.length for row in rollouts.rows)
+        mine = count_rows(rows, sampled, stops) | rollouts.counts()
+        mine["staleness"] = float(sum(step - int(row.policy_version[0]) for row in rollouts.rows))
+        counts = self.ranks.total(mine | job.rewards.take() | job.services.costs.take() | job.sampler.take())
+        self.state.tokens += int(counts["sampled"])
+        spent = {name: value for name, value in counts.items() if name.startswith(("cost/", "engine/"))}
+        metrics = row_metrics(counts) | rollouts.metrics(counts) | spent
+        if job.ahead is not None:
+            metrics["staleness"] = counts["staleness"] / max(1.0, counts["sampled_rows"])
+        return metrics
 
     def _stop_ratios(self, rows: Sequence[Row]) -> list[float]:
         job = self.job
@@ -304,10 +316,11 @@ class _Run:
                 for name, value in self.ranks.total(job.services.costs.take()).items():
                     metrics[name] = metrics.get(name, 0.0) + value
                 metrics |= found
+                # `left` is part of the saved state: a run that is interrupted now resumes behind this controller.
                 left.acted += 1
                 job.cursor.commit()
-        job.sampler.moved(self.state.steps)
-        if not left.observed:
+        job.sampler.moved(self.state.steps)  # controllers may have written to the weights
+        if not left.observed:  # what learns from the step does so once, also when the evaluation below is interrupted
             report = StepReport(step, metrics, left.outcomes)
             job.learner.objective.observe(report)
             job.strategy.observe(report)

@@ -7,8 +7,8 @@
     constant        sum over tokens, divided by responses times the length limit             (Dr. GRPO)
     balanced        token mean within each stratum, strata weighted by their responses       (arXiv 2605.04077)
 
-The rows of an episode that has several count as one response. What divides is `opd.maths.token_weights`, over all rows
-of an update on all ranks.
+An episode that has several rows counts as one response. The division itself is done by `opd.maths.token_weights`, over
+all rows of an update on all ranks.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -40,12 +40,12 @@ def position_weights(
 
     Args:
         terms: the terms, the same on every rank.
-        strata: per term, the strata of the rows of all ranks, which a rank that lacks one must know of.
+        strata: per term, the strata found on any rank: each rank numbers all of them, also those it has no row of.
         rows: this rank's rows of an update; it may have none.
         length_limit: response tokens per row that `constant` divides by.
         device: where the weights go.
     """
-    # Dtypes are named, because a rank may have no rows.
+    # Dtypes are explicit, because a rank may have no rows to infer them from.
     lengths = torch.tensor([row.length for row in rows], dtype=torch.long, device=device)
     place = torch.arange(len(rows), device=device).repeat_interleave(lengths)
     trained = torch.from_numpy(np.concatenate([np.zeros(0, np.bool_), *(row.loss_mask for row in rows)])).to(device)
@@ -63,7 +63,7 @@ def position_weights(
             turns, count = turn_numbers(rows)
             of_token = torch.from_numpy(turns).to(device)
         labels = [term.stratum(row) for row in rows] if mode == "balanced" else []
-        # In one order on all ranks, also of strata that this one has no row of: sums are taken by index.
+        # The same order on all ranks: `token_weights` adds up counts over ranks by index.
         every = sorted({*known, *labels})
         parts[str(index)] = maths.LossWeights(
             mask=trained & spread([term.selects(row) for row in rows]).bool(),
@@ -74,19 +74,21 @@ def position_weights(
             num_strata=max(1, len(every)) if mode == "balanced" else 1,
             length=length_limit if mode == "constant" else 1,
         )
+    # All terms in one call: their counts go over the ranks in a single reduction.
     found = maths.token_weights(parts)
+    # A row's own weight comes after the division, so that it scales the row's gradient and not the denominator.
     return [found[str(index)] * factor for index in range(len(terms))]
 
 
 def turn_numbers(rows: Sequence[Row]) -> tuple[NDArray[np.int64], int]:
     """[N] the turn of each position, counted over the rows, and how many there are.
 
-    What lies between two turns belongs to the earlier one, and what lies before the first to the first; rows without
-    turns are one.
+    Tokens between two turns belong to the earlier one, and tokens before the first turn to the first; a row without
+    turns is one turn.
     """
     found, first = [np.zeros(0, np.int64)], 0
     for row in rows:
-        starts = [start for start, _ in row.turns][1:]
+        starts = [start for start, _ in row.turns][1:]  # of the first turn too, it would be a boundary of its own
         found.append(first + np.searchsorted(starts, np.arange(row.length), side="right"))
         first += len(starts) + 1
     return np.concatenate(found), first

@@ -60,6 +60,7 @@ class Learner:
         self.head_of = head_of
         self.projection = ProjectionSpec(needs.student, valid_vocab, temperature, settings.logit_scratch_mib * 2**20)
         self.student = student
+        # Weight decay is for matrices; gains and biases are exempt, as is usual.
         matrices = [p for p in student.parameters() if p.requires_grad and p.ndim >= 2]
         others = [p for p in student.parameters() if p.requires_grad and p.ndim < 2]
         optimizer = torch.optim.AdamW(
@@ -67,7 +68,7 @@ class Learner:
             lr=settings.learning_rate,
             betas=settings.betas,
         )
-        # A sharded student does itself what accelerate's wrapper does for others; that of FSDP is DDP on a CPU.
+        # A sharded student averages gradients itself; accelerate's own FSDP wrapper would be plain DDP on a CPU.
         self.sharded = bool(units(student))
         self.wrapped: Any = student
         if self.sharded:
@@ -77,7 +78,7 @@ class Learner:
         self.updates = 0
 
     def step(self, rows: Sequence[Row], step: int) -> dict[str, float]:
-        """One optimizer update on the rows of a step, as `update`; metrics as means, without those that have none."""
+        """As `update`, with metrics as means; those without a measurement are absent."""
         sums = self.update(rows, step) or {}
         return {name: top / bottom for name, (top, bottom) in sums.items() if bottom}
 
@@ -122,6 +123,7 @@ class Learner:
             ) from error
         if sums is None:
             return None
+        # The norm is that of the whole gradient, before it is scaled: not finite if any part of it is not.
         norm = float(full(self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.settings.max_grad_norm)))
         sizes = {"gradient": norm} | {name: top for name, (top, _) in sums.items() if name.startswith("loss/")}
         for name, value in sizes.items():
@@ -152,16 +154,17 @@ class Learner:
             Metrics as `update` gives them; None, and no gradient, when no rank has a row that a term learns from.
         """
         parts = split(rows, self.settings.micro_batch_tokens, by_teacher=HIDDEN in self.needs.student)
-        # Every rank must reduce equally often, whatever it has.
+        # The reduction of gradients waits for all ranks, so all make as many passes as the busiest one.
         rounds = max(self.ranks.gather(len(parts)))
         if rounds == 0:
             return None
         # Over all rows at once, so that weights do not depend on how rows are cut into micro-batches.
         self.objective.prepare(rows)
-        # Where nothing is known of any row, an update would move the weights by decay and momentum alone.
+        # Without a row to learn from, an update would move the weights by decay and momentum alone.
         if not any(self.ranks.gather(self.objective.selects_any(rows))):
             return None
         weights = self.objective.position_weights(rows, self.accelerator.device)
+        # Weights lie row after row in the order of `rows`, while a micro-batch takes rows from anywhere.
         ends = list(accumulate((row.length for row in rows), initial=0))
         sums: Sums = {}
         for index in range(rounds):
@@ -188,6 +191,7 @@ class Learner:
         zero = torch.zeros(1, dtype=torch.long, device=self.accelerator.device)
         hidden = self.wrapped(torch.zeros_like(one), one, zero, zero)
         head = self.student.head()
+        # DDP waits for every parameter's gradient, so every parameter must be in the graph.
         touched = [hidden, head.weight] + ([] if head.bias is None else [head.bias])
         return torch.stack([part.float().sum() for part in touched]).sum() * 0.0
 

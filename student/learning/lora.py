@@ -5,7 +5,7 @@
 Only the factors are trained, saved, kept in copies and given to rollout engines that hold weights of their own, always
 in float32, also over a bfloat16 base: rounded to bfloat16 a small update would move nothing. The model with its
 adapters off is the base bit for bit, so that the reference `initial` costs no memory. Heads and embeddings cannot be
-targets: losses read the head's weight itself, and would miss an adapter on it in silence.
+targets: losses read the head's weight itself, and would silently miss an adapter on it.
 """
 
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ def add_lora(lm: PreTrainedModel, settings: LoraSettings, *, base: str, revision
             )
     for name, parameter in lm.named_parameters():
         if "lora_" in name:
-            parameter.data = parameter.data.float()
+            parameter.data = parameter.data.float()  # peft gives them the dtype of the base
     saved: Any = lm.peft_config[ADAPTER]
     # As peft's own loaders follow it: a folder by its full path, so that the adapter loads from anywhere.
     saved.base_model_name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base

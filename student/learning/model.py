@@ -131,7 +131,7 @@ class Student(nn.Module):
 
     Args:
         lm: the model.
-        starts_at_base: it has adapters, and switched off they give the weights that the run began with.
+        starts_at_base: the model has adapters, and without them it is the model that the run began with.
     """
 
     def __init__(self, lm: PreTrainedModel, *, starts_at_base: bool = False) -> None:
@@ -149,6 +149,7 @@ class Student(nn.Module):
         source: Int[Tensor, " n"],
     ) -> Float[Tensor, "n h"]:
         """Final hidden states (after the final norm) at (row, source), the inputs of the head."""
+        # The head would make logits [B, L, V] of all positions: it is applied later, to response positions, in tiles.
         base = self.lm.base_model
         states = base(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
         return states[row, source]
@@ -192,7 +193,7 @@ def project(
     teacher_ids: Int[Tensor, "n k"] | None,
     spec: ProjectionSpec,
 ) -> StudentTokens:
-    """What `spec.want` asks of the student's distribution at every response position of the micro-batch."""
+    """The student's distribution at every response position of the micro-batch, as far as `spec.want` asks for it."""
     scores = _scores(hidden, head, batch.token_ids, batch.candidates, spec) if SCORES in spec.want else None
     at_teacher = None
     if SCORES_AT_TEACHER in spec.want and teacher_ids is not None:

@@ -22,7 +22,7 @@ from student.scoring.needs import Needs, merge
 Metrics = dict[str, tuple[float, float]]
 N = TypeVar("N", float, Tensor | float)
 Sums = dict[str, tuple[Tensor | float, Tensor | float]]
-"""Metrics that are still on the device: reading a number there would make the host wait for it."""
+"""Metrics that are still on the device: reading one number would make the host wait for all kernels before it."""
 
 
 class Objective:
@@ -98,6 +98,7 @@ class Objective:
         metrics: Sums = {}
         for term, given in zip(self.terms, weights, strict=True):
             label = term.label
+            # Each term sees the batch with its own mask and weights: two terms may learn from different rows.
             mine = dataclasses.replace(batch, mask=batch.mask & batch.of_rows([term.selects(r) for r in batch.rows]))
             mine = dataclasses.replace(mine, weights=given * mine.mask)
             output = losses_of(term, mine)

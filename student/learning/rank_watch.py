@@ -1,8 +1,8 @@
-"""Ranks that learn at once when one of them ends: each keeps a connection to the first, which passes on what it hears.
+"""Ranks that hear at once when one of them ends: each keeps a connection to rank 0, which forwards what it hears.
 
-Collectives learn of a lost rank late and without its name: NCCL at its time limit, gloo in the next exchange. Here a
-rank says why it ends, or its connection breaks, and every other one ends with that rank's error: where it can, through
-its own exceptions (an error of a collective is renamed), and where it hangs in a collective, after a few seconds.
+A collective notices a lost rank late and cannot name it: NCCL at its timeout, gloo in the next exchange. Here a rank
+says why it ends, or its connection breaks, and every other rank ends with that rank's error: through its own exceptions
+where it can (the error of a collective is replaced), and by exiting after a few seconds where it hangs in one.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from typing import Any, Protocol
 from opd.errors import OpdError, RankLostError
 
 GRACE_SECONDS = 3.0
-"""For ending by itself, once another rank has ended."""
+"""Time for a rank to end by itself once another has ended."""
 _NEWS_SECONDS = 2.0
-"""For hearing of another rank, once a collective has failed."""
+"""Time to hear which rank ended, once a collective has failed."""
 _JOIN_SECONDS = 60.0
 _KILLED = "it said nothing, so it was killed, or its machine was lost"
 
@@ -37,11 +37,11 @@ class Exchange(Protocol):
 
 
 class RankWatch:
-    """Watches the other ranks from a thread; nothing for a process that is alone.
+    """Watches the other ranks from a thread; does nothing in a run of one rank.
 
     Args:
         ranks: all ranks.
-        grace: seconds for ending by itself, once another rank has ended.
+        grace: seconds for this rank to end by itself once another has ended.
     """
 
     def __init__(self, ranks: Exchange, grace: float = GRACE_SECONDS) -> None:
@@ -77,6 +77,7 @@ class RankWatch:
                 peer, _ = server.accept()
                 peer.settimeout(_JOIN_SECONDS)
                 with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                    # The port is open to the network: only a rank knows the secret, which went through a collective.
                     hello = json.loads(_read_line(peer))
                     if secrets.compare_digest(hello["secret"], secret):
                         self._peers[peer] = int(hello["rank"])
@@ -112,13 +113,14 @@ class RankWatch:
 
     def _hear(self, said: dict[str, Any], source: socket.socket) -> None:
         """Take what was said of a rank, and pass it on to the others."""
-        if self._index == 0:
+        if self._index == 0:  # the others have no connections among themselves
             self._tell(said, source)
         if "done" in said:
             self._done.add(said["done"])
             return
         final = "lost" in said
         rank = said["lost" if final else "ending"]
+        # The reason that a rank gave before its connection broke is the better one.
         self._why.setdefault(rank, said["why"])
         if rank == self._index:
             return
@@ -138,36 +140,39 @@ class RankWatch:
 
     def _give_up(self, final: bool) -> None:
         """End this process, unless it is ending by itself; what ends together may still be saving together."""
+        # A rank that fails itself is left alone while the other one still lives: they may be in one last collective
+        # save. Once that one is gone, the collective will never return.
         if self._over or (self._own is not None and not final) or self._heard is None:
             return
         sentence = self._own or str(self._lost())
         with contextlib.suppress(OSError):
             sys.stderr.write(f"error: {sentence}\n")
             sys.stderr.flush()
-        os._exit(RankLostError.exit_code)
+        os._exit(RankLostError.exit_code)  # the main thread hangs in a collective and would not see an exception
 
     def _lost(self) -> RankLostError:
         rank, why = self._heard or (0, _KILLED)
         return RankLostError(f"rank {rank} ended: {why.rstrip('.')}; the run goes on from its last checkpoint.")
 
     def ending(self, error: BaseException) -> None:
-        """Say that this rank ends with `error`, while it may still save together with others that end too."""
+        """Tell the others that this rank ends with `error`; it may still save together with others that end too."""
         if self._own is None:
             self._own = str(error) if isinstance(error, OpdError) else f"{type(error).__name__}: {error}"
             self._tell({"ending": self._index, "why": self._own})
 
     def rename(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """As an exit callback, before those that report an error: one of a collective becomes that of the lost rank.
+        """Exit callback that runs before those that report an error: replaces a collective's error by the lost rank's.
 
         Raises:
-            RankLostError: in its place.
+            RankLostError: in place of the collective's error.
         """
+        # torch raises plain RuntimeErrors for collectives, and so does much else: it is one only if news come in.
         of_collective = kind is not None and issubclass(kind, RuntimeError) and self._peers and self._own is None
         if of_collective and self._news.wait(_NEWS_SECONDS):
             raise self._lost() from error
 
     def leave(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """As an exit callback: say how this rank ends. From then on it is not ended by others."""
+        """Exit callback: tell the others how this rank ends. From then on they no longer end it."""
         if error is not None and not isinstance(error, RankLostError):
             self.ending(error)
         self._tell({"done": self._index})
@@ -186,7 +191,7 @@ def _read_line(peer: socket.socket) -> bytes:
 
 
 def _keep_alive(peer: socket.socket) -> None:
-    """Have the connection to a machine that has gone break within half a minute."""
+    """Make the connection to a machine that is gone break within half a minute."""
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):

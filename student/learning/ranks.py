@@ -1,4 +1,4 @@
-"""What data-parallel ranks tell each other beside gradients; with one rank nothing is sent."""
+"""What data-parallel ranks tell each other besides gradients; with one rank nothing is sent."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ _MARGIN_SECONDS = 600.0
 
 
 def launched_ranks() -> int:
-    """How many ranks a launcher started, which may not have found together yet; 1 without one."""
+    """How many ranks the launcher started, whether or not they form a group yet; 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -26,10 +26,10 @@ def make_accelerator(mixed_precision: str, patience: float) -> Accelerator:
 
     Args:
         mixed_precision: "no", "fp16" or "bf16".
-        patience: seconds that a rank may wait for a teacher while the others wait for it.
+        patience: seconds that a rank may wait for a teacher while the others wait for it in a collective.
 
     Raises:
-        ConfigError: when a launcher started several ranks and they did not find together, started one in place of
+        ConfigError: when a launcher started several ranks that did not form a group, started one process instead of
             several, or asks accelerate to shard.
     """
     _check_launcher(os.environ)
@@ -49,7 +49,7 @@ def make_accelerator(mixed_precision: str, patience: float) -> Accelerator:
 
 
 def _check_launcher(environment: Mapping[str, str]) -> None:
-    """Refuse what accelerate would do in silence."""
+    """Refuse what accelerate would do silently."""
     if environment.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true", "yes", "on", "y", "t"):
         raise ConfigError(
             "ACCELERATE_USE_FSDP is set, but accelerate's FSDP is plain DDP on a CPU, and here the recipe says how the "
@@ -106,6 +106,7 @@ class Ranks:
             result = work()
         except OpdError as error:
             failure = error
+        # Also where nothing failed: a rank that skipped this exchange would meet the next one of the others.
         said = self.gather(None if failure is None else str(failure))
         if failure is not None:
             raise failure
@@ -117,11 +118,11 @@ class Ranks:
     def total(self, counts: dict[str, float]) -> dict[str, float]:
         """Sums over ranks, by name."""
         sums: dict[str, float] = {}
-        for part in self.gather(counts):
+        for part in self.gather(counts):  # in the order of ranks, so that every rank gets the same bits
             for name, value in part.items():
                 sums[name] = sums.get(name, 0.0) + value
         return sums
 
 
 ALONE = Ranks()
-"""A process without others."""
+"""The ranks of a process that runs by itself."""

@@ -204,7 +204,7 @@ def losses_of(term: Term, batch: TokenBatch) -> TermOutput:
 
 
 class WeightSchedule(Settings):
-    """A weight that goes from one value to another in a straight line and stays there."""
+    """A weight that changes linearly from one value to another and stays there."""
 
     model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)
 
@@ -294,7 +294,7 @@ class Term:
         """
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """What a person should know of this term in the recipe although it works, one clause each."""
+        """Advice to log on a recipe that is valid but may not do what its author expects, one clause each."""
         return []
 
     def bind(self, tokenizer: Any) -> None:

@@ -54,7 +54,7 @@ class Updated:
     failure: OpdError | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Means over the updates, each by its own denominator; what nothing was measured of is absent."""
+        """Means over the updates, each by its own denominator; metrics without a measurement are absent."""
         found = {name: top / bottom for name, (top, bottom) in self.sums.items() if bottom}
         return found | {"updates": float(self.made), "updates_skipped": float(self.skipped)}
 
@@ -85,6 +85,7 @@ def plan_updates(
     for epoch in range(epochs):
         order = stream(seed, "updates", step, epoch).permutation(len(groups))
         for part in range(minibatches):
+            # Strided, so that the sizes of minibatches differ by one group at most.
             chosen = {groups[int(i)] for i in order[part::minibatches]}
             # Rows keep the order they came in: it decides the sums of a micro-batch.
             yield Update(tuple(row for row in rows if row.key.group in chosen))
@@ -109,15 +110,16 @@ def make_updates(learner: Learner, updates: Iterable[Update], step: int, costs: 
             if update.recompute:
                 costs.scored("train", reread(update.rows))
             sums = learner.update(update.rows, step)
-            costs.trained("train", update.rows)
-            if sums is None:
+            if sums is None:  # no pass was made
                 found.skipped += 1
                 continue
+            costs.trained("train", update.rows)
             found.made += 1
             for name, (top, bottom) in sums.items():
                 old = found.sums.get(name, (0.0, 0.0))
                 found.sums[name] = (old[0] + top, old[1] + bottom)
     except OpdError as error:
+        # Nothing has moved before the first update, so the step may be taken again; after it, it may not.
         if not found.made:
             raise
         found.failure = error

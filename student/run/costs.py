@@ -1,6 +1,6 @@
 """What a run costs, in tokens, so that methods can be compared with everything they spend counted.
 
-Metrics of a step, per purpose (train: the rows that are learnt from; probe: rollouts of a controller's measurements;
+Metrics of a step, per purpose (train: the rows that are trained on; probe: rollouts of a controller's measurements;
 gate: evaluations that a controller decides by):
 
     cost/PURPOSE/sampled_tokens        response tokens sampled from the student
@@ -9,10 +9,10 @@ gate: evaluations that a controller decides by):
     cost/PURPOSE/gradient_positions    positions of the student, forward and backward
     cost/PURPOSE/teacher_positions     prompt and response positions scored by teachers, once per request
     cost/PURPOSE/reference_positions   the same for the reference
-
-Rows that the fleet scores twice to compare replicas (0.5 %) are not in here, because they depend on how many replicas
-there are; opd_student_fleet_checked_tokens_total counts them.
     cost/PURPOSE/local_positions       the same for the student and copies of it that score in process, forward only
+
+Rows that the fleet scores twice to compare replicas (0.5 %) are not counted here, because they depend on the number of
+replicas; opd_student_fleet_checked_tokens_total counts them.
 
 A model of P parameters spends about 2 P FLOPs on a position forward and 4 P backward (arXiv 2001.08361). Evaluations
 that only report are not counted: every run has the same ones.

@@ -1,12 +1,14 @@
 """Epochs and minibatches: which rows an update gets, on one rank and on several."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from rows import make_row
 
 from student.data.row import Row, RowKey
-from student.learning.updates import Update, plan_updates
+from student.learning.updates import Update, make_updates, plan_updates
+from student.run.costs import Costs
 
 
 class Told:
@@ -67,3 +69,16 @@ def test_ranks_cut_the_groups_of_all_of_them(minibatches: int) -> None:
     for whole, a, b in zip(alone, one, other, strict=True):
         assert {id(r) for r in whole.rows} == {id(r) for r in (*a.rows, *b.rows)}
     assert any(not update.rows for update in one)
+
+
+def test_an_update_without_a_row_to_learn_from_is_skipped_and_costs_nothing(bench: Callable[..., Any]) -> None:
+    made = bench()
+    rows = made.rows()
+    left_out = [row for row in rows if row.key.sample == 0]
+    for row in left_out:
+        row.trained = False
+    costs = Costs()
+    updates = [Update(tuple(left_out)), Update(tuple(rows))]
+    found = make_updates(made.learner, updates, 0, costs, lambda rows: {})
+    assert (found.made, found.skipped) == (1, 1)
+    assert costs.take() == {"cost/train/gradient_positions": sum(len(row.prompt_ids) + row.length for row in rows)}
