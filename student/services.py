@@ -90,7 +90,7 @@ class LoopServices:
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """See `Services.parameters`."""
-        self._sampler.expose()
+        self._sampler.expose()  # the caller may write to them, which the sampler cannot see
         return self._learner.named_parameters()
 
     def rollout(self, plan: StepPlan) -> list[Row]:
@@ -150,15 +150,19 @@ class LoopServices:
         leakage: int = 0,
         slack: float = 1.0,
     ) -> EvalReport:
-        """See `Services.evaluate`; `temperature` defaults to the rollout's, costs go to `purpose`.
+        """See `Services.evaluate`. Each rank answers its share of the prompts; all get the report that one would.
 
-        Each rank answers its share of the prompts; all ranks get the same report, that of one rank.
-
-        Answers in a mode run to `slack` times its budget; those to the first `leakage` problems are scored by the
-        teachers of all modes.
-
-        With `keep`, the report holds the first so many answers; the first samples.count of them have a divergence each
-        where one is measured.
+        Args:
+            prompts: see `Services.evaluate`, as the next four.
+            seed_names: names of the random streams.
+            samples: answers per prompt.
+            reverse_kl: whether to score the answers.
+            temperature: that of the rollouts when None.
+            purpose: where costs are counted; None for nowhere.
+            keep: how many answers the report holds, the first ones; samples.count of them have a divergence each where
+                one is measured.
+            leakage: problems, the first ones, whose answers are scored by the teachers of all modes.
+            slack: answers in a mode may be this many times as long as its budget.
         """
         return self._evaluator.run(
             prompts,

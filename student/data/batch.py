@@ -58,11 +58,13 @@ def split(rows: Sequence[Row], max_tokens: int, *, by_teacher: bool = False) -> 
     by_teacher = by_teacher or any(row.teachers for row in rows)
     lengths = [len(row.prompt_ids) + row.length for row in rows]
     apart = [(row.teacher, row.teachers) if by_teacher else ("", ()) for row in rows]
+    # A function of the rows alone: the order decides the sums, and a resumed run must get the same bits.
     order = sorted(range(len(rows)), key=lambda i: (apart[i], -lengths[i], i))
     parts: list[list[int]] = []
     for index in order:
         last = parts[-1] if parts else None
         same = last is not None and apart[last[0]] == apart[index]
+        # Its first row is its longest, and so the width that the others are padded to.
         if last is not None and same and lengths[last[0]] * (len(last) + 1) <= max_tokens:
             last.append(index)
         else:
@@ -81,7 +83,7 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device) -
         ids[b, : len(row.prompt_ids)] = row.prompt_ids
         ids[b, len(row.prompt_ids) : total] = row.response_ids
         attention[b, :total] = 1
-    candidates = None
+    candidates = None  # [N, K] has no gaps: one row without candidates leaves none for the micro-batch
     if all(row.candidates is not None for row in chosen):
         candidates = _tensor(np.concatenate([row.candidates for row in chosen]).astype(np.int64), device)  # type: ignore[arg-type, misc]
     return MicroBatch(
@@ -134,7 +136,7 @@ def signal_tokens(
 
 
 def _float(array: np.ndarray, device: torch.device) -> Tensor:
-    if array.dtype == np.uint16:
+    if array.dtype == np.uint16:  # bfloat16, which numpy does not have
         return _tensor(array, device).view(torch.bfloat16).float()
     return _tensor(array, device).float()
 
@@ -145,4 +147,5 @@ def _flat(parts: Iterable[np.ndarray], device: torch.device) -> Tensor:
 
 def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
     host = torch.from_numpy(np.ascontiguousarray(array))
+    # From pinned memory the copy runs beside the kernels that were queued before it.
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

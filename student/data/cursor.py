@@ -1,4 +1,4 @@
-"""Where a run is in its stream of training prompts: one number, moved at the end of what has been done for good."""
+"""Where a run is in its stream of training prompts: one number, which moves when work on the prompts is complete."""
 
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
@@ -30,7 +30,7 @@ class PromptCursor:
         return prompts
 
     def begin(self) -> None:
-        """Give again what was not committed."""
+        """Start over from the last `commit`: what was taken since then is given out again."""
         self.taken = 0
 
     def commit(self) -> None:

@@ -1,7 +1,7 @@
-"""What became of each row of a step, in a few numbers: small enough to be told to every rank and kept in checkpoints.
+"""The outcome of each row of a step in a few numbers: small enough to send to every rank and to keep in checkpoints.
 
 Whatever chooses from rows or averages over them (advantages, samplers, windows, curricula) reads outcomes, so that it
-comes to the same result on every rank, however the rows are spread.
+gets the same result on every rank, however the rows are spread.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Outcome:
         teacher: that the route gave it, "" for none.
         origin: who wrote the response.
         on_policy: whether the present policy sampled it under the prompt that it is trained under.
-        trained: whether it is learnt from; other rows count in statistics only.
+        trained: whether it is trained on; other rows count in statistics only.
         reward: None while it is unknown, which is never a reward of 0.
         turn_rewards: by turn.
         spans: (start, end) of each turn in the response, tokens; empty for single turns.
@@ -129,6 +129,7 @@ def outcome_of(row: Row) -> Outcome:
         DataError: when its reward is not finite.
     """
     mask = row.loss_mask
+    # Only where every trained token has a log-prob: a sum over some of them would pass for that of the response.
     sums = {"behaviour": _sum(row.behaviour_logp, mask)} if np.isfinite(row.behaviour_logp[mask]).all() else {}
     for (role, _), scores in row.signals.items():
         if scores.sampled is not None:
@@ -158,9 +159,9 @@ def outcome_of(row: Row) -> Outcome:
 
 
 def gather_outcomes(rows: Sequence[Row], ranks: Ranks | None = None) -> tuple[list[Outcome], list[int]]:
-    """The outcomes of all rows of the step on all ranks, in an order of their keys, and the place of each of `rows`.
+    """The outcomes of all rows of the step on all ranks, sorted by key, and the index of each of `rows` among them.
 
-    The order does not depend on how the rows are spread over ranks, nor does anything computed from it.
+    The order does not depend on how the rows are spread over ranks, and so neither does anything computed from it.
 
     Args:
         rows: this rank's rows.
@@ -169,6 +170,7 @@ def gather_outcomes(rows: Sequence[Row], ranks: Ranks | None = None) -> tuple[li
     Raises:
         DataError: when a reward is not finite; the other ranks are cancelled.
     """
+    # A reward that is not finite must fail on all ranks: the others would wait in the exchange.
     parts = [[outcome_of(row) for row in rows]] if ranks is None else _told(rows, ranks)
     mine = 0 if ranks is None else ranks.index
     labelled = [(rank, place, outcome) for rank, part in enumerate(parts) for place, outcome in enumerate(part)]

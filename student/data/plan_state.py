@@ -1,4 +1,4 @@
-"""Plans to and from checkpoints: of a step whose rows were under way when the run was saved."""
+"""Plans to and from checkpoints, for steps whose rows were still being sampled when the run was saved."""
 
 from dataclasses import asdict
 from typing import Any
@@ -11,7 +11,7 @@ from student.data.row_state import prompt_from_state, prompt_to_state
 
 def plan_to_state(plan: StepPlan) -> dict[str, Any]:
     """JSON values; a prompt that several rows share is written once."""
-    numbers: dict[int, int] = {}
+    numbers: dict[int, int] = {}  # by id(): the plan keeps its prompts alive, so an id cannot be reused meanwhile
     prompts: list[dict[str, Any]] = []
 
     def number(prompt: Prompt) -> int:

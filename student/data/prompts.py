@@ -40,7 +40,7 @@ def fit_prompts(recipe: Recipe, source: PromptSource, tokenizer: Any) -> None:
 
 
 def check_template_options(prompts: Iterable[Prompt], tokenizer: Any) -> None:
-    """Refuse options that the chat template never names: it would ignore a misspelt one without a word.
+    """Refuse options that the chat template never names: it would silently ignore a misspelt one.
 
     Raises:
         DataError: naming the option.

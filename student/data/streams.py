@@ -1,7 +1,8 @@
-"""Random streams that do not depend on batching or order: one per row, named by what the row is.
+"""Random streams that do not depend on batching or order: one per row, keyed by the row's identity.
 
-A stream's key is a hash of (run seed, purpose, names...), so a rollout draws the same numbers whether its row is
-sampled alone, in a batch, before or after a resume, or on another rank.
+A stream's key is a hash of (run seed, purpose, names...), so a row draws the same numbers whether it is sampled alone,
+in a batch, after a resume, or on another rank. Philox (Salmon et al., 2011) is counter-based: every key is an
+independent stream, and there is no generator state to checkpoint.
 """
 
 import hashlib
@@ -17,6 +18,8 @@ def stream(seed: int, *names: object) -> np.random.Generator:
         seed: the run's seed.
         names: what the stream is for, for example ("rollout", step, prompt uid, sample index).
     """
+    # A separator that names do not contain: ("a", "bc") and ("ab", "c") are different streams. The built-in hash() is
+    # salted per process and would not do.
     text = "\x1f".join([str(seed), *map(str, names)])
     key = np.frombuffer(hashlib.sha256(text.encode()).digest()[:16], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key))
@@ -24,4 +27,5 @@ def stream(seed: int, *names: object) -> np.random.Generator:
 
 def uniforms(generator: np.random.Generator, count: int) -> NDArray[np.float64]:
     """[count] float64 in (0, 1), one per token to sample; never exactly 0 or 1."""
+    # The midpoints of 2**52 equal cells: exact in float64, and a logarithm of them is finite.
     return (generator.integers(0, 2**52, size=count, dtype=np.uint64).astype(np.float64) + 0.5) / 2.0**52

@@ -1,4 +1,4 @@
-"""A prompt asked in other words: who it is, its answer and its labels stay."""
+"""A prompt in another wording: its identity (uid), answer and labels stay."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ from opd.tasks.prompt import Prompt
 
 
 def in_template(prompt: Prompt, text: str) -> Prompt:
-    """The prompt with `text` for its own, {prompt} standing for that; in a chat, for the last user message."""
+    """The prompt with `text` in place of its text, or of the last user message of a chat; {prompt} inserts the old."""
     if prompt.messages is None:
         return replace(prompt, text=text.replace("{prompt}", prompt.text or ""))
     messages = [dict(message) for message in prompt.messages]

@@ -1,7 +1,7 @@
 """Decode batches of left-padded rows: for models whose keys and values `student.rollout.slots` cannot lay out itself.
 
 A row leaves as soon as it has finished, through a callback, so that it can be scored while others still run. Finished
-rows stay in the batch as ballast until they are half of it, because cutting a KV cache is a copy; then it is cut.
+rows stay in the batch until they are half of it, because shrinking a KV cache copies it; then they are cut out.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,6 +54,8 @@ class BatchDecoder:
 
     def _sample(self, logits: Tensor, step: int, finish: Callable[[int], None]) -> Tensor:
         device, vocab = logits.device, self.spec.valid_vocab
+        # All rows of a batch begin together, so the batch's step is the index of a row's token. 0.5: drawn for a row
+        # that has finished, and not kept.
         drawn = [self.uniforms[i][step] if i in self.running else 0.5 for i in self.slots]
         ids, logp = draw_mixed(logits, torch.tensor(drawn, dtype=torch.float64, device=device), self.temperature, vocab)
         top = None

@@ -4,12 +4,12 @@
 
 An engine may sample from the trained model itself (`transformers`) or from a copy of the weights that it holds (an
 inference server in or beside the process); `sync` is where it takes the copy. The loop, evaluations, probes and
-services sample through one `Sampler`, which syncs whenever the weights may have moved, so that no engine is asked with
+services sample through one `Sampler`, which syncs whenever the weights may have moved, so that no engine samples with
 old ones. A third party adds an engine through the entry-point group `opd.rollout_engines`.
 
-An engine owes what the conformance suite asks of all: a row's tokens depend on weights, prompt and the row's own random
-stream (`student.data.streams`) alone, log-probs are those of the distribution sampled from, at the row's temperature,
-and every row carries the version of the weights.
+The conformance suite holds every engine to this: a row's tokens depend only on the weights, the prompt and the row's
+own random stream (`student.data.streams`), log-probs are those of the distribution sampled from, at the row's
+temperature, and every row carries the version of the weights.
 """
 
 from __future__ import annotations
@@ -252,6 +252,7 @@ class Sampler:
         self, planned: Sequence[PlannedRow], *, purpose: tuple[object, ...] = ("rollout",), on_row: OnRow = ignore
     ) -> list[Row]:
         """See `RolloutEngine.sample`; with the weights as they are now. Ranks of a sharded student call it together."""
+        # Both: the version counts steps, of which one may make several updates.
         present = (self.version, self._learner.updates)
         with self._lock:
             if self._exposed or self._synced != present:
@@ -269,7 +270,7 @@ class Sampler:
     def lend(self) -> Iterator[RolloutEngine]:
         """The engine for another thread, which syncs it itself; others wait until it is given back."""
         with self._lock:
-            self._synced = None
+            self._synced = None  # the borrower leaves weights of its own
             try:
                 yield self._engine
             finally:

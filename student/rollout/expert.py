@@ -1,7 +1,7 @@
-"""Rows whose response is given as text: encoded, then read once by the student where the objective looks at that.
+"""Rows whose response is given as text: encoded, then read once by the student where the objective needs that.
 
-`behaviour_logp` holds the student's own log-probs, as if it had sampled the response: nobody knows those of the true
-author. Terms that need a real sampler look at `Row.on_policy`, which is False.
+`behaviour_logp` holds the student's own log-probs, as if it had sampled the response: those of the true author are not
+known. Terms that need a real sampler look at `Row.on_policy`, which is False.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def expert_rows(
         same = [row for row, p in zip(rows, planned, strict=True) if p.temperature == temperature]
         longest = max(len(row.prompt_ids) + row.length for row in same)
         for part in split(same, spec.batch_rows * longest):
-            _read(model, [same[i] for i in part], spec, temperature or 1.0)
+            _read(model, [same[i] for i in part], spec, temperature or 1.0)  # greedy rows are read at temperature 1
     return rows
 
 
@@ -96,7 +96,7 @@ def _read(model: "PreTrainedModel", rows: Sequence[Row], spec: RolloutSpec, temp
     hidden = student(micro.input_ids, micro.attention_mask, micro.row, micro.source)
     head, projection = student.head(), ProjectionSpec(frozenset(), spec.valid_vocab, temperature, _CHUNK)
     logp, candidates = [], []
-    # In pieces: log-probs [n, V] of all positions at once would be the largest tensor of a run.
+    # In chunks: log-probs [n, V] of all positions at once would be the largest tensor of a run.
     for start in range(0, len(hidden), _CHUNK):
         piece = slice(start, start + _CHUNK)
         scores = logits_of(hidden[piece], head, projection).log_softmax(-1)

@@ -1,4 +1,4 @@
-"""How far the rollout engine is from the student it samples for: two programs for one model do not give equal numbers.
+"""How far the rollout engine's log-probs are from the student's: two implementations of a model never quite agree.
 
     d_t = log p(y_t) - log q(y_t)        p: the student's forward as it trains, with the weights that sampled
                                          q: what the engine drew from
@@ -69,7 +69,7 @@ class Mismatch:
             return {}
         mean = sum(part[1] for part in found) / tokens
         limit = self._settings.mismatch_limit
-        if limit is not None and not mean <= limit:
+        if limit is not None and not mean <= limit:  # NaN is over every limit
             raise RolloutEngineError(
                 f"the student's log-probs of what rollout engine {self._settings.name!r} sampled are {mean:.3g} nats "
                 f"from the engine's in the mean, over rollout.engine.mismatch_limit {limit:g}: one of the two computes "

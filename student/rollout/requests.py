@@ -3,7 +3,7 @@
     read by the engine    behaviour_prompt or prompt, then prefix_ids
     kept in the row       prompt_ids: of `prompt`; response_ids: prefix_ids, then what was sampled
 
-The prefix was not sampled here: it is masked, without a log-prob (NaN), and its candidates are ids that nothing reads.
+The prefix was not sampled here: it is masked, has no log-prob (NaN), and its candidates are filler that nothing reads.
 """
 
 from collections.abc import Sequence
@@ -63,6 +63,7 @@ class Request:
     def uniforms(self) -> NDArray[np.float64]:
         """[max_new_tokens] a uniform number in (0, 1) for every token, from the row's own stream."""
         key = self.planned.key
+        # Drawn all at once: a token's number depends on its index alone, not on when it is asked for.
         generator = stream(self._seed, *self._purpose, key.step, key.uid, key.sample, key.turn, key.agent)
         return uniforms(generator, self.planned.max_new_tokens)
 

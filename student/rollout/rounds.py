@@ -28,7 +28,7 @@ class _InStep(Ranks):
     def __init__(self, ranks: Ranks, cursor: PromptCursor) -> None:
         self.count, self.index = ranks.count, ranks.index
         self._ranks, self._cursor = ranks, cursor
-        self.over = False  # another rank has failed and hears nothing more
+        self.over = False  # another rank has failed and takes part in no further exchange
 
     def gather(self, value: T) -> list[T]:
         return self.exchange(_ASKS, value)
@@ -40,6 +40,8 @@ class _InStep(Ranks):
             CancelledError: when another rank could not go on.
             RuntimeError: when the ranks are at different places, which is a fault of the strategy.
         """
+        # With every value goes what the rank does and how many prompts it took: a strategy whose ranks differ in
+        # either would otherwise wait forever, or train on different prompts.
         told = self._ranks.gather((kind, self._cursor.taken, value))
         if kind != _FAILED and any(other == _FAILED for other, _, _ in told):
             self.over = True
@@ -137,6 +139,7 @@ class Rollouts:
                 self.keep(rows)
                 self._stages.score(self._kept, judged=True)
         except OpdError:
+            # The other ranks wait in their next exchange, unless one of them has failed before.
             if not self._ranks.over:
                 self._ranks.exchange(_FAILED, None)
             raise
@@ -221,7 +224,7 @@ class Rollouts:
         return self._ranks.any(flag)
 
     def outcomes(self, rows: Sequence[Row]) -> list[Outcome]:
-        """What became of `rows` of all ranks, in an order of their keys; every rank must call it."""
+        """The outcomes of `rows` of all ranks, sorted by key; every rank must call it."""
         return gather_outcomes(rows, self._ranks)[0]
 
     def measure(self, name: str, value: float, count: float = 1.0) -> None:
@@ -234,7 +237,8 @@ class Rollouts:
         fresh = [g for g in dict.fromkeys(row.key.group for row in plan.rows) if g not in self._owner]
         self._owner |= {group: place % self._ranks.count for place, group in enumerate(fresh)}
         mine = [row for row in plan.rows if self._owner[row.key.group] == self._ranks.index]
-        # As planned where the group is new: methods have seen these sample indices.
+        # A new group keeps its planned sample indices, which methods have seen; further rows of a known one get new
+        # indices, because a repeated index would draw from the same random stream.
         known = set(self._samples)
         rows = tuple(self._fresh(row) if row.key.group in known else row for row in mine)
         for row in rows:

@@ -14,8 +14,8 @@ from student.rollout.spec import RolloutSpec
 
 Finish = Callable[[int], None]
 Decode = Callable[[Sequence[Request], Sequence[int], Finish], None]
-"""Called with all requests, the places of those to sample in the order to begin them, and what to call, with its place,
-for each that has ended."""
+"""Called with all requests, the indices of those to sample in the order to begin them, and a callback that takes the
+index of each that has ended."""
 
 
 @contextmanager
@@ -75,7 +75,8 @@ def sample_rows(
             rows[index] = row
             on_row(row)
 
-        # Rows of similar prompt length run together; the order is a function of the plan, so it resumes.
+        # Rows of similar prompt length run together, with little padding. The order is a function of the plan, so that
+        # a resumed run gets the same bits.
         sampled = (i for i, p in enumerate(planned) if p.answer is None)
         order = sorted(sampled, key=lambda i: (len(requests[i].input_ids), i))
         if order:

@@ -40,12 +40,12 @@ def _invert(p: Float[Tensor, "b v"], uniform: Float[Tensor, " b"]) -> Int[Tensor
     """
     blocks = torch.nn.functional.pad(p, (0, -p.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))
     sums = blocks.sum(-1).double().cumsum(-1)
-    target = uniform * sums[:, -1]
+    target = uniform * sums[:, -1]  # of the sum as rounded, not of 1: the draw must fall inside the last block
     block = torch.searchsorted(sums, target.unsqueeze(-1), right=True).clamp_(max=sums.shape[-1] - 1)
     before = torch.where(block > 0, sums.gather(-1, (block - 1).clamp(min=0)), 0.0)
     rows = torch.arange(len(p), device=p.device)
     inside = blocks[rows, block.squeeze(-1)].double().cumsum(-1)
-    # A block's float32 sum may round above that of its parts: what is left over belongs to its last id with any weight.
+    # A block's float32 sum may round above the float64 sum of its parts: the excess goes to its last id of any weight.
     left = torch.minimum(target.unsqueeze(-1) - before, inside[:, -1:] * (1 - 1e-15))
     return (block * _BLOCK + torch.searchsorted(inside, left, right=True)).squeeze(-1)
 

@@ -27,7 +27,9 @@ from student.rollout.sampling import draw_mixed, most_likely
 from student.rollout.spec import LEAST_ROWS, RolloutSpec
 
 _STEP = 16
+"""Widths are multiples of this: few shapes occur, and a row's bits do not follow the lengths of its neighbours."""
 _PREFILL_TOKENS = 16_384
+"""Bound on the tokens of one prefill, whose activations are held besides the cache."""
 _FULL = "full_attention"
 _known: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
@@ -124,7 +126,7 @@ class SlotDecoder:
         self.length = [0] * count
         self.uniforms: dict[int, Any] = {}
         self.waiting = deque(range(len(requests)))
-        self.quota = max(1, count // 8)
+        self.quota = max(1, count // 8)  # free slots before prompts are read: few enough not to idle, see `run`
         self.head = _head(model, spec.valid_vocab)
         self._mask_dtype = model.dtype if model.config._attn_implementation == "eager" else None
 
@@ -157,6 +159,7 @@ class SlotDecoder:
                 self._prefill(width, pairs[start : start + some], finish)
 
     def _prefill(self, width: int, pairs: Sequence[tuple[int, int]], finish: Callable[[int], None]) -> None:
+        # Samples of one prompt share a row of the prefill.
         prompts: dict[bytes, int] = {}
         rows = [prompts.setdefault(self.requests[index].input_ids.tobytes(), len(prompts)) for _, index in pairs]
         ids = np.zeros((len(prompts), width), np.int64)
@@ -198,6 +201,7 @@ class SlotDecoder:
         )
         live = [owner is not None for owner in self.owner]
         self.length = [length + here for length, here in zip(self.length, live, strict=True)]
+        # An empty slot stays where it is and overwrites its own column: it must not run past the capacity.
         place.position += torch.tensor(live, device=place.position.device)
         self.last = self._sample(states.last_hidden_state[:, 0], range(len(self.owner)), finish)
 
@@ -236,6 +240,7 @@ class SlotDecoder:
         """Move live rows into the first `count` slots and leave out the others."""
         live = [slot for slot, owner in enumerate(self.owner) if owner is not None]
         low = [slot for slot in range(count) if self.owner[slot] is None]
+        # As many live slots lie beyond `count` as are free below it, or fewer: sources and targets never overlap.
         moves = list(zip([slot for slot in live if slot >= count], low, strict=False))
         device, place = self.model.device, self.place
         old, new = (torch.tensor([pair[side] for pair in moves], dtype=torch.long, device=device) for side in (0, 1))
@@ -261,7 +266,7 @@ def _head(model: PreTrainedModel, valid_vocab: int) -> OutputHead:
 
 
 def takes_slots(model: PreTrainedModel) -> bool:
-    """Whether slots give this model's numbers: full attention alone, by torch's or the model's own code; tried out."""
+    """Whether slots give this model's numbers: full attention only, sdpa or eager, and a trial run that agrees."""
     if model not in _known:
         _known[model] = _is_plain(model) and _agrees(model)
     return _known[model]
@@ -277,7 +282,7 @@ def _is_plain(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def _agrees(model: PreTrainedModel) -> bool:
-    """Two short rows, one token in slots, against forwards over the whole rows."""
+    """Compare one token of two short rows in slots with forwards over the whole rows."""
     ids = torch.tensor([[1, 2, 3, 4, 5], [5, 4, 3, 0, 0]], device=model.device)
     lengths = torch.tensor([5, 3], device=model.device)
     rows, place = torch.arange(2, device=model.device), Place(2, model.device)
@@ -300,6 +305,7 @@ def _agrees(model: PreTrainedModel) -> bool:
         for row, length in enumerate((5, 3)):
             whole = torch.cat([ids[row, :length], last[row]])[None]
             wanted = model.base_model(whole, use_cache=False).last_hidden_state[0, -1]
+            # Wide enough for bfloat16; a model that ignores mask or positions is off by far more.
             if (found[row] - wanted).abs().max() > 0.05 * wanted.abs().max():
                 return False
     except (TypeError, ValueError, RuntimeError, AttributeError, AssertionError, IndexError):

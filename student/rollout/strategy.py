@@ -9,7 +9,7 @@
     replay, rorecomp        groups of earlier steps beside the new ones
 
 A strategy samples, has rows scored, looks at their outcomes on all ranks, and may sample more. It asks everything
-of `Rollouts`; what it decides by must come from there, so that every rank decides the same. A third party adds one
+of `Rollouts` and decides by what that returned, so that every rank decides the same. A third party adds a strategy
 through the entry-point group `opd.rollout_strategies`.
 """
 

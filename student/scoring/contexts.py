@@ -1,6 +1,6 @@
 """Prompts that the scoring models read instead of the student's: hints, solutions, system prompts of their own.
 
-A context is a template over the columns of a prompt, and over what became of the row and of its group:
+A context is a template over the columns of a prompt, and over the outcome of the row and of its group:
 
     row.response        the response itself, as text
     row.reward          its reward; none where it is unknown
@@ -154,7 +154,7 @@ def facts_of(row: "Row", group: Sequence["Row"], success: float) -> dict[str, di
     verdict = row.verdict if row.verdict is not None and row.verdict.known else None
     rewards = [(reward, other) for other in group if (reward := reward_of(other)) is not None]
     others = [(reward, other) for reward, other in rewards if other.key.rollout != row.key.rollout]
-    # Of equal ones the first that was planned.
+    # max and min keep the first of equals: sorted as planned, the choice does not depend on who finished first.
     others.sort(key=lambda one: (one[1].key.sample, one[1].key.turn))
     best = max((one for one in others if one[0] >= success), key=lambda one: one[0], default=None)
     worst = min((one for one in others if one[0] < success), key=lambda one: one[0], default=None)

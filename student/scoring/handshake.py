@@ -208,13 +208,13 @@ def _check_needs(info: pb.TeacherInfo, recipe: Recipe, needs: Needs, roles: set[
 
 
 def _check_self_agreement(fleet: ScoreSource, info: pb.TeacherInfo, tolerance: float) -> None:
-    """Score one test row twice: a teacher that disagrees with itself beyond the tolerance cannot teach."""
+    """Score one test row twice; the answers must agree within `tolerance` nats."""
     ids = np.arange(8, dtype=np.uint32) % max(1, info.tokenizer.size)
     first, second = (fleet.score(info.name, [ScoreItem(ids, 4)], PayloadSpec.sampled())[0].sampled for _ in range(2))
     if first is None or second is None:
         raise IncompatibleTeacherError(f"teacher {info.name!r} answered the test row without log-probs.")
     gap = float(np.abs(first - second).max())
-    if not gap <= tolerance:
+    if not gap <= tolerance:  # NaN fails too
         raise IncompatibleTeacherError(
             f"teacher {info.name!r} scored one test row {gap:.3g} nats apart, over the tolerance of {tolerance:g}; "
             "look for mixed weights or precision among its replicas."

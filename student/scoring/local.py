@@ -4,7 +4,7 @@ student   the weights now: the old policy before an update, or a teacher that re
 initial   the weights of step 0: a reference without a server
 ema       e <- decay e + (1 - decay) w after a step, kept in float32: a teacher that follows slowly
 
-Payloads sampled, topk, gather and hidden, always in float32: what a self-teacher teaches is often smaller than the
+Payloads sampled, topk, gather and hidden, always in float32: the signal of a self-teacher is often smaller than the
 rounding of a payload on the wire. `initial` and `ema` cost one copy of the trained tensors each; under `model.lora`
 those are the adapters, and `initial` is the model with its adapters off, for nothing (`ema` averages the factors, not
 their products).
@@ -141,7 +141,7 @@ class LocalModels:
             return []
         found: dict[int, Scores] = {}
         was_training = self._student.training
-        self._student.eval()
+        self._student.eval()  # dropout would make the answer random
         try:
             with self._weights(model):
                 head = self._student.head()
@@ -242,6 +242,7 @@ class LocalModels:
         """The student with `tensors`, by name, in place of those that are trained."""
         own: dict[str, Tensor] = {}
         try:
+            # Inside the try: an error half-way (out of memory) puts back what was exchanged so far.
             for name, p in self._trained():
                 # Storage is exchanged without a copy, except under shards, whose gathers know the storage they have.
                 own[name] = p.detach().clone() if isinstance(p, DTensor) else p.data

@@ -197,6 +197,7 @@ def _mix(parts: Sequence[tuple[NDArray[Any] | None, float]]) -> NDArray[np.float
         return None
     stacked = np.stack(arrays)
     peak = stacked.max(0)
+    # Where no teacher leaves any mass (a tail of exactly 0), -inf - -inf would be NaN.
     safe = np.where(np.isneginf(peak), 0.0, peak)
     with np.errstate(divide="ignore"):
         return np.asarray(safe + np.log(np.exp(stacked - safe).sum(0)), dtype=np.float32)

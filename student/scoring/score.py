@@ -120,6 +120,7 @@ class Scorer:
         self._contexts.fill_late(rows, rewards.group)
         for row in rows:
             self._send_all(row, late=True)
+            # A role without a context for this row was not asked: its terms pass the row over.
             row.unread = frozenset(r.need.role for r, _ in self._pending[id(row)] if r.reads not in row.contexts)
 
     def _send_all(self, row: Row, *, late: bool) -> None:
@@ -197,6 +198,7 @@ class Scorer:
         """
         rewards = self._begun(rewards)
         waited = self._answer(rows, poll)
+        # Judged after the models have answered: a reward may read their signals.
         if not judged:
             self.judge(rows, rewards, poll=poll)
         if self._late:
@@ -212,6 +214,7 @@ class Scorer:
         calls = [(row, self._pending.pop(id(row), [])) for row in rows]
         futures = [future for _, mine in calls for _, future in mine]
         try:
+            # First what this process computes, while the fleet works on what it was sent during the rollout.
             self._read([call for _, mine in calls for call in mine], poll)
             begin = time.monotonic()
             self._wait(futures, poll)
@@ -255,7 +258,7 @@ class Scorer:
         while waiting:
             done, waiting = wait(waiting, timeout=_POLL_SECONDS, return_when=FIRST_EXCEPTION)
             for future in done:
-                future.result()
+                future.result()  # raises at once what a failed call holds, without waiting for the rest
             if waiting:
                 poll()
                 watch.see(self._fleet.outages())
@@ -283,7 +286,8 @@ class Scorer:
         found = self._heads.get(key)
         if found is None:
             found = OutputHead.received(head, self._device)
-            # Replaced and never changed, because a probe asks in its own thread.
+            # Replaced, not changed in place: a probe looks heads up from its own thread. Older heads of the same model
+            # are dropped, because its weights were updated.
             others = {k: v for k, v in self._heads.items() if not k.startswith(f"{name}/")}
             self._heads = {**others, key: found}
         return found

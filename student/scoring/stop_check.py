@@ -1,4 +1,4 @@
-"""Before the first step: what do teachers think of the tokens with which the student ends its answers?"""
+"""Before the first step: how likely do teachers find the tokens with which the student ends its answers?"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 

@@ -77,20 +77,22 @@ class StopMap:
             raise ConfigError(f"teachers.map_stops cannot change payload {spec.kind}; use sampled, gather or topk.")
         ids, values = scores.ids, scores.values.astype(np.float64)
         theirs = np.isin(ids, foreign)
+        # Log of the mass that moves, (1 - e^-10) sum_v T(v); -inf at positions of a top-k that has no foreign stop.
         with np.errstate(divide="ignore"):
             moved = np.log(np.where(theirs, np.exp(values), 0.0).sum(-1)) + np.log1p(-np.exp(-_LEFT))
         values = np.where(theirs, values - _LEFT, values)
         if spec.kind is PayloadKind.TOPK:
             ids, values = self._make_room(ids, values, theirs)
         ours = np.isin(ids, self._student)
-        # In a gather all of the student's stop tokens are asked for; in a top-k those share that are there.
+        # A gather holds all of the student's stop tokens (`ids` are kept candidates); a top-k may hold some of them,
+        # and those share the mass, or part of it would leave the distribution.
         receivers = len(self._student) if spec.kind is not PayloadKind.TOPK else np.maximum(ours.sum(-1), 1)
         share = moved - np.log(receivers)
         values = np.where(ours, np.logaddexp(values, share[:, None]), values)
         sampled = self._sampled(item.response_ids, scores.sampled, foreign, share, ids if spec.k else None)
         if spec.kind is PayloadKind.SAMPLED:
             return replace(scores, sampled=sampled, ids=None, values=None, log_tail=None)
-        if spec.kind is PayloadKind.TOPK:
+        if spec.kind is PayloadKind.TOPK:  # descending again, as readers of a top-k expect
             order = np.argsort(-values, axis=-1, kind="stable")
             ids, values = np.take_along_axis(ids, order, -1), np.take_along_axis(values, order, -1)
         return replace(scores, sampled=sampled, ids=ids, values=values.astype(np.float32))
@@ -112,6 +114,7 @@ class StopMap:
         share: NDArray[np.float64],
         ids: NDArray[np.uint32] | None,
     ) -> NDArray[np.float32]:
+        # Where the mass was shared among listed ids only, a sampled stop token outside the list got none.
         receives = np.isin(response, self._student)
         if ids is not None:
             receives &= (ids == response[:, None]).any(-1)
@@ -177,7 +180,7 @@ def _check(needs: Needs, infos: Mapping[str, pb.TeacherInfo], stops: StopMap) ->
 def stop_log_ratios(
     rows: Iterable[Row], head_of: Callable[[str, Row], OutputHead], valid_vocab: int, temperature: float
 ) -> list[float]:
-    """Log T - log S of the stop token, in nats, for each sampled row that ended by itself and whose teacher told it.
+    """Log T - log S of the stop token, in nats, for each sampled row that ended with one and has its teacher's answer.
 
     Args:
         rows: scored rows.

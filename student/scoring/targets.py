@@ -17,7 +17,7 @@ def build_router(settings: TeacherSettings, served: Sequence[str]) -> Router:
     Raises:
         ConfigError: when a route names a model that is neither served nor answered in process.
     """
-    others = [name for name in served if name != settings.reference]
+    others = [name for name in served if name != settings.reference]  # the other of two is then the teacher
     default = settings.default if settings.default is not None or len(others) != 1 else others[0]
     rules = [RouteRule(when={"domain": domain}, teacher=teacher) for domain, teacher in settings.routes.items()]
     routing = RoutingSettings(rules=rules, default=default, combine=settings.combine)

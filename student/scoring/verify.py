@@ -15,7 +15,7 @@ _POLL_SECONDS = 0.5
 
 
 class Verification:
-    """Judges rows in threads; what takes long in a verifier belongs into processes of its own (`WorkerPool`).
+    """Judges rows in threads; verifiers do their long computations in processes of their own (`WorkerPool`).
 
     Args:
         source: judges; safe to call from several threads.
@@ -38,12 +38,13 @@ class Verification:
 
         Args:
             rows: the rows.
-            poll: called about twice a second while waiting; may raise to give up, and what has not begun is left.
+            poll: called about twice a second while waiting; may raise to give up, which cancels what has not begun.
         """
         rows = [row for row in rows if row.verdict is None]
         for row in rows:
             if id(row) not in self._pending:
                 self.submit(row)
+        # By id(): rows that share a key, as replayed ones may, are judged apart, and `rows` keeps them alive.
         futures = {id(row): self._pending.pop(id(row)) for row in rows}
         waiting = set(futures.values())
         try:
@@ -64,7 +65,7 @@ class Verification:
     def close(self) -> None:
         """Give up what has not begun, stop the verifier's processes and wait for the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._source.close()
+        self._source.close()  # before waiting: it ends the processes that threads may be waiting for
         self._threads.shutdown()
 
 
