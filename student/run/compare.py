@@ -1,4 +1,4 @@
-"""`opd compare`: the figures of a run beside those of another, or beside what was expected of it.
+"""`opd compare`: the figures of a run next to those of another, or to what was expected of it.
 
 A file of expectations is JSON:
 

@@ -1,6 +1,6 @@
-"""What a run leaves behind when it ends, however it ends: ending.json and the report.
+"""What a run writes when it ends, however it ends: ending.json and the report.
 
-Nothing here can stop a run or hide the error that did: a full disk costs the report and is logged.
+Nothing here can stop a run or hide the error that did: on a full disk the report is missing, and a warning is logged.
 """
 
 import logging
@@ -30,7 +30,7 @@ class Ending:
     def __call__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
         """Write both; see `ExitStack.push`."""
         if not self._folder.used:
-            return  # An unused folder is removed, or has nothing to tell.
+            return  # An unused folder is removed, or holds nothing to report.
         try:
             from student.run.report.page import write_report
 

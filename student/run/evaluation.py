@@ -1,4 +1,4 @@
-"""The evaluations of a run: before the first step, every so many steps, and after the last one."""
+"""The evaluations of a run: before the first step, every eval.every steps, and after the last one."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ class Evaluations:
 
     Args:
         job: gives services, prompts and settings.
-        log: takes one line for people.
+        log: takes a line for the console.
         write: takes lines of samples.jsonl.
 
     Attributes:
@@ -31,7 +31,7 @@ class Evaluations:
         self.start: EvalReport | None = None
 
     def due(self, steps: int) -> bool:
-        """Whether the recipe asks for one after `steps` steps; the one after the last step is made apart."""
+        """Whether the recipe asks for one after `steps` steps; the final one, after the last step, is not meant."""
         every = self._settings.every
         return steps < self._job.recipe.train.steps and every > 0 and steps % every == 0
 

@@ -61,7 +61,7 @@ class RunFolder:
         Raises:
             RunFolderError: when it exists and is not an empty folder.
         """
-        # A run that was killed before its recipe had its name left a draft of it: nothing to keep, nothing to resume.
+        # A run that was killed while it wrote its recipe left a draft of it: nothing to keep, nothing to resume.
         if path.exists() and (not path.is_dir() or not all(map(_is_draft, path.iterdir()))):
             raise RunFolderError(
                 f"run folder {path} exists already; resume it with --resume or give the run another folder (run=...)."
@@ -79,7 +79,7 @@ class RunFolder:
         while not place.exists() and place != place.parent:
             place = place.parent
         try:
-            # Permissions alone do not tell: a file system may be read-only or full.
+            # Tried, because permissions are not enough: a file system may be read-only or full.
             with tempfile.TemporaryDirectory(prefix=".opd-", dir=place):
                 pass
         except OSError as error:
@@ -89,10 +89,9 @@ class RunFolder:
             ) from error
 
     def discard_unused(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
-        """Remove the folder when an error stops a new run before its first step; as an exit callback.
+        """Exit callback: remove the folder when an error stops a new run before its first step.
 
-        It stays after a signal and an outage, which a run survives by --resume, and where it holds metrics or a
-        checkpoint.
+        It stays after a signal or an outage, from which --resume continues, and where it holds metrics or a checkpoint.
         """
         if kind is not None and not issubclass(kind, RESUMABLE) and not self.used:
             shutil.rmtree(self.path, ignore_errors=True)
@@ -118,7 +117,7 @@ class RunFolder:
         return folder
 
     def keep_recipe(self, recipe: Recipe, updates: int) -> None:
-        """Write the recipe of a resumed run; another one, followed for `updates` updates, is kept beside it."""
+        """Write the recipe of a resumed run; another one before it, of the first `updates` steps, is kept too."""
         path, text = self.path / "recipe.yaml", _yaml(recipe)
         before = path.read_text(encoding="utf-8")
         if before == text:
@@ -152,15 +151,16 @@ class RunFolder:
             _append(self.samples, records)
 
     def cut(self, updates: int, *, unfinished: bool = False) -> None:
-        """Drop what a resumed run writes again: lines of steps beyond `updates` updates, and a last evaluation's.
+        """Drop the lines that a resumed run writes again: those of later steps, and those of a final evaluation.
 
         Args:
-            updates: that the resumed weights have seen.
-            unfinished: the last of them is not followed up yet: its metrics and its evaluation are still to come.
+            updates: steps that the resumed weights have seen.
+            unfinished: the metrics and the evaluation of the last of these steps are still to come.
         """
 
         def stays(record: Mapping[str, Any]) -> bool:
             label = record.get("label")
+            # Training answers of an unfinished step were written before its update, and are not written again.
             return label != "after" and int(record["step"]) <= updates - (unfinished and label != "train")
 
         for path in (self._metrics, self.samples):

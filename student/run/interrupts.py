@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from opd.errors import CancelledError
 
 _ECHO_SECONDS = 1.0
-"""A launcher passes on the Ctrl-C that its ranks had from the terminal already."""
+"""A launcher forwards the Ctrl-C that its ranks already had from the terminal: within this time it is the same one."""
 _ADVICE = b"\nstopping as soon as the state can be saved; a second signal ends the run at once\n"
 _GIVEN_UP = b"\nended by a second signal, without saving; --resume goes on from the last checkpoint\n"
 
@@ -48,7 +48,7 @@ class Interrupts:
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():
             self._sockets = socket.socketpair()
-            self._sockets[1].setblocking(False)
+            self._sockets[1].setblocking(False)  # required of a wake-up descriptor: a full buffer must not block
             self._previous_fd = signal.set_wakeup_fd(self._sockets[1].fileno(), warn_on_full_buffer=False)
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._previous[number] = signal.signal(number, self._handle)
@@ -69,6 +69,7 @@ class Interrupts:
         reader.close()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        # Without a handler in Python the signal would have its default effect and reach no wake-up descriptor.
         self.requested = True
 
     def _watch(self) -> None:
@@ -92,7 +93,7 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Have `poll` raise nothing within the block; the request stays."""
+        """Within the block `poll` does not raise; a request stays."""
         self.holding = True
         try:
             yield

@@ -1,6 +1,6 @@
 """A teacher server in a process of its own on loopback, for the demo, the lab, ORBIT and experiments by hand.
 
-It ends with the block, and with the process that opened the block, however that ends.
+It ends with the block, and when the process that opened the block ends, for whatever reason.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""What the prompt files of a run held, kept in its folder, so that a resumed run says when they are others.
+"""The contents of a run's prompt files, recorded in its folder, so that a resumed run can report that they changed.
 
-A changed file is a warning and no error: corrections and further rows are what people resume with on purpose. The run
-then is another one than without the change, because the order of a table's rows depends on their number.
+A changed file is a warning, not an error: people resume with corrections and further rows on purpose. From there on the
+run differs from one without the change, because the order of a table's rows depends on their number.
 """
 
 import json
@@ -15,14 +15,14 @@ _NAME = "prompts.json"
 
 
 def keep_contents(folder: RunFolder, contents: Mapping[str, Contents]) -> list[str]:
-    """Write what the run reads from now on, beside its recipe.
+    """Record in the run folder what the run reads from now on.
 
     Args:
         folder: of the run.
         contents: rows and hashes of the prompt files, by name.
 
     Returns:
-        A sentence for each file whose prompts are others than when they were last written; none for a new run.
+        A sentence for each file whose prompts have changed since the last record; none for a new run.
 
     Raises:
         RunFolderError: when it cannot be written.

@@ -13,13 +13,13 @@ from student.recipe import Recipe
 from student.run.folder import RunFolder
 
 TIMED = {"seconds", "tokens_per_second", "rollout_seconds", "sampler_idle_seconds"}
-"""What depends on the machine's mood and not on the run."""
+"""Metrics that depend on the machine and not on the run."""
 
 
 def first_difference(
     one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]
 ) -> tuple[int, str, Any, Any] | None:
-    """Step, metric and both values of the first difference; None where all metrics but times are equal to the bit."""
+    """Step, metric and both values of the first difference; None where all metrics but times are bit-identical."""
     for left, right in zip(one, other, strict=False):
         for name in sorted((left.keys() | right.keys()) - TIMED):
             if left.get(name) != right.get(name):
@@ -63,8 +63,8 @@ def reproduce(
 ) -> None:
     """Run the recipe of a run folder again, and compare every metric of every step.
 
-    On a CPU, with teachers served by --deterministic, equal means equal to the bit. Exits with 1 at a difference, which
-    it names, after what has changed since: packages, code, teachers' weights.
+    On a CPU, with teachers served by --deterministic, equal means bit-identical. Exits with 1 at a difference, which it
+    names, after a list of what has changed since: packages, code, teachers' weights.
     """
     if not (run / "recipe.yaml").is_file():
         raise RunFolderError(f"{run} is not a run folder: it has no recipe.yaml.")

@@ -12,7 +12,7 @@ from opd.errors import CheckpointError
 FIXED = {
     "seed": "every random stream is keyed by it",
     "model.dtype": "the saved weights have it",
-    "train.max_staleness": "the checkpoint holds the steps under way with it",
+    "train.max_staleness": "the checkpoint holds the steps that were being sampled with it",
     "model.lora": "the saved weights are such adapters, or whole models where it is null",
     "model.lora.rank": "the saved adapters have it",
     "model.lora.alpha": "the saved adapters have it",
@@ -20,7 +20,7 @@ FIXED = {
     "model.lora.dora": "the saved adapters are of that kind",
     "model.lora.start": "the reference initial is what the run began with",
 }
-"""Key and why."""
+"""Keys that may not change, each with the reason, a clause."""
 
 
 def check_resumable(saved: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
@@ -36,7 +36,7 @@ def check_resumable(saved: Mapping[str, Any], recipe: Mapping[str, Any]) -> None
     for key, why in FIXED.items():
         before, now = _value(saved, key), _value(recipe, key)
         if isinstance(before, Mapping) and isinstance(now, Mapping):
-            continue  # its keys follow
+            continue  # the keys of the group come later in FIXED
         if before != now:
             raise CheckpointError(
                 f"{key} was {_shown(before)} in this run and is {_shown(now)} now, but {why}; resume with "

@@ -16,8 +16,8 @@ def count_rows(rows: Sequence[Row], sampled: int, stop_ratios: Sequence[float] =
     """Counts of this rank's rows.
 
     Args:
-        rows: the rows that are learnt from.
-        sampled: response tokens sampled, those of rows since dropped included.
+        rows: the rows that are trained on.
+        sampled: response tokens sampled, including those of rows dropped since.
         stop_ratios: log T - log S of the stop tokens, nats; see `student.scoring.stops`.
     """
     asked = [row.verdict for row in rows if row.verdict is not None]
@@ -71,7 +71,7 @@ def row_metrics(counts: Mapping[str, float]) -> dict[str, float]:
     if counts["scored"]:
         metrics["payload_bytes_per_token"] = counts["payload"] / counts["scored"]
     if counts["contexts"]:
-        # 0 where every context says just what the student reads: a hint that is empty does nothing, without an error.
+        # 0 where every context equals the student's prompt: an empty hint is no error, but has no effect.
         metrics["hinted_share"] = counts["hinted"] / rows
         metrics["hint_quoted"] = counts["quoted"] / max(1.0, counts["contexts"] - counts["unread"])
         metrics["context_missing_share"] = counts["unread"] / rows

@@ -1,6 +1,7 @@
-"""What the student wrote: lines of samples.jsonl with prompt, answer, verdict, reward, divergence, length and tokens.
+"""The student's answers: lines of samples.jsonl with prompt, answer, verdict, reward, divergence, length and tokens.
 
-`pieces` holds a token each: its text, its `measure` in nats, and what the teacher found likeliest with probabilities.
+`pieces` has an entry per token: its text, its `measure` in nats, and the teacher's most likely tokens with their
+probabilities.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +17,7 @@ from student.scoring.needs import TEACHER
 
 
 def sample_of(row: Row, tokenizer: Any, kl: float | None = None, view: View | None = None) -> dict[str, Any]:
-    """One answer for people and scripts.
+    """One answer as a line of samples.jsonl.
 
     Args:
         row: the answer.

@@ -27,14 +27,14 @@ _MODE_TEXTS = {
     "tokens": "Mean tokens of answers in a mode, latest evaluation.",
     "violations": "Share of answers over the budget of their mode, latest evaluation.",
     "truncation": "Share of answers in a mode that the length limit cut, latest evaluation.",
-    "neighbour_ratio": "Tokens of a mode over those of the next narrower one, latest evaluation.",
-    "recovery": "Where a mode stands between the start (0) and its teacher (1), latest evaluation.",
+    "neighbour_ratio": "Tokens of a mode over those of the next smaller one, latest evaluation.",
+    "recovery": "Accuracy of a mode between the start (0) and its teacher (1), latest evaluation.",
     "leakage": "KL of the student in a mode to the teacher of a mode, per token, latest evaluation.",
     "interpolation": "Where the tokens of an untrained mode lie between its neighbours', latest evaluation.",
     "share": "Share of a mode in the rows of the latest step.",
     "lag": "How far a mode still is from its teacher: 1 as at the start, 0 there, latest step.",
     "monotone": "Share of problems whose tokens never rise as budgets fall, latest evaluation.",
-    "hypervolume": "Area under the best accuracy that so many tokens buy, 0 to 1, latest evaluation.",
+    "hypervolume": "Area under the curve of best accuracy over tokens, 0 to 1, latest evaluation.",
 }
 
 

@@ -91,7 +91,7 @@ def load_shards(folder: Path, names: Collection[str], mesh: DeviceMesh | None) -
                 found[name] = torch.empty(size, dtype=dtype)
             else:
                 found[name] = empty_shards(size, dtype=dtype, device_mesh=mesh, placements=[Shard(0)])
-        with warnings.catch_warnings():  # that there is one process is no news
+        with warnings.catch_warnings():  # a single process is what `no_dist` asks for
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             load(found, storage_reader=reader, no_dist=mesh is None)
     except (CheckpointException, OSError, KeyError, ValueError) as error:

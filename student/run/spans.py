@@ -42,6 +42,6 @@ class Spans:
             yield
 
     def close(self) -> None:
-        """Export what waits to be exported; may take seconds where the collector does not answer."""
+        """Export pending spans; may take seconds where the collector does not answer."""
         if self._provider is not None:
             self._provider.shutdown()

@@ -111,6 +111,7 @@ def load_state(folder: Path, name: str, mesh: DeviceMesh | None = None) -> dict[
     except Exception as error:
         raise CheckpointError(f"state {name!r} in {folder} cannot be read: {error}.") from error
 
+    # Before filling anything: sharded tensors are read in one collective call, with the same names on every rank.
     names: list[str] = []
 
     def find(node: Any) -> None:

@@ -47,11 +47,11 @@ _SHOWN_WITH_REWARDS = {
     "grad_norm": "gradient",
 }
 _WIDE = 110
-"""Columns of a terminal that has room for a bar and the time elapsed beside the figures."""
+"""Columns of a terminal with room for a bar and the elapsed time next to the figures."""
 
 
 def check_port(port: int, host: str = "127.0.0.1") -> None:
-    """See that the metrics port is free, before a model is loaded; 0 means that none is wanted.
+    """Check that the metrics port is free, before a model is loaded; 0 means that none is wanted.
 
     Raises:
         PortInUseError: when it cannot be opened.
@@ -73,7 +73,7 @@ def _open_port(registry: CollectorRegistry, port: int, host: str) -> tuple[Any, 
 
 
 _STILL_STEPS = (5, 50, 500)
-"""Steps in a row without a gradient after which it is said."""
+"""Consecutive steps without a gradient after which a warning is logged."""
 
 
 def _stillness(steps: int, metrics: Mapping[str, float]) -> str:
@@ -96,7 +96,7 @@ class StageClock:
 
     Attributes:
         seconds: of the stages, one after the other.
-        beside: metrics of what ran beside them, in another thread.
+        beside: metrics of what ran at the same time in another thread.
     """
 
     def __init__(self, spans: Spans | None = None, timeline: Timeline | None = None, step: int = 0) -> None:
@@ -208,7 +208,7 @@ class Telemetry:
         self.timeline.write()
 
     def log(self, line: str) -> None:
-        """One line for people."""
+        """Print one line on the console."""
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:

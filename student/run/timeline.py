@@ -1,10 +1,10 @@
-"""What a run did when, as a Chrome trace: open timeline.json in https://ui.perfetto.dev or chrome://tracing.
+"""The timeline of a run as a Chrome trace: open timeline.json in https://ui.perfetto.dev or chrome://tracing.
 
     learner   the stages of a step: rollout or wait_rollout, wait_teacher, learn, after_update, evaluate, checkpoint
-    sampler   the steps that are sampled beside it (train.max_staleness)
+    sampler   the steps that are sampled at the same time (train.max_staleness)
     teachers  from the first row of a step that is sent to be scored to the last answer
 
-Where the learner's lane is full of waits, the lane that it waits for is the slowest stage.
+Where the learner's lane is mostly waits, the lane that it waits for is the bottleneck.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ class Timeline:
     """Collects spans, and writes them where there is a file.
 
     Args:
-        path: timeline.json; one that is there, of a run that is resumed, is gone on with. None keeps nothing.
+        path: timeline.json; that of a resumed run is continued. None keeps nothing.
     """
 
     def __init__(self, path: Path | None) -> None:

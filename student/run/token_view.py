@@ -1,4 +1,4 @@
-"""What a reader sees of a response token by token: text, divergence, what the teacher would rather say."""
+"""A response token by token, for readers: text, divergence, and the teacher's most likely tokens."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ALTERNATIVES = 3
 LONGEST = 512
-"""Tokens of a response that are kept; the rest of a longer one would not be read."""
+"""Tokens of a response that are kept; hardly anyone reads on."""
 _TILE = 32
 """Positions of full logits at a time."""
 View = list[tuple[float | None, list[tuple[int, float]]]]
@@ -26,7 +26,7 @@ View = list[tuple[float | None, list[tuple[int, float]]]]
 
 
 def view_of_row(row: Row) -> tuple[str, View]:
-    """The view that the signals of a row give without a model: log-ratios log S - log T of the sampled tokens.
+    """The view from a row's signals, without a model: log-ratios log S - log T of the sampled tokens.
 
     Returns:
         ("log_ratio", view); the view is empty where no teacher's log-probs of the tokens are known.

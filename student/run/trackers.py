@@ -1,6 +1,6 @@
-"""Experiment trackers beside metrics.jsonl: TensorBoard, Trackio, Weights & Biases, MLflow, through accelerate.
+"""Experiment trackers besides metrics.jsonl: TensorBoard, Trackio, Weights & Biases, MLflow, through accelerate.
 
-A tracker is a convenience: whatever it raises, at the start or in the middle, costs the tracker and never the run.
+A tracker is a convenience: one that raises, at the start or later, is left out, and the run continues.
 """
 
 import logging
@@ -30,7 +30,7 @@ class TrackerSettings(Settings):
 
 
 def check_trackers(settings: Sequence[TrackerSettings]) -> None:
-    """See that the packages are installed, before a model is loaded.
+    """Check that the packages are installed, before a model is loaded.
 
     Raises:
         ConfigError: for a tracker whose package is missing.
@@ -49,7 +49,7 @@ class Trackers:
         settings: which ones.
         folder: the run folder; what is written locally goes there.
         recipe: resolved, shown as the run's configuration.
-        log: takes one line for people when a tracker is lost.
+        log: takes a line for the console when a tracker is lost.
 
     Attributes:
         failures: trackers that were lost.
@@ -70,7 +70,7 @@ class Trackers:
         self._each(lambda tracker: tracker.log(values, step=step))
 
     def samples(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Answers as they stand in samples.jsonl: a table where the tracker has tables, else text."""
+        """Answers as in samples.jsonl: a table where the tracker has tables, else text."""
         if not records:
             return
         step, label = int(records[0]["step"]), str(records[0]["label"])

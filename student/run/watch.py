@@ -1,6 +1,6 @@
 """`opd watch RUN`: a run as it goes, in a terminal of 80 columns, from its folder and, where it has one, its /metrics.
 
-Reads files alone and never writes, so it works beside the run, after it, and over ssh.
+It only reads files, so it works during the run, after it, and over ssh.
 """
 
 import json

@@ -3,8 +3,8 @@
     python -m student.run.with_parent COMMAND ...     becomes COMMAND, which gets SIGTERM when its parent ends
 
 The kernel sends the signal (PR_SET_PDEATHSIG, prctl(2)), so it comes after SIGKILL and a crash too. It comes when the
-*thread* that started the command ends: start from one that lives as long as the command shall. Elsewhere than on Linux
-the command simply runs.
+*thread* that started the command ends: start it from a thread that lives as long as the command should. On other
+systems than Linux the command simply runs.
 """
 
 import ctypes

@@ -9,7 +9,7 @@ import typer
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, of a finished, running or broken run.")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="The page; RUN/report.html by default. Its JSON twin stands beside it.")
+        Path | None, typer.Option("--out", help="The page; RUN/report.html by default. Its JSON form goes next to it.")
     ] = None,
 ) -> None:
     """Write a run's report: one HTML file with curves, times, fleet, costs and answers token by token.

@@ -23,7 +23,7 @@ _NOTABLE = 5
 
 
 def write_report(run: Path, out: Path | None = None) -> Path:
-    """Write the page and, beside it, its JSON twin.
+    """Write the page and, next to it, the same as JSON.
 
     Args:
         run: the run folder.
