@@ -17,15 +17,17 @@ def orbit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the recipes of all stages and print them; train nothing.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run of the recipe stopped.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue where an earlier run of the recipe stopped.")
+    ] = False,
     offline: Annotated[
         bool, typer.Option("--offline", help="With --dry-run: do not load the student's tokenizer nor prompts.")
     ] = False,
 ) -> None:
-    """Reinforce a student once per thinking budget, merge what came out, and fuse it by on-policy distillation.
+    """Train a student by RL once per thinking budget, merge the results, and fuse them by on-policy distillation.
 
-    Every stage is an ordinary student job in RUN/stages, whose recipe `opd train` runs alone. Ctrl-C saves the stage;
-    --resume goes on there.
+    Every stage is an ordinary student job in RUN/stages, whose recipe `opd train` can run by itself. Ctrl-C saves the
+    stage; --resume continues there.
     """
     from opd.config import load_settings
     from opd.errors import ConfigError

@@ -1,14 +1,14 @@
-"""The stages of ORBIT, one after the other: reinforcement per mode, merge, fusion.
+"""The stages of ORBIT, one after the other: RL per mode, merge, fusion.
 
-    theta_K = RL(base, mode K, widest budget);  T_K = theta_K
+    theta_K = RL(base, mode K, largest budget); T_K = theta_K
     theta_k = RL(theta_{k+1}, mode k, next budget);  T_k = theta_k
     S = merge(T_1 ... T_K)
     S <- on-policy distillation: a row in mode k is sampled within budget k and scored by T_k alone
 
-Every stage is an ordinary student job: its recipe stands in stages/NAME.yaml and `opd train` runs it alone. A stage
-runs in a process of its own, so that its memory is free before the next one and a crash is its alone; whatever stops
-it, the same command with --resume goes on where it stood. Source: arXiv 2601.08310 (abstract and reviews; no code was
-published: budgets, merge weights and the fusion's rates are ours).
+Every stage is an ordinary student job: its recipe is in stages/NAME.yaml, and `opd train` can run it by itself. A stage
+runs in a process of its own, so that its memory is free before the next one and a crash affects no other; whatever
+stops it, the same command with --resume continues from there. Source: arXiv 2601.08310 (abstract and reviews; no code
+was published: budgets, merge weights and the fusion's rates are ours).
 """
 
 import json
@@ -40,8 +40,8 @@ def run_orbit(orbit: OrbitRecipe, *, resume: bool, log: Log) -> State:
 
     Args:
         orbit: the recipe.
-        resume: go on with a run that was stopped.
-        log: takes one line for people about what happens.
+        resume: continue a run that was stopped.
+        log: takes lines for the console.
 
     Raises:
         RunFolderError: when the folder is in use, or what is done there followed another recipe.
@@ -51,6 +51,7 @@ def run_orbit(orbit: OrbitRecipe, *, resume: bool, log: Log) -> State:
     hashes = stage_hashes(orbit)
     with Stages(orbit.run) as stages:
         state = State.open(orbit.run, hashes, resume=resume)
+        # Settings of stages that are not done may have changed; `open` has refused changes of those that are.
         state.settings = hashes
         state.save()
         text = yaml.safe_dump(orbit.model_dump(mode="json"), sort_keys=False)
@@ -64,7 +65,7 @@ def run_orbit(orbit: OrbitRecipe, *, resume: bool, log: Log) -> State:
 
 
 def _run(orbit: OrbitRecipe, state: State, stages: Stages, log: Log) -> None:
-    """What is left of all stages."""
+    """Run what is left of all stages, in order: each starts from the model of the one before."""
     model = orbit.model.path
     for mode in orbit.trained:
         model = _train(orbit, state, stages, mode, partial(rl_recipe, orbit, mode, model), log)
@@ -72,7 +73,7 @@ def _run(orbit: OrbitRecipe, state: State, stages: Stages, log: Log) -> None:
         state.running = MERGE
         state.save()
         folder = orbit.stage_folder(MERGE)
-        if not folder.exists():
+        if not folder.exists():  # it does where the command was killed between the merge and the note of it
             merge(merge_settings(orbit, {mode: state.checkpoints[mode] for mode in orbit.trained}), folder)
         _done(state, MERGE, folder)
         log(f"merged the teachers of {len(orbit.trained)} modes by {orbit.merge.method} into {folder}")
@@ -108,6 +109,7 @@ def _train(orbit: OrbitRecipe, state: State, stages: Stages, stage: str, make: C
     path.write_text(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
     state.running = stage
     state.save()
+    # summary.json is the last thing that a job writes: with it the stage is done, also if this command was killed then.
     summary = recipe.run / "summary.json"
     if not summary.exists():
         begun = (recipe.run / "recipe.yaml").exists()
@@ -139,7 +141,7 @@ def _done(state: State, stage: str, model: Path) -> None:
 
 
 def no_progress(stage: str, folder: Path, summary: dict[str, Any]) -> str | None:
-    """The sentence, with the curve, for a stage after which the student is not better than before it; None for none.
+    """A warning, with the curve, for a stage after which the student is no better than before it; None where it is.
 
     Args:
         stage: its name.
@@ -153,7 +155,7 @@ def no_progress(stage: str, folder: Path, summary: dict[str, Any]) -> str | None
         evaluated = [record for record in records if "eval/accuracy" in record]
         points = [f"{record['eval/accuracy']:.3f} at step {record['step']}" for record in evaluated]
         shown = ", ".join([f"accuracy {before:.3f} before", *points, f"{after:.3f} after"])
-    else:  # without evaluations, what the stage was rewarded for
+    else:  # without evaluations, by the rewards of training
         rewards = [float(record["reward"]) for record in records if "reward" in record]
         parts = [part for part in np.array_split(rewards, QUARTERS) if len(part)]
         before, after = (float(parts[0].mean()), float(parts[-1].mean())) if len(parts) == QUARTERS else (0.0, 1.0)

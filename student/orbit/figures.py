@@ -1,7 +1,7 @@
-"""What tells modes apart: accuracy and tokens of each mode under its budget, and figures across modes.
+"""How modes differ: accuracy and tokens of each mode under its budget, and figures across modes.
 
 All are computed from the answers to the same problems in every mode. An answer that did not end within its mode's
-budget is wrong, whatever the verifier says about the part that is there.
+budget is wrong, whatever the verifier says about the part within it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from opd.tasks.verdict import Verdict
 from student.data.row import Row
 
 OWN = ("accuracy", "tokens", "violations", "truncation")
-"""Figures that a mode has by itself."""
+"""Figures of a single mode."""
 
 
 def over_budget(row: Row, budget: int) -> bool:
@@ -43,10 +43,10 @@ def mode_figures(rows: Sequence[Row], modes: Mapping[str, ModeSettings]) -> dict
         modes: by name.
 
     Returns:
-        accuracy/MODE: share of known verdicts that are right within the budget; tokens/MODE: mean tokens;
+        accuracy/MODE: share of known verdicts that are correct within the budget; tokens/MODE: mean tokens;
         violations/MODE: share over the budget; truncation/MODE: share that the length limit cut, which is the budget
         unless the evaluation has slack; monotone: share of problems whose tokens never rise from a trained mode to the
-        next narrower one; and those of `across_modes`.
+        next smaller one; and those of `across_modes`.
     """
     by_mode = {name: [row for row in rows if mode_of(row.prompt) == name] for name in modes}
     figures: dict[str, float] = {}
@@ -69,7 +69,7 @@ def mode_figures(rows: Sequence[Row], modes: Mapping[str, ModeSettings]) -> dict
 
 
 def widest_first(modes: Mapping[str, ModeSettings]) -> list[str]:
-    """Names of the trained modes, from the widest budget to the narrowest."""
+    """Names of the trained modes, from the largest budget to the smallest."""
     trained = [name for name, mode in modes.items() if mode.weight]
     return sorted(trained, key=lambda name: -modes[name].budget)
 
@@ -78,10 +78,9 @@ def across_modes(figures: Mapping[str, float], modes: Mapping[str, ModeSettings]
     """Figures that compare modes, from tokens/MODE and accuracy/MODE.
 
     Returns:
-        neighbour_ratio/MODE: tokens of the mode over those of the next narrower one; hypervolume: area under the best
-        accuracy that at most so many tokens buy, over [0, widest budget], divided by that budget; for a mode that is
-        never trained interpolation/MODE: where its tokens lie between those of the trained neighbours of its budget, 0
-        at the narrower and 1 at the wider one.
+        neighbour_ratio/MODE: tokens of the mode over those of the next smaller one; hypervolume: see there, up to the
+        largest budget; for a mode that is never trained interpolation/MODE: where its tokens lie between those of the
+        trained neighbours of its budget, 0 at the smaller and 1 at the larger one.
     """
     tokens = {name: figures[f"tokens/{name}"] for name in modes if f"tokens/{name}" in figures}
     trained = [name for name in widest_first(modes) if name in tokens]
@@ -101,14 +100,14 @@ def across_modes(figures: Mapping[str, float], modes: Mapping[str, ModeSettings]
 
 
 def hypervolume(points: Sequence[tuple[float, float]], longest: float) -> float:
-    """Area under the best accuracy for at most x tokens, x from 0 to `longest`, as a share of `longest`: in [0, 1].
+    """Area under the best accuracy of any mode with at most x tokens, x from 0 to `longest`, over `longest`: in [0, 1].
 
     Args:
         points: (tokens, accuracy) of each mode.
         longest: tokens at which the area ends; more count as `longest`.
     """
     area, best, last = 0.0, 0.0, 0.0
-    for tokens, accuracy in sorted(points):
+    for tokens, accuracy in sorted(points):  # a step function: it rises where a better mode becomes affordable
         here = min(tokens, longest)
         area, last, best = area + best * (here - last), here, max(best, accuracy)
     return (area + best * (longest - last)) / longest
@@ -117,7 +116,7 @@ def hypervolume(points: Sequence[tuple[float, float]], longest: float) -> float:
 def recovery(
     figures: Mapping[str, float], start: Mapping[str, float], modes: Mapping[str, ModeSettings]
 ) -> dict[str, float]:
-    """recovery/MODE: (accuracy - start) / (teacher - start), where the teacher's accuracy is known and another one.
+    """recovery/MODE: (accuracy - start) / (teacher - start), where the teacher's accuracy is known and not that.
 
     0 is the start, the merge in ORBIT, and 1 the teacher.
     """
@@ -136,7 +135,7 @@ def asked_in(row: Row, name: str, mode: ModeSettings) -> Row:
 
 
 def describe_modes(figures: Mapping[str, float]) -> str:
-    """The figures in one line for people; empty without modes."""
+    """The figures in one line for the console; empty without modes."""
     parts = []
     for name in [key.removeprefix("tokens/") for key in figures if key.startswith("tokens/")]:
         accuracy = figures.get(f"accuracy/{name}")

@@ -1,9 +1,9 @@
-"""Leakage between modes: how near the student in one mode is to the teachers of the others.
+"""Leakage between modes: how close the student in one mode is to the teachers of the others.
 
     leakage[i, j] = KL( S(. | q, mark of i) || T_j(. | q, mark of j) )   on answers of the student in mode i
 
-in nats per token. Every teacher reads the problem under the mark that it was trained under. Where modes are
-distinguished, the diagonal is the smallest of its row.
+in nats per token. Every teacher reads the problem with the mark that it was trained with. Where the student
+distinguishes the modes, the diagonal is the smallest of its row.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +50,7 @@ def leakage(
         mine = [row for row in rows if mode_of(row.prompt) == name][:problems]
         for other, mode in modes.items():
             asked = [asked_in(row, other, mode) for row in mine]
+            # As a context of the teacher: the row keeps the prompt that the student answered.
             for row in asked:
                 row.contexts[TEACHER] = np.array(encode_prompt(row.prompt, tokenizer), dtype=np.uint32)
 

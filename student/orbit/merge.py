@@ -8,8 +8,8 @@
 
 The arithmetic is mergekit's (extra `merge`), which reads safetensors lazily and writes shard by shard, so that memory
 is bounded by the models' largest tensor and one output shard, not by the models; an adapter alone is first merged into
-its base in memory. What is ours: every mismatch is refused by name before anything is written, the result appears in
-one rename, and merge.json tells what it was made of.
+its base in memory. Ours is that every mismatch is refused by name before anything is written, that the result appears
+in one rename, and that merge.json records what it was made from.
 """
 
 import json
@@ -53,7 +53,7 @@ class MergeSettings(Settings):
     base: str | None = Field(None, description="The model that differences are taken from.")
     density: float = Field(0.5, gt=0, le=1, description="Share of each difference that ties keeps, or dare draws.")
     scale: float = Field(1.0, description="Lambda: multiplies the summed differences to the base.")
-    t: float = Field(0.5, ge=0, le=1, description="Place on the arc of slerp; 0 is the first model.")
+    t: float = Field(0.5, ge=0, le=1, description="Position on the arc of slerp; 0 is the first model.")
     seed: int = Field(0, ge=0, description="Of dare's draws.")
     dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="Of the result.")
 
@@ -154,7 +154,7 @@ def _hashes(model: str) -> list[str]:
 
 
 def _run(settings: MergeSettings, out: Path) -> str:
-    """Let mergekit write the merged model; returns its version."""
+    """Have mergekit write the merged model; returns mergekit's version."""
     try:
         from importlib.metadata import version
 
@@ -178,7 +178,7 @@ def _run(settings: MergeSettings, out: Path) -> str:
 
 
 def _config(settings: MergeSettings) -> dict[str, Any]:
-    """The settings in mergekit's words."""
+    """The settings as mergekit's configuration."""
     config: dict[str, Any] = {"merge_method": settings.method, "dtype": settings.dtype}
     if settings.method == "slerp":
         first, second = settings.models

@@ -21,11 +21,11 @@ def merge(
     base: Annotated[str | None, typer.Option(help="Model that differences are taken from.")] = None,
     density: Annotated[float, typer.Option(help="Share of each difference that ties keeps, or dare draws.")] = 0.5,
     scale: Annotated[float, typer.Option(help="Multiplies the summed differences to the base.")] = 1.0,
-    t: Annotated[float, typer.Option(help="Place on the arc of slerp; 0 is the first model.")] = 0.5,
+    t: Annotated[float, typer.Option(help="Position on the arc of slerp; 0 is the first model.")] = 0.5,
     seed: Annotated[int, typer.Option(help="Of dare's draws.")] = 0,
     dtype: Annotated[str, typer.Option(help="Of the result: float32, bfloat16 or float16.")] = "bfloat16",
 ) -> None:
-    """Merge checkpoints of one architecture; merge.json in OUT tells what it was made of.
+    """Merge checkpoints of one architecture; merge.json in OUT records what it was made from.
 
     A PEFT adapter is merged into its base by: opd merge OUT BASE+ADAPTER
     """

@@ -1,4 +1,4 @@
-"""The figure of a fusion: accuracy over tokens, a line a mode, from the merge to the student, beside the teachers."""
+"""The figure of a fusion: accuracy over tokens, a line per mode from the merge to the student, and the teachers."""
 
 import json
 from collections.abc import Mapping, Sequence

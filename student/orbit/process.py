@@ -19,9 +19,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Stages:
     """Runs stages in processes of their own; a context, within which signals stop the run.
 
-    The first Ctrl-C, SIGTERM or SIGHUP raises CancelledError wherever the command stands; a stage that runs is told to
-    save and end, and is waited for. A second one kills the stage. A stage whose command is killed is told to save and
-    end too (Linux), and holds the folder's lock until it has, so that it is not started twice meanwhile.
+    The first Ctrl-C, SIGTERM or SIGHUP raises CancelledError wherever the command is; a stage that runs is told to save
+    and end, and is waited for. A second one kills the stage. A stage whose command is killed is told to save and end
+    too (Linux), and holds the folder's lock until it has, so that it is not started twice in the meantime.
 
     Args:
         folder: of the run; made when missing.
@@ -38,6 +38,7 @@ class Stages:
 
     def __enter__(self) -> "Stages":
         self._folder.mkdir(parents=True, exist_ok=True)
+        # The stage inherits the descriptor (`pass_fds`), and a lock by flock lasts until its last copy is closed.
         self._lock = os.open(self._folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,6 +63,7 @@ class Stages:
             CancelledError: after a signal, when the stage has saved its state and ended.
         """
         try:
+            # A signal between fork and assignment must not raise: the process would be unknown, and run on.
             self._starting = True
             # A session of its own: the terminal's Ctrl-C then reaches the stage once, through this process.
             self._process = subprocess.Popen(with_parent(command), start_new_session=True, pass_fds=(self._lock,))

@@ -49,18 +49,16 @@ class ServingSettings(Settings):
 
 
 class OrbitRecipe(Settings):
-    """A student with several thinking budgets: reinforcement per mode, merge, fusion (arXiv 2601.08310)."""
+    """A student with several thinking budgets: RL per mode, merge, fusion (arXiv 2601.08310)."""
 
     run: Path = Field(description="Folder of all stages.")
     seed: int = Field(0, ge=0, lt=2**63, description="Of all stages.")
     model: ModelSettings = Field(description="The student before the first stage.")
     prompts: PromptSettings = Field(description="Training and held-out prompts of all stages.")
     modes: dict[str, ModeSettings] = Field(
-        min_length=2, description="By name, from the widest budget to the narrowest."
+        min_length=2, description="By name, from the largest budget to the smallest."
     )
-    rl: dict[str, Any] = Field(
-        description="Keys of the reinforcement stages' recipes: objective, rollout, train, eval."
-    )
+    rl: dict[str, Any] = Field(description="Keys of the RL stages' recipes: objective, rollout, train, eval.")
     stages: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="Mode to keys that differ in its stage; groups are merged key by key."
     )
@@ -81,7 +79,7 @@ class OrbitRecipe(Settings):
             if self.modes[narrow].budget >= self.modes[wide].budget:
                 raise ValueError(
                     f"budgets must fall from mode to mode, but {narrow} has {self.modes[narrow].budget} after "
-                    f"{self.modes[wide].budget} of {wide}; list modes from the widest budget to the narrowest"
+                    f"{self.modes[wide].budget} of {wide}; list modes from the largest budget to the smallest"
                 )
         if len(self.trained) < 2:
             raise ValueError("fewer than two modes have a weight above 0, so that there is nothing to fuse")
@@ -116,9 +114,9 @@ class OrbitRecipe(Settings):
 
 
 def rl_recipe(orbit: OrbitRecipe, mode: str, model: str) -> Recipe:
-    """The recipe of a mode's reinforcement stage, which starts from the folder `model`.
+    """The recipe of a mode's RL stage, which starts from the folder `model`.
 
-    Unless the recipe names rewards, an answer that its budget cut earns nothing, however right it reads.
+    Unless the recipe names rewards, an answer that was cut by its budget earns nothing, whatever it contains.
     """
     keys = {"rewards": [{"name": "dler"}]} | _merged(orbit.rl, orbit.stages.get(mode, {}))
     return _recipe(orbit, mode, model, keys, {mode: orbit.modes[mode]})
@@ -166,9 +164,10 @@ def merge_settings(orbit: OrbitRecipe, models: dict[str, str]) -> MergeSettings:
 
 
 def stage_hashes(orbit: OrbitRecipe) -> dict[str, str]:
-    """SHA-256 of all that decides what each stage gives, in order; not of where it runs or who serves it.
+    """SHA-256 of the settings that decide each stage's result, in order; where it runs and who serves it is left out.
 
-    The order of keys in the recipe's file means nothing. The teachers' accuracy is measured on the way and left out.
+    The order of keys in the recipe's file has no effect. The teachers' accuracy, which the stages measure, is left out
+    too.
     """
     first, *_ = orbit.trained
     found: dict[str, Any] = {

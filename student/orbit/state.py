@@ -1,4 +1,4 @@
-"""What `opd orbit` has done so far: one small file, renamed into place after every change."""
+"""The progress of `opd orbit`: one small file, renamed into place after every change."""
 
 import json
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class State:
         running: the stage that was begun and has not ended, "" for none.
         teachers: mode to the folder whose weights its servers were given last.
         servers: mode to the addresses that its teacher is, or was last, served at.
-        warnings: what a person should look at, by stage.
+        warnings: sentences for the user, by stage.
     """
 
     path: Path
@@ -33,14 +33,14 @@ class State:
 
     @classmethod
     def open(cls, folder: Path, wanted: Mapping[str, str], *, resume: bool) -> "State":
-        """The state of a new run, or of one that goes on.
+        """The state of a new run, or of one that is resumed.
 
-        What is left may follow a changed recipe; what is done may not.
+        The recipe may have changed for stages that are not done, and must be the same for those that are.
 
         Args:
             folder: of the run.
             wanted: hashes of the settings of all stages, in order.
-            resume: whether the run goes on.
+            resume: whether the run is resumed.
 
         Raises:
             RunFolderError: when the folder is in use and `resume` is not set, holds no state that can be read, or a

@@ -1,4 +1,4 @@
-"""Devices that a run can be planned for. Peaks are the makers' figures for dense bfloat16; a run reaches less."""
+"""Devices that a run can be planned for. Peaks are the vendors' figures for dense bfloat16; a run reaches less."""
 
 import os
 import time
@@ -16,11 +16,11 @@ class Hardware:
     """A device.
 
     Attributes:
-        name: for people.
+        name: shown to the user.
         memory: bytes.
-        flops: multiply-adds x 2 per second, at the precision that it is used at.
+        flops: floating-point operations per second (two per multiply-add), at the precision in use.
         bandwidth: bytes per second of its memory.
-        overhead: seconds that a layer takes at least in one forward, because the host has to launch it.
+        overhead: least seconds of a layer in one forward pass, because the host has to launch its kernels.
         reserve: bytes that libraries take before anything of the run does.
     """
 

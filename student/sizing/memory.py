@@ -1,4 +1,4 @@
-"""Memory of a rank by part, and which setting makes too large a part smaller.
+"""Memory of a rank by part, and which setting to change when it does not fit.
 
     always      weights, AdamW's moments, copies of weights
     learning    gradients, what autograd keeps of the largest micro-batch, tiles of logits and the head's gradient
@@ -6,8 +6,8 @@
 
 An engine vllm has its weights and its cache always, or while it decodes where it sleeps between.
 
-Under `train.sharding: fsdp` a rank has its part of weights, gradients and moments; what it gathers for a while, a layer
-and what lies outside the layers, comes to that, and all weights while it decodes.
+Under `train.sharding: fsdp` a rank has its shard of weights, gradients and moments; what it gathers for a while comes
+on top: a layer and what lies outside the layers, and all weights while it decodes.
 
 The peak is that of `always` with the larger of the other two, or with both where steps are sampled ahead.
 """
@@ -147,9 +147,9 @@ def memory_of(recipe: Recipe, shape: Shape, needs: Needs, device: Hardware, *, g
 
 
 def _scattered(shape: Shape) -> float:
-    """Gradients of a gathered part before each rank has its share: as they come, and in float32 to be reduced.
+    """Gradients of a gathered part before they are scattered: in the dtype of the pass, and in float32 to be reduced.
 
-    Those of head and embeddings, which are counted apart, are freed by then.
+    Those of head and embeddings, which are counted separately, are freed by then.
     """
     share = shape.trained / shape.total
     return max(0.0, share * max(shape.outside, shape.layer) * (shape.width + 4) - shape.head_bytes)
@@ -170,6 +170,7 @@ def check_fits(memory: Memory, device: Hardware, recipe: Recipe) -> None:
     room = device.memory * _USABLE - memory.reserve
     if memory.peak <= room:
         return
+    # The advice is about the part that is too large: vLLM's cache, what is fixed, rollouts, or a micro-batch.
     always, learning, rollout = (sum(part.values()) for part in (memory.always, memory.learning, memory.rollout))
     said = (
         f"a rank takes {memory.peak / GIB:.1f} GiB at its peak, but {device.name} has room for {max(room, 0) / GIB:.1f}"

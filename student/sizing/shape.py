@@ -1,6 +1,6 @@
-"""What a student is made of, in bytes, from its config alone: no weights are loaded and nothing is computed.
+"""The parts of a student in bytes, from its config alone: no weights are loaded and nothing is computed.
 
-The model runs on torch's fake tensors, which have a shape and no content: what autograd keeps of a forward is counted
+The model runs on torch's fake tensors, which have a shape and no data: what autograd saves of a forward pass is counted
 tensor by tensor, for any family, with adapters, autocast and recomputation as the run would have them.
 """
 
@@ -19,7 +19,7 @@ from student.recipe import ModelSettings
 
 
 class Shape:
-    """A student without content.
+    """A student without data.
 
     Args:
         settings: the recipe's `model` group.
@@ -97,6 +97,8 @@ class Shape:
         return kept + whole // self.layers
 
     def _saved(self, rows: int, width: int) -> int:
+        # By storage: views of one tensor are saved several times and take memory once, and parameters are counted
+        # elsewhere.
         own = {p.untyped_storage()._cdata for p in self._student.parameters()}
         found: dict[int, int] = {}
         kept = []  # alive, so that no two storages have one address
@@ -117,7 +119,7 @@ class Shape:
 
 
 def _without_content(model: torch.nn.Module, dtype: torch.dtype | None = None) -> None:
-    """Give a model on device meta fake tensors of the CPU, whose kernels decide what is kept; ties stay.
+    """Replace a model's meta tensors by fake CPU tensors, for which autograd saves what it would on a CPU; ties stay.
 
     Args:
         model: it is changed in place.

@@ -7,7 +7,7 @@
     between ranks      gradients of every update, twice; sharded: layers for the forward and the backward pass of every
                        micro-batch, its gradients in float32, and all weights for the rollout
 
-The teachers' own time depends on their servers and is not in here: rows are scored while others are still sampled.
+The teachers' own time depends on their servers and is not included: rows are scored while others are still sampled.
 """
 
 import math
@@ -67,6 +67,8 @@ def times_of(recipe: Recipe, shape: Shape, needs: Needs, device: Hardware, *, me
     }
     bound = max(decoding, key=lambda name: decoding[name])
     prefill = 2 * shape.total * prompt * (mine / rollout.samples_per_prompt) / (device.flops * _REACHED)
+    # Per parameter and token: 2 operations forward, 2 backward to the inputs, 2 to the weights unless they are frozen,
+    # and 2 for recomputation.
     passes = (2 if recipe.model.lora is None else 1) * 2 + 2 + (2 if recipe.model.gradient_checkpointing else 0)
     learning = passes * shape.total * mine * (prompt + mean) * recipe.train.epochs / (device.flops * _REACHED)
     sent, received = _traffic(needs, prompt, mean, shape)
