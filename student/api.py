@@ -24,7 +24,7 @@ def train(recipe: Job, *overrides: str, resume: bool = False) -> dict[str, Any]:
         run (folder), checkpoint, steps, response_tokens, seconds, and the evaluations before and after.
 
     Raises:
-        OpdError: what stops a run, with a sentence for people and an exit code of its own.
+        OpdError: what stops a run, with a readable message and an exit code of its own.
     """
     from student.loop import train as run
 

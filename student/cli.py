@@ -22,7 +22,7 @@ def _print_keys(wanted: bool) -> None:
 
 
 def _started_again(run: Path) -> bool:
-    """Whether torchrun restarts ranks of which one was lost, after they had begun the run."""
+    """Whether torchrun is restarting the ranks because one was lost after the run had begun: then the run resumes."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 and (run / "recipe.yaml").exists()
 
 
@@ -88,7 +88,9 @@ def evaluate(
     overrides: Overrides = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Write the report as JSON, and the answers beside it, to a name in .samples.jsonl."),
+        typer.Option(
+            "--out", help="Write the report as JSON here, and the answers to the same name with .samples.jsonl"
+        ),
     ] = None,
 ) -> None:
     """Evaluate a model on a recipe's held-out prompts: accuracy and reverse KL to the teachers.

@@ -93,7 +93,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class Workbench:
-    """Parts of the loop, for a controller that makes passes of its own beside training.
+    """Parts of the loop, for a controller that makes passes of its own besides training.
 
     Attributes:
         learner: weights, objective and optimizer; what is trained must be left as it was found.
@@ -119,7 +119,7 @@ class Services(Protocol):
 
     @property
     def outcomes(self) -> Sequence[Outcome]:
-        """What became of the rows of the step, on all ranks; those of the last step while the next one is planned."""
+        """Outcomes of the rows of the step on all ranks; those of the last step while the next one is planned."""
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Names and trained tensors of the student, on its device; writable under no_grad."""

@@ -93,7 +93,7 @@ def _shake_hands(recipe: Recipe, needs: Needs, source: PromptSource, tokenizer: 
 
 
 _IN_PROCESS = {
-    "student": "the student's weights of now",
+    "student": "the student's present weights",
     "initial": "the student's first weights",
     "ema": "the moving average of the student's weights",
 }

@@ -14,10 +14,10 @@ from student.scoring.needs import Needs
 
 
 class EvalMeasure(Protocol):
-    """Measures KL(student || teacher) on scored answers; which one, `student.plugins.build_measure` decides.
+    """Measures KL(student || teacher) on scored answers; `student.plugins.build_measure` chooses one.
 
     Attributes:
-        estimator: how it measures, for people.
+        estimator: how it measures, in words for reports.
     """
 
     estimator: str
@@ -96,7 +96,7 @@ def report(
         domain = group[0].domain
         if found and domain is not None:
             domains.setdefault(domain, []).append(per_prompt[-1] or 0.0)
-    # A prompt of which no answer could be judged is left out of the means; it is not wrong.
+    # A prompt with no judged answer is left out of the means: unknown is not wrong.
     judged = [value for value in per_prompt if value is not None]
     tokens, count = sum(answer.length for answer in answers), max(1, len(answers))
     return EvalReport(

@@ -1,7 +1,7 @@
 """Evaluations by the loop: answers of the current weights to held-out prompts, judged, and measured against teachers.
 
-Each rank answers its share of the prompts, and all come to the report of one rank. With modes, whose figures compare
-answers to one problem, every rank has all answers.
+Each rank answers its share of the prompts, and all ranks get the report that a single one would. With modes, whose
+figures compare answers to one problem, every rank answers all prompts.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,8 +38,8 @@ class Asked:
             has that temperature.
         seed_names: name the random streams.
         scorer: asks for what the measure needs; None where nothing is measured.
-        keep: so many first answers go into the report,
-        shown: and so many of them with a divergence each.
+        keep: how many answers go into the report, the first ones.
+        shown: how many of those have a divergence each.
     """
 
     plan: StepPlan
@@ -109,7 +109,8 @@ class Evaluator:
         judge_budgets(rows, self._recipe.modes)
         modes = mode_figures(rows, self._recipe.modes) | self._leakage(asked, scored, leakage)
         report = replace(self._report(asked, rows, samples, value), modes=modes)
-        # A verifier that timed out on one rank alone must not have the ranks decide differently.
+        # Where every rank judged all answers, a verifier may have timed out on one of them alone, and gates that read
+        # the report must decide the same on all.
         return report if self._shares > 1 else self._learner.ranks.gather(report)[0]
 
     def _ask(
@@ -205,7 +206,7 @@ class Evaluator:
         """The report of all ranks' answers."""
         placed = list(zip(asked.places, rows, strict=True))
         kept = self._samples([(at, row) for at, row in placed if at < asked.keep], 0 if value is None else asked.shown)
-        # Weights that were never trained have figures of their own, and no part in those of the student.
+        # Modes that are not trained have figures of their own and do not count in the student's.
         mine = [Answer.of(row, at) for at, row in placed if is_trained(row, self._recipe.modes)]
         shares = self._gathered((mine, kept))
         answers = sorted((answer for found, _ in shares for answer in found), key=lambda answer: answer.place)

@@ -13,15 +13,15 @@ _GRAM = 4
 def pass_at_k(correct: int, samples: int, k: int) -> float:
     """Probability that at least one of k answers is correct, from `correct` of `samples` answers.
 
-    1 - C(n - c, k) / C(n, k), which is unbiased for every k up to n (arXiv 2107.03374), as the product that does not
-    overflow.
+    1 - C(n - c, k) / C(n, k), which is unbiased for every k up to n (arXiv 2107.03374), computed as a product, which
+    does not overflow.
 
     Raises:
         ValueError: when k is not in 1..samples.
     """
     if not 1 <= k <= samples:
         raise ValueError(f"k must be in 1..{samples}, but it is {k}")
-    if samples - correct < k:
+    if samples - correct < k:  # any k answers contain a correct one
         return 1.0
     return 1.0 - math.prod(1.0 - k / i for i in range(samples - correct + 1, samples + 1))
 

@@ -7,7 +7,7 @@ from opd.errors import ConfigError
 
 
 def check_model_path(path: str, revision: str | None = None) -> None:
-    """Refuse a bare name that is neither a folder nor a model in the hub's cache: most likely a folder misspelt.
+    """Refuse a bare name that is neither a folder nor a model in the hub's cache: most likely a misspelt folder.
 
     Ids with a slash are left to the hub.
 

@@ -39,7 +39,7 @@ class Plugins:
         rewards: of rows.
         engine: of rollouts.
         needs: of terms, controllers, strategy and rewards together.
-        remarks: what a person should know of them although they work.
+        remarks: advice on settings that are valid but may not do what is expected.
     """
 
     terms: list[Term]
@@ -63,10 +63,12 @@ def build_plugins(recipe: Recipe) -> Plugins:
     rewards = RewardChain([_build(REWARDS, entry, f"rewards.{i}") for i, entry in enumerate(recipe.rewards)])
     parts = (*terms, *controllers, strategy, *rewards.parts)
     needs = merge([part.needs() for part in parts], temperature=recipe.rollout.temperature)
+    # Rewards are used by terms, or by contexts that tell a model the outcome of a row.
     told = any(reads_outcomes(role, context) for role, context in recipe.contexts.items())
     if rewards.parts and not told and not any(part.needs().reward for part in (*terms, *controllers)):
         raise ConfigError("rewards are given, but no term learns from any; add one to the objective, for example grpo.")
     needs = _with_contexts(recipe, parts, needs)
+    # "any" is met by a reward that stands in for the verdict; without one the verdict is the reward.
     if needs.reward == "any" and rewards.whole is None:
         needs = replace(needs, reward="verdict")
     if needs.served and recipe.teachers is None:
@@ -91,10 +93,11 @@ def build_plugins(recipe: Recipe) -> Plugins:
 
 
 def _with_contexts(recipe: Recipe, parts: Sequence[Term | Controller | Strategy | Reward], needs: Needs) -> Needs:
-    """`needs`, with rewards where a context tells of them.
+    """`needs`, with rewards where a context is made from them.
 
     Raises:
-        ConfigError: for a context that would change the old policy, or one that waits for what waits for it.
+        ConfigError: for a context that would change the old policy, or one made from rewards that are made from the
+            answers of models.
     """
     outcomes = sorted(role for role, context in recipe.contexts.items() if reads_outcomes(role, context))
     for part in parts:
@@ -117,7 +120,7 @@ def _with_contexts(recipe: Recipe, parts: Sequence[Term | Controller | Strategy 
 
 
 def _other_temperatures(terms: Sequence[Term], sampled_at: float) -> Iterator[str]:
-    """A remark for every model that is asked for another temperature than the rollouts have."""
+    """A remark for every model that is asked at another temperature than that of the rollouts."""
     for term in terms:
         found = {(need.role, need.temperature) for need in term.needs().signals if need.temperature is not None}
         for role, temperature in sorted(found):
@@ -135,7 +138,7 @@ def _check_staleness(
     strategy: Strategy,
     engine: RolloutEngine,
 ) -> None:
-    """Refuse `train.max_staleness` where something in the recipe does not stand it.
+    """Refuse `train.max_staleness` where something in the recipe cannot work with it.
 
     Raises:
         ConfigError: naming it and why.

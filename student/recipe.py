@@ -53,8 +53,8 @@ class EmaSettings(Settings):
 class TeacherSettings(Settings):
     """The models that score.
 
-    Beside served ones, three are answered in process, without a server: student (the weights now), initial (those of
-    step 0) and ema (their moving average); a served model of the same name goes first.
+    Besides served ones, three are answered in process, without a server: student (the weights now), initial (those of
+    step 0) and ema (their moving average); a served model of the same name takes precedence.
     """
 
     endpoints: list[str] | dict[str, list[str]] = Field(
@@ -82,9 +82,9 @@ class TeacherSettings(Settings):
     )
     map_stops: bool = Field(
         False,
-        description="Let a teacher's probability to stop count as the student's: what it gives those of its stop "
-        "tokens that do not end the student's responses goes to the student's own. For a base student of a chat "
-        "teacher; payloads sampled, gather and topk.",
+        description="Move a teacher's probability of stopping onto the student's stop tokens, from those of its own "
+        "that do not end the student's responses. For a base student of a chat teacher; payloads sampled, gather and "
+        "topk.",
     )
     ema: EmaSettings = Field(default_factory=EmaSettings, description="How model ema follows the student.")
     fleet: FleetSettings = Field(default_factory=FleetSettings, description="How the fleet is used.")
@@ -109,7 +109,7 @@ class RolloutSettings(Settings):
     max_prompt_tokens: int = Field(2048, ge=1, description="Longest prompt, tokens.")
     long_prompts: Literal["drop", "error"] = Field(
         "error",
-        description="What becomes of longer prompts, training and held-out: drop leaves them out, error refuses the "
+        description="What to do with longer prompts, training and held-out: drop leaves them out, error refuses the "
         "run. All rows of files and datasets are measured before the run begins, generated prompts when drawn.",
     )
     stop_tokens: list[int | str] = Field(
@@ -158,16 +158,16 @@ class TrainSettings(Settings):
         1,
         ge=1,
         description="Optimizer updates in a pass, each on its share of the groups. From the second update of a step on "
-        "the student is not the policy that sampled: importance ratios leave 1 and clips act.",
+        "the student is not the policy that sampled: importance ratios differ from 1, and clips act.",
     )
     max_staleness: int = Field(
         0,
         ge=0,
         le=64,
-        description="Steps that the weights which sample a step are behind those that learn from it: 0 samples and "
-        "learns in turn; with k step n is sampled with exactly the weights of step n - k, while earlier steps are "
-        "learnt. Needs k + 1 copies of the trained tensors on the host, one on the device, and an objective that "
-        "allows for it (docs/scale.md).",
+        description="How many steps the weights that sample are behind those that train: 0 samples and trains in "
+        "turn; with k, step n is sampled with exactly the weights of step n - k, while earlier steps are trained on. "
+        "Needs k + 1 copies of the trained tensors on the host, one on the device, and an objective that allows for "
+        "it (docs/scale.md).",
     )
     learning_rate: float = Field(1e-5, gt=0, description="Peak learning rate of AdamW.")
     warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
@@ -251,8 +251,8 @@ class Recipe(Settings):
     )
     rewards: list[dict[str, Any]] = Field(
         default_factory=list,
-        description="Rewards beside the verifier's verdict, each with its name and settings: one may stand in for it, "
-        "the others add to it; see `opd plugins list reward`.",
+        description="Rewards besides the verifier's verdict, each with its name and settings: one may replace it, the "
+        "others add to it; see `opd plugins list reward`.",
     )
     methods: list[dict[str, Any]] = Field(
         default_factory=list,

@@ -10,8 +10,8 @@ the same prompts here. Correct is what the recipe's verifier says; all intervals
                the derivative at lambda = 0 of the accuracy of the policy S^(1 - lambda) T^lambda, so what the first
                step of distillation does; it needs scores alone, and its few large terms make its interval wide
 
-A teacher that is better and worth something at the student's states is worth distilling. One that is better only from
-its own states on supervises those alone: fine-tune on its answers instead (`opd answers`).
+A teacher that is better, and helps at the student's states, is worth distilling. One that is better only from its own
+states is of use there alone: fine-tune on its answers instead (`opd answers`).
 """
 
 import math
@@ -77,7 +77,7 @@ def judge(worth: Worth) -> Verdict:
     if math.isnan(worth.student):
         return _open("no answer could be judged; give the prompts a verifier and references.")
     if worth.student == worth.teacher == 0:
-        return _open("not one answer of either is right; easier prompts, longer answers or another verifier tell more.")
+        return _open("no answer of either is correct; try easier prompts, longer answers or another verifier.")
     return _from_scores(worth) if worth.better is None else _from_answers(worth, worth.better)
 
 

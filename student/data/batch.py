@@ -147,5 +147,5 @@ def _flat(parts: Iterable[np.ndarray], device: torch.device) -> Tensor:
 
 def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
     host = torch.from_numpy(np.ascontiguousarray(array))
-    # From pinned memory the copy runs beside the kernels that were queued before it.
+    # From pinned memory the copy is asynchronous: the host goes on at once.
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

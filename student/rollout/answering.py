@@ -1,4 +1,4 @@
-"""A model that only answers: weights beside those of a run, sampled with the lengths and stop tokens of its recipe."""
+"""A model that is only sampled: other weights than the run's, with the lengths and stop tokens of its recipe."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class AnsweringModel:
             model: folder or hub id.
             tokenizer: to encode with; the model's own when None.
             max_prompt_tokens: another limit than the recipe's.
-            stop_ids: ids that end an answer beside those of tokenizer, generation config and recipe.
+            stop_ids: ids that end an answer besides those of tokenizer, generation config and recipe.
         """
         settings = recipe.rollout
         tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer

@@ -3,7 +3,7 @@
     opened  ->  sync(parameters, version)  ->  sample(planned)  ->  ...  ->  closed
 
 An engine may sample from the trained model itself (`transformers`) or from a copy of the weights that it holds (an
-inference server in or beside the process); `sync` is where it takes the copy. The loop, evaluations, probes and
+inference server inside or outside the process); `sync` is where it takes the copy. The loop, evaluations, probes and
 services sample through one `Sampler`, which syncs whenever the weights may have moved, so that no engine samples with
 old ones. A third party adds an engine through the entry-point group `opd.rollout_engines`.
 

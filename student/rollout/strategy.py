@@ -6,7 +6,7 @@
     reinforce_ada           further answers until a prompt has right and wrong ones
     self_interference       only prompts that greedy decoding does not solve
     lte, guide, icpo        a second pass, or an answer, under a hint that is not trained on
-    replay, rorecomp        groups of earlier steps beside the new ones
+    replay, rorecomp        groups of earlier steps along with the new ones
 
 A strategy samples, has rows scored, looks at their outcomes on all ranks, and may sample more. It asks everything
 of `Rollouts` and decides by what that returned, so that every rank decides the same. A third party adds a strategy
@@ -58,7 +58,7 @@ for name, path, summary in [
     ("lte", "strategies.lte:Lte", "all-wrong groups try again, told of their wrong answers"),
     ("guide", "strategies.guide:Guide", "all-wrong groups try again under a stored hint"),
     ("icpo", "strategies.icpo:Icpo", "one answer of each group is written after a worked example"),
-    ("replay", "strategies.replay:Replay", "groups of earlier steps beside the new ones"),
+    ("replay", "strategies.replay:Replay", "groups of earlier steps along with the new ones"),
     ("rorecomp", "strategies.rorecomp:RoRecomp", "short right and long wrong answers first, the rest later"),
 ]:
     STRATEGIES.add(name, f"student.rollout.{path}", summary)

@@ -66,7 +66,7 @@ class ContextSettings(Settings):
         "them over (SDPO: [group.best, row.feedback]). Metric context_missing_share counts them.",
     )
     template_options: dict[str, Any] | None = Field(
-        None, description="What the chat template is given beside the messages; null: what the prompt gives it."
+        None, description="What the chat template is given besides the messages; null: what the prompt gives it."
     )
 
     @model_validator(mode="after")

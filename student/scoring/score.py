@@ -226,7 +226,7 @@ class Scorer:
         return time.monotonic() - begin
 
     def reread(self, rows: Sequence[Row], *, poll: Callable[[], None] = lambda: None) -> dict[str, int]:
-        """Read what the terms want of role "student" again, with the weights of now; returns positions read."""
+        """Read what the terms want of role "student" again, with the present weights; returns positions read."""
         calls: list[tuple[Row, list[tuple[_Request, Future[Scores]]]]] = [
             (row, [(r, Future()) for r in self._requests(row) if r.need.role == STUDENT]) for row in rows
         ]

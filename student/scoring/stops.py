@@ -61,7 +61,7 @@ class StopMap:
         return tuple(sorted({*self._student.tolist(), *(int(i) for ids in self._foreign.values() for i in ids)}))
 
     def ask(self, model: str, spec: PayloadSpec, item: ScoreItem) -> tuple[PayloadSpec, ScoreItem]:
-        """What to request instead of `spec`: sampled log-probs need those of the model's stop tokens beside them."""
+        """What to request instead of `spec`: sampled log-probs need those of its foreign stop tokens too."""
         foreign = self._foreign.get(model)
         if foreign is None or spec.kind is not PayloadKind.SAMPLED:
             return spec, item

@@ -1,4 +1,4 @@
-"""Verification beside the rollout: each answer is judged from the moment its row is finished, several at once.
+"""Verification during the rollout: each answer is judged from the moment its row is finished, several at once.
 
 An answer whose check hangs holds up its own row, for as long as the verifier's time limit; the others go on.
 """

@@ -148,7 +148,7 @@ class Prober:
 
     @torch.no_grad()
     def _copy(self, weights: dict[str, Tensor] | None) -> Learner:
-        """The copy of the learner with the weights of now; made once, refreshed for every probe."""
+        """The copy of the learner with the present weights; made once, refreshed for every probe."""
         if self._twin is None:
             self._twin = copy.copy(self._learner)
             self._twin.student = self._twin.wrapped = copy.deepcopy(self._learner.student)
