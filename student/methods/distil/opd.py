@@ -16,10 +16,10 @@ depend on the sampled tokens, biases sampled most, gather and topk less, hidden 
 The teacher is the one that the prompt's route names, or with `role` a model in this process: ema, the student's moving
 average, initial, its first weights, or student, itself under a context of its own (contexts.student).
 
-On rows that the student did not sample (origin expert) the response token is no sample: gather and topk sum their head
-and give every token of the tail the mean log-ratio that follows from both models' tail masses (`given_rows`), hidden is
-exact, sampled is refused. With method expert_rows this is GKD's mix of on-policy and given data: share 1 - lambda of
-the rows is given.
+On rows that the student did not sample (origin expert) the response token is not a sample: gather and topk sum their
+head and give every token of the tail the mean log-ratio that follows from both models' tail masses (`given_rows`),
+hidden is exact, sampled is refused. With method expert_rows this is GKD's mix of on-policy and given data: share
+1 - lambda of the rows is given.
 
 Sources: MiniLLM (arXiv 2306.08543), GKD (2306.13649), Qwen3 report (2505.09388).
 """
