@@ -8,7 +8,7 @@ adapters off is the base bit for bit, so that the reference `initial` costs no m
 targets: losses read the head's weight itself, and would silently miss an adapter on it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from opd.adapters import ADAPTER_WEIGHTS, adapter_settings, import_peft
@@ -121,6 +122,29 @@ def _own_name(name: str) -> str:
         return f"{name}.{ADAPTER}.weight"
     stem, _, last = name.rpartition(".")
     return f"{stem}.{ADAPTER}.{last}"
+
+
+def adapter_tensors(lm: PreTrainedModel, given: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The factors by the names of PEFT's files, and the settings beside them.
+
+    Args:
+        lm: a model with adapters.
+        given: factors by name, in place of the model's own of the same name.
+    """
+    found = {}
+    for name, parameter in lm.named_parameters():
+        if "lora_" in name:
+            stem, _, last = name.rpartition(f".{ADAPTER}.")
+            found[f"{_PREFIX}{stem}.{last}"] = given.get(name, parameter).detach()
+    settings: Any = lm.peft_config[ADAPTER]
+    saved = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.to_dict().items()}
+    return found, saved | {"inference_mode": True}
+
+
+def sends_adapters(lm: PreTrainedModel) -> bool:
+    """Whether a model has adapters that engines can add themselves; DoRA's they cannot."""
+    found: Any = getattr(lm, "peft_config", None) or {}
+    return has_lora(lm) and not found[ADAPTER].use_dora
 
 
 def has_lora(lm: PreTrainedModel) -> bool:

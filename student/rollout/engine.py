@@ -42,6 +42,14 @@ ROLLOUT_ENGINES.add(
 )
 
 ROLLOUT_ENGINES.add("vllm", "student.rollout.vllm.engine:VllmEngine", "vLLM in process, on the rows' own streams")
+ROLLOUT_ENGINES.add(
+    "vllm_server", "student.rollout.servers.engine:VllmServerEngine", "vLLM servers that all ranks share, over HTTP"
+)
+ROLLOUT_ENGINES.add(
+    "sglang_server",
+    "student.rollout.servers.engine:SglangServerEngine",
+    "SGLang servers that all ranks share, over HTTP",
+)
 
 OnRow = Callable[["Row"], None]
 

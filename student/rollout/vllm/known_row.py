@@ -66,19 +66,22 @@ class Reader:
             self._code.enable_adapters()
 
     @torch.no_grad()
-    def log_probs(self, row: KnownRow, parameters: Mapping[str, Tensor]) -> NDArray[np.float32]:
+    def log_probs(
+        self, row: KnownRow, parameters: Mapping[str, Tensor], temperature: float = 1.0
+    ) -> NDArray[np.float32]:
         """[8] log-probs of the answer, nats.
 
         Args:
             row: the row.
             parameters: trained parameters by name, in place of the model's own of the same name.
+            temperature: divides the logits.
         """
         device, half = self._model.device, self._spec.autocast
         ids = torch.tensor([[*row.prompt, *row.answer]], device=device)
         given = {name: tensor.to(device) for name, tensor in parameters.items()}
         with torch.autocast(device.type, half or torch.bfloat16, enabled=half is not None):
             logits = functional_call(self._code, {**_tensors(self._model), **given}, (ids,)).logits[0]
-        logp = logits[len(row.prompt) - 1 : -1, : self._spec.valid_vocab].float().log_softmax(-1)
+        logp = logits[len(row.prompt) - 1 : -1, : self._spec.valid_vocab].float().div(temperature).log_softmax(-1)
         return logp.gather(-1, ids[0, len(row.prompt) :, None])[:, 0].cpu().numpy()
 
 

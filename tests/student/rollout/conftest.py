@@ -12,22 +12,45 @@ import torch
 from opd.config import parse_settings
 from student.rollout.engine import ROLLOUT_ENGINES, EngineSetup, RolloutEngine
 from student.rollout.spec import RolloutSpec
+from tests.support.ports import held_port
+from tests.support.sglang_rollouts import SglangRollouts
+from tests.support.vllm_rollouts import VllmServer
 
 Opened = Callable[[str], RolloutEngine]
 
 
 @pytest.fixture(scope="session")
-def opened(world: Path) -> Iterator[Opened]:
+def vllm_server(world: Path) -> Iterator[VllmServer]:
+    """A vLLM server on the student of the test world."""
+    server = VllmServer(world / "student", held_port())
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def opened(world: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Opened]:
     """Opens each engine at its first use, on the student of the test world."""
     engines: dict[str, RolloutEngine] = {}
+    servers: list[SglangRollouts] = []
+
+    def settings(name: str) -> dict[str, Any]:
+        if not name.endswith("_server"):
+            return {"name": name}
+        if name == "sglang_server":
+            servers.append(SglangRollouts(world / "student"))
+        url = servers[0].url if name == "sglang_server" else request.getfixturevalue("vllm_server").url
+        return {"name": name, "endpoints": [url], "folder": str(tmp_path_factory.mktemp(name))}
 
     def get(name: str) -> RolloutEngine:
         if name not in engines:
-            if name == "vllm" and importlib.util.find_spec("vllm") is None:
+            if name.startswith("vllm") and importlib.util.find_spec("vllm") is None:
                 pytest.skip("vLLM is not installed here; `make engines` runs this in an environment of its own")
             torch.set_num_threads(1)
             cls = ROLLOUT_ENGINES.load(name)
-            engine: RolloutEngine = cls(parse_settings(cls.settings_type, {"name": name}))
+            engine: RolloutEngine = cls(parse_settings(cls.settings_type, settings(name)))
             engine.open(setup_of(world))
             engines[name] = engine
         return engines[name]
@@ -35,6 +58,8 @@ def opened(world: Path) -> Iterator[Opened]:
     yield get
     for engine in engines.values():
         engine.close()
+    for server in servers:
+        server.close()
 
 
 def setup_of(world: Path) -> EngineSetup:

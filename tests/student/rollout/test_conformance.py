@@ -13,7 +13,8 @@ from student.data.row import Row, RowKey
 from student.rollout.engine import ROLLOUT_ENGINES, RolloutEngine
 
 NAMES = [
-    pytest.param(entry.name, marks=pytest.mark.engine if entry.name == "vllm" else ()) for entry in ROLLOUT_ENGINES
+    pytest.param(entry.name, marks=pytest.mark.engine if entry.name.startswith("vllm") else ())
+    for entry in ROLLOUT_ENGINES
 ]
 PROMPTS = [Prompt.make(text) for text in ("1+1=", "12+34=", "7+7=")]
 

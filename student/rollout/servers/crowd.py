@@ -1,0 +1,115 @@
+"""Rows over all servers: each server takes the next row as soon as it has room, and what a lost one had goes to others.
+
+A row counts when its whole answer has come, and is asked again only where none has: no row comes twice.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+from opd.errors import RolloutEngineError
+from student.rollout.lost import EngineLostError
+from student.rollout.servers.dialect import Answer, Ask
+from student.rollout.servers.http import Connection, LostError
+from student.rollout.servers.server import Server
+
+Take = Callable[[int, Answer], None]
+_Told = tuple[int, Answer] | tuple[Server, str] | Exception
+
+
+class Crowd:
+    """One rollout.
+
+    Args:
+        servers: those that hold the weights.
+        asks: the rows.
+        in_flight: most rows under way at a server.
+    """
+
+    def __init__(self, servers: Sequence[Server], asks: Sequence[Ask], in_flight: int) -> None:
+        self._asks = asks
+        self._waiting: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[_Told] = queue.SimpleQueue()
+        self._connections: dict[Server, list[Connection]] = {server: [] for server in servers}
+        self._threads: list[threading.Thread] = []
+        self.reissued = 0
+        for index in range(len(asks)):
+            self._waiting.put(index)
+        for server in servers:
+            for _ in range(min(in_flight, len(asks))):
+                connection = server.connect()
+                self._connections[server].append(connection)
+                self._threads.append(threading.Thread(target=self._work, args=(server, connection), daemon=True))
+
+    def run(self, take: Take) -> None:
+        """Sample the rows; calls take(its place, its answer) for each, in this thread, in the order they end.
+
+        Raises:
+            EngineLostError: when no server is left.
+            RolloutEngineError: when a server refuses a row.
+        """
+        for thread in self._threads:
+            thread.start()
+        left, up = len(self._asks), set(self._connections)
+        try:
+            while left:
+                told = self._told.get()
+                if isinstance(told, Exception):
+                    raise told
+                first, second = told
+                if isinstance(first, int) and isinstance(second, Answer):
+                    take(first, second)
+                    left -= 1
+                elif isinstance(first, Server):
+                    self._leave(first, str(second), up)
+        finally:
+            self._end()
+
+    def _leave(self, server: Server, why: str, up: set[Server]) -> None:
+        """Ask `server` no more; its other rows come back as soon as their connections are cut."""
+        server.lost, server.label = why, None
+        up.discard(server)
+        for connection in self._connections[server]:
+            connection.cut()
+        if not up:
+            reasons = "; ".join(f"{one.url}: {one.lost}" for one in self._connections)
+            raise EngineLostError(f"every rollout server is lost ({reasons}).")
+
+    def _work(self, server: Server, connection: Connection) -> None:
+        """In a thread."""
+        while not server.lost and (index := self._waiting.get()) is not None:
+            ask = self._asks[index]
+            try:
+                answer = server.generate(connection, ask)
+            except LostError as error:
+                self._again(index, server, str(error))
+                return
+            except (RolloutEngineError, KeyError, TypeError, ValueError, IndexError) as error:
+                known = isinstance(error, RolloutEngineError)
+                said = (
+                    f"rollout server {server.url} answered otherwise than expected ({type(error).__name__}: {error})."
+                )
+                self._told.put(error if known else RolloutEngineError(said))
+                return
+            if not answer.whole or answer.weights != (ask.weights,):
+                held = " and ".join(answer.weights) or "no weights"
+                self._again(index, server, f"it sampled with {held} instead of {ask.weights}")
+                return
+            self._told.put((index, answer))
+
+    def _again(self, index: int, server: Server, why: str) -> None:
+        self.reissued += 1
+        self._waiting.put(index)
+        self._told.put((server, why))
+
+    def _end(self) -> None:
+        for _ in self._threads:
+            self._waiting.put(None)
+        for connections in self._connections.values():
+            for connection in connections:
+                connection.cut()
+        for thread in self._threads:
+            thread.join()
+        for connections in self._connections.values():
+            for connection in connections:
+                connection.close()

@@ -1,0 +1,294 @@
+"""Rollout engines vllm_server and sglang_server: servers beside the student, which all ranks share.
+
+    sync     weights (of a LoRA student its adapters) go to a folder under their hash; each server loads them once, for
+             whichever rank comes first, and is asked for the known row by every rank
+    sample   a request per row, to whichever server has room; a row says which weights sampled it, and one that was
+             sampled with others, or with two, is asked again
+
+Token ids go in and come out; log-probs are those of the distribution sampled from, at the row's temperature. The
+randomness is the server's own: each row brings a seed from its stream, so a server of the same version draws it again,
+but not as the other engines do. A server that is lost costs no row: what it had is asked elsewhere, and when none is
+left, the run waits for one to come back, gives it the weights, and goes on.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, ClassVar
+
+from opd.errors import ConfigError, DataError, NonFiniteError, RolloutEngineError
+from student.rollout.engine import EngineSetup, OnRow, RolloutEngine, ignore
+from student.rollout.lost import EngineLostError
+from student.rollout.servers.dialect import Answer, Ask, Dialect
+from student.rollout.servers.http import LostError
+from student.rollout.servers.server import NotLoadedError, Server
+from student.rollout.servers.settings import ServersSettings, check_servers
+from student.rollout.servers.sglang import SglangDialect
+from student.rollout.servers.vllm import VllmDialect
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from student.data.plan import PlannedRow
+    from student.data.row import Row
+    from student.recipe import Recipe
+    from student.rollout.requests import Request
+    from student.rollout.rows import Finish
+
+log = logging.getLogger(__name__)
+_HALVES = ("bfloat16", "float16")
+_KNOWN_TEMPERATURE = 0.7
+"""Not 1, so that a server that gives log-probs of temperature 1 throughout is found out."""
+_ASK_AGAIN_SECONDS = 1.0
+
+
+class ServersEngine(RolloutEngine):
+    """Samples with servers; see the module. Subclasses name the dialect."""
+
+    settings_type = ServersSettings
+    settings: ServersSettings
+    holds_weights = True
+    dialect: ClassVar[type[Dialect]]
+
+    def __init__(self, settings: ServersSettings) -> None:
+        super().__init__(settings)
+        self._label = ""
+        self._given: dict[str, Tensor] = {}
+
+    def check(self, recipe: Recipe) -> None:
+        """See `RolloutEngine.check`."""
+        check_servers(self.settings, recipe)
+        if self.settings.folder is None:
+            self.settings = self.settings.model_copy(update={"folder": recipe.run.absolute() / "rollout"})
+
+    def open(self, setup: EngineSetup) -> None:
+        """Look at every server; the weights of the run come with the first sync.
+
+        Raises:
+            ConfigError: when one cannot be used.
+            RolloutEngineError: when one does not answer.
+        """
+        from student.learning.lora import sends_adapters
+        from student.rollout.servers.folder import WeightsFolder
+
+        # A fast tokenizer may not be used by two threads at once, and rows may be sampled beside learning.
+        super().open(dataclasses.replace(setup, tokenizer=copy.deepcopy(setup.tokenizer)))
+        if self.settings.folder is None:
+            raise ConfigError("rollout.engine.folder is not set; name a folder that the servers see.")
+        dtype = self.settings.dtype
+        self._dtype = dtype if dtype != "auto" else str(setup.spec.autocast or setup.model.dtype).removeprefix("torch.")
+        self._adapters = sends_adapters(setup.model) and not self.settings.merge_adapters
+        self._folder = WeightsFolder(self.settings.folder)
+        self._servers = [
+            Server(url, self.dialect(), self.settings, adapters=self._adapters) for url in self.settings.endpoints
+        ]
+        self._longest = 2**31
+        for server in self._servers:
+            try:
+                facts = server.facts()
+            except LostError as error:
+                raise RolloutEngineError(f"rollout server {error}; start it first, or leave it out.") from error
+            if facts.wrong:
+                raise ConfigError(f"rollout server {server.url} {facts.wrong}.")
+            if facts.most_likely < setup.spec.candidates:
+                raise ConfigError(
+                    f"rollout server {server.url} gives at most {facts.most_likely} likely ids at a position, and the "
+                    f"objective needs {setup.spec.candidates}; start it with --max-logprobs {setup.spec.candidates}."
+                )
+            self._longest = min(self._longest, facts.longest)
+
+    def sync(self, parameters: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """See `RolloutEngine.sync`.
+
+        Raises:
+            RolloutEngineError: when no server took the weights, or one holds others than the student's afterwards.
+        """
+        from student.rollout.servers.weights import written
+
+        began = time.monotonic()
+        self.version, self._given = version, dict(parameters)
+        tensors, config, files = written(self.setup.model, self._given, self._dtype, adapters=self._adapters)
+        self._label, self._path = self._folder.put(tensors, config, files)
+        del tensors
+        self._spread()
+        self._count("syncs", 1)
+        self._count("sync_seconds", time.monotonic() - began)
+
+    def sample(
+        self, planned: Sequence[PlannedRow], *, purpose: tuple[object, ...] = ("rollout",), on_row: OnRow = ignore
+    ) -> list[Row]:
+        """See `RolloutEngine.sample`.
+
+        Raises:
+            DataError: for a row that may become longer than the servers allow.
+            RolloutEngineError: when a server refuses a row, or none comes back in time.
+        """
+        from student.rollout.rows import sample_rows
+
+        setup = self.setup
+        rows: list[Row | None] = [None] * len(planned)
+        while left := [i for i, row in enumerate(rows) if row is None]:
+            some = [planned[i] for i in left]
+            try:
+                got: Sequence[Row | None] = sample_rows(
+                    setup.model,
+                    setup.tokenizer,
+                    some,
+                    setup.spec,
+                    self._decode,
+                    policy_version=self.version,
+                    purpose=purpose,
+                    on_row=on_row,
+                )
+            except EngineLostError as error:
+                log.warning("%s", error)
+                got = error.rows
+                self._spread()
+            for i, row in zip(left, got, strict=True):
+                rows[i] = row
+        return [row for row in rows if row is not None]
+
+    def close(self) -> None:
+        """Remove the weights that were written; the servers stay as they are."""
+        if hasattr(self, "_folder"):
+            self._folder.close()
+
+    def _spread(self) -> None:
+        """Have every server that answers hold the weights of the last sync; wait for one when none does.
+
+        Raises:
+            RolloutEngineError: when none took them, or one holds others.
+        """
+        until = time.monotonic() + self.settings.patience_seconds
+        while True:
+            with ThreadPoolExecutor(len(self._servers)) as pool:
+                failures = [error for error in pool.map(self._renew, self._servers) if error is not None]
+            for error in failures:
+                self._count("servers_lost", 1)
+                log.warning("%s", error)
+            if any(server.label == self._label for server in self._servers):
+                return
+            refused = [error for error in failures if isinstance(error, RolloutEngineError)]
+            if refused or time.monotonic() >= until:
+                said = "; ".join(str(error).rstrip(".") for error in refused or failures)
+                raise RolloutEngineError(f"no rollout server holds the student's weights: {said}.")
+            time.sleep(_ASK_AGAIN_SECONDS)
+
+    def _renew(self, server: Server) -> Exception | None:
+        """Have one server hold the weights; returns why it does not, where the others can go on without it."""
+        try:
+            if server.update(self._path, self._label, self._folder.lock()):
+                self._count("weights_loaded", 1)
+            self._compare(server)
+        except (LostError, NotLoadedError) as error:
+            server.label, server.lost = None, str(error)
+            return error
+        return None
+
+    def _compare(self, server: Server) -> None:
+        """Have the server sample a known prompt, and the student read what it did.
+
+        Raises:
+            RolloutEngineError: when their log-probs differ.
+        """
+        from student.rollout.vllm.known_row import ANSWER, KnownRow, Reader, distance
+
+        spec = self.setup.spec
+        known = KnownRow.of(spec, self._longest)
+        connection = server.connect(self.settings.sync_seconds)
+        try:
+            ask = self._ask(list(known.prompt), ANSWER, _KNOWN_TEMPERATURE, [], spec.seed % 2**31, 0)
+            answer = server.generate(connection, ask)
+        finally:
+            connection.close()
+        if not answer.whole or answer.weights != (self._label,):
+            raise LostError(f"{server.url} was given other weights meanwhile")
+        row = dataclasses.replace(known, answer=tuple(answer.ids))
+        expected = Reader(self.setup.model, spec).log_probs(row, self._given, _KNOWN_TEMPERATURE)
+        gap = distance(answer.logp, expected)
+        bound = self.settings.tolerance or (0.3 if self._dtype in _HALVES else 0.005)
+        if gap > bound:
+            server.label, server.lost = None, "it holds other weights"
+            raise RolloutEngineError(
+                f"after a sync, the log-probs of rollout server {server.url} for the known row are {gap:.3g} nats from "
+                f"the student's, over rollout.engine.tolerance {bound:g}: it holds others or computes otherwise; "
+                "start it on the student's own model, or raise the tolerance if the numbers of a lower precision are "
+                "meant."
+            )
+
+    def _ask(self, prompt: list[int], limit: int, temperature: float, stops: list[int], seed: int, top: int) -> Ask:
+        head = int(self.setup.model.config.get_text_config().vocab_size)
+        barred = range(self.setup.spec.valid_vocab, head)
+        return Ask(prompt, limit, temperature, stops, seed, top, barred, self._label)
+
+    def _decode(self, requests: Sequence[Request], order: Sequence[int], finish: Finish) -> None:
+        from student.rollout.servers.crowd import Crowd
+
+        asks = [self._asked(requests[i]) for i in order]
+
+        def take(place: int, answer: Answer) -> None:
+            self._deliver(requests[order[place]], answer)
+            finish(order[place])
+
+        servers = [server for server in self._servers if server.label == self._label and self._label]
+        if not servers:
+            raise RolloutEngineError("no rollout server holds the student's weights; sync before sampling.")
+        crowd = Crowd(servers, asks, self.settings.in_flight)
+        try:
+            crowd.run(take)
+        finally:
+            self._count("rows_reissued", crowd.reissued)
+
+    def _asked(self, request: Request) -> Ask:
+        if request.longest > self._longest:
+            raise DataError(
+                f"{request.planned.prompt.name} may become {request.longest} tokens long with its answer, over the "
+                f"{self._longest} that the rollout servers allow; lower rollout.max_new_tokens or start them "
+                "with longer rows."
+            )
+        planned = request.planned
+        seed = int(request.uniforms()[0] * 2**31)
+        prompt = [int(token) for token in request.input_ids]
+        stops = sorted(int(token) for token in request.stops)
+        return self._ask(prompt, planned.max_new_tokens, planned.temperature, stops, seed, self.setup.spec.candidates)
+
+    def _deliver(self, request: Request, answer: Answer) -> None:
+        """Give a row its tokens.
+
+        Raises:
+            RolloutEngineError: for a row that does not end as it should, or has too few candidates.
+            NonFiniteError: for a log-prob that is NaN or infinite.
+        """
+        import numpy as np
+
+        from student.rollout.servers.weights import chosen
+
+        spec, name = self.setup.spec, request.planned.prompt.name
+        if not np.isfinite(answer.logp).all():
+            raise NonFiniteError(
+                f"the student gave no finite log-probs while it answered {name}; lower train.learning_rate, or resume "
+                "from an earlier checkpoint."
+            )
+        ended = [
+            request.take(token, logp, chosen(answer.top[at], spec.candidates, spec.keep_ids) if answer.top else None)
+            for at, (token, logp) in enumerate(zip(answer.ids, answer.logp, strict=True))
+        ]
+        if not ended or not ended[-1] or any(ended[:-1]):
+            raise RolloutEngineError(f"a rollout server ended {name} at another token than it was told to.")
+
+
+class VllmServerEngine(ServersEngine):
+    """Samples with vLLM servers; see `student.rollout.servers.vllm` for how they are started."""
+
+    dialect = VllmDialect
+
+
+class SglangServerEngine(ServersEngine):
+    """Samples with SGLang servers; see `student.rollout.servers.sglang` for how they are started."""
+
+    dialect = SglangDialect

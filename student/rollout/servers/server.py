@@ -1,0 +1,89 @@
+"""One rollout server: whether it answers, and the weights that it holds."""
+
+from pathlib import Path
+
+from filelock import FileLock
+
+from opd.errors import RolloutEngineError
+from student.rollout.servers.dialect import Answer, Ask, Dialect, Facts
+from student.rollout.servers.http import Connection, LostError
+from student.rollout.servers.settings import ServersSettings
+
+
+class NotLoadedError(RolloutEngineError):
+    """A server did not take weights."""
+
+
+class Server:
+    """A server that rows are sampled with.
+
+    Args:
+        url: its address.
+        dialect: how it is asked.
+        settings: of the engine.
+        adapters: whether it is sent adapters, and not whole weights.
+
+    Attributes:
+        label: the weights that rows are asked of, None where it holds others or none.
+        lost: why rows are not asked of it now, a clause; "" when they are.
+    """
+
+    def __init__(self, url: str, dialect: Dialect, settings: ServersSettings, *, adapters: bool) -> None:
+        self.url, self._dialect, self._settings, self._adapters = url, dialect, settings, adapters
+        self.label: str | None = None
+        self.lost = ""
+        self._good: tuple[Path, str] | None = None
+
+    def connect(self, seconds: float | None = None) -> Connection:
+        """A connection; `seconds` to wait for an answer, those of a row when None."""
+        return Connection(self.url, self._settings.api_key(), seconds or self._settings.row_seconds)
+
+    def facts(self) -> Facts:
+        """See `Dialect.facts`."""
+        connection = self.connect(min(60.0, self._settings.row_seconds))
+        try:
+            return self._dialect.facts(connection, adapters=self._adapters)
+        finally:
+            connection.close()
+
+    def generate(self, connection: Connection, ask: Ask) -> Answer:
+        """See `Dialect.generate`."""
+        return self._dialect.generate(connection, ask, adapters=self._adapters)
+
+    def update(self, folder: Path, label: str, lock: FileLock) -> bool:
+        """Have the server hold the weights in `folder`; returns whether it had to load them.
+
+        Raises:
+            LostError: when it does not answer.
+            NotLoadedError: when it could not load them; it holds those of before again, or is not asked any more.
+        """
+        self.label = None
+        connection = self.connect(self._settings.sync_seconds)
+        try:
+            with lock:
+                held = self._dialect.holds(connection, adapters=self._adapters)
+                if new := label not in held:
+                    self._load(connection, folder, label, held)
+            self._good, self.label, self.lost = (folder, label), label, ""
+            return new
+        finally:
+            connection.close()
+
+    def _load(self, connection: Connection, folder: Path, label: str, held: frozenset[str]) -> None:
+        if self._adapters:
+            mine = {self._good[1]} if self._good else set()
+            self._dialect.load_adapter(connection, folder, label, held & mine)
+            return
+        try:
+            self._dialect.load(connection, folder, label)
+        except RolloutEngineError as error:
+            state = "it holds no whole weights now"
+            if self._good is not None and self._good[0].exists():
+                try:
+                    self._dialect.load(connection, *self._good)
+                    state = f"it holds weights {self._good[1]} again, those of before"
+                except (RolloutEngineError, LostError) as other:
+                    state += f" ({other})"
+            raise NotLoadedError(
+                f"rollout server {self.url} did not take weights {label}: {error}; {state}."
+            ) from error

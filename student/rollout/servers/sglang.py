@@ -1,0 +1,70 @@
+"""How an SGLang server is asked, by the fields of SGLang 0.5.23; it has not run against SGLang on a GPU.
+
+Log-probs are those of the row's temperature unless the server runs with SGLANG_RETURN_ORIGINAL_LOGPROB; seeds count
+with --enable-deterministic-inference alone. Adapters need --enable-lora and a --max-lora-rank.
+"""
+
+from pathlib import Path
+
+from opd.errors import RolloutEngineError
+from student.rollout.servers.dialect import PARTIAL, Answer, Ask, Facts, barred
+from student.rollout.servers.http import Connection
+
+
+class SglangDialect:
+    """See `student.rollout.servers.dialect.Dialect`."""
+
+    def facts(self, connection: Connection, *, adapters: bool) -> Facts:
+        """See `Dialect.facts`."""
+        server = connection.call("/server_info")
+        wrong = ""
+        if adapters and not server.get("enable_lora"):
+            wrong = "takes no adapters; start it with --enable-lora, or set rollout.engine.merge_adapters: true"
+        longest = server.get("context_length") or server.get("max_req_input_len") or 2**31
+        return Facts(int(longest), 2**31, wrong)
+
+    def holds(self, connection: Connection, *, adapters: bool) -> frozenset[str]:
+        """See `Dialect.holds`."""
+        if not adapters:
+            return frozenset({str(connection.call("/model_info")["weight_version"])})
+        return frozenset(str(model["id"]) for model in connection.call("/v1/models")["data"] if model.get("parent"))
+
+    def load(self, connection: Connection, folder: Path, label: str) -> None:
+        """See `Dialect.load`; SGLang waits for its rows and empties its cache itself."""
+        change = {"model_path": str(folder), "weight_version": label, "flush_cache": True}
+        connection.call("/update_weight_version", {"new_version": PARTIAL, "abort_all_requests": False})
+        found = connection.call("/update_weights_from_disk", change)
+        if not found["success"]:
+            raise RolloutEngineError(f"{connection.url} did not load the weights: {found['message']}")
+
+    def load_adapter(self, connection: Connection, folder: Path, label: str, old: frozenset[str]) -> None:
+        """See `Dialect.load_adapter`."""
+        connection.call("/load_lora_adapter", {"lora_name": label, "lora_path": str(folder)})
+        for name in sorted(old - {label}):
+            connection.call("/unload_lora_adapter", {"lora_name": name})
+
+    def generate(self, connection: Connection, ask: Ask, *, adapters: bool) -> Answer:
+        """See `Dialect.generate`."""
+        sampling = {
+            "temperature": ask.temperature,
+            "max_new_tokens": ask.limit,
+            "stop_token_ids": ask.stops,
+            "ignore_eos": True,
+            "no_stop_trim": True,
+            "sampling_seed": ask.seed,
+            **barred(ask.barred),
+        }
+        body = {"input_ids": ask.prompt, "sampling_params": sampling, "return_logprob": True, "stream": False}
+        body |= {"top_logprobs_num": ask.top} if ask.top else {}
+        body |= {"lora_path": ask.weights} if adapters else {}
+        found = connection.call("/generate", body)
+        meta, ids = found["meta_info"], [int(i) for i in found["output_ids"]]
+        if meta["finish_reason"]["type"] not in ("stop", "length"):
+            return Answer([], [], [], (), whole=False)
+        entries = meta["output_token_logprobs"]
+        if [int(entry[1]) for entry in entries] != ids:
+            raise RolloutEngineError(f"{connection.url} gave log-probs of other tokens than it sampled.")
+        top = [[int(entry[1]) for entry in row] for row in meta["output_top_logprobs"]] if ask.top else []
+        spans = [str(span["version"]) for span in meta.get("weight_versions") or ()]
+        weights = (ask.weights,) if adapters else tuple(dict.fromkeys(spans)) or (str(meta["weight_version"]),)
+        return Answer(ids, [float(entry[0]) for entry in entries], top, weights)

@@ -1,0 +1,70 @@
+"""What is written for servers, and what of their answers becomes candidates."""
+
+import json
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from opd.adapters import ADAPTER_WEIGHTS
+from opd.errors import RolloutEngineError
+from student.learning.lora import adapter_tensors
+from student.rollout.vllm.weights import checkpoint_tensors
+
+
+@torch.no_grad()
+def written(
+    model: PreTrainedModel, parameters: Mapping[str, Tensor], dtype: str, *, adapters: bool
+) -> tuple[dict[str, Tensor], str, tuple[str, str]]:
+    """The tensors, on the host, the JSON file beside them, and the names of both files.
+
+    Args:
+        model: the student.
+        parameters: trained parameters by name, in place of the model's own of the same name.
+        dtype: of whole weights; adapters stay as they are.
+        adapters: adapters alone, as PEFT has them, or else a whole model.
+    """
+    if adapters:
+        tensors, config = adapter_tensors(model, parameters)
+        return (
+            {name: _host(t) for name, t in tensors.items()},
+            json.dumps(config),
+            (ADAPTER_WEIGHTS, "adapter_config.json"),
+        )
+    kind: torch.dtype = getattr(torch, dtype)
+    found = {name: _host(t, kind) for name, t in checkpoint_tensors(model, parameters.items())}
+    return found, model.config.to_json_string(), ("model.safetensors", "config.json")
+
+
+def _host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    kept = tensor.detach().to("cpu", dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype)
+    # Safetensors refuses tensors that share memory, as a tied head does.
+    return kept.contiguous().clone() if kept.data_ptr() == tensor.data_ptr() else kept.contiguous()
+
+
+def chosen(top: Sequence[int], count: int, keep: Sequence[int]) -> NDArray[np.uint32]:
+    """`count` candidates of a position; those to `keep` stand in for the least likely ones, last where unranked.
+
+    Args:
+        top: the `count` most likely ids, by falling probability.
+        count: how many.
+        keep: ids that must be among them.
+
+    Raises:
+        RolloutEngineError: when there are fewer.
+    """
+    if len(set(top)) < count:
+        raise RolloutEngineError(
+            f"a rollout server gave {len(set(top))} likely ids at a position, and {count} were asked."
+        )
+    missing = [token for token in keep if token not in top]
+    ranked = list(top[:count])
+    for token in reversed(top[:count]):
+        if len(ranked) + len(missing) <= count:
+            break
+        if token not in keep:
+            ranked.remove(token)
+    return np.array([*ranked, *missing], np.uint32)

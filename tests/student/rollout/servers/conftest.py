@@ -1,0 +1,63 @@
+"""SGLang's stand-in on the student of the test world, and engines on it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from opd.config import parse_settings
+from student.rollout.engine import ROLLOUT_ENGINES, EngineSetup
+from student.rollout.servers.engine import ServersEngine
+from student.rollout.spec import RolloutSpec
+from tests.support.sglang_rollouts import SglangRollouts
+
+
+@torch.no_grad()
+def move(model: Any, factor: float = 0.8) -> None:
+    """Other weights."""
+    for parameter in model.parameters():
+        parameter.mul_(factor)
+
+
+@pytest.fixture
+def start(world: Path) -> Iterator[Callable[..., SglangRollouts]]:
+    """Start a server on the student of the test world."""
+    started: list[SglangRollouts] = []
+
+    def make(port: int = 0) -> SglangRollouts:
+        started.append(SglangRollouts(world / "student", port))
+        return started[-1]
+
+    yield make
+    for server in started:
+        server.close()
+
+
+@pytest.fixture
+def open_engine(world: Path, tmp_path: Path) -> Iterator[Callable[..., ServersEngine]]:
+    """Open an engine on servers, by default for a student whose weights are not the servers' first ones."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    opened: list[ServersEngine] = []
+    path = str(world / "student")
+
+    def make(*servers: SglangRollouts, model: Any = None, **settings: Any) -> ServersEngine:
+        torch.set_num_threads(1)
+        cls = ROLLOUT_ENGINES.load("sglang_server")
+        entry = {"name": "sglang_server", "endpoints": [server.url for server in servers], "in_flight": 2}
+        entry |= {"folder": str(tmp_path / "weights"), "patience_seconds": 0.0, **settings}
+        engine: ServersEngine = cls(parse_settings(cls.settings_type, entry))
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        if model is None:
+            model = AutoModelForCausalLM.from_pretrained(path)
+            move(model)
+        spec = RolloutSpec(seed=7, batch_rows=4, candidates=3, valid_vocab=len(tokenizer), max_prompt_tokens=40)
+        engine.open(EngineSetup(model, tokenizer, spec, path))
+        opened.append(engine)
+        return engine
+
+    yield make
+    for engine in opened:
+        engine.close()

@@ -1,0 +1,223 @@
+"""Rollout servers: what a run does when one dies, loads half of its weights, or holds others; by a stand-in."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from opd.config import parse_settings
+from opd.errors import ConfigError, RolloutEngineError
+from opd.tasks.prompt import Prompt
+from student.data.plan import PlannedRow, plan_step
+from student.data.row import Row
+from student.rollout.engine import ROLLOUT_ENGINES
+from student.rollout.servers.engine import ServersEngine
+from student.rollout.servers.weights import chosen
+from tests.student.rollout.servers.conftest import move
+from tests.support.ports import held_port
+from tests.support.sglang_rollouts import SglangRollouts
+
+PROMPTS = [Prompt.make(f"{i}+{i * 7}=") for i in range(4)]
+
+
+def sync(engine: ServersEngine, version: int = 1) -> None:
+    engine.sync([(n, p) for n, p in engine.setup.model.named_parameters() if p.requires_grad], version)
+
+
+def plan(samples: int = 2) -> tuple[PlannedRow, ...]:
+    return plan_step(1, PROMPTS, samples=samples, max_new_tokens=6, temperature=1.0).rows
+
+
+def ids(rows: list[Row]) -> list[list[int]]:
+    return [row.response_ids.tolist() for row in rows]
+
+
+def test_a_server_that_dies_in_mid_rollout_costs_no_row_and_doubles_none(start: Any, open_engine: Any) -> None:
+    steady, mortal = start(), start()
+    expected = open_engine(steady)
+    sync(expected)
+    wanted = ids(expected.sample(plan()))
+    engine = open_engine(steady, mortal)
+    sync(engine)
+    mortal.dies_after = 1
+    told: list[Row] = []
+    rows = engine.sample(plan(), on_row=told.append)
+    assert ids(rows) == wanted and [row.key for row in rows] == [planned.key for planned in plan()]
+    assert len(told) == len(rows) and {id(row) for row in told} == {id(row) for row in rows}
+    assert ids(engine.sample(plan())) == wanted  # by those that are left
+    if mortal.gone:  # it may not have got a second row before the other had all
+        assert engine.take()["engine/rows_reissued"] >= 1
+
+
+def test_when_all_servers_are_lost_the_run_waits_for_one_gives_it_the_weights_and_goes_on(
+    start: Any, open_engine: Any
+) -> None:
+    port = held_port()
+    first = start(port)
+    engine = open_engine(first, patience_seconds=600.0)
+    sync(engine)
+    wanted = ids(engine.sample(plan()))
+    told: list[Row] = []
+    later: list[SglangRollouts] = []
+
+    def on_row(row: Row) -> None:
+        told.append(row)
+        if len(told) == 3:
+            first.gone = True
+            first.close()
+            later.append(start(port))  # started anew: with its first weights
+
+    assert ids(engine.sample(plan(), on_row=on_row)) == wanted
+    assert len(told) == len(wanted) and later[0].version == engine._label
+    counts = engine.take()
+    assert counts["engine/weights_loaded"] == 2 and counts["engine/rows_reissued"] >= 1
+
+
+def test_a_row_that_met_two_versions_is_asked_again(start: Any, open_engine: Any) -> None:
+    server = start()
+    engine = open_engine(server)
+    sync(engine)
+    wanted = ids(engine.sample(plan()))
+    engine.take()
+    server.changes = True
+    rows = engine.sample(plan())
+    assert ids(rows) == wanted and {1} == {int(v) for row in rows for v in row.policy_version}
+    assert not server.changes and server.version == engine._label  # it was given them again
+    assert engine.take()["engine/rows_reissued"] >= 1
+
+
+def test_a_sync_that_fails_half_way_leaves_the_old_weights_and_says_so(start: Any, open_engine: Any) -> None:
+    server = start()
+    engine = open_engine(server)
+    sync(engine)
+    old, wanted = engine._label, ids(engine.sample(plan()))
+    move(engine.setup.model)
+    server.fails = 1
+    with pytest.raises(RolloutEngineError, match=f"did not take weights .* no space.*it holds weights {old} again"):
+        sync(engine, 2)
+    assert server.version == old
+    with pytest.raises(RolloutEngineError, match="sync before sampling"):
+        engine.sample(plan())
+    with torch.no_grad():  # the weights before, bit for bit
+        for name, tensor in server.model.state_dict().items():
+            if name in (own := engine.setup.model.state_dict()):
+                own[name].copy_(tensor)
+    sync(engine, 1)
+    assert engine._label == old and ids(engine.sample(plan())) == wanted
+    move(engine.setup.model)
+    server.fails = 2
+    with pytest.raises(RolloutEngineError, match="it holds no whole weights now"):
+        sync(engine, 2)
+    assert server.version == "partial"
+
+
+def test_a_server_that_fails_to_load_is_left_out_and_the_others_go_on(start: Any, open_engine: Any) -> None:
+    good, bad = start(), start()
+    engine = open_engine(good, bad)
+    sync(engine)
+    move(engine.setup.model)
+    bad.fails = 1
+    sync(engine, 2)
+    before = bad.rows()
+    assert len(engine.sample(plan())) == 8 and bad.rows() == before
+    assert engine.take()["engine/servers_lost"] == 1
+    sync(engine, 3)
+    assert [server.label for server in engine._servers] == [engine._label] * 2  # back
+
+
+def test_weights_that_did_not_arrive_are_found_out_by_the_known_row(start: Any, open_engine: Any) -> None:
+    server = start()
+    engine = open_engine(server)
+    server.stale = True
+    with pytest.raises(RolloutEngineError, match=r"known row are .* nats from the student's"):
+        sync(engine)
+
+
+def test_ranks_that_share_a_server_load_the_same_weights_once(start: Any, open_engine: Any) -> None:
+    server = start()
+    engines = [open_engine(server), open_engine(server)]
+    for engine in engines:
+        sync(engine)
+    loads = [body["weight_version"] for path, body in server.asked if path == "/update_weights_from_disk"]
+    assert loads == [engines[0]._label] and engines[1]._label == engines[0]._label
+    assert ids(engines[0].sample(plan())) == ids(engines[1].sample(plan()))
+
+
+def test_older_weights_on_disk_go_and_all_of_them_in_the_end(start: Any, open_engine: Any) -> None:
+    engine = open_engine(start())
+    labels = []
+    for version in range(4):
+        sync(engine, version)
+        labels.append(engine._label)
+        move(engine.setup.model)
+    assert {path.name for path in engine._folder.root.iterdir() if path.is_dir()} == set(labels[-2:])
+    engine.close()
+    assert not [path for path in engine._folder.root.iterdir() if path.is_dir()]
+
+
+def test_of_a_lora_student_adapters_alone_travel_and_old_ones_go(start: Any, open_engine: Any, world: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from student.learning.lora import add_lora
+    from student.recipe import LoraSettings
+
+    server = start()
+    model = AutoModelForCausalLM.from_pretrained(world / "student")
+    add_lora(model, LoraSettings(rank=4), base=str(world / "student"))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0.0, 0.3)
+    engine = open_engine(server, model=model)
+    sync(engine)
+    rows = engine.sample(plan())
+    whole = (world / "student" / "model.safetensors").stat().st_size
+    assert (engine._path / "adapter_model.safetensors").stat().st_size < whole / 2
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.mul_(1.1)
+    sync(engine, 2)
+    assert list(server.adapters) == [engine._label] and "/update_weights_from_disk" not in dict(server.asked)
+    merged = open_engine(start(), model=model, merge_adapters=True)
+    sync(merged, 2)
+    assert ids(merged.sample(plan())) == ids(engine.sample(plan())) != ids(rows)
+
+
+def test_a_server_that_is_not_there_is_said_at_once(open_engine: Any) -> None:
+    class Nobody:
+        url = f"http://127.0.0.1:{held_port()}"
+
+    with pytest.raises(RolloutEngineError, match="start it first, or leave it out"):
+        open_engine(Nobody())
+
+
+def test_rows_of_the_head_that_belong_to_no_token_are_never_drawn(start: Any, open_engine: Any) -> None:
+    engine = open_engine(start())
+    engine.setup = dataclasses.replace(engine.setup, spec=dataclasses.replace(engine.setup.spec, valid_vocab=9))
+    sync(engine)
+    rows = engine.sample(plan())
+    assert max(int(token) for row in rows for token in row.response_ids) < 9
+    assert all(row.candidates is not None and row.candidates.max() < 9 for row in rows)
+
+
+def test_candidates_keep_what_must_be_among_them() -> None:
+    assert chosen([7, 3, 5], 3, ()).tolist() == [7, 3, 5]
+    assert chosen([7, 3, 5], 3, (5,)).tolist() == [7, 3, 5]
+    assert chosen([7, 3, 5], 3, (9,)).tolist() == [7, 3, 9]
+    assert chosen([7, 5, 3], 3, (5, 9)).tolist() == [7, 5, 9]
+    with pytest.raises(RolloutEngineError, match="2 likely ids at a position, and 3"):
+        chosen([7, 3, 3], 3, ())
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    cls = ROLLOUT_ENGINES.load("vllm_server").settings_type
+    for endpoints, said in ((["host:1"], "must start with http"), (["http://a", "http://a"], "named twice"), ([], "")):
+        with pytest.raises(ConfigError, match=said):
+            parse_settings(cls, {"name": "vllm_server", "endpoints": endpoints})
+    settings = parse_settings(cls, {"name": "x", "endpoints": ["http://a"], "api_key_env": "NOT_SET_ANYWHERE"})
+    with pytest.raises(ConfigError, match="NOT_SET_ANYWHERE, which is not set"):
+        settings.api_key()

@@ -1,0 +1,178 @@
+"""A stand-in for an SGLang server that samples: its HTTP interface by the fields of SGLang 0.5.23, a real model behind.
+
+/generate, /update_weights_from_disk, /update_weight_version, /load_lora_adapter, /unload_lora_adapter, /v1/models,
+/model_info and /server_info, as `managers/io_struct.py`, `managers/tokenizer_manager.py` and
+`entrypoints/http_server.py` of the wheel have them. A seed draws as with --enable-deterministic-inference: a row's
+tokens follow from weights, ids and seed. New weights wait for the rows under way, and rows for them.
+"""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+
+class SglangRollouts:
+    """The server, on a port of its own.
+
+    Args:
+        folder: the model it is started on.
+        port: to listen on; 0 for any.
+
+    Attributes:
+        asked: paths and bodies, in order.
+        dies_after: rows after which it is gone without an answer; None: never.
+        fails: the next loads that leave the model half loaded and say so.
+        stale: whether loads change the version and not the weights.
+        changes: whether the weights are replaced, as by somebody else, in the middle of the next row.
+    """
+
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        self.plain = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        self.version = "default"
+        self.adapters: dict[str, Path] = {}
+        self.asked: list[tuple[str, Any]] = []
+        self.dies_after: int | None = None
+        self.fails, self.stale, self.changes, self.gone = 0, False, False, False
+        self._lock = threading.RLock()  # a model runs one row at a time here
+        stand_in = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self._answer(None)
+
+            def do_POST(self) -> None:
+                self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+            def _answer(self, body: Any) -> None:
+                status, found = stand_in.answer(self.path, body)
+                if status == 0:  # gone: no answer, and no other
+                    self.close_connection = True
+                    return
+                raw = json.dumps(found).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        class Listener(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 128
+
+            def handle_error(self, *args: Any) -> None:
+                pass  # a client that gave up
+
+        self._listener = Listener(("127.0.0.1", port), Handler)
+        self.url = f"http://127.0.0.1:{self._listener.server_address[1]}"
+        self._thread = threading.Thread(target=self._listener.serve_forever, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._listener.shutdown()
+        self._listener.server_close()
+        self._thread.join()
+
+    def rows(self) -> int:
+        """How many rows were asked of it."""
+        return sum(path == "/generate" for path, _ in self.asked)
+
+    def answer(self, path: str, body: Any) -> tuple[int, Any]:
+        """Status and JSON; status 0 for a server that is gone."""
+        if self.gone:
+            return 0, None
+        self.asked.append((path, body))
+        if path == "/model_info":
+            return 200, {"weight_version": self.version}
+        if path == "/server_info":
+            limit = self.model.config.max_position_embeddings
+            return 200, {"context_length": limit, "enable_lora": True, "version": "0.5.23"}
+        if path == "/v1/models":
+            return 200, {"data": [{"id": "base"}, *({"id": name, "parent": "base"} for name in self.adapters)]}
+        with self._lock:
+            return getattr(self, f"_{path.strip('/')}")(body)
+
+    def _update_weights_from_disk(self, body: Any) -> tuple[int, Any]:
+        if not self.stale:
+            found = load_file(Path(body["model_path"]) / "model.safetensors")
+            if self.fails:
+                self.fails -= 1
+                half = dict(list(found.items())[: len(found) // 2])
+                self.model.load_state_dict(half, strict=False)
+                return 400, {
+                    "success": False,
+                    "message": "Failed to update weights: no space",
+                    "num_paused_requests": 0,
+                }
+            self.model.load_state_dict(found, strict=False)
+        self.version = str(body["weight_version"])
+        return 200, {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
+
+    def _update_weight_version(self, body: Any) -> tuple[int, Any]:
+        self.version = str(body["new_version"])
+        return 200, {"success": True, "new_version": self.version}
+
+    def _load_lora_adapter(self, body: Any) -> tuple[int, Any]:
+        self.adapters[body["lora_name"]] = Path(body["lora_path"])
+        return 200, {"success": True}
+
+    def _unload_lora_adapter(self, body: Any) -> tuple[int, Any]:
+        del self.adapters[body["lora_name"]]
+        return 200, {"success": True}
+
+    def _generate(self, body: Any) -> tuple[int, Any]:
+        if self.dies_after is not None:
+            self.dies_after -= 1
+            if self.dies_after < 0:
+                self.gone = True
+                return 0, None
+        if adapter := body.get("lora_path"):
+            from peft import PeftModel
+
+            tuned = PeftModel.from_pretrained(self.model, self.adapters[adapter])
+            try:
+                return 200, self._sampled(tuned, body)
+            finally:
+                tuned.unload()
+        return 200, self._sampled(self.model, body)
+
+    @torch.no_grad()
+    def _sampled(self, model: Any, body: Any) -> dict[str, Any]:
+        params, ids = body["sampling_params"], list(body["input_ids"])
+        generator = torch.Generator().manual_seed(params["sampling_seed"])
+        level, top = params["temperature"], body.get("top_logprobs_num", 0)
+        start, entries, tops, reason = len(ids), [], [], {"type": "length", "length": params["max_new_tokens"]}
+        spans = [{"version": self.version, "start": 0, "end": 0}]
+        for at in range(params["max_new_tokens"]):
+            logits = model(torch.tensor([ids])).logits[0, -1].float()
+            for token, bias in params.get("logit_bias", {}).items():
+                logits[int(token)] += bias
+            logp = (logits / (level or 1.0)).log_softmax(-1)
+            drawn = torch.multinomial(logp.exp(), 1, generator=generator)
+            token = int(logp.argmax()) if level == 0 else int(drawn)
+            ids.append(token)
+            entries.append([float(logp[token]), token, None])
+            best = logp.topk(top)
+            tops.append([[float(v), int(i), None] for v, i in zip(best.values, best.indices, strict=True)])
+            spans[-1]["end"] = at + 1
+            if self.changes:
+                self.changes, self.version = False, "another"
+                spans.append({"version": self.version, "start": at + 1, "end": at + 1})
+            if token in params["stop_token_ids"]:
+                reason = {"type": "stop", "matched": token}
+                break
+        meta = {"finish_reason": reason, "weight_version": self.version, "weight_versions": spans}
+        meta |= {"output_token_logprobs": entries} | ({"output_top_logprobs": tops} if top else {})
+        return {"output_ids": ids[start:], "meta_info": meta}
