@@ -2,6 +2,7 @@
 
     python benchmarks/student_overlap.py                 # stages of set lengths, for lags of 0, 1 and 2 steps
     python benchmarks/student_overlap.py --real          # the stages of a tiny world as they are
+    python benchmarks/student_overlap.py --real --mid    # of random models of 23 and 41 M parameters, 32,768 ids
 
 Whole runs of `opd train` on the test world with a teacher server in a process of its own. With set lengths the engine
 hands out its rows evenly over R seconds, the answers of the fleet come one after the other within S seconds, and the
@@ -24,8 +25,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import Field
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import student.job
 from opd.config import parse_settings
@@ -45,6 +48,7 @@ LENGTHS = [(1.6, 0.4, 0.8), (0.8, 0.4, 1.6), (0.8, 1.6, 0.8), (1.2, 1.2, 1.2)]
 CONNECT = student.job.connect
 WARM = 4
 """Steps that are left out."""
+_IDS = 32_768
 
 
 class PacedEngineSettings(EngineSettings):
@@ -181,13 +185,39 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--real", action="store_true", help="no set lengths: rollout and learning share the CPU")
+    parser.add_argument("--mid", action="store_true", help="larger, random models in place of the tiny world's")
+    parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 2], help="the first is what others are held to")
     parser.add_argument("--world", type=Path, help="folder of a tiny world; built if left out")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         world = options.world or Path(scratch) / "world"
         if options.world is None:
             build_world(world, "test", seed=0)
+        if options.mid:
+            world = mid_world(world, Path(scratch) / "mid")
         run_all(options, world, Path(scratch))
+
+
+def mid_world(tiny: Path, folder: Path) -> Path:
+    """Random models that share a tokenizer of 32,768 ids, most of which no text encodes to."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny / "student")
+    tokenizer.add_tokens([f"<{number}>" for number in range(_IDS - len(tokenizer))])
+    for name, (width, layers) in {"student": (384, 6), "teacher": (512, 8)}.items():
+        torch.manual_seed(0)
+        config = AutoConfig.from_pretrained(
+            tiny / "student",
+            vocab_size=_IDS,
+            hidden_size=width,
+            intermediate_size=3 * width,
+            num_hidden_layers=layers,
+            num_attention_heads=width // 64,
+            num_key_value_heads=2,
+            head_dim=64,
+            layer_types=["full_attention"] * layers,
+        )
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder
 
 
 def run_all(options: argparse.Namespace, world: Path, scratch: Path) -> None:
@@ -197,15 +227,17 @@ def run_all(options: argparse.Namespace, world: Path, scratch: Path) -> None:
                 print(f"rollout {lengths[0]} s, scoring {lengths[1]} s, learning {lengths[2]} s", flush=True)
             found: dict[int, list[tuple[float, float]]] = {}
             for number in range(options.rounds):
-                for lag in (0, 1, 2):
+                for lag in options.lags:
                     one = recipe(scratch / f"{lengths}-{lag}-{number}", world, address, lag, options.steps, lengths)
                     step, busy = measure(one, None if lengths is None else lengths[1])
                     found.setdefault(lag, []).append((step, max(busy.values())))
                     print(f"  lag {lag}: {step:.3f} s, " + ", ".join(f"{n} {s:.3f} s" for n, s in busy.items()))
             for lag, pairs in found.items():
                 step, slowest = (statistics.median(values) for values in zip(*pairs, strict=True))
-                against = statistics.median([a / b for (a, _), (b, _) in zip(pairs, found[0], strict=True)])
-                share = f"{step / slowest:.2f} of its slowest stage, {against:.2f} of a step without lag"
+                against = statistics.median(
+                    [a / b for (a, _), (b, _) in zip(pairs, found[options.lags[0]], strict=True)]
+                )
+                share = f"{step / slowest:.2f} of its slowest stage, {against:.2f} of a step with lag {options.lags[0]}"
                 print(f"  max_staleness {lag}: step {step:.3f} s, {share}", flush=True)
 
 

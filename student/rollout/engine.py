@@ -105,6 +105,8 @@ class RolloutEngine:
     holds_weights: ClassVar[bool] = False
     """Whether it samples from weights of its own, which `sync` replaces, and not from the trained model itself. Rows
     are then sampled ahead (`train.max_staleness`) by this engine, else by one on a copy of the student."""
+    on_device: ClassVar[bool] = True
+    """Whether sampling takes memory of the student's device."""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from opd.errors import ConfigError
 from student.recipe import Recipe
-from student.rollout.engine import ROLLOUT_ENGINES
+from student.rollout.engine import ROLLOUT_ENGINES, RolloutEngine
 from student.rollout.slots import settled
 from student.rollout.spec import LEAST_ROWS
 from student.scoring.needs import EMA, INITIAL, Needs
@@ -106,13 +106,14 @@ def memory_of(recipe: Recipe, shape: Shape, needs: Needs, device: Hardware, *, g
     lag = recipe.train.max_staleness
     if lag:
         # On a CPU the sampling copy is one of those that are kept on the host.
-        copies["weights that steps are sampled with"] = shape.trained_bytes * (1 if gpu else lag + 1)
+        copied = not _engine(recipe).holds_weights
+        copies["weights that steps are sampled with"] = shape.trained_bytes * (copied if gpu else lag + 1)
     longest = settled(recipe.rollout.max_prompt_tokens + recipe.rollout.max_new_tokens)
     here = slots(recipe, ranks)
     scratch = (recipe.train.logit_scratch_mib or (1024 if gpu else 128)) * 2**20
     positions = rows * recipe.rollout.max_new_tokens
     decoding = {
-        "all weights gathered": shape.total * shape.width if sharded and not _holds_weights(recipe) else 0,
+        "all weights gathered": shape.total * shape.width if sharded and not _engine(recipe).holds_weights else 0,
         "keys and values": here * longest * shape.cache_bytes,
         "those of a layer, laid out to be read": here * longest * shape.cache_bytes / shape.layers,
         "logits of a decoding step": _LOGIT_COPIES * here * shape.vocabulary * 4,
@@ -124,6 +125,8 @@ def memory_of(recipe: Recipe, shape: Shape, needs: Needs, device: Hardware, *, g
             VLLM_CACHE: recipe.rollout.cache_tokens * shape.cache_bytes,
         }
         decoding, engine = (engine, {}) if recipe.rollout.engine.get("sleep") else ({}, engine)
+    elif not _engine(recipe).on_device:
+        decoding = {}
     return Memory(
         always={
             "weights": shape.weight_bytes / parts,
@@ -155,10 +158,10 @@ def _scattered(shape: Shape) -> float:
     return max(0.0, share * max(shape.outside, shape.layer) * (shape.width + 4) - shape.head_bytes)
 
 
-def _holds_weights(recipe: Recipe) -> bool:
-    """Whether the rollout engine decodes with weights of its own."""
-    engine = ROLLOUT_ENGINES.load(str(recipe.rollout.engine["name"]))
-    return bool(engine.holds_weights)
+def _engine(recipe: Recipe) -> type[RolloutEngine]:
+    """What samples."""
+    found: type[RolloutEngine] = ROLLOUT_ENGINES.load(str(recipe.rollout.engine["name"]))
+    return found
 
 
 def check_fits(memory: Memory, device: Hardware, recipe: Recipe) -> None:

@@ -53,6 +53,7 @@ class ServersEngine(RolloutEngine):
     settings_type = ServersSettings
     settings: ServersSettings
     holds_weights = True
+    on_device = False
     dialect: ClassVar[type[Dialect]]
 
     def __init__(self, settings: ServersSettings) -> None:
@@ -64,7 +65,9 @@ class ServersEngine(RolloutEngine):
         """See `RolloutEngine.check`."""
         check_servers(self.settings, recipe)
         if self.settings.folder is None:
-            self.settings = self.settings.model_copy(update={"folder": recipe.run.absolute() / "rollout"})
+            # Beside the run's folder, which the first rank makes, and no other may before it.
+            beside = recipe.run.absolute().with_name(f"{recipe.run.name}.rollout")
+            self.settings = self.settings.model_copy(update={"folder": beside})
 
     def open(self, setup: EngineSetup) -> None:
         """Look at every server; the weights of the run come with the first sync.
@@ -167,7 +170,9 @@ class ServersEngine(RolloutEngine):
         until = time.monotonic() + self.settings.patience_seconds
         while True:
             with ThreadPoolExecutor(len(self._servers)) as pool:
-                failures = [error for error in pool.map(self._renew, self._servers) if error is not None]
+                found = list(pool.map(self._renew, self._servers))
+            self._count("weights_loaded", sum(loaded is True for loaded in found))
+            failures = [error for error in found if isinstance(error, Exception)]
             for error in failures:
                 self._count("servers_lost", 1)
                 log.warning("%s", error)
@@ -179,16 +184,15 @@ class ServersEngine(RolloutEngine):
                 raise RolloutEngineError(f"no rollout server holds the student's weights: {said}.")
             time.sleep(_ASK_AGAIN_SECONDS)
 
-    def _renew(self, server: Server) -> Exception | None:
-        """Have one server hold the weights; returns why it does not, where the others can go on without it."""
+    def _renew(self, server: Server) -> Exception | bool:
+        """Have one server hold the weights; whether it loaded them, or why the others must go on without it."""
         try:
-            if server.update(self._path, self._label, self._folder.lock()):
-                self._count("weights_loaded", 1)
+            loaded = server.update(self._path, self._label, self._folder.lock(server.url))
             self._compare(server)
         except (LostError, NotLoadedError) as error:
             server.label, server.lost = None, str(error)
             return error
-        return None
+        return loaded
 
     def _compare(self, server: Server) -> None:
         """Have the server sample a known prompt, and the student read what it did.

@@ -1,7 +1,7 @@
 """The student's weights on disk, from which servers load them: written once for all ranks, and named by their hash.
 
     FOLDER/<first 16 digits of the SHA-256 of all tensors>/model.safetensors, or a PEFT adapter
-    FOLDER/lock      held while a rank writes, or has a server load: the other ranks then find it done
+    FOLDER/*.lock    held while a rank writes, or has a server load: the other ranks then find it done
 
 Ranks hold the same weights bit for bit, so they give them the same name; a rank that does not finds no server with its
 own, and says so by the known row. A folder appears whole, under its name, or not at all.
@@ -35,10 +35,10 @@ class WeightsFolder:
         self.root = root.absolute()
         self._written: list[str] = []
 
-    def lock(self) -> FileLock:
-        """Of all ranks."""
+    def lock(self, name: str) -> FileLock:
+        """Of all ranks: for what is called `name`."""
         self.root.mkdir(parents=True, exist_ok=True)
-        return FileLock(self.root / "lock")
+        return FileLock(self.root / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock")
 
     def put(self, tensors: Mapping[str, Tensor], config: str, files: tuple[str, str]) -> tuple[str, Path]:
         """Have a folder with these weights; older ones but the last go.
@@ -53,7 +53,7 @@ class WeightsFolder:
         """
         label = label_of(tensors)
         folder = self.root / label
-        with self.lock():
+        with self.lock(label):
             if not folder.exists():
                 part = self.root / f"{label}.part"
                 shutil.rmtree(part, ignore_errors=True)
@@ -72,6 +72,8 @@ class WeightsFolder:
         for name in self._written:
             shutil.rmtree(self.root / name, ignore_errors=True)
         self._written = []
+        if self.root.exists() and not any(path.is_dir() for path in self.root.iterdir()):
+            shutil.rmtree(self.root, ignore_errors=True)
 
 
 def label_of(tensors: Mapping[str, Tensor]) -> str:

@@ -23,8 +23,8 @@ class ServersSettings(EngineSettings):
     )
     folder: Path | None = Field(
         None,
-        description="Where weights are written for the servers, which must see it under the same path; null: rollout/ "
-        "in the run's folder.",
+        description="Where weights are written for the servers, which must see it under the same path; null: a folder "
+        "NAME.rollout beside the run's.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Of the weights that are written; auto: what the student's own forward computes in."

@@ -175,6 +175,21 @@ def test_vllm_has_its_weights_and_its_whole_cache_always_or_while_it_is_awake(wo
     check_fits(of(less), small, less)
 
 
+def test_servers_beside_the_student_take_nothing_of_its_device(world: Path, tmp_path: Path) -> None:
+    shape, group = CASES["keys and values"]
+    group = {**group, "train": {**group.get("train", {}), "max_staleness": 2}}
+    recipe = make(world, tmp_path, shape, group)
+    beside = {"engine": {"name": "vllm_server", "endpoints": ["http://nowhere:1"]}}
+    served = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update=beside)})
+    model, copies = Shape(recipe.model), "weights that steps are sampled with"
+
+    def on_gpu(recipe: Recipe) -> Memory:
+        return memory_of(recipe, model, Needs(), TABLE["h100"], gpu=True)
+
+    assert on_gpu(recipe).rollout["keys and values"] > 0 and not on_gpu(served).rollout
+    assert on_gpu(recipe).always[copies] == model.trained_bytes and copies not in on_gpu(served).always
+
+
 def test_following_the_advice_makes_it_fit(world: Path, tmp_path: Path) -> None:
     recipe = make(world, tmp_path, *CASES["activations"])
     small = replace(CPU, memory=0.3 * GIB)

@@ -154,7 +154,7 @@ def test_older_weights_on_disk_go_and_all_of_them_in_the_end(start: Any, open_en
         move(engine.setup.model)
     assert {path.name for path in engine._folder.root.iterdir() if path.is_dir()} == set(labels[-2:])
     engine.close()
-    assert not [path for path in engine._folder.root.iterdir() if path.is_dir()]
+    assert not engine._folder.root.exists()
 
 
 def test_of_a_lora_student_adapters_alone_travel_and_old_ones_go(start: Any, open_engine: Any, world: Path) -> None:
