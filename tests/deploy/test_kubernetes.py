@@ -3,6 +3,7 @@
 import json
 import runpy
 import shutil
+import statistics
 import subprocess
 from collections.abc import Iterator
 from functools import cache
@@ -182,6 +183,24 @@ def test_everything_is_denied_but_what_is_allowed_by_name(overlay: str) -> None:
     for policy in policies:
         assert all(rule.get("from") for rule in policy.get("ingress", ()))
         assert all(rule.get("to") for rule in policy.get("egress", ()))
+
+
+@needs_kubectl
+def test_the_autoscaler_keeps_the_replicas_of_the_overlay_and_adds_some_by_the_work_that_waits() -> None:
+    specs = {m["kind"]: m["spec"] for m in rendered("gpu") if m["kind"] in ("Deployment", "ScaledObject")}
+    scaler = specs["ScaledObject"]
+    assert scaler["minReplicaCount"] == specs["Deployment"]["replicas"] < scaler["maxReplicaCount"]
+    (trigger,) = scaler["triggers"]
+    # KEDA's default, AverageValue: replicas = query / threshold, whatever number runs now.
+    assert "metricType" not in trigger
+
+    def replicas(queued: list[int], rates: list[int]) -> float:
+        query = trigger["metadata"]["query"].replace("opd_teacher_queued_tokens", "queued")
+        query = query.replace("opd_teacher_tokens_per_second > 0", "rates")
+        names = {"sum": sum, "avg": statistics.mean, "queued": queued, "rates": rates}
+        return float(eval(query, {"__builtins__": {}}, names)) / float(trigger["metadata"]["threshold"])
+
+    assert replicas([600_000], [5000]) == replicas([150_000] * 4, [5000] * 4) == 6
 
 
 def test_the_rules_of_the_operator_are_those_of_prometheus() -> None:
