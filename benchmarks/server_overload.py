@@ -10,9 +10,6 @@ per token, so that the ratio is about queueing and not about this machine's spee
 import argparse
 import asyncio
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -29,6 +26,7 @@ from opd.wire.request import build_score_request
 from opd.wire.status import error_from_rpc
 from opd.wire.types import PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2_grpc
+from support.server import CONSTANT_ENGINE, start_server
 
 SEQUENCES, TOKENS = 8, 512
 BUDGET = 16 * SEQUENCES * TOKENS
@@ -43,31 +41,6 @@ class Load:
     seconds: float = 0.0
     outcomes: Counter[str] = field(default_factory=Counter)
     waits: list[float] = field(default_factory=list)
-
-
-def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
-    port_file, config = folder / "port", folder / "server.yaml"
-    # Without tokens all clients of this host are one principal: it may have the whole budget.
-    config.write_text("limits: {max_client_share: 1.0}\n")
-    command = [sys.executable, "-m", "teacher_server", "--model", "t=constant", "--port-file", port_file]
-    command += [
-        "--config",
-        str(config),
-        "--engine",
-        "constant_engine:ConstantEngine",
-        "--metrics-port",
-        "-1",
-        "--log-level",
-        "error",
-    ]
-    command += ["--engine-option", f"seconds_per_token={SECONDS_PER_TOKEN}", "--max-tokens-in-flight", str(BUDGET)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
-    process = subprocess.Popen(command, env=environment)
-    while not port_file.exists():
-        if process.poll() is not None:
-            raise SystemExit("the server did not start")
-        time.sleep(0.05)
-    return process, port_file.read_text().split()[0]
 
 
 async def drive(address: str, clients: int, seconds: float) -> Load:
@@ -108,7 +81,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        process, address = start_server(Path(folder))
+        config = Path(folder) / "server.yaml"
+        # Without tokens all clients of this host are one principal: it may have the whole budget.
+        config.write_text("limits: {max_client_share: 1.0}\n")
+        process, (address, *_) = start_server(
+            *(Path(folder) / "port", "--config", str(config), *CONSTANT_ENGINE),
+            *("--metrics-port", "-1", "--log-level", "error", "--max-tokens-in-flight", str(BUDGET)),
+            *("--engine-option", f"seconds_per_token={SECONDS_PER_TOKEN}"),
+        )
         try:
             asyncio.run(drive(address, 16, 2.0))
             table = []

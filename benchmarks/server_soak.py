@@ -11,10 +11,8 @@ noise allows), and descriptors, threads and tasks may not rise at all. Exits wit
 import argparse
 import asyncio
 import contextlib
-import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,27 +29,11 @@ from opd.wire.request import build_score_request
 from opd.wire.types import PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
+from support.server import CONSTANT_ENGINE, start_server
 
 SPECS = [PayloadSpec.sampled(), PayloadSpec.topk(16), PayloadSpec.topk(64, "u16"), PayloadSpec.hidden()]
 MAX_SLOPE_MIB_PER_HOUR = 10.0
 LEAK_BYTES = 20_000
-
-
-def start_server(folder: Path, *, leak: bool) -> tuple[subprocess.Popen[bytes], str, int]:
-    port_file = folder / "port"
-    command = [sys.executable, "-m", "teacher_server", "--model", "t=constant", "--port-file", port_file]
-    command += ["--engine", "constant_engine:ConstantEngine", "--log-level", "error"]
-    command += ["--fault", f"leak={LEAK_BYTES}"] if leak else []
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
-    # One arena for all threads: otherwise the allocator's own hoarding looks like a leak.
-    environment["MALLOC_ARENA_MAX"] = "1"
-    process = subprocess.Popen(command, env=environment)
-    while not port_file.exists():
-        if process.poll() is not None:
-            raise SystemExit("the server did not start")
-        time.sleep(0.05)
-    address, metrics_port, _ = port_file.read_text().split()
-    return process, address, int(metrics_port)
 
 
 async def abuse(stub: Any, channel: Any, rng: random.Random) -> None:
@@ -153,10 +135,15 @@ def main() -> None:
     parser.add_argument("--leak", action="store_true", help="leak on purpose; exits with 0 when that is caught")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as text:
-        popen, address, metrics_port = start_server(Path(text), leak=args.leak)
+        popen, (address, metrics_port, _) = start_server(
+            *(Path(text) / "port", *CONSTANT_ENGINE, "--log-level", "error"),
+            *(["--fault", f"leak={LEAK_BYTES}"] if args.leak else []),
+            # One arena for all threads: otherwise the allocator's own hoarding looks like a leak.
+            environment={"MALLOC_ARENA_MAX": "1"},
+        )
         try:
             process = psutil.Process(popen.pid)
-            samples = asyncio.run(soak(address, process, metrics_port, args.minutes * 60))
+            samples = asyncio.run(soak(address, process, int(metrics_port), args.minutes * 60))
         finally:
             popen.terminate()
             code = popen.wait(60)

@@ -13,10 +13,7 @@ client, from request to last message, that the times in the answer add up to.
 import argparse
 import asyncio
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -33,6 +30,7 @@ from opd.wire.request import build_score_request
 from opd.wire.types import PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
+from support.server import start_server
 from teacher_server.engines.base import EngineItem
 from teacher_server.engines.transformers import TransformersEngine
 
@@ -117,19 +115,6 @@ async def served(
     return tokens / seconds, tokens / busy, statistics.median(shares)
 
 
-def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
-    port_file = folder / "port"
-    command = [sys.executable, "-m", "teacher_server", "--port-file", str(port_file)]
-    command += ["--model", f"t={folder / 'model'}"]
-    command += ["--max-batch-tokens", str(BATCH_TOKENS), "--threads", "1", "--metrics-port", "-1", "--device", "cpu"]
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
-    while not port_file.exists():
-        if process.poll() is not None:
-            raise SystemExit("the server did not start")
-        time.sleep(0.1)
-    return process, port_file.read_text().split()[0]
-
-
 def measure(
     engine: Any,
     address: str,
@@ -166,7 +151,11 @@ def main() -> None:
         folder = Path(text)
         save_model(folder / "model")
         engine = TransformersEngine(str(folder / "model"), device="cpu", max_batch_tokens=BATCH_TOKENS)
-        process, address = start_server(folder)
+        process, (address, *_) = start_server(
+            *(folder / "port", "--model", f"t={folder / 'model'}", "--max-batch-tokens", str(BATCH_TOKENS)),
+            *("--threads", "1", "--metrics-port", "-1", "--device", "cpu"),
+            quiet=True,
+        )
         server = psutil.Process(process.pid)
         table: list[dict[str, Any]] = []
         titles = ("calls at once", "in-process tok/s", "served", "ratio", "of CPU", "explained")

@@ -10,10 +10,7 @@ and ratios are to the default. Each call opens a connection of its own and asks 
 import argparse
 import asyncio
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -31,26 +28,13 @@ from opd.wire.request import build_score_request
 from opd.wire.types import PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
+from support.server import CONSTANT_ENGINE, start_server
 
 ROWS, TOPK_ROWS, SEQUENCES = 1024, 8192, 8
 HIDDEN, TOPK = PayloadSpec.hidden(), PayloadSpec.topk(64)
 Way = Callable[[], Awaitable[int]]
 MIB = 1 << 20
 MB = 1_000_000
-
-
-def start_server(folder: Path, *more: str) -> tuple[subprocess.Popen[bytes], str]:
-    """A server process with the constant engine; `more` are flags. Returns it and its address."""
-    port_file = folder / f"port{len(list(folder.iterdir()))}"
-    command = [sys.executable, "-m", "teacher_server", "--model", "t=constant", "--port-file", port_file]
-    command += ["--engine", "constant_engine:ConstantEngine", "--metrics-port", "-1", *more]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-    while not port_file.exists():
-        if process.poll() is not None:
-            raise SystemExit("the server did not start")
-        time.sleep(0.05)
-    return process, port_file.read_text().split()[0]
 
 
 def scorer(address: str, *, spec: PayloadSpec = HIDDEN, chunk: int = 0) -> Way:
@@ -148,9 +132,11 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        process, address = start_server(folder)
-        (folder / "wide.yaml").write_text("transport: {pack_ids: false}\n")
-        wide, wide_address = start_server(folder, "--config", str(folder / "wide.yaml"))
+        flags = (*CONSTANT_ENGINE, "--metrics-port", "-1")
+        process, (address, *_) = start_server(folder / "port", *flags, quiet=True)
+        config = folder / "wide.yaml"
+        config.write_text("transport: {pack_ids: false}\n")
+        wide, (wide_address, *_) = start_server(folder / "wide_port", *flags, "--config", str(config), quiet=True)
         ways: dict[str, Way | None] = {
             f"hidden, {size // 1024} KiB chunks": scorer(address, chunk=size)
             for size in (64 * 1024, 256 * 1024, 512 * 1024, MIB, 4 * MIB)

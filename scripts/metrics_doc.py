@@ -47,24 +47,23 @@ STEP = (
 
 
 def rows(families: Iterable[Metric]) -> str:
-    """A row per family that is collected at scrape time."""
-    lines = []
-    for family in families:
-        name = family.name + ("_total" if family.type == "counter" else "")
-        labels = ", ".join(getattr(family, "_labelnames", ()))
-        lines.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
-    return "\n".join(lines)
+    """A row per family that is collected at scrape time: name, type, labels, meaning."""
+    return "\n".join(_row(family, getattr(family, "_labelnames", ())) for family in families)
 
 
 def table(registry: CollectorRegistry) -> str:
-    """A row per series: name, type, labels, meaning."""
+    """The series of a registry, with a heading."""
     lines = ["| series | type | labels | meaning |", "| --- | --- | --- | --- |"]
     for collector in dict.fromkeys(registry._collector_to_names):
-        labels = ", ".join(getattr(collector, "_labelnames", ()))
-        for family in collector.describe() if hasattr(collector, "describe") else []:
-            name = family.name + ("_total" if family.type == "counter" else "")
-            lines.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
+        labels = getattr(collector, "_labelnames", ())
+        lines += [_row(family, labels) for family in collector.describe()] if hasattr(collector, "describe") else []
     return "\n".join(lines)
+
+
+def _row(family: Metric, labels: Iterable[str]) -> str:
+    # The client library strips a counter's suffix from the family's name; the series that is scraped has it.
+    name = family.name + ("_total" if family.type == "counter" else "")
+    return f"| `{name}` | {family.type} | {', '.join(labels)} | {family.documentation} |"
 
 
 def render() -> str:

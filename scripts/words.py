@@ -1,7 +1,7 @@
-"""Find forms in what users read that a native reader stumbles over: python scripts/words.py [FILE ...].
+"""Find forms in what users read that a native reader stumbles over: python scripts/words.py.
 
-User-visible text is README.md, docs/, the descriptions of settings, and the sentences of errors. Prints each place and
-exits with 1 when there is one.
+User-visible text is the pages of this repository, the descriptions of settings, and the sentences of errors. Prints
+each place and exits with 1 when there is one.
 """
 
 import ast

@@ -1,0 +1,39 @@
+"""Server processes of the server's benchmarks."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+# Where constant_engine.py is, for servers that are told to import it.
+BENCHMARKS = Path(__file__).resolve().parent.parent
+CONSTANT_ENGINE = ("--model", "t=constant", "--engine", "constant_engine:ConstantEngine")
+
+
+def start_server(
+    port_file: Path, *flags: str, environment: Mapping[str, str] | None = None, quiet: bool = False
+) -> tuple[subprocess.Popen[bytes], list[str]]:
+    """Start `teacher_server` with one thread for its maths, and wait until it serves.
+
+    Args:
+        port_file: does not exist yet; the server writes its addresses to it when it is ready.
+        flags: of the server, beside the port file.
+        environment: variables added to those of this process.
+        quiet: drop what the server writes to stderr.
+
+    Returns:
+        The process and the words of the port file: its address, its metrics port (-1: none) and its process id.
+
+    Raises:
+        SystemExit: when the server ends instead of serving.
+    """
+    command = [sys.executable, "-m", "teacher_server", "--port-file", str(port_file), *flags]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(BENCHMARKS), **(environment or {})}
+    process = subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL if quiet else None)
+    while not port_file.exists():
+        if process.poll() is not None:
+            raise SystemExit("the server did not start")
+        time.sleep(0.05)
+    return process, port_file.read_text().split()
