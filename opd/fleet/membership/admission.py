@@ -68,6 +68,7 @@ class Admission:
         self._owner = owner
         self._open = False
         self._rejections: dict[str, _Rejection] = {}
+        self._outdated: dict[str, float] = {}
         self._task: asyncio.Task[None] | None = None
 
     def open(self) -> None:
@@ -93,15 +94,21 @@ class Admission:
         return True
 
     def recheck(self, teacher: str) -> None:
-        """Check a rejected replica again now: what it is compared with has changed."""
+        """Check a replica again, by a description that is asked for from now on: its pool may be something else."""
         self._rejections.pop(teacher, None)
+        self._outdated[teacher] = self._owner.now()
         self._monitor.ping_soon()
+
+    def described(self, asked: float) -> None:
+        """The server has described its replicas; `asked` is when it was asked to, in seconds of the fleet's clock."""
+        self._outdated = {name: since for name, since in self._outdated.items() if asked < since}
 
     def start(self) -> None:
         """Check the replicas that must be checked, unless a check is under way."""
         if self._open and (self._task is None or self._task.done()):
-            names = [name for name, life in self._monitor.lives.items() if life.state in OUTSIDE]
-            if names:
+            outside = [name for name, life in self._monitor.lives.items() if life.state in OUTSIDE]
+            # One that is described as it was would make its pool what that was.
+            if names := [name for name in outside if name not in self._outdated]:
                 self._task = asyncio.create_task(self._check_all(names), name=f"admission {self._monitor.address}")
 
     @property

@@ -191,8 +191,10 @@ class ReplicaMonitor:
             self.admission.start()
 
     async def _describe(self, timeout: float) -> None:
+        asked = self._owner.now()
         found = await self.link.describe(timeout)
         now = self._owner.now()
+        self.admission.described(asked)
         if self.instance and found.instance_id != self.instance:
             # What was learnt about the old process (speed, rejections, failures) does not hold for the new one.
             self.server.reset()

@@ -13,6 +13,7 @@ from opd.fleet.membership.link import ReplicaRequest
 from opd.fleet.settings import FleetSettings, HealthSettings
 from opd.fleet.weights import WeightsUpdate
 from opd.wire.types import Scores
+from opd.wire.v1 import teacher_pb2 as pb
 from support.simulation import SimulatedFleet, SimulatedLink, SimulatedServer, run_virtual, score_batch
 
 
@@ -188,6 +189,33 @@ def test_a_check_that_began_before_an_update_decides_nothing_after_it() -> None:
         release.set()
         assert (await update).updated == ("s0:1", "s1:1")
         assert not [one for m in core.monitors.values() for one in m.lives["t"].history if one.after == "rejected"]
+        await core.close()
+
+    run_virtual(run())
+
+
+def test_a_description_from_before_an_adoption_does_not_make_the_pool_what_it_was() -> None:
+    async def run() -> None:
+        server = SimulatedServer("s0:1", {"t": "old"}, 5000.0)
+        asked, release = asyncio.Event(), asyncio.Event()
+        release.set()
+
+        class Link(SimulatedLink):
+            async def load(self, timeout: float) -> pb.GetLoadResponse:
+                asked.set()
+                await release.wait()
+                return await super().load(timeout)
+
+        core = FleetCore([Source("s0:1")], lambda address: Link(server), FleetSettings(), "x")
+        await core.connect()
+        release.clear()
+        asked.clear()
+        await asked.wait()  # a ping is under way that began when all was well, and describes nothing
+        server.teachers = {"t": "new"}
+        core.adopt("t")
+        release.set()
+        assert await weights_of(core) == {"new"}
+        assert not [one for one in core.monitors["s0:1"].lives["t"].history if one.after == "rejected"]
         await core.close()
 
     run_virtual(run())
