@@ -33,6 +33,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                     item.add_marker(pytest.mark.skip(reason=f"minutes long; run by `make {mark}`"))
 
 
+@pytest.fixture(autouse=True)
+def _one_torch_thread() -> None:
+    """Whatever the tests before have set: sums depend on it, and bits are compared."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the `test` world: student, teacher, padded, stranger; shared by all workers of the run."""
