@@ -85,7 +85,7 @@ SELF | strategy `self_interference`
 Noisy-verifier corrections | reward `noisy_verifier` (backward), advantage `noisy_forward`, reward `appeals`
 CodeV-R1 (adaptive DAPO) | strategy `adaptive_oversampling`
 RoRecomp | strategy `rorecomp`
-Dr. MAS | `group: [uid, agent]` of any estimator
+Dr. MAS | advantage `dr_mas`; `group: [uid, agent]` of any estimator where agents have rows of their own
 Direct Advantage PO | objective `dapo_direct`, method `critic`
 NGRPO | advantage `ngrpo`, `clip_low: 0.16`, `clip_high: 0.24`
 Dr. Kernel: MRS | method `mrs`, objective `minirl`
@@ -123,6 +123,11 @@ FunRL | modifier `entropy_shaping` with `until`
 CHORD | objective `chord` beside `grpo`
 Tulu 3 (RLVR) | rewards `tulu3`, `kl_penalty`, objective `ppo`
 GC-OPD | advantage `gc_opd`, objective `policy_gradient`
+GiGPO | advantage `gigpo`
+A2TGPO | reward `igpo`, advantage and objective `a2tgpo`
+MatchTIR | reward and advantage `matchtir`
+SeeUPO | method `seeupo`, objective `gspo` with `ratio_to: old`, advantage `lite_ppo`
+Turn-PPO | objective `ppo` with `ratio: turn`, method `critic`
 RLSD | objective `rlsd` with a context: `examples/recipes/qwen3-8b-rlsd.yaml`
 MiMo, GLM-5 | objectives `mimo_mix`, `glm_mix`
 limit of RLVR (pass@k) | `eval.samples`: pass@k of evaluations

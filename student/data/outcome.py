@@ -38,7 +38,7 @@ class Outcome:
         on_policy: whether the present policy sampled it under the prompt that it is trained under.
         trained: whether it is trained on; other rows count in statistics only.
         reward: None while it is unknown, which is never a reward of 0.
-        turn_rewards: by turn.
+        turn_rewards, turn_states, turn_agents: by turn, see `student.data.row`.
         spans: (start, end) of each turn in the response, tokens; empty for single turns.
         prompt_length: prompt tokens.
         length: response tokens.
@@ -62,6 +62,8 @@ class Outcome:
     trained: bool = True
     reward: float | None = None
     turn_rewards: tuple[float, ...] = ()
+    turn_states: tuple[str, ...] = ()
+    turn_agents: tuple[str, ...] = ()
     spans: tuple[tuple[int, int], ...] = ()
     prompt_length: int = 0
     length: int = 0
@@ -99,7 +101,8 @@ class Outcome:
     def from_dict(cls, data: Mapping[str, Any]) -> Outcome:
         """What `to_dict` gave."""
         spans = tuple((int(start), int(end)) for start, end in data["spans"])
-        return cls(**{**data, "turn_rewards": tuple(data["turn_rewards"]), "spans": spans})
+        turns = {name: tuple(data.get(name, ())) for name in ("turn_rewards", "turn_states", "turn_agents")}
+        return cls(**{**data, **turns, "spans": spans})
 
 
 def reward_of(row: Row) -> float | None:
@@ -148,6 +151,8 @@ def outcome_of(row: Row) -> Outcome:
         trained=row.trained,
         reward=reward_of(row),
         turn_rewards=tuple(float(value) for value in row.turn_rewards),
+        turn_states=row.turn_states,
+        turn_agents=row.turn_agents,
         spans=tuple(row.turns),
         prompt_length=len(row.prompt_ids),
         length=row.length,

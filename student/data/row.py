@@ -80,6 +80,8 @@ class Row:
         rewarded: whether a plug-in's reward stands in for the verdict, so that None in `reward` means unknown.
         token_rewards: [T] float32, rewards by token; None when only the whole is rewarded.
         turn_rewards: rewards by turn of `turns`, in the order of the turns; empty when only the whole is rewarded.
+        turn_states: of each turn, a hash of what the environment stood at; equal states of one prompt are comparable.
+        turn_agents: of each turn, who acted; empty where nothing tells several apart.
         values: [T] float32, a critic's value of the state before each token; None without a critic.
         weight: multiplies the row's loss.
         trained: False for rows that count in the statistics of their group and are not learnt from.
@@ -112,6 +114,8 @@ class Row:
     rewarded: bool = False
     token_rewards: NDArray[np.float32] | None = None
     turn_rewards: tuple[float, ...] = ()
+    turn_states: tuple[str, ...] = ()
+    turn_agents: tuple[str, ...] = ()
     values: NDArray[np.float32] | None = None
     weight: float = 1.0
     trained: bool = True

@@ -31,6 +31,8 @@ def row_to_state(row: Row) -> dict[str, Any]:
         "prompt": prompt_to_state(row.prompt),
         "turns": [list(turn) for turn in row.turns],
         "turn_rewards": list(row.turn_rewards),
+        "turn_states": list(row.turn_states),
+        "turn_agents": list(row.turn_agents),
         "reward_parts": dict(row.reward_parts),
         "tags": dict(row.tags),
     }
@@ -44,6 +46,8 @@ def row_from_state(state: dict[str, Any]) -> Row:
         prompt=prompt_from_state(state["prompt"]),
         turns=tuple((int(start), int(end)) for start, end in state["turns"]),
         turn_rewards=tuple(state["turn_rewards"]),
+        turn_states=tuple(state.get("turn_states", ())),
+        turn_agents=tuple(state.get("turn_agents", ())),
         reward_parts=dict(state["reward_parts"]),
         tags=dict(state["tags"]),
         **arrays,

@@ -35,6 +35,10 @@ for name, path, summary in [
     ("outliers", "advantages.modifiers:Outliers", "modifier: standardise over the batch, drop what is beyond 3 sigma"),
     ("trloo", "advantages.turns:Trloo", "returns by turn, against the other episodes at that turn (TRLOO)"),
     ("mapo", "advantages.turns:Mapo", "returns by turn, over the turn's group and over the step (MAPO)"),
+    ("gigpo", "advantages.gigpo:Gigpo", "the episode's credit, and each turn's among turns at the same state (GiGPO)"),
+    ("a2tgpo", "advantages.a2tgpo:A2tgpo", "gains of turns, normalised by turn and evened out over depth (A2TGPO)"),
+    ("matchtir", "advantages.matchtir:MatchTir", "half the credit of the episode, half of its turns (MatchTIR)"),
+    ("dr_mas", "advantages.dr_mas:DrMas", "each agent of an episode against itself alone (Dr. MAS)"),
     ("leave_one_out", "advantages.leave_one_out:LeaveOneOut", "reward minus the mean of the rest of the group"),
 ]:
     ADVANTAGES.add(name, f"student.rl.{path}", summary)
@@ -75,6 +79,7 @@ for name, path, summary in [
     ("mimo_mix", "losses.teacher_mix:MimoMix", "a teacher's log-ratio by token plus the outcome's credit (MiMo)"),
     ("glm_mix", "losses.teacher_mix:GlmMix", "a teacher's log-ratio by token in a clipped loss (GLM-5)"),
     ("rlsd", "losses.rlsd:Rlsd", "a clipped loss whose credit a teacher with the solution weighs by token (RLSD)"),
+    ("a2tgpo", "losses.a2tgpo:A2tgpoLoss", "a clip that is wider for turns that add more to the answer (A2TGPO)"),
     ("otr", "losses.given_tokens:Otr", "given tokens weighted by their probability (one-token rollouts)"),
     ("chord", "losses.given_tokens:Chord", "given tokens weighted by p (1 - p) (CHORD)"),
     ("rover", "losses.rover:Rover", "log-ratios fitted to rewards and to the next token's mean log-ratio (ROVER)"),
@@ -99,6 +104,7 @@ for name, path, summary in [
     ("rlpr", "rlpr:Rlpr", "the student's own probability of the reference answer after its reasoning"),
     ("igpo", "igpo:Igpo", "turns by what they add to the belief in the right answer (IGPO)"),
     ("toolrl", "toolrl:ToolRl", "how well tool calls match reference calls (ToolRL)"),
+    ("matchtir", "matchtir:MatchTir", "turns by how well their tool calls match reference calls (MatchTIR)"),
     ("tulu3", "tulu3:Tulu3", "ten for a right answer, minus ten for an unfinished one (Tulu 3 RLVR)"),
     ("kl_penalty", "by_token:KlPenalty", "by token: minus the log-ratio to the reference (PPO's KL in the reward)"),
     ("rto", "by_token:Rto", "by token: the log-ratio of a DPO model to the reference (RTO)"),
@@ -134,6 +140,7 @@ for name, path, summary in [
 
 for name, path, summary in [
     ("critic", "critic:Critic", "value heads on the student's features, for advantage gae"),
+    ("seeupo", "seeupo:SeeUpo", "an update for each turn of the episodes, the last one first (SeeUPO)"),
     ("mrs", "mrs:Mrs", "leaves out answers on which sampler and trainer disagree (MRS)"),
     ("update_sparsity", "update_sparsity:UpdateSparsity", "measures how many weights are left as they were"),
 ]:

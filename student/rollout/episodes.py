@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -71,6 +72,9 @@ class _Episode:
     turns: list[tuple[int, int]] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    states: list[str] = field(default_factory=list)
+    agents: list[str] = field(default_factory=list)
+    shown: tuple[str, str] = ("", "")  # where the environment stands, and who acts next
     tools: bool = False
     bad_calls: float = 0.0
     ended: str = ""
@@ -88,6 +92,13 @@ class _Episode:
             self.candidates += list(row.candidates[start:])
         self.turns.append((start, row.length))
         self.texts.append(row.text)
+        self.states.append(self.shown[0])
+        self.agents.append(self.shown[1])
+
+    def see(self, seen: Observation) -> None:
+        """Keep where the environment stands: what it says of itself in info, or else what it shows."""
+        said = json.dumps([seen.info.get("state", seen.text), *seen.results])
+        self.shown = (blake2b(said.encode(), digest_size=8).hexdigest(), str(seen.info.get("agent", "")))
 
     def hear(self, ids: Sequence[int], k: int) -> None:
         """Add ids of the environment, or of actions that were replayed."""
@@ -173,6 +184,7 @@ class EpisodePlayer:
             return
         episode.prompt = with_observation(episode.planned.prompt, seen.text, self._tokenizer, seen.tools)
         episode.tools = bool(seen.tools)
+        episode.see(seen)
         self._judge(episode, seen)
 
     def _replay(self, episodes: Mapping[int, _Episode]) -> None:
@@ -234,6 +246,7 @@ class EpisodePlayer:
         if episode.turns and len(episode.rewards) < len(episode.turns):
             episode.rewards.append(seen.reward or 0.0)
         self._judge(episode, seen)
+        episode.see(seen)
         if not episode.ended:
             ids = encode_turn(
                 seen.text,
@@ -287,6 +300,8 @@ class EpisodePlayer:
             tool_mask=~own,
             turns=tuple(episode.turns),
             turn_rewards=tuple(episode.rewards),
+            turn_states=tuple(episode.states),
+            turn_agents=tuple(episode.agents) if any(episode.agents) else (),
             verdict=verdict,
             tags={**episode.planned.tags, "ended": episode.ended},
             trained=not broken,

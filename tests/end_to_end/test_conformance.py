@@ -59,6 +59,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("tcod", "turnopd", "prefix_replay"), EPISODES),
     # Answers of 16 tokens: the limit ends some episodes, and the lock others.
     "episode_filter": {**EPISODES, "rollout": {**EPISODES["rollout"], "max_new_tokens": 16}},
+    "seeupo": {**EPISODES, "objective": [{"name": "gspo", "ratio_to": "old", "advantage": {"name": "lite_ppo"}}]},
     "critic": {
         "prompts": {"task": "student_plugins:Digits", "options": {"digits": 2}},
         "objective": [{"name": "ppo"}],

@@ -44,6 +44,18 @@ class Naughty:
         pass
 
 
+class Pair(Naughty):
+    """Two agents in turn; the solver ends it."""
+
+    def reset(self, prompt: Prompt, seed: int) -> Observation:
+        self.turn = 0
+        return Observation("", info={"agent": "solver"})
+
+    def step(self, action: str) -> Observation:
+        self.turn += 1
+        return Observation(action, info={"agent": ("solver", "critic")[self.turn % 2]}, done=self.turn == 3, reward=1.0)
+
+
 class Stillborn(Naughty):
     """Cannot be made."""
 

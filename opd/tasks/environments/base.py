@@ -37,7 +37,8 @@ class Observation:
         reward: of the action; None where there is none yet.
         done: whether the episode has ended.
         success: whether the task was solved; None before the end, and where the environment cannot tell.
-        info: anything else, for metrics and recordings; JSON values.
+        info: anything else, for metrics and recordings; JSON values. "state" says where the environment stands, where
+            its text does not tell (for credit among equal states), and "agent" who acts next, where there are several.
     """
 
     text: str

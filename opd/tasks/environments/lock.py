@@ -92,5 +92,9 @@ class Lock(EnvironmentTask):
             reward=(1.0 if won else 0.0) if done else None,
             done=done,
             success=won if done else None,
-            info={"place": self._place, "lost": bool(self._letter)},
+            info={
+                "place": self._place,
+                "lost": bool(self._letter),
+                "state": f"{self._place}{self._letter or self._register}",
+            },
         )

@@ -53,6 +53,16 @@ def returns(outcome: Outcome, discount: float) -> NDArray[np.float64]:
     return found
 
 
+def normalised(values: Sequence[float], *, scale: bool) -> NDArray[np.float64]:
+    """Values less their mean, over their deviation (n - 1) with `scale`; equal ones and a single one give 0."""
+    found = np.array(values, dtype=np.float64)
+    ordered = np.sort(found)  # sums in an order of their size, so that the order of the episodes changes nothing
+    if len(found) < 2 or ordered[0] == ordered[-1]:
+        return np.zeros_like(found)
+    centred: NDArray[np.float64] = found - ordered.mean()
+    return centred / (ordered.std(ddof=1) + _EPSILON) if scale else centred
+
+
 def spread(outcome: Outcome, values: NDArray[np.float64]) -> Credit:
     """The credit of each token from that of its turn; a row without turns is one."""
     if not outcome.spans:

@@ -57,7 +57,7 @@ class ToolRl(Reward):
             if wanted is None:
                 row.reward = None
                 continue
-            reference = [_reference(one, row) for one in wanted]
+            reference = [reference_call(one, row) for one in wanted]
             found = parse_reply(row.text).calls
             calls = [call for call in found if isinstance(call, Call)]
             well_formed = bool(found) and not any(isinstance(call, BadCall) for call in found)
@@ -74,7 +74,7 @@ def match_share(reference: Sequence[Call], calls: Sequence[Call]) -> float:
         ((_pair(r, c), i, j) for i, r in enumerate(reference) for j, c in enumerate(calls) if r.name == c.name),
         key=lambda pair: (-pair[0], pair[1], pair[2]),
     )
-    score, taken, used = _jaccard([r.name for r in reference], [c.name for c in calls]), set[int](), set[int]()
+    score, taken, used = jaccard([r.name for r in reference], [c.name for c in calls]), set[int](), set[int]()
     for value, i, j in pairs:
         if i not in taken and j not in used:
             score += value
@@ -86,23 +86,29 @@ def match_share(reference: Sequence[Call], calls: Sequence[Call]) -> float:
 def _pair(reference: Call, call: Call) -> float:
     """J(parameter names) plus the number of equal values."""
     equal = sum(
-        name in call.arguments and _same(value, call.arguments[name], call.coerced)
+        name in call.arguments and same_value(value, call.arguments[name], call.coerced)
         for name, value in reference.arguments.items()
     )
-    return _jaccard(list(reference.arguments), list(call.arguments)) + equal
+    return jaccard(list(reference.arguments), list(call.arguments)) + equal
 
 
-def _same(wanted: Any, found: Any, coerced: bool) -> bool:
+def same_value(wanted: Any, found: Any, coerced: bool) -> bool:
+    """Whether an argument is the reference's; as text where the call was XML."""
     return bool(str(wanted) == found if coerced else wanted == found)
 
 
-def _jaccard(one: Sequence[str], other: Sequence[str]) -> float:
+def jaccard(one: Sequence[str], other: Sequence[str]) -> float:
     """Of multisets; 1 for two empty ones."""
     a, b = Counter(one), Counter(other)
     return sum((a & b).values()) / (sum((a | b).values()) or 1) if a or b else 1.0
 
 
-def _reference(one: Any, row: Row) -> Call:
+def reference_call(one: Any, row: Row) -> Call:
+    """A reference call of the prompt's column.
+
+    Raises:
+        DataError: when it is not {"name": ..., "arguments": {...}}.
+    """
     if not isinstance(one, dict) or not isinstance(one.get("name"), str):
         raise DataError(f"a reference call of {row.prompt.name} is {str(one)[:80]}; it needs a name and arguments.")
     return Call(one["name"], dict(one.get("arguments") or {}))

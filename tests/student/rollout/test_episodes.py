@@ -16,8 +16,10 @@ from opd.config import parse_settings
 from opd.tasks.encode import encode_prompt
 from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.prompt import Prompt
+from student.data.outcome import Outcome, outcome_of
 from student.data.plan import EpisodePlan, PlannedRow, plan_step
 from student.data.row import Row
+from student.data.row_state import row_from_state, row_to_state
 from student.lab.tiny.tokenizer import make_tokenizer
 from student.rollout.episodes import EpisodePlayer, EpisodeSettings
 from student.rollout.spec import RolloutSpec
@@ -127,6 +129,34 @@ def test_an_episode_is_cut_by_turns_or_tokens_and_then_not_won(
     (row,) = player.play(plan([prompt], **changes), student, purpose=("rollout",), on_row=lambda row: None)
     assert (row.tags["ended"], len(row.turns), row.truncated) == (ended, turns, True)
     assert row.verdict is not None and row.verdict.known and row.verdict.value == 0.0 and row.trained
+
+
+def test_a_turn_knows_the_state_that_it_began_at_however_it_was_reached(player: EpisodePlayer, tokenizer: Any) -> None:
+    prompt = LOCK.draw(Random(0))
+    path = prompt.extra["path"]
+    wrong = str((int(path[0]) + 1) % 10)
+    ways = {0: path[:3], 1: [wrong, "b", path[0]]}  # straight on, and back to the start from a letter
+    student = Scripted(tokenizer, {prompt.uid: []})
+    student._row = lambda one: say(student, one, ways[one.key.sample][one.key.turn])  # type: ignore[method-assign]
+    planned = plan([prompt, prompt], episode=EpisodePlan(turns=3))
+    straight, detour = player.play(planned, student, purpose=("rollout",), on_row=lambda row: None)
+    assert len(straight.turn_states) == len(detour.turn_states) == 3
+    assert straight.turn_states[0] == detour.turn_states[0] == detour.turn_states[2]
+    assert len({*straight.turn_states, *detour.turn_states}) == 4 and straight.turn_agents == ()
+    assert row_from_state(row_to_state(detour)).turn_states == detour.turn_states
+    assert Outcome.from_dict(outcome_of(detour).to_dict()) == outcome_of(detour)
+
+
+def say(student: Scripted, one: PlannedRow, text: str) -> Row:
+    student.script[one.key.uid] = [text] * (one.key.turn + 1)
+    return Scripted._row(student, one)
+
+
+def test_an_environment_may_say_who_acts_next(tokenizer: Any) -> None:
+    prompt = Prompt.make("Solve.", extra={"environment": {"name": "tests.support.environments:Pair"}})
+    student = Scripted(tokenizer, {prompt.uid: ["a", "b", "c"]})
+    (row,) = make_player(tokenizer).play(plan([prompt]), student, purpose=("rollout",), on_row=lambda row: None)
+    assert row.turn_agents == ("solver", "critic", "solver")
 
 
 def test_replayed_actions_are_in_the_history_and_not_trained_on(player: EpisodePlayer, tokenizer: Any) -> None:

@@ -1,11 +1,14 @@
 """Credit by turn: golden numbers, and ragged episodes."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from student.data.outcome import Outcome
+from student.rl.advantages.a2tgpo import accumulated
 from student.rl.advantages.chain import AdvantageChain
 
 
@@ -69,3 +72,67 @@ def test_mapo_mixes_the_turns_group_with_the_whole_step() -> None:
     half = np.array(by_turn(rows, name="mapo")).flatten()
     ones = np.array(by_turn(rows, name="mapo", mix=1.0)).flatten()
     assert half == pytest.approx(0.5 * ones + 0.5 * white, abs=1e-5)
+
+
+def at(row: Outcome, *states: str) -> Outcome:
+    return replace(row, turn_states=states)
+
+
+def test_gigpo_compares_turns_that_stood_at_the_same_state() -> None:
+    rows = [
+        at(episode(0, (0.0, 1.0), reward=1.0), "start", "left"),
+        at(episode(1, (0.0, 0.0), reward=0.0), "start", "right"),
+        at(episode(2, (0.0, 0.0, 1.0), reward=1.0), "start", "right", "left"),
+    ]
+    first, second, third = by_turn(rows, name="gigpo", discount=0.5)
+    episodes = [1 / 3, -2 / 3, 1 / 3]
+    # start: returns 0.5, 0, 0.25; left: 1 and 1, which agree; right: 0 and 0.5.
+    assert first == pytest.approx([episodes[0] + 0.25, episodes[0]])
+    assert second == pytest.approx([episodes[1] - 0.25, episodes[1] - 0.25])
+    assert third == pytest.approx([episodes[2], episodes[2] + 0.25, episodes[2]], abs=1e-7)
+    chain = AdvantageChain({"name": "gigpo", "scale": "std", "step_weight": 0.0}, "a test")
+    plain = AdvantageChain({"name": "group_mean"}, "a test").estimate(rows)
+    assert [float(np.max(np.abs(c))) for c in chain.estimate(rows)] == pytest.approx(np.abs(plain), rel=1e-5)
+    assert chain.metrics() == {"gigpo/anchored_share": (7, 7), "gigpo/anchor_size": (9 + 4 + 4, 7)}
+
+
+def test_a_state_that_only_one_turn_stood_at_has_the_credit_of_the_episode() -> None:
+    rows = [at(episode(0, (0.0, 1.0), reward=1.0), "a", "b"), at(episode(1, (0.0,), reward=0.0), "c")]
+    assert by_turn(rows, name="gigpo") == [pytest.approx([0.5, 0.5]), pytest.approx([-0.5])]
+
+
+def test_gains_are_evened_out_over_depth() -> None:
+    assert accumulated(np.array([1.0, -0.5, 0.5, 9.0]), 1.0) == pytest.approx([1 / math.sqrt(3), 0.0, 0.5, 0.0])
+
+
+def test_a2tgpo_adds_the_outcome_to_gains_that_are_normalised_by_turn() -> None:
+    rows = [episode(i, (gain, reward), reward=reward) for i, (gain, reward) in enumerate([(0.3, 1.0), (0.1, 0.0)])]
+    half = math.sqrt(0.5)  # two values are one half of their gap away from the mean, over a deviation of gap / sqrt(2)
+    assert by_turn(rows, name="a2tgpo") == [
+        pytest.approx([2 * half, half], abs=1e-4),
+        pytest.approx([-2 * half, -half], abs=1e-4),
+    ]
+
+
+def test_matchtir_halves_the_credit_of_the_episode_and_of_the_turn() -> None:
+    rows = [episode(0, (1.0, 1.0)), episode(1, (0.0, 1.0)), episode(2, (0.5,))]
+    sums, first, second = np.array([2.0, 1.0, 0.5]), np.array([1.9, 0.9, 0.5]), [0.0, 0.0]
+    whole, turn = ((x - x.mean()) / x.std(ddof=1) for x in (sums, first))
+    found = by_turn(rows, name="matchtir")
+    assert [one[0] for one in found] == pytest.approx((whole + turn) / 2, abs=1e-5)
+    assert [one[1] for one in found[:2]] == pytest.approx((whole[:2] + second) / 2, abs=1e-5)
+
+
+def test_agents_with_other_ranges_of_reward_get_credit_of_one_size() -> None:
+    def played(sample: int, reward: float, *agents: str, uid: str = "p") -> Outcome:
+        return replace(episode(sample, (0.0,) * len(agents), uid=uid, reward=reward), turn_agents=agents)
+
+    rows = [played(0, 1.0, "solver", "critic"), played(1, 0.0, "solver", "critic", "critic"), played(2, 11.0, "judge")]
+    two, three = np.array([1.0, 0.0]), np.array([1.0, 0.0, 0.0])
+    solver, critic = ((x - x.mean()) / x.std(ddof=1) for x in (two, three))
+    first, second, alone = by_turn(rows, name="dr_mas")
+    assert first == pytest.approx([solver[0], critic[0]], abs=1e-5)
+    assert second == pytest.approx([solver[1], critic[1], critic[2]], abs=1e-5)
+    assert alone == [11.0]  # one sample of the judge keeps its reward
+    single = [played(i, float(i), "solver") for i in range(3)]
+    assert [a for (a,) in by_turn(single, name="dr_mas")] == pytest.approx([-1.0, 0.0, 1.0], abs=1e-5)

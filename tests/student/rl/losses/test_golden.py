@@ -206,3 +206,22 @@ def test_a_teacher_with_the_solution_weighs_tokens_and_never_turns_them(toy: Any
         made.rows[0].unread = frozenset()
         made.rows[0].key = dataclasses.replace(made.rows[0].key, step=50)  # the teacher has faded out
         assert term.token_losses(batch).loss.tolist() == pytest.approx([-sign] * 3)  # type: ignore[union-attr]
+
+
+def test_turns_that_add_more_to_the_answer_may_move_further(toy: Any) -> None:
+    """Gains of 0.3 and 0.1 at the first turn: z = +-0.707, so that clips are at 1 + 0.2 (1 +- 0.5 tanh 0.707)."""
+    made = toy(lengths=(4, 4), group=2, masked=False)
+    for row, gain, reward in zip(made.rows, (0.3, 0.1), (1.0, 0.0), strict=True):
+        row.reward, row.turns, row.turn_rewards = reward, ((0, 2), (2, 4)), (gain, reward)
+    logp = made.logp(made.hidden, made.head).gather(1, made.token_ids[:, None])[:, 0]
+    made.behaviour = logp - math.log(2.0)  # every ratio is 2
+    (term,) = build_terms([{"name": "a2tgpo"}])
+    term.prepare(made.rows)
+    output = term.token_losses(made.batch())
+    assert output.loss is not None
+    first, last = 2 * math.sqrt(0.5), math.sqrt(0.5)
+    wide = 1 + 0.2 * (1 + 0.5 * math.tanh(math.sqrt(0.5)))
+    assert output.loss.tolist()[:4] == pytest.approx([-wide * first] * 2 + [-1.2 * last] * 2, rel=1e-4)
+    assert output.loss.tolist()[4:] == pytest.approx([2 * first] * 2 + [2 * last] * 2, rel=1e-4)
+    assert float(output.metrics["clipped_share"][0]) == 4
+    assert float(output.metrics["clip_width"][0]) == pytest.approx(8.0, rel=1e-5)

@@ -168,6 +168,7 @@ def test_it_shows_that_it_acted(build: Any, rows: Any, listening: Any) -> None:
         "hapo",
         "rlpr",
         "toolrl",
+        "matchtir",
     )
 
 

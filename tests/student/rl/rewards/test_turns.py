@@ -14,6 +14,7 @@ from opd.tasks.tools import Call
 from student.plugins import build_plugins
 from student.recipe import Recipe
 from student.rl.rewards.igpo import Igpo, IgpoSettings
+from student.rl.rewards.matchtir import MatchTir, MatchTirSettings, similarity, transport
 from student.rl.rewards.toolrl import ToolRl, ToolRlSettings, match_share
 
 
@@ -99,3 +100,39 @@ def test_the_reward_is_the_format_and_six_times_the_share_less_three(make_row: A
     bad = make_row("x", prompt=Prompt.make("q", extra={"calls": ["look"]}))
     with pytest.raises(DataError, match="needs a name and arguments"):
         ToolRl(parse_settings(ToolRlSettings, {"name": "toolrl"})).reward([bad], services)
+
+
+def test_calls_are_as_similar_as_their_names_and_values() -> None:
+    wanted = Call("f", {"a": 1, "b": 2})
+    calls = [Call("f", {"a": 1, "c": 3}), wanted, Call("g", {"a": 1, "b": 2}), Call("f", {})]
+    assert similarity([wanted], calls)[:, 0] == pytest.approx([(1 + 1 / 3 + 1) / 4, 1.0, 0.0, 1 / 4])
+
+
+def test_the_best_assignment_is_not_always_the_greedy_one() -> None:
+    scores = np.array([[0.9, 0.8], [0.8, 0.0]])
+    hard = MatchTir(parse_settings(MatchTirSettings, {"name": "matchtir", "miss": -0.5}))
+    assert hard.paid(scores) == [0.8, 0.8]  # greedy takes 0.9 and leaves the other nothing
+    assert hard.paid(np.array([[1.0], [1.0]])) == [1.0, -0.5]  # a reference call pays one call
+    assert hard.paid(np.zeros((2, 0))) == [-0.5, -0.5]
+
+
+def test_a_plan_of_transport_has_uniform_margins_and_pays_shares() -> None:
+    scores = np.array([[1.0, 0.0, 0.2], [0.1, 1.0, 0.0]])
+    plan = transport(scores, 0.1)
+    assert plan.sum(1) == pytest.approx([0.5, 0.5]) and plan.sum(0) == pytest.approx([1 / 3] * 3)
+    soft = MatchTir(parse_settings(MatchTirSettings, {"name": "matchtir", "assignment": "soft"}))
+    assert soft.paid(scores) == pytest.approx((plan * scores).sum(1))
+
+
+def test_a_turn_is_paid_the_mean_of_its_calls_and_the_last_one_the_verdict(make_row: Any, services: Any) -> None:
+    turns = [call("look", at="door") + call("jump"), "I wait.", "42"]
+    text = "".join(turns)
+    prompt = Prompt.make("q", extra={"calls": [{"name": "look", "arguments": {"at": "door"}}]})
+    row = make_row(text, 1.0, prompt=prompt, length=len(text))
+    row.response_ids = np.frombuffer(text.encode(), np.uint8).astype(np.uint32)
+    ends = np.cumsum([len(turn) for turn in turns]).tolist()
+    row.turns = tuple(zip([0, *ends[:-1]], ends, strict=True))
+    reward = MatchTir(parse_settings(MatchTirSettings, {"name": "matchtir"}))
+    reward.reward([row], services)
+    assert row.turn_rewards == pytest.approx((0.5, 0.0, 1.0)) and row.reward is None
+    assert reward.fired == {"calls": (2.0, 1.0), "matched": (1.0, 2.0)}

@@ -1,0 +1,67 @@
+"""A2TGPO (arXiv 2605.06200): what turns add to the belief in the answer, normalised by turn, evened out over depth.
+
+    z_k   (g_k - mean g) / std g over turn k of the prompt's episodes, g_k the gain of turn k (reward `igpo`)
+    A_k   (sum over j >= k of gamma^(j-k) z_j) / sqrt(number of terms) + (R - mean R) / std R
+
+The last turn has no gain and the outcome alone. Dividing by the root keeps the variance of A_k the same at every depth.
+The second half, clip ranges that follow z_k, is objective `a2tgpo`. Known from the abstract and readme: the shape of
+both; gamma was not found and is 1. Evidence: abstract.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from student.rl.advantages.base import Advantage, Credit, known
+from student.rl.advantages.turns import TurnSettings, normalised, spread
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.outcome import Outcome
+
+
+class A2tgpo(Advantage):
+    """The estimator; see the module. Metric gain_turns: share of turns whose gain counted."""
+
+    settings_type = TurnSettings
+    settings: TurnSettings
+    evidence = "abstract"
+    reads_turns: ClassVar[bool] = True
+
+    def __init__(self, settings: TurnSettings) -> None:
+        super().__init__(settings)
+        self.shift_free = self.scale_free = "group"
+
+    def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
+        """See the module."""
+        gains = self.gains(outcomes)
+        found = [accumulated(each, self.settings.discount) for each in gains]
+        for places in self.groups(outcomes):
+            for place, value in zip(places, normalised([known(outcomes[p]) for p in places], scale=True), strict=True):
+                found[place] = found[place] + value
+        self.fired = {"gain_turns": (sum(int(np.count_nonzero(each)) for each in gains), sum(map(len, gains)))}
+        return [spread(outcome, value) for outcome, value in zip(outcomes, found, strict=True)]
+
+    def gains(self, outcomes: Sequence[Outcome]) -> list[NDArray[np.float64]]:
+        """z_k by episode and turn; 0 for the last turn and for turns without peers."""
+        found = [np.zeros(max(1, len(outcome.spans))) for outcome in outcomes]
+        for places in self.groups(outcomes):
+            for turn in range(max(len(found[place]) for place in places) - 1):
+                peers = [p for p in places if turn < len(outcomes[p].turn_rewards) - 1]
+                scores = normalised([outcomes[place].turn_rewards[turn] for place in peers], scale=True)
+                for place, value in zip(peers, scores, strict=True):
+                    found[place][turn] = value
+        return found
+
+
+def accumulated(gains: NDArray[np.float64], discount: float) -> NDArray[np.float64]:
+    """Sum over j >= k of discount^(j-k) z_j over the root of the number of terms; the last entry, no gain, stays 0."""
+    found, later = np.zeros_like(gains), 0.0
+    for turn in reversed(range(len(gains) - 1)):
+        later = float(gains[turn]) + discount * later
+        found[turn] = later / np.sqrt(len(gains) - 1 - turn)
+    return found

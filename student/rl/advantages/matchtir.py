@@ -1,0 +1,57 @@
+"""MatchTIR's credit (arXiv 2601.10712): half of the episode, half of its turns.
+
+    G_k   r_k + gamma G_(k+1),   r_k by turn (reward `matchtir`)
+    A_k   ((sum r - mean) / std over the prompt's episodes + (G_k - mean G) / std over turn k of them) / 2
+
+Evidence: text and code (quchangle1/MatchTIR, read): gamma 0.9.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from student.rl.advantages.turns import TurnAdvantage, TurnSettings, normalised
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class MatchTirSettings(TurnSettings):
+    """Settings of MatchTIR's credit."""
+
+    discount: float = Field(0.9, ge=0, le=1, description="gamma, of later turns.")
+
+
+class MatchTir(TurnAdvantage):
+    """The estimator; see the module for the formula."""
+
+    settings_type = MatchTirSettings
+    settings: MatchTirSettings
+    evidence = "text and code"
+
+    def __init__(self, settings: MatchTirSettings) -> None:
+        super().__init__(settings)
+        self.shift_free = self.scale_free = "group"
+
+    def of_turns(
+        self, returns: Sequence[NDArray[np.float64]], groups: Sequence[Sequence[tuple[int, int]]]
+    ) -> list[NDArray[np.float64]]:
+        """See the module."""
+        gamma = self.settings.discount
+        # The rewards themselves, from the returns.
+        sums = [float(g.sum() - gamma * g[1:].sum()) for g in returns]
+        found = [values * 0.0 for values in returns]
+        for group in groups:
+            if group[0][1] == 0:  # every episode has a first turn
+                whole = normalised([sums[episode] for episode, _ in group], scale=True)
+                for (episode, _), value in zip(group, whole, strict=True):
+                    found[episode] += value / 2
+            own = normalised([returns[episode][turn] for episode, turn in group], scale=True)
+            for (episode, turn), value in zip(group, own, strict=True):
+                found[episode][turn] += value / 2
+        return found
