@@ -123,6 +123,9 @@ FunRL | modifier `entropy_shaping` with `until`
 CHORD | objective `chord` beside `grpo`
 Tulu 3 (RLVR) | rewards `tulu3`, `kl_penalty`, objective `ppo`
 GC-OPD | advantage `gc_opd`, objective `policy_gradient`
+UFO | environment `again` with `reward: ufo`
+SCoRe (second stage) | environment `again` with `reward: score`, advantage `trloo`
+RLTF-SD, RLTF-FM | method `rltf`
 GiGPO | advantage `gigpo`
 A2TGPO | reward `igpo`, advantage and objective `a2tgpo`
 MatchTIR | reward and advantage `matchtir`

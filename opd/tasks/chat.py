@@ -215,3 +215,17 @@ class ChatClient(JsonClient):
             return str(answer["choices"][0]["message"]["content"] or "")
         except (KeyError, IndexError, TypeError) as error:
             raise ChatFailed(f"{s.endpoint} answered without a message: {str(answer)[:100]}") from error
+
+    def go_on(self, ids: Sequence[int]) -> str:
+        """How the model continues token ids, as text, by the endpoint's /completions (vLLM and SGLang take ids there).
+
+        Raises:
+            ChatFailed: when there is no answer.
+        """
+        s = self.settings
+        body = {"model": s.model, "prompt": list(ids), "temperature": s.temperature, "max_tokens": s.max_tokens}
+        answer = self.post("/completions", body)
+        try:
+            return str(answer["choices"][0]["text"] or "")
+        except (KeyError, IndexError, TypeError) as error:
+            raise ChatFailed(f"{s.endpoint} answered without a text: {str(answer)[:100]}") from error

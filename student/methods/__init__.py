@@ -23,6 +23,7 @@ for name, path, summary in [
     ("gated_exopd", "distil.gated_exopd:GatedExOpd", "ExOPD only at tokens where student and teacher agree"),
     ("tide", "distil.tide:Tide", "a bounded penalty on overconfidence, the teacher's top k where the student lacks it"),
     ("tail_null", "distil.tail_null:TailNull", "a null: a negative advantage for unlikely tokens, without a teacher"),
+    ("sage_opd", "distil.sage_opd:SageOpd", "distillation with turns weighted by a judge and the teacher (SAGE-OPD)"),
     ("tropd", "distil.tropd:Tropd", "sampled distillation in a trust region, forward KL outside"),
     ("tip", "distil.tip:TokenSelection", "distillation on the tokens with the highest entropy or divergence"),
 ]:
@@ -41,7 +42,10 @@ for name, path, summary in [
     ("tcod", "curricula.tcod:Tcod", "distil the turns of episodes one after the other (TCOD)"),
     ("turnopd", "curricula.turnopd:TurnOpd", "a cap on turns, set from statistics of full episodes (TurnOPD)"),
     ("prefix_replay", "curricula.prefix_replay:PrefixReplay", "one turn at a point of a recorded path (ReOPD)"),
+    ("sopd", "curricula.sopd:Sopd", "whole turns of the teacher wherever the student began one (SOPD)"),
+    ("sage", "curricula.sage:Sage", "a judge says of each turn whether to learn there (SAGE-OPD)"),
     ("episode_filter", "curricula.episode_filter:EpisodeFilter", "episodes not to train on (Mini-o3, SimpleTIR)"),
+    ("rltf", "distil.rltf:Rltf", "second attempts learnt without the feedback they had, or the feedback (RLTF)"),
     ("modes", "curricula.modes:Modes", "more rows for the modes that lag behind their teachers (ORBIT)"),
     ("mask_tokens", "distil.mask_tokens:MaskTokens", "leave special tokens out of every loss"),
 ]:

@@ -264,7 +264,7 @@ class EpisodePlayer:
     def _judge(self, episode: _Episode, seen: Observation) -> None:
         if not seen.done:
             return
-        if seen.success is None and seen.reward is None and not any(episode.rewards):
+        if seen.success is None and seen.reward is None and ("unknown" in seen.info or not any(episode.rewards)):
             episode.ended = "done"  # nothing tells whether it was solved
             return
         episode.success = seen.success if seen.success is not None else (seen.reward or 0.0) > 0

@@ -6,7 +6,7 @@ duties stand in tests/student/methods, all learn together here: what each loss i
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from student.controllers import CONTROLLERS
 from student.learning.terms import OBJECTIVES
 from student.loop import train
 from student.recipe import Recipe
+from tests.support.answering import answering
 
 CONSTANT = {"name": "opd", "payload": "topk", "k": 8, "aggregation": "constant"}
 PLAIN: dict[str, Any] = {
@@ -45,6 +46,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "mask_tokens": {"tokens": {"ids": list(range(4, 60))}},
     "turnopd": {"probe_every": 2, "probes": 2, "shortest": 1, "longest": 3},
     "episode_filter": {"ended": ["tokens"]},
+    "sopd": {"teacher": {"model": "m", "max_tokens": 4}},
+    "sage": {"judge": {"model": "m"}},
+    "rltf": {"floor": -50.0},
 }
 """Settings with which a method acts within three steps on hardly trained models."""
 EPISODES: dict[str, Any] = {
@@ -59,6 +63,15 @@ CHANGES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("tcod", "turnopd", "prefix_replay"), EPISODES),
     # Answers of 16 tokens: the limit ends some episodes, and the lock others.
     "episode_filter": {**EPISODES, "rollout": {**EPISODES["rollout"], "max_new_tokens": 16}},
+    "sopd": {**EPISODES, "objective": [{"name": "sft", "aggregation": "sequence_mean"}]},
+    "rltf": {
+        **EPISODES,
+        "prompts": {"task": "student_plugins:TwoTries", "options": {"digits": 1}},
+        "objective": [
+            {"name": "policy_gradient", "rows": "expert", "ratio": "none", "advantage": {"name": "reinforce"}}
+        ],
+    },
+    "sage": {**EPISODES, "objective": [{"name": "sage_opd", "k": 8}]},
     "seeupo": {**EPISODES, "objective": [{"name": "gspo", "ratio_to": "old", "advantage": {"name": "lite_ppo"}}]},
     "critic": {
         "prompts": {"task": "student_plugins:Digits", "options": {"digits": 2}},
@@ -79,12 +92,20 @@ def records(recipe: Recipe) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines]
 
 
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with answering() as url:
+        yield url
+
+
 @pytest.fixture
-def recipe_of(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[..., Recipe]:
-    """A recipe with one method, in a run folder of its own."""
+def recipe_of(make_recipe: Callable[..., Recipe], tmp_path: Path, address: str) -> Callable[..., Recipe]:
+    """A recipe with one method, in a run folder of its own; who is asked in words is a server here."""
 
     def make(name: str, run: str, **more: Any) -> Recipe:
-        changes = {**PLAIN, **CHANGES.get(name, {}), **more, "methods": [{"name": name, **METHODS.get(name, {})}]}
+        settings = dict(METHODS.get(name, {}))
+        settings |= {who: {**settings[who], "endpoint": address} for who in ("teacher", "judge") if who in settings}
+        changes = {**PLAIN, **CHANGES.get(name, {}), **more, "methods": [{"name": name, **settings}]}
         return make_recipe(run=str(tmp_path / f"{name}-{run}"), **changes)
 
     return make

@@ -2,6 +2,8 @@
 
 import copy
 from collections.abc import Iterable
+from dataclasses import replace
+from random import Random
 from typing import Any
 
 import torch
@@ -31,10 +33,19 @@ class Halves(Digits):
         return super().verify(prompt, completion) if int(prompt.answer or 0) % 2 == 0 else Verdict.score(0.0)
 
 
+class TwoTries(Addition):
+    """Sums that are played: answers of even length are right, and wrong ones get a second try."""
+
+    def draw(self, random: Random) -> Prompt:
+        prompt = super().draw(random)
+        place = {"name": "again", "options": {"verifier": "student_plugins:Even", "word": "?"}, "seed": 0}
+        return replace(prompt, extra={**prompt.extra, "environment": place})
+
+
 class Even:
     """A verifier to which answers of even length are right."""
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float = 1.0) -> None:
         pass
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:

@@ -1,0 +1,124 @@
+"""SAGE-OPD's judgements (arXiv 2606.19659): a chat model that has seen what a turn led to says whether to learn there.
+
+    i_k   0 for Skip, `weak` for Weak, 1 for Strong and for any other answer
+    c_k   the mean over the tokens of turn k of the teacher's largest probability
+    w_k   i_k c_k, the weight of the turn in objective `sage_opd`
+
+The judge reads the episode with what the environment answered to turn k at its end, and never enters the student's
+input. It is asked through an OpenAI-compatible endpoint; answers are kept by content, so that a step taken again hears
+the same. A turn about which it cannot be asked has i_k = 1, and is counted. Known from two readers of the paper: the
+form of w_k, the three words, full reverse KL. The judge's prompt was not found and is ours; `weak` 0.5 is that of a
+re-implementation. Evidence: text at second hand.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import Field
+
+from opd.errors import ConfigError
+from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings
+from opd.wire.types import PayloadKind
+from student.controllers import Controller, ControllerSettings
+from student.scoring.needs import TEACHER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.controllers import Services
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+
+NOTE = "turn_weight/"
+"""Of turn k of a row, in its notes: w_k before it is rescaled."""
+
+_QUESTION = """An agent acts in an environment, turn by turn. This is the episode so far; the last turn of the agent and
+what the environment answered stand at its end.
+
+{history}
+
+Should the agent be taught what a better agent would have done in its last turn? Answer with one word: Skip where the
+turn was fine or nothing can be learnt from it, Weak where it could have been better, Strong where it was a mistake."""
+
+
+class SageSettings(ControllerSettings):
+    """Settings of the judgements."""
+
+    judge: ChatSettings = Field(description="Who judges: endpoint and model.")
+    weak: float = Field(0.5, ge=0, le=1, description="Weight of a turn that is judged Weak.")
+    question: str = Field(_QUESTION, description="What the judge is asked; {history} is the episode up to there.")
+    workers: int = Field(16, ge=1, le=256, description="Turns judged at the same time.")
+
+
+class Sage(Controller):
+    """The controller: notes a weight for each turn; it has no state."""
+
+    settings_type = SageSettings
+    settings: SageSettings
+    why_not_stale = ""
+
+    def __init__(self, settings: SageSettings) -> None:
+        super().__init__(settings)
+        self._client = ChatClient(settings.judge)
+        self._tokenizer: Any = None
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse objectives that read no weights.
+
+        Raises:
+            ConfigError: with the term to use.
+        """
+        if not any(getattr(term, "reads_turn_weights", False) for term in terms):
+            raise ConfigError("no term reads the weights that method sage gives to turns; use objective sage_opd.")
+
+    def start(self, services: Services) -> None:
+        """Keep the tokenizer."""
+        self._tokenizer = services.tokenizer
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        """Note w_k for each turn of each row; rows without turns are one."""
+        places = [
+            (row, k, turn) for row in rows if row.trained for k, turn in enumerate(row.turns or ((0, row.length),))
+        ]
+        with ThreadPoolExecutor(self.settings.workers) as threads:
+            judged = list(threads.map(lambda place: self._judge(place[0], place[1]), places))
+        for (row, k, (start, end)), (weight, heard) in zip(places, judged, strict=True):
+            row.notes[f"{NOTE}{k}"] = weight * confidence(row, start, end)
+            row.notes["turns_judged"] = row.notes.get("turns_judged", 0.0) + heard
+            row.notes["turns_skipped"] = row.notes.get("turns_skipped", 0.0) + (weight == 0.0)
+        return rows
+
+    def _judge(self, row: Row, turn: int) -> tuple[float, bool]:
+        """i_k, and whether the judge gave it."""
+        ends = [start for start, _ in row.turns[1:]] + [row.length]
+        ids = np.concatenate([row.prompt_ids, row.response_ids[: ends[turn]]]).tolist()
+        history = str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        try:
+            said = self._client.ask([{"role": "user", "content": self.settings.question.replace("{history}", history)}])
+        except ChatFailed:
+            return 1.0, False
+        words = {"skip": 0.0, "weak": self.settings.weak, "strong": 1.0}
+        word = said.strip().split()[0].strip(".,:!*").lower() if said.strip() else ""
+        return words.get(word, 1.0), word in words
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Metrics turns_skipped and turns_judged: shares of the turns that were judged Skip, and at all."""
+        told = [outcome.notes for outcome in services.outcomes if "turns_judged" in outcome.notes]
+        turns = sum(sum(name.startswith(NOTE) for name in notes) for notes in told)
+        return {name: sum(notes[name] for notes in told) / max(1, turns) for name in ("turns_skipped", "turns_judged")}
+
+
+def confidence(row: Row, start: int, end: int) -> float:
+    """c: the mean over positions start to end of the teacher's largest probability.
+
+    Raises:
+        ConfigError: when the row has no top-k payload of the teacher.
+    """
+    scores = row.signals.get((TEACHER, PayloadKind.TOPK))
+    if scores is None or scores.values is None:
+        raise ConfigError("method sage reads the teacher's largest probability; use objective sage_opd (payload topk).")
+    return float(np.exp(np.asarray(scores.values[start:end], np.float64).max(-1)).mean())

@@ -1,0 +1,128 @@
+"""SOPD (arXiv 2608.16333): at each turn that the student began, it learns the whole turn that the teacher would write.
+
+    h_k    the history at which the student's turn k began, its own turns and mistakes included
+    s~_k   the teacher's turn given h_k, written greedily
+    L      mean over turns of the mean over tokens of -log S(s~_k,t | h_k, s~_k,<t)
+
+The student's episodes say where to learn; what is learnt is the teacher's. Turns do not depend on each other, so they
+are asked for at once, and no log-probs travel. An episode of one turn is supervised fine-tuning. The teacher is a
+completion server that takes token ids (`teacher.endpoint`: vLLM, SGLang), because teacher servers score and do not
+write; it must have the student's tokenizer. Its turns are rows of their own, of origin expert: use objective sft with
+aggregation sequence_mean and rows expert. A turn that the teacher does not answer in time is left out and counted.
+Known from two notes on the paper that agree (no code was found): the rule, greedy turns of up to 512 tokens, learning
+rate 1e-6, 64 rows a step. Evidence: text at second hand.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import Field
+
+from opd.errors import ConfigError
+from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings
+from opd.tasks.stops import answer_end
+from student.controllers import Controller, ControllerSettings
+from student.data.row import Row, RowKey
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.controllers import Services
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+
+
+class SopdSettings(ControllerSettings):
+    """Settings of the teacher's turns."""
+
+    teacher: ChatSettings = Field(description="Who writes: endpoint, model, and max_tokens of a turn.")
+    workers: int = Field(16, ge=1, le=256, description="Turns asked for at the same time.")
+    trained_under: int = Field(
+        0, ge=0, description="Longest history in tokens whose turn is learnt; 0: all that fit the student."
+    )
+
+
+class Sopd(Controller):
+    """The controller: adds the teacher's turns to the rows of a step; it has no state."""
+
+    settings_type = SopdSettings
+    settings: SopdSettings
+    why_not_stale = ""
+    gives_answers = True
+
+    def __init__(self, settings: SopdSettings) -> None:
+        super().__init__(settings)
+        self._client = ChatClient(settings.teacher)
+        self._tokenizer: Any = None
+        self._told = (0.0, 0.0)
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse objectives that do not learn from given rows, or want scores of them.
+
+        Raises:
+            ConfigError: with the term to use.
+        """
+        if all(term.settings.rows == "sampled" for term in terms):
+            raise ConfigError("no term learns from the turns that method sopd adds; add term sft.")
+        scored = next((term.settings.name for term in terms if term.needs().signals), None)
+        if scored is not None:
+            raise ConfigError(
+                f"term {scored!r} wants scores, which the turns that method sopd adds have not got; use term sft."
+            )
+
+    def start(self, services: Services) -> None:
+        """Keep the tokenizer."""
+        self._tokenizer = services.tokenizer
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        """Add the teacher's turns."""
+        places = [(row, turn) for row in rows if row.on_policy and row.trained for turn in range(len(row.turns))]
+        longest = self.settings.trained_under
+        places = [(r, k) for r, k in places if not longest or len(r.prompt_ids) + r.turns[k][0] <= longest]
+        with ThreadPoolExecutor(self.settings.workers) as threads:
+            found = [one for one in threads.map(lambda place: self._turn(*place), places) if one is not None]
+        for row in rows:
+            row.notes["teacher_asked"] = float(sum(one is row for one, _ in places))
+        return [*rows, *found]
+
+    def _turn(self, row: Row, turn: int) -> Row | None:
+        start, _ = row.turns[turn]
+        history = np.concatenate([row.prompt_ids, row.response_ids[:start]])
+        try:
+            text = self._client.go_on(history.tolist())
+        except ChatFailed:
+            return None
+        ids = [int(i) for i in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
+        own = self._tokenizer.eos_token_id
+        end = answer_end(row.prompt, self._tokenizer, frozenset() if own is None else frozenset({int(own)}))
+        if end is not None and ids[-1:] != [end] and len(ids) < self.settings.teacher.max_tokens:
+            ids.append(end)
+        if not ids:
+            return None
+        return Row(
+            key=RowKey(row.key.step, row.key.uid, row.key.sample, turn, "teacher"),
+            prompt=row.prompt,
+            prompt_ids=history,
+            response_ids=np.array(ids, np.uint32),
+            behaviour_logp=np.full(len(ids), np.nan, np.float32),
+            policy_version=row.policy_version[:1].repeat(len(ids)),
+            loss_mask=np.ones(len(ids), np.bool_),
+            truncated=False,
+            text=text,
+            origin="expert",
+            turns=((0, len(ids)),),
+            tags={key: value for key, value in row.tags.items() if key != "ended"},
+        )
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Metrics teacher_turns (rows of the teacher), teacher_turn_tokens, and teacher_unanswered (share of turns)."""
+        given = [outcome for outcome in services.outcomes if outcome.agent == "teacher"]
+        asked = sum(outcome.notes.get("teacher_asked", 0.0) for outcome in services.outcomes)
+        return {
+            "teacher_turns": float(len(given)),
+            "teacher_turn_tokens": float(sum(outcome.tokens for outcome in given)),
+            "teacher_unanswered": 1.0 - len(given) / asked if asked else 0.0,
+        }

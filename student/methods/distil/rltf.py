@@ -1,0 +1,139 @@
+"""RLTF (arXiv 2602.02482): what a second attempt owed to the feedback, the first one learns by itself.
+
+    y0, feedback c0, y1                                   an episode, for example of environment `again`
+    sd   raise log S(y1 | x), without y0 and c0, by  A = R(y1) - mean over the group of R(y0)
+    fm   raise log S(c0 | x, y0): predict the feedback
+
+The baseline is of first attempts alone, so that second attempts which are all right still teach. Tokens of y1 with
+log-prob under `floor` given x are left out. sd adds rows of origin hinted, whose reward is A: use objective
+policy_gradient with `rows: expert, ratio: none, advantage: {name: reinforce}` (no importance ratio: biased, of little
+variance, as the authors chose); fm adds rows of origin expert: use sft with weight 0.1. Beside either, the authors
+reinforce both attempts: policy_gradient with `advantage: {name: trloo, discount: 0.1}`. Their weight of sd rises to 0.1
+(`weight: {from: 0, to: 0.1, steps: ...}`). Their feedback is a judge's; here it is whatever the environment says. With
+several updates for a batch, ratio none does not correct. Evidence: text and code (lili-chen/rltf, read).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from pydantic import Field
+
+from opd.errors import ConfigError
+from student.controllers import Controller, ControllerSettings
+from student.data.row import Row, RowKey
+from student.scoring.needs import STUDENT, Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from student.controllers import Services
+    from student.data.row import Origin
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+
+
+class RltfSettings(ControllerSettings):
+    """Settings of what is learnt from feedback."""
+
+    form: Literal["sd", "fm"] = Field("sd", description="Second attempts without the feedback, or the feedback.")
+    floor: float = Field(-5.0, lt=0, description="Least log-prob of a token of a second attempt that is learnt, nats.")
+
+
+class Rltf(Controller):
+    """The controller: adds rows to those of the step; it has no state."""
+
+    settings_type = RltfSettings
+    settings: RltfSettings
+    why_not_stale = "second attempts are read again by the student that learns, not by the one that sampled"
+    gives_answers = True
+
+    def __init__(self, settings: RltfSettings) -> None:
+        super().__init__(settings)
+        self._services: Services | None = None
+
+    def needs(self) -> Needs:
+        """Rewards, and the student, which reads second attempts without the feedback."""
+        return Needs(reward="any", models=frozenset({STUDENT}))
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse objectives that do not learn from the rows it adds, or want scores of them.
+
+        Raises:
+            ConfigError: with the term to use.
+        """
+        learns = [term for term in terms if term.settings.rows == "expert"]
+        if not learns:
+            use = "policy_gradient with rows: expert and ratio: none" if self.settings.form == "sd" else "sft"
+            raise ConfigError(f"no term learns from the rows that method rltf adds; add {use}.")
+        scored = next((term.settings.name for term in terms if term.needs().signals), None)
+        if scored is not None:
+            raise ConfigError(f"term {scored!r} wants scores, which the rows that method rltf adds have not got.")
+
+    def start(self, services: Services) -> None:
+        """Keep the services."""
+        self._services = services
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        """Add the rows; groups are whole on a rank, so that first attempts can be compared."""
+        able = [row for row in rows if row.on_policy and row.trained and row.turns and row.turn_rewards]
+        pairs = [row for row in able if len(row.turns) > 1]
+        found = self._second(able, pairs) if self.settings.form == "sd" else [_feedback(row) for row in pairs]
+        return [*rows, *(row for row in found if row.loss_mask.any())]
+
+    def _second(self, able: Sequence[Row], pairs: Sequence[Row]) -> list[Row]:
+        """y1 as an answer to x, with its advantage as reward."""
+        if self._services is None:
+            raise RuntimeError("method rltf composes before it was started.")
+        firsts: dict[str, list[float]] = {}
+        for row in able:
+            firsts.setdefault(row.key.group, []).append(row.turn_rewards[0])
+        made = []
+        for row in pairs:
+            (start, end), before = row.turns[1], row.turns[1][0]
+            one = _row(row, row.prompt_ids, row.response_ids[start:end], "hinted", "again")
+            one.behaviour_prompt_ids = np.concatenate([row.prompt_ids, row.response_ids[:before]])
+            one.reward, one.rewarded = row.turn_rewards[1] - float(np.mean(firsts[row.key.group])), True
+            made.append(one)
+        for one, scores in zip(made, self._services.read(made), strict=True):
+            one.behaviour_logp = np.asarray(scores.sampled, np.float32)
+            one.loss_mask = one.behaviour_logp >= self.settings.floor
+            one.notes["rltf_masked"] = float((~one.loss_mask).sum())
+        return made
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Metrics rltf_rows, and for sd rltf_advantage (mean) and rltf_masked (share of the tokens of y1)."""
+        found = [outcome for outcome in services.outcomes if outcome.agent in ("again", "feedback")]
+        metrics = {"rltf_rows": float(len(found))}
+        if found and self.settings.form == "sd":
+            masked = sum(outcome.notes.get("rltf_masked", 0.0) for outcome in found)
+            metrics["rltf_advantage"] = float(np.mean([outcome.reward or 0.0 for outcome in found]))
+            metrics["rltf_masked"] = masked / sum(outcome.length for outcome in found)
+        return metrics
+
+
+def _feedback(row: Row) -> Row:
+    """c0 as what follows y0: everything that the environment wrote between the two attempts."""
+    (_, end), (start, _) = row.turns[:2]
+    history = np.concatenate([row.prompt_ids, row.response_ids[:end]])
+    return _row(row, history, row.response_ids[end:start], "expert", "feedback")
+
+
+def _row(row: Row, prompt: NDArray[np.uint32], response: NDArray[np.uint32], origin: Origin, agent: str) -> Row:
+    length = len(response)
+    return Row(
+        key=RowKey(row.key.step, row.key.uid, row.key.sample, 0, agent),
+        prompt=row.prompt,
+        prompt_ids=prompt,
+        response_ids=response,
+        behaviour_logp=np.full(length, np.nan, np.float32),
+        policy_version=row.policy_version[:1].repeat(length),
+        loss_mask=np.ones(length, np.bool_),
+        truncated=False,
+        text="",
+        origin=origin,
+        turns=((0, length),),
+    )

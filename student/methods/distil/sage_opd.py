@@ -1,0 +1,86 @@
+"""SAGE-OPD's loss (arXiv 2606.19659): the reverse KL, each turn by what a judge and the teacher's certainty say of it.
+
+    L_t   w_k(t) / mean w  D( S(.|s_t), T(.|s_t) )
+
+w_k is the weight that method `sage` gave to turn k, and the mean is over the trained tokens of the step on all ranks,
+so that the mean weight of a token is 1. D is that of objective `opd` with payload topk, whose first value is the
+teacher's certainty; its tail bucket stands for the words outside the top k, where the authors take the whole
+vocabulary. A row without weights, and a step in which every turn is skipped, learn nothing. Evidence: text at second
+hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from opd.errors import ConfigError
+from student.learning.terms import TermOutput, TokenBatch
+from student.methods.curricula.sage import NOTE
+from student.methods.distil.opd import OnPolicyDistillation, OpdSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from student.data.outcome import Outcome
+    from student.data.row import Row
+    from student.recipe import Recipe
+
+
+class SageOpdSettings(OpdSettings):
+    """Settings of the weighted divergence."""
+
+    payload: Literal["sampled", "gather", "topk", "hidden"] = Field("topk", description="What the teacher sends: topk.")
+
+
+class SageOpd(OnPolicyDistillation):
+    """The term; see the module for the formula."""
+
+    settings_type = SageOpdSettings
+    settings: SageOpdSettings
+    reads_turn_weights: ClassVar[bool] = True
+    sums_teachers = False
+
+    def __init__(self, settings: SageOpdSettings) -> None:
+        super().__init__(settings)
+        if settings.payload != "topk":
+            raise ConfigError(
+                f"objective sage_opd reads the teacher's top k; set payload to topk, not {settings.payload}."
+            )
+        self._mean = 1.0
+
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """That all turns weigh the same without the method that weighs them."""
+        weighed = any(str(entry.get("name")) == "sage" for entry in recipe.methods)
+        return [] if weighed else [f"all turns weigh 1 in term {self.settings.name!r} without method sage"]
+
+    def assess(self, rows: Sequence[Row], outcomes: Sequence[Outcome], places: Sequence[int]) -> None:
+        """The mean weight of a token."""
+        weighed = [(token_weights(one.notes, one.spans, one.length), one) for one in outcomes if one.trained]
+        # Tokens of a turn are all trained or none is, but for those of the environment, which have no weight.
+        total = sum(float(weights.sum()) for weights, _ in weighed)
+        count = sum(sum(end - start for start, end in one.spans) or one.tokens for _, one in weighed)
+        self._mean = total / count if count else 1.0
+
+    def token_losses(self, batch: TokenBatch) -> TermOutput:
+        """Divergence per position, nats, weighted; its metrics are those of `opd`, and turn_weight (1 in the mean)."""
+        found = [token_weights(row.notes, row.turns, row.length) / (self._mean or 1.0) for row in batch.rows]
+        weights = batch.of_tokens([part.astype(np.float32) for part in found])
+        output = super().token_losses(replace(batch, weights=batch.weights * weights))
+        metrics = {**output.metrics, "turn_weight": ((weights * batch.mask).sum(), batch.mask.sum())}
+        return TermOutput(None if output.loss is None else output.loss * weights, output.total, metrics)
+
+
+def token_weights(notes: Mapping[str, float], turns: Sequence[tuple[int, int]], length: int) -> NDArray[np.float64]:
+    """[T] w_k of each token's turn, 0 between turns; ones for a row without weights."""
+    if not any(name.startswith(NOTE) for name in notes):
+        return np.ones(length)
+    found = np.zeros(length)
+    for k, (start, end) in enumerate(turns or ((0, length),)):
+        found[start:end] = notes.get(f"{NOTE}{k}", 0.0)
+    return found
