@@ -14,10 +14,14 @@ class EpisodePlan:
     Attributes:
         turns: most turns of the student; 0 for the run's limit.
         replay: actions that are played first, as given: they are in the history, and nothing is learnt from them.
+        given: whether `replay` is the whole episode and is learnt from instead: a row of origin expert.
+        passed_over: places in `replay` of actions that are not learnt from all the same, mistakes for example.
     """
 
     turns: int = 0
     replay: tuple[str, ...] = ()
+    given: bool = False
+    passed_over: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ def plan_to_state(plan: StepPlan) -> dict[str, Any]:
             "prefix_ids": list(row.prefix_ids),
             "stop_ids": sorted(row.stop_ids),
             "tags": dict(row.tags),
-            "episode": None if row.episode is None else [row.episode.turns, list(row.episode.replay)],
+            "episode": None if row.episode is None else asdict(row.episode),
         }
         for row in plan.rows
     ]
@@ -52,8 +52,13 @@ def plan_from_state(state: dict[str, Any]) -> StepPlan:
             behaviour_prompt=None if row["behaviour_prompt"] is None else prompts[row["behaviour_prompt"]],
             stop_ids=frozenset(row["stop_ids"]),
             tags=dict(row["tags"]),
-            episode=None if row["episode"] is None else EpisodePlan(row["episode"][0], tuple(row["episode"][1])),
+            episode=None if row["episode"] is None else _episode(row["episode"]),
         )
         for row in state["rows"]
     ]
     return StepPlan(int(state["step"]), tuple(rows))
+
+
+def _episode(state: dict[str, Any]) -> EpisodePlan:
+    replay, passed_over = (tuple(state[name]) for name in ("replay", "passed_over"))
+    return EpisodePlan(int(state["turns"]), replay, bool(state["given"]), passed_over)

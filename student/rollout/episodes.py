@@ -95,15 +95,25 @@ class _Episode:
         self.states.append(self.shown[0])
         self.agents.append(self.shown[1])
 
+    def give(self, text: str, ids: Sequence[int], k: int, turn: int) -> None:
+        """Add an action that is learnt from as it was given, unless the plan passes it over."""
+        learnt = turn not in self.plan.passed_over
+        if learnt:
+            self.turns.append((len(self.ids), len(self.ids) + len(ids)))
+            self.texts.append(text)
+            self.states.append(self.shown[0])
+            self.agents.append(self.shown[1])
+        self.hear(ids, k, learnt=learnt)
+
     def see(self, seen: Observation) -> None:
         """Keep where the environment stands: what it says of itself in info, or else what it shows."""
         said = json.dumps([seen.info.get("state", seen.text), *seen.results])
         self.shown = (blake2b(said.encode(), digest_size=8).hexdigest(), str(seen.info.get("agent", "")))
 
-    def hear(self, ids: Sequence[int], k: int) -> None:
-        """Add ids of the environment, or of actions that were replayed."""
+    def hear(self, ids: Sequence[int], k: int, *, learnt: bool = False) -> None:
+        """Add ids of the environment, or of actions that were replayed; `learnt` ones are trained on."""
         self.ids += ids
-        self.own += [False] * len(ids)
+        self.own += [learnt] * len(ids)
         self.logp += [float("nan")] * len(ids)
         if k:
             self.candidates += [np.arange(k, dtype=np.uint32)] * len(ids)
@@ -188,7 +198,7 @@ class EpisodePlayer:
         self._judge(episode, seen)
 
     def _replay(self, episodes: Mapping[int, _Episode]) -> None:
-        """Play the given actions first: they are in the history, and nothing is learnt from them."""
+        """Play the given actions first: they are in the history, and learnt from only where the plan says so."""
         for turn in range(max((len(episode.plan.replay) for episode in episodes.values()), default=0)):
             due = {n: e for n, e in episodes.items() if not e.ended and turn < len(e.plan.replay)}
             actions = {number: episode.plan.replay[turn] for number, episode in due.items()}
@@ -196,10 +206,17 @@ class EpisodePlayer:
                 episode = due[number]
                 ids = [int(i) for i in self._tokenizer(actions[number], add_special_tokens=False)["input_ids"]]
                 end = self._tokenizer.eos_token_id
-                episode.hear([*ids, *([int(end)] if end is not None else [])], self._spec.candidates)
+                ids += [int(end)] if end is not None else []
+                if episode.plan.given:
+                    episode.give(actions[number], ids, self._spec.candidates, turn)
+                else:
+                    episode.hear(ids, self._spec.candidates)
                 self._answer(episode, seen)
-                if episode.ended and not episode.ended.startswith("broken"):
+                if episode.ended and not episode.ended.startswith("broken") and not episode.plan.given:
                     episode.ended, episode.success = "replay", None
+        for episode in episodes.values():
+            if episode.plan.given and not episode.ended:
+                episode.ended = "turns"  # the path led nowhere
 
     def _turn(self, active: Mapping[int, _Episode], sample: Sample, purpose: tuple[object, ...]) -> None:
         """One turn of the student and one of the environment in all episodes that go on."""
@@ -278,7 +295,7 @@ class EpisodePlayer:
         verdict = Verdict.unknown(f"the episode ended by {episode.ended}")
         if not broken and (cut or episode.success is not None):
             verdict = Verdict.of(bool(episode.success), f"the episode ended by {episode.ended}")
-        prompt_ids = episode.prompt_ids
+        prompt_ids, given = episode.prompt_ids, episode.plan.given
         if prompt_ids is None:
             from opd.tasks.encode import encode_prompt
 
@@ -292,11 +309,12 @@ class EpisodePlayer:
             prompt_ids=prompt_ids,
             response_ids=np.array(episode.ids, dtype=np.uint32),
             behaviour_logp=np.array(episode.logp, dtype=np.float32),
-            policy_version=np.full(length, episode.version, dtype=np.int32),
+            policy_version=np.full(length, episode.version if not given else episode.planned.key.step, dtype=np.int32),
             loss_mask=own & (not broken),
             truncated=cut,
             text="\n".join(episode.texts),
             candidates=np.stack(episode.candidates) if episode.candidates else None,
+            origin="expert" if given else "policy",
             tool_mask=~own,
             turns=tuple(episode.turns),
             turn_rewards=tuple(episode.rewards),
@@ -306,7 +324,7 @@ class EpisodePlayer:
             tags={**episode.planned.tags, "ended": episode.ended},
             trained=not broken,
         )
-        row.notes |= {"turns": float(len(episode.turns)), "replayed": float(len(episode.plan.replay))}
+        row.notes |= {"turns": float(len(episode.turns)), "replayed": 0.0 if given else float(len(episode.plan.replay))}
         if episode.tools:
             row.notes["bad_calls"] = episode.bad_calls
         return row

@@ -27,6 +27,13 @@ class LockOptions(Settings):
 
     digits: int = Field(12, ge=1, le=60, description="M, program digits: right answers that open the lock.")
     turns: int = Field(18, ge=1, le=120, description="Answers before the lock stays shut.")
+    slips: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Chance of a wrong answer, and of the way back from it, before each right one of a problem's path, "
+        "as far as turns allow; for paths that teach recoveries.",
+    )
 
     @model_validator(mode="after")
     def _can_open(self) -> "LockOptions":
@@ -45,11 +52,17 @@ class Lock(EnvironmentTask):
         """A program and a first register."""
         program = "".join(random.choice("0123456789") for _ in range(self.options.digits))
         register = random.randrange(10)
-        path, value = [], register
+        path: list[str] = []
+        slips: list[int] = []
+        value, spare = register, (self.options.turns - self.options.digits) // 2
         for digit in program:
             value = (value + int(digit)) % 10
+            if self.options.slips and len(slips) < spare and random.random() < self.options.slips:
+                slips.append(len(path))
+                path += [str((value + random.randint(1, 9)) % 10), LEAVE]
             path.append(str(value))
-        return self.make_prompt(f"{program}:", path, program=program, register=register)
+        more = {"slips": slips} if self.options.slips else {}
+        return self.make_prompt(f"{program}:", path, program=program, register=register, **more)
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
         """Show the first register."""

@@ -49,7 +49,7 @@ class PrefixReplay(Controller):
         return replace(plan, rows=tuple(self._episode(row) for row in plan.rows))
 
     def _episode(self, row: PlannedRow) -> PlannedRow:
-        if ENVIRONMENT not in row.prompt.extra:
+        if ENVIRONMENT not in row.prompt.extra or (row.episode is not None and row.episode.given):
             return row
         path = row.prompt.extra.get(PATH)
         if not path:

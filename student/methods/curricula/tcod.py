@@ -85,7 +85,7 @@ class Tcod(Controller):
         return replace(plan, rows=tuple(self._episode(row, depth) for row in plan.rows))
 
     def _episode(self, row: PlannedRow, depth: int) -> PlannedRow:
-        if ENVIRONMENT not in row.prompt.extra:
+        if ENVIRONMENT not in row.prompt.extra or (row.episode is not None and row.episode.given):
             return row
         order = self.settings.order
         if order == "mixed":

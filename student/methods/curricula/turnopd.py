@@ -79,7 +79,7 @@ class TurnOpd(Controller):
             return plan
         rows = [
             replace(row, episode=replace(row.episode or EpisodePlan(), turns=depth))
-            if ENVIRONMENT in row.prompt.extra
+            if ENVIRONMENT in row.prompt.extra and not (row.episode is not None and row.episode.given)
             else row
             for row in plan.rows
         ]

@@ -5,7 +5,9 @@
     cold_steps   first steps that are given throughout, usually with term sft (arXiv 2604.13016)
 
 Answers are the worked solution or the reference answer of the prompt, or recorded ones from a file, for example the
-teacher's. Terms tell the rows apart by their setting `rows`.
+teacher's. Of episodes they are the actions of a known or recorded path (`source: path`, `opd episodes record`), played
+in the environment; the prompt's column `slips` may list actions in it, by number from 0, that are mistakes: they are
+played and not learnt from. Terms tell the rows apart by their setting `rows`.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, model_validator
 
 from opd.errors import ConfigError, DataError
+from opd.tasks.environments.base import ENVIRONMENT, PATH
 from opd.tasks.modes import asked_content
 from student.controllers import Controller, ControllerSettings
+from student.data.plan import EpisodePlan
 from student.data.streams import stream
 from student.rollout.recorded import read_answers
 
@@ -37,9 +41,10 @@ class ExpertRowsSettings(ControllerSettings):
 
     share: float = Field(0.0, ge=0, le=1, description="Share of a step's rows that is given.")
     cold_steps: int = Field(0, ge=0, description="First steps in which every row is given.")
-    source: Literal["solution", "answer", "file"] = Field(
+    source: Literal["solution", "answer", "file", "path"] = Field(
         "solution",
-        description="Where answers come from: the prompt's worked solution, its answer, or `file`.",
+        description="Where answers come from: the prompt's worked solution, its answer, `file`, or, for episodes, the "
+        "actions of its path, which are played in the environment and learnt from.",
     )
     file: Path | None = Field(None, description='A .jsonl file with "prompt" and "answer" in each line.')
     missing: Literal["error", "drop"] = Field(
@@ -82,6 +87,12 @@ class ExpertRows(Controller):
                     f"term {term.settings.name!r} has payload sampled, which needs rows that the student sampled, but "
                     "method expert_rows gives some; set its rows to sampled, or use payload gather."
                 )
+        scored = next((t.settings.name for t in terms if t.settings.rows != "sampled" and t.needs().signals), None)
+        if self.settings.source == "path" and scored is not None:
+            raise ConfigError(
+                f"term {scored!r} wants scores, but given paths are learnt from as text; set its rows to sampled, and "
+                "add term sft."
+            )
         rows = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
         if self.settings.share and not round(self.settings.share * rows):
             raise ConfigError(
@@ -139,10 +150,15 @@ class ExpertRows(Controller):
         return metrics
 
     def _give(self, row: PlannedRow) -> PlannedRow:
+        if self.settings.source == "path":
+            path, slips = row.prompt.extra[PATH], row.prompt.extra.get("slips") or ()
+            return replace(row, episode=EpisodePlan(replay=tuple(path), given=True, passed_over=tuple(slips)))
         answers = self._answers(row.prompt)
         return replace(row, answer=answers[row.key.sample % len(answers)])
 
     def _answers(self, prompt: Prompt) -> list[str]:
+        if self.settings.source == "path":
+            return list(prompt.extra.get(PATH) or ()) if ENVIRONMENT in prompt.extra else []
         if self.settings.source == "file":
             return self._recorded.get(asked_content(prompt), [])
         text = prompt.answer if self.settings.source == "answer" else prompt.extra.get("solution")

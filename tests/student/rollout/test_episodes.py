@@ -17,7 +17,8 @@ from opd.tasks.encode import encode_prompt
 from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.prompt import Prompt
 from student.data.outcome import Outcome, outcome_of
-from student.data.plan import EpisodePlan, PlannedRow, plan_step
+from student.data.plan import EpisodePlan, PlannedRow, StepPlan, plan_step
+from student.data.plan_state import plan_from_state, plan_to_state
 from student.data.row import Row
 from student.data.row_state import row_from_state, row_to_state
 from student.lab.tiny.tokenizer import make_tokenizer
@@ -145,6 +146,36 @@ def test_a_turn_knows_the_state_that_it_began_at_however_it_was_reached(player: 
     assert len({*straight.turn_states, *detour.turn_states}) == 4 and straight.turn_agents == ()
     assert row_from_state(row_to_state(detour)).turn_states == detour.turn_states
     assert Outcome.from_dict(outcome_of(detour).to_dict()) == outcome_of(detour)
+
+
+def test_a_given_path_is_learnt_from_but_for_its_slips(player: EpisodePlayer, tokenizer: Any) -> None:
+    world = Lock(LockOptions(digits=4, turns=8, slips=0.6))
+    prompt = next(p for p in map(world.draw, map(Random, range(99))) if len(p.extra["slips"]) == 2)
+    path, slips = prompt.extra["path"], prompt.extra["slips"]
+    episode = EpisodePlan(replay=tuple(path), given=True, passed_over=tuple(slips))
+    (row,) = player.play(
+        plan([prompt], episode=episode), Scripted(tokenizer, {}), purpose=("rollout",), on_row=lambda row: None
+    )
+    assert row.tags["ended"] == "success" and row.origin == "expert" and row.trained and not row.on_policy
+    learnt = [tokenizer.decode(row.response_ids[a:b], skip_special_tokens=True) for a, b in row.turns]
+    assert learnt == [action for place, action in enumerate(path) if place not in slips] and learnt.count("b") == 2
+    assert row.loss_mask.sum() == 2 * len(learnt)  # each with its end
+    assert all(row.response_ids[b - 1] == tokenizer.eos_token_id for _, b in row.turns)
+    assert [tokenizer.decode(row.response_ids[~row.loss_mask]).count(path[slip]) for slip in slips]
+    assert np.isnan(row.behaviour_logp).all() and row.prompt_ids.tolist() == encode_prompt(
+        replace(prompt, text=f"{prompt.text}{prompt.extra['register']}"), tokenizer
+    )
+    state = plan_to_state(StepPlan(1, tuple(plan([prompt], episode=episode))))
+    assert plan_from_state(state).rows[0].episode == episode
+
+
+def test_a_given_path_that_leads_nowhere_has_failed(player: EpisodePlayer, tokenizer: Any) -> None:
+    prompt = LOCK.draw(Random(0))
+    episode = EpisodePlan(replay=tuple(prompt.extra["path"][:2]), given=True)
+    (row,) = player.play(
+        plan([prompt], episode=episode), Scripted(tokenizer, {}), purpose=("rollout",), on_row=lambda row: None
+    )
+    assert row.tags["ended"] == "turns" and row.verdict is not None and row.verdict.value == 0.0
 
 
 def say(student: Scripted, one: PlannedRow, text: str) -> Row:
