@@ -5,9 +5,9 @@
     score   r_1 = R(y_1), r_2 = R(y_2) + alpha (R(y_2) - R(y_1)); both attempts are always made
 
 UFO ("Let's try again", github lichengliu03/unary-feedback, read): `attempts: 5, reward: ufo`, and the word says nothing
-but that the answer is wrong. SCoRe (arXiv 2409.12917, at second hand; alpha 10): `reward: score`; of its two stages this
-is the second, the first wants a KL on attempt 1 alone. RLTF and refinement: `reward: each`, with {reason} in `word` for
-what the verifier says. A verdict that is unknown ends the episode without one.
+but that the answer is wrong. SCoRe (arXiv 2409.12917, at second hand; alpha 10): `reward: score`; of its two stages
+this is the second, the first wants a KL on attempt 1 alone. RLTF and refinement: `reward: each`, with {reason} in
+`word` for what the verifier says. A verdict that is unknown ends the episode without one.
 """
 
 from typing import Any, ClassVar, Literal

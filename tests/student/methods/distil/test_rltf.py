@@ -75,7 +75,7 @@ def test_a_second_attempt_without_a_likely_token_is_left_out() -> None:
 
 
 def test_feedback_is_learnt_after_the_first_attempt_and_carries_no_reward() -> None:
-    row, told = method("fm").compose([episode(0, 0.0, 1.0)])
+    _, told = method("fm").compose([episode(0, 0.0, 1.0)])
     assert told.prompt_ids.tolist() == [90, 91, 0, 1] and told.response_ids.tolist() == [2, 3, 4]
     assert told.origin == "expert" and told.loss_mask.all() and outcome_of(told).reward is None
     assert method("fm").compose([broken := episode(0, 0.0)]) == [broken]
