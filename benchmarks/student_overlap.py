@@ -41,7 +41,7 @@ from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch
 from student.loop import train
 from student.recipe import Recipe
 from student.rollout.ahead import copy_of
-from student.rollout.engine import CopyEngine, EngineSettings, EngineSetup, OnRow, ignore
+from student.rollout.engine import CopyEngine, EngineSetup, OnRow, RolloutEngineSettings, ignore
 from student.run.local_server import served
 
 LENGTHS = [(1.6, 0.4, 0.8), (0.8, 0.4, 1.6), (0.8, 1.6, 0.8), (1.2, 1.2, 1.2)]
@@ -51,7 +51,7 @@ WARM = 4
 _IDS = 32_768
 
 
-class PacedEngineSettings(EngineSettings):
+class PacedEngineSettings(RolloutEngineSettings):
     """Settings of the engine."""
 
     seconds: float = Field(ge=0, description="From the begin of a step's rollout to its last row.")

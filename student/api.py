@@ -8,11 +8,11 @@ from opd.config import load_settings, parse_settings
 from opd.errors import ConfigError
 from student.recipe import Recipe
 
-Job = Recipe | Mapping[str, Any] | str | Path
+RecipeLike = Recipe | Mapping[str, Any] | str | Path
 """A recipe: the settings themselves, a dictionary of them, or the path of a YAML file."""
 
 
-def train(recipe: Job, *overrides: str, resume: bool = False) -> dict[str, Any]:
+def train(recipe: RecipeLike, *overrides: str, resume: bool = False) -> dict[str, Any]:
     """Train a student to the end of its recipe.
 
     Args:
@@ -31,7 +31,7 @@ def train(recipe: Job, *overrides: str, resume: bool = False) -> dict[str, Any]:
     return run(_recipe(recipe, overrides), resume=resume)
 
 
-def run_eval(model: str | Path, recipe: Job, *overrides: str) -> dict[str, Any]:
+def run_eval(model: str | Path, recipe: RecipeLike, *overrides: str) -> dict[str, Any]:
     """Evaluate a model on the held-out prompts of a recipe.
 
     Args:
@@ -51,7 +51,7 @@ def run_eval(model: str | Path, recipe: Job, *overrides: str) -> dict[str, Any]:
     return evaluate_model(_recipe(recipe, overrides), str(model))
 
 
-def _recipe(recipe: Job, overrides: tuple[str, ...]) -> Recipe:
+def _recipe(recipe: RecipeLike, overrides: tuple[str, ...]) -> Recipe:
     if isinstance(recipe, str | Path):
         return load_settings(Recipe, recipe, overrides)
     if overrides:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from student.learning.terms import Term
     from student.learning.updates import Update
     from student.recipe import Recipe
-    from student.rollout.engine import Sampler
+    from student.rollout.engine import PolicySampler
     from student.scoring.score import Scorer
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class Workbench:
     """
 
     learner: Learner
-    sampler: Sampler
+    sampler: PolicySampler
     scorer: Scorer
     poll: Callable[[], None]
     closing: Callable[[Callable[[], None]], object]

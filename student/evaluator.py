@@ -19,7 +19,7 @@ from student.learning.terms import TokenBatch
 from student.orbit.figures import is_trained, judge_budgets, mode_figures
 from student.orbit.leakage import leakage as measure_leakage
 from student.recipe import Recipe
-from student.rollout.engine import Sampler
+from student.rollout.engine import PolicySampler
 from student.run.costs import Costs, Purpose, positions
 from student.run.samples import sample_of
 from student.run.token_view import view_of_batch
@@ -28,7 +28,7 @@ from student.scoring.verify import Verification
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EvaluationTask:
     """What this rank does of an evaluation.
 
     Attributes:
@@ -73,7 +73,7 @@ class Evaluator:
         recipe: Recipe,
         learner: Learner,
         tokenizer: Any,
-        sampler: Sampler,
+        sampler: PolicySampler,
         verification: Verification,
         measure: tuple[EvalMeasure, Scorer] | None,
         costs: Costs,
@@ -123,7 +123,7 @@ class Evaluator:
         slack: float,
         *,
         measured: bool,
-    ) -> Asked:
+    ) -> EvaluationTask:
         usual = self._recipe.rollout.temperature
         level = usual if temperature is None else temperature
         prompts = [replace(p, max_new_tokens=_stretched(p.max_new_tokens, slack)) for p in prompts]
@@ -131,7 +131,7 @@ class Evaluator:
         plan = plan_step(0, prompts, samples=samples, max_new_tokens=longest, temperature=level)
         whole, mine = {row.key: at for at, row in enumerate(plan.rows)}, plan.shard(self._index, self._shares)
         other = plan_step(0, prompts, samples=1, max_new_tokens=longest, temperature=usual)
-        return Asked(
+        return EvaluationTask(
             plan=mine,
             places=tuple(whole[row.key] for row in mine.rows),
             other=None if level == usual else other.shard(self._index, self._shares),
@@ -141,7 +141,7 @@ class Evaluator:
             shown=min(keep, self._recipe.samples.count),
         )
 
-    def _answer(self, asked: Asked) -> tuple[list[Row], list[Row]]:
+    def _answer(self, asked: EvaluationTask) -> tuple[list[Row], list[Row]]:
         """Judged answers, and those that the divergence is measured on, scored."""
         scorer = asked.scorer
         rows = self._sampled(asked.plan, asked.seed_names, scorer if asked.other is None else None)
@@ -167,7 +167,7 @@ class Evaluator:
 
         return self._sampler.sample(plan.rows, purpose=("eval", *seed_names), on_row=on_row)
 
-    def _count(self, asked: Asked, rows: Sequence[Row], scored: Sequence[Row], purpose: Purpose) -> None:
+    def _count(self, asked: EvaluationTask, rows: Sequence[Row], scored: Sequence[Row], purpose: Purpose) -> None:
         self._costs.sampled(purpose, rows)
         if asked.scorer is not None:
             self._costs.scored(purpose, asked.scorer.positions(scored))
@@ -175,7 +175,7 @@ class Evaluator:
             if asked.other is not None:
                 self._costs.sampled(purpose, scored)
 
-    def _divergence(self, asked: Asked, scored: Sequence[Row]) -> float | None:
+    def _divergence(self, asked: EvaluationTask, scored: Sequence[Row]) -> float | None:
         """Nats per token over all ranks; None where nothing is measured."""
         if asked.scorer is None or self._measure is None:
             return None
@@ -188,7 +188,7 @@ class Evaluator:
     def _gathered(self, value: Any) -> list[Any]:
         return self._learner.ranks.gather(value) if self._shares > 1 else [value]
 
-    def _leakage(self, asked: Asked, scored: Sequence[Row], problems: int) -> dict[str, float]:
+    def _leakage(self, asked: EvaluationTask, scored: Sequence[Row], problems: int) -> dict[str, float]:
         if asked.scorer is None or self._measure is None or not problems or not self._recipe.modes:
             return {}
         return measure_leakage(
@@ -202,7 +202,7 @@ class Evaluator:
             poll=self._poll,
         )
 
-    def _report(self, asked: Asked, rows: Sequence[Row], samples: int, value: float | None) -> EvalReport:
+    def _report(self, asked: EvaluationTask, rows: Sequence[Row], samples: int, value: float | None) -> EvalReport:
         """The report of all ranks' answers."""
         placed = list(zip(asked.places, rows, strict=True))
         kept = self._samples([(at, row) for at, row in placed if at < asked.keep], 0 if value is None else asked.shown)

@@ -35,7 +35,7 @@ from student.recipe import EmaSettings, Recipe
 from student.rl.rewards.chain import RewardChain
 from student.rl.rewards.rounds import StepRewards
 from student.rollout.ahead import Ahead, copy_of
-from student.rollout.engine import CopyEngine, EngineSettings, EngineSetup, OnRow, RolloutEngine, Sampler
+from student.rollout.engine import CopyEngine, EngineSetup, OnRow, PolicySampler, RolloutEngine, RolloutEngineSettings
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.mismatch import Mismatch
 from student.rollout.spec import RolloutSpec
@@ -66,7 +66,7 @@ class Job:
     learner: Learner
     cursor: PromptCursor
     strategy: Strategy
-    sampler: Sampler
+    sampler: PolicySampler
     ahead: Ahead | None
     mismatch: Mismatch
     scorer: Scorer
@@ -280,19 +280,19 @@ def _rollout_spec(
     )
 
 
-def _sampler(recipe: Recipe, plugins: Plugins, setup: EngineSetup, learner: Learner, stack: ExitStack) -> Sampler:
+def _sampler(recipe: Recipe, plugins: Plugins, setup: EngineSetup, learner: Learner, stack: ExitStack) -> PolicySampler:
     plugins.engine.open(setup)
     stack.callback(plugins.engine.close)
     player = EpisodePlayer(recipe.rollout.episodes, setup.tokenizer, setup.spec)
     stack.callback(player.close)
-    return Sampler(plugins.engine, learner, player)
+    return PolicySampler(plugins.engine, learner, player)
 
 
 def _ahead(
     recipe: Recipe,
     plugins: Plugins,
     setup: EngineSetup,
-    sampler: Sampler,
+    sampler: PolicySampler,
     learner: Learner,
     on_row: OnRow,
     stack: ExitStack,
@@ -303,7 +303,7 @@ def _ahead(
     tokenizer = copy.deepcopy(setup.tokenizer)  # a fast one may not be used by two threads at once
     own: RolloutEngine | None = None
     if not plugins.engine.holds_weights:
-        own = CopyEngine(EngineSettings(name="copy"))
+        own = CopyEngine(RolloutEngineSettings(name="copy"))
         own.open(replace(setup, model=copy_of(setup.model), tokenizer=tokenizer))
 
     def lend() -> AbstractContextManager[RolloutEngine]:

@@ -33,7 +33,7 @@ from student.recipe import Recipe
 from student.rollout.rounds import Rollouts
 from student.rollout.stages import StepStages
 from student.run.checkpoint import latest_checkpoint
-from student.run.ending import Ending
+from student.run.ending import RunEnding
 from student.run.evaluation import Evaluations, metrics_of, to_json
 from student.run.folder import RESUMABLE, RunFolder
 from student.run.interrupts import Interrupts
@@ -82,9 +82,9 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
         stack.callback(spans.close)
         if job.fleet is not None:
             register_metrics(job.fleet, sinks.registry)
-        # Exits run in reverse: `rename` first, so that `Ending` records the lost rank and not the collective's error.
+        # Exits run in reverse: `rename` first, so `RunEnding` records the lost rank and not the collective's error.
         if main:
-            stack.push(Ending(folder, job.fleet))
+            stack.push(RunEnding(folder, job.fleet))
         stack.push(job.watch.rename)
         return _Run(job, folder, sinks, interrupts, checkpoint, spans).run()
 

@@ -19,7 +19,7 @@ from student.evaluate import EvalMeasure
 from student.evaluator import Evaluator
 from student.learning.learner import Learner
 from student.recipe import Recipe
-from student.rollout.engine import Sampler
+from student.rollout.engine import PolicySampler
 from student.run.costs import Costs, Purpose
 from student.scoring.local import LocalModels
 from student.scoring.needs import STUDENT
@@ -59,7 +59,7 @@ class LoopServices:
         tokenizer: Any,
         source: PromptSource,
         scorer: Scorer,
-        sampler: Sampler,
+        sampler: PolicySampler,
         measure: tuple[EvalMeasure, Scorer] | None,
         poll: Callable[[], None],
         workbench: Callable[[], Workbench],

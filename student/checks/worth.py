@@ -65,14 +65,14 @@ class Worth:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Recommendation:
     """What follows, with the reason in a sentence."""
 
     kind: Kind
     reason: str
 
 
-def judge(worth: Worth) -> Verdict:
+def judge(worth: Worth) -> Recommendation:
     """Distil, do not, or not enough evidence."""
     if math.isnan(worth.student):
         return _open("no answer could be judged; give the prompts a verifier and references.")
@@ -81,25 +81,27 @@ def judge(worth: Worth) -> Verdict:
     return _from_scores(worth) if worth.better is None else _from_answers(worth, worth.better)
 
 
-def _from_scores(worth: Worth) -> Verdict:
+def _from_scores(worth: Worth) -> Recommendation:
     """Of a teacher that gave no answers of its own."""
     if worth.slope is not None and worth.slope.high < 0:
-        return Verdict("do not distil", "the teacher prefers wrong answers of the student to correct ones.")
+        return Recommendation("do not distil", "the teacher prefers wrong answers of the student to correct ones.")
     return _open("the teacher's own answers are not known here; give its weights with --teacher-model.")
 
 
-def _from_answers(worth: Worth, better: Interval) -> Verdict:
+def _from_answers(worth: Worth, better: Interval) -> Recommendation:
     """Of a teacher that answered the prompts too."""
     states = [found for found in (worth.rescue, worth.slope) if found is not None]
     helps, hurts = any(found.low > 0 for found in states), any(found.high < 0 for found in states)
     if better.high < MARGIN:
-        return Verdict("do not distil", f"the teacher is not better than the student by {MARGIN:.0%} on these prompts.")
+        return Recommendation(
+            "do not distil", f"the teacher is not better than the student by {MARGIN:.0%} on these prompts."
+        )
     if better.low <= 0:
         return _open(f"the teacher may be better or not; ask about {_needed(better)} prompts.")
     if helps and not hurts:
-        return Verdict("distil", "the teacher is better, and it helps at the states that the student gets into.")
+        return Recommendation("distil", "the teacher is better, and it helps at the states that the student gets into.")
     if hurts or (worth.rescue is not None and worth.rescue.high < MARGIN):
-        return Verdict(
+        return Recommendation(
             "do not distil",
             "the teacher is better from its own states only; fine-tune on its answers instead (opd answers).",
         )
@@ -109,8 +111,8 @@ def _from_answers(worth: Worth, better: Interval) -> Verdict:
     )
 
 
-def _open(reason: str) -> Verdict:
-    return Verdict("not enough evidence", reason)
+def _open(reason: str) -> Recommendation:
+    return Recommendation("not enough evidence", reason)
 
 
 def _needed(found: Interval | None) -> int:

@@ -145,7 +145,7 @@ class Premise:
     Attributes:
         name: as claims refer to it.
         text: what must be true, in words.
-        measure: dotted path "module:function" of `function(plan, world, **options) -> Finding`.
+        measure: dotted path "module:function" of `function(plan, world, **options) -> Measured`.
         options: its further arguments.
     """
 

@@ -13,7 +13,7 @@ from student.lab.runs import read_json
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class MeasuredPremise:
     """A measured premise.
 
     Attributes:
@@ -41,7 +41,7 @@ Measure = Callable[..., Measured]
 """Called as measure(plan, world, **options)."""
 
 
-def measure_premises(plan: ExperimentPlan, log: Callable[[str], None] = lambda line: None) -> list[Finding]:
+def measure_premises(plan: ExperimentPlan, log: Callable[[str], None] = lambda line: None) -> list[MeasuredPremise]:
     """Measure what is not measured yet; a minute or two each. Results are kept by what the worlds were built from."""
     for premise in plan.experiment.premises:
         for world in plan.worlds:
@@ -57,7 +57,7 @@ def measure_premises(plan: ExperimentPlan, log: Callable[[str], None] = lambda l
     return read_premises(plan)
 
 
-def read_premises(plan: ExperimentPlan) -> list[Finding]:
+def read_premises(plan: ExperimentPlan) -> list[MeasuredPremise]:
     """The premises that were measured in every world."""
     found = []
     for premise in plan.experiment.premises:
@@ -66,12 +66,12 @@ def read_premises(plan: ExperimentPlan) -> list[Finding]:
             measured = {world: _read(file) for world, file in files.items()}
             numbers = {str(world): one.numbers for world, one in measured.items()}
             present = all(one.present for one in measured.values())
-            found.append(Finding(premise.name, premise.text, present, numbers))
+            found.append(MeasuredPremise(premise.name, premise.text, present, numbers))
     return found
 
 
-def to_json(findings: Sequence[Finding]) -> list[Mapping[str, Any]]:
-    """Findings as JSON values."""
+def to_json(findings: Sequence[MeasuredPremise]) -> list[Mapping[str, Any]]:
+    """Premises as JSON values."""
     return [asdict(finding) for finding in findings]
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from student.lab.evaluate import Levels
 from student.lab.experiment import VALUE, Claim, Experiment, Replicate
-from student.lab.premises import Finding
+from student.lab.premises import MeasuredPremise
 from student.lab.results import ArmResult, SeedResult
 from student.lab.stats import Interval, paired_ratio, t_interval
 
@@ -57,7 +57,7 @@ def judge(
     arms: Sequence[ArmResult],
     models: Levels,
     replicates: Sequence[Replicate],
-    premises: Sequence[Finding] = (),
+    premises: Sequence[MeasuredPremise] = (),
 ) -> JudgedClaim:
     """The verdict on a claim.
 

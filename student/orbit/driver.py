@@ -25,7 +25,7 @@ import yaml
 from opd.errors import CancelledError, StageError
 from student.orbit.merge import merge
 from student.orbit.plot import plot_modes
-from student.orbit.process import Stages
+from student.orbit.process import StageProcesses
 from student.orbit.recipe import FUSION, MERGE, OrbitRecipe, fusion_recipe, merge_settings, rl_recipe, stage_hashes
 from student.orbit.state import State
 from student.recipe import Recipe
@@ -49,7 +49,7 @@ def run_orbit(orbit: OrbitRecipe, *, resume: bool, log: Log) -> State:
         CancelledError: after Ctrl-C or SIGTERM; the stage has saved its state.
     """
     hashes = stage_hashes(orbit)
-    with Stages(orbit.run) as stages:
+    with StageProcesses(orbit.run) as stages:
         state = State.open(orbit.run, hashes, resume=resume)
         # Settings of stages that are not done may have changed; `open` has refused changes of those that are.
         state.settings = hashes
@@ -64,7 +64,7 @@ def run_orbit(orbit: OrbitRecipe, *, resume: bool, log: Log) -> State:
     return state
 
 
-def _run(orbit: OrbitRecipe, state: State, stages: Stages, log: Log) -> None:
+def _run(orbit: OrbitRecipe, state: State, stages: StageProcesses, log: Log) -> None:
     """Run what is left of all stages, in order: each starts from the model of the one before."""
     model = orbit.model.path
     for mode in orbit.trained:
@@ -99,7 +99,9 @@ def _teacher_accuracy(orbit: OrbitRecipe) -> dict[str, float]:
     return found
 
 
-def _train(orbit: OrbitRecipe, state: State, stages: Stages, stage: str, make: Callable[[], Recipe], log: Log) -> str:
+def _train(
+    orbit: OrbitRecipe, state: State, stages: StageProcesses, stage: str, make: Callable[[], Recipe], log: Log
+) -> str:
     """Run a stage's job unless it is done; returns the folder of its last model."""
     if stage in state.checkpoints:
         return state.checkpoints[stage]
@@ -124,7 +126,7 @@ def _train(orbit: OrbitRecipe, state: State, stages: Stages, stage: str, make: C
     return state.checkpoints[stage]
 
 
-def _call(orbit: OrbitRecipe, stages: Stages, stage: str, arguments: list[str]) -> None:
+def _call(orbit: OrbitRecipe, stages: StageProcesses, stage: str, arguments: list[str]) -> None:
     code = stages.run([*(orbit.launch or [sys.executable]), "-m", "opd.cli", "train", *arguments])
     if code == CancelledError.exit_code:
         raise CancelledError(f"stage {stage} was stopped")

@@ -16,7 +16,7 @@ from student.run.with_parent import with_parent
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Stages:
+class StageProcesses:
     """Runs stages in processes of their own; a context, within which signals stop the run.
 
     The first Ctrl-C, SIGTERM or SIGHUP raises CancelledError wherever the command is; a stage that runs is told to save
@@ -36,7 +36,7 @@ class Stages:
         self._requested = self._starting = False
         self._previous: dict[int, Any] = {}
 
-    def __enter__(self) -> "Stages":
+    def __enter__(self) -> "StageProcesses":
         self._folder.mkdir(parents=True, exist_ok=True)
         # The stage inherits the descriptor (`pass_fds`), and a lock by flock lasts until its last copy is closed.
         self._lock = os.open(self._folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)

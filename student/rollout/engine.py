@@ -4,8 +4,8 @@
 
 An engine may sample from the trained model itself (`transformers`) or from a copy of the weights that it holds (an
 inference server inside or outside the process); `sync` is where it takes the copy. The loop, evaluations, probes and
-services sample through one `Sampler`, which syncs whenever the weights may have moved, so that no engine samples with
-old ones. A third party adds an engine through the entry-point group `opd.rollout_engines`.
+services sample through one `PolicySampler`, which syncs whenever the weights may have moved, so that no engine samples
+with old ones. A third party adds an engine through the entry-point group `opd.rollout_engines`.
 
 The conformance suite holds every engine to this: a row's tokens depend only on the weights, the prompt and the row's
 own random stream (`student.data.streams`), log-probs are those of the distribution sampled from, at the row's
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 ROLLOUT_ENGINES = Registry("rollout_engine", "opd.rollout_engines", member="settings_type")
 ROLLOUT_ENGINES.add(
-    "transformers", "student.rollout.engine:TransformersEngine", "the trained model itself, with a KV cache"
+    "transformers", "student.rollout.engine:TransformersRollout", "the trained model itself, with a KV cache"
 )
 
-ROLLOUT_ENGINES.add("vllm", "student.rollout.vllm.engine:VllmEngine", "vLLM in process, on the rows' own streams")
+ROLLOUT_ENGINES.add("vllm", "student.rollout.vllm.engine:VllmRollout", "vLLM in process, on the rows' own streams")
 ROLLOUT_ENGINES.add(
     "vllm_server", "student.rollout.servers.engine:VllmServerEngine", "vLLM servers that all ranks share, over HTTP"
 )
@@ -58,7 +58,7 @@ def ignore(row: Row) -> None:
     """Takes a finished row and does nothing with it."""
 
 
-class EngineSettings(Settings):
+class RolloutEngineSettings(Settings):
     """Settings that every rollout engine has."""
 
     name: str
@@ -73,7 +73,7 @@ class EngineSettings(Settings):
     )
 
     @model_validator(mode="after")
-    def _check_limit(self) -> EngineSettings:
+    def _check_limit(self) -> RolloutEngineSettings:
         if not self.mismatch_rows and "mismatch_limit" in self.model_fields_set and self.mismatch_limit is not None:
             raise ValueError("mismatch_limit is set, but mismatch_rows is 0 and nothing is measured; set mismatch_rows")
         return self
@@ -101,7 +101,7 @@ class EngineSetup:
 class RolloutEngine:
     """Base of rollout engines; subclasses implement `sample` and, where they hold weights of their own, `sync`."""
 
-    settings_type: ClassVar[type[EngineSettings]] = EngineSettings
+    settings_type: ClassVar[type[RolloutEngineSettings]] = RolloutEngineSettings
     holds_weights: ClassVar[bool] = False
     """Whether it samples from weights of its own, which `sync` replaces, and not from the trained model itself. Rows
     are then sampled ahead (`train.max_staleness`) by this engine, else by one on a copy of the student."""
@@ -158,7 +158,7 @@ class RolloutEngine:
 
     def fork(self, model: PreTrainedModel) -> RolloutEngine:
         """An engine that samples from `model`, a copy of the student, and may be used in another thread."""
-        engine = TransformersEngine(EngineSettings(name="transformers"))
+        engine = TransformersRollout(RolloutEngineSettings(name="transformers"))
         engine.open(EngineSetup(model, self.setup.tokenizer, self.setup.spec, self.setup.path, self.setup.revision))
         engine.version = self.version
         return engine
@@ -175,7 +175,7 @@ class RolloutEngine:
         """Release what the engine holds."""
 
 
-class TransformersEngine(RolloutEngine):
+class TransformersRollout(RolloutEngine):
     """Samples from the trained model itself, in process; see `student.rollout.transformers`."""
 
     def sample(
@@ -195,7 +195,7 @@ class TransformersEngine(RolloutEngine):
         )
 
 
-class CopyEngine(TransformersEngine):
+class CopyEngine(TransformersRollout):
     """Samples from a copy of the student, whose trained tensors `sync` replaces."""
 
     holds_weights = True
@@ -231,7 +231,7 @@ def sample_or_play(
     return [next(episodes if player.plays(row) else found) for row in planned]
 
 
-class Sampler:
+class PolicySampler:
     """The run's rollout engine, given the present weights before it samples.
 
     Args:

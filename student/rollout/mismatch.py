@@ -25,7 +25,7 @@ from torch import Tensor
 from opd.errors import RolloutEngineError
 from student.data.row import Row
 from student.learning.ranks import Ranks
-from student.rollout.engine import EngineSettings
+from student.rollout.engine import RolloutEngineSettings
 from student.run.costs import Costs
 from student.scoring.local import LocalModels
 from student.scoring.needs import STUDENT
@@ -43,7 +43,12 @@ class Mismatch:
     """
 
     def __init__(
-        self, settings: EngineSettings, local: LocalModels, ranks: Ranks, precision: Callable[[], Any], costs: Costs
+        self,
+        settings: RolloutEngineSettings,
+        local: LocalModels,
+        ranks: Ranks,
+        precision: Callable[[], Any],
+        costs: Costs,
     ) -> None:
         self._settings, self._local, self._ranks, self._costs = settings, local, ranks, costs
         self._precision = precision

@@ -55,7 +55,7 @@ class _InStep(Ranks):
         return [value for _, _, value in told]
 
 
-class Stages(Protocol):
+class RolloutStages(Protocol):
     """What the loop does for a strategy, on this rank.
 
     Attributes:
@@ -105,7 +105,7 @@ class Rollouts:
 
     def __init__(
         self,
-        stages: Stages,
+        stages: RolloutStages,
         plan: Callable[[Sequence[Prompt]], StepPlan],
         cursor: PromptCursor,
         ranks: Ranks,

@@ -14,7 +14,7 @@ from student.run.telemetry import StageClock
 
 
 class StepStages:
-    """Implements `student.rollout.rounds.Stages` for one step: each row is scored from the moment it is finished.
+    """Implements `student.rollout.rounds.RolloutStages` for one step: each row is scored as soon as it ends.
 
     Args:
         job: the parts.
@@ -30,7 +30,7 @@ class StepStages:
         self.judges_first = not job.rewards.reads_signals
 
     def sample(self, planned: Sequence[PlannedRow], *, ask: bool) -> list[Row]:
-        """See `Stages.sample`."""
+        """See `RolloutStages.sample`."""
         if self._job.ahead is not None:
             return self._sampled_ahead(self._job.ahead, planned) if planned else []
         begin = self._job.scorer.submit if ask else self._job.scorer.verify
@@ -53,17 +53,17 @@ class StepStages:
         return found.rows
 
     def ask(self, rows: Sequence[Row]) -> None:
-        """See `Stages.ask`."""
+        """See `RolloutStages.ask`."""
         for row in rows:
             self._job.scorer.ask(row)
 
     def judge(self, rows: Sequence[Row]) -> None:
-        """See `Stages.judge`."""
+        """See `RolloutStages.judge`."""
         with self._clock.stage("wait_verifier"):
             self._job.scorer.judge(rows, self._rewards, poll=self._poll)
 
     def score(self, rows: Sequence[Row], *, judged: bool) -> None:
-        """See `Stages.score`."""
+        """See `RolloutStages.score`."""
         with self._clock.stage("wait_teacher"):
             self._job.scorer.collect(rows, self._rewards, judged=judged, poll=self._poll)
         if self._asked is not None:
@@ -71,9 +71,9 @@ class StepStages:
             self._asked = None
 
     def extract(self, rows: Sequence[Row]) -> list[str | None]:
-        """See `Stages.extract`."""
+        """See `RolloutStages.extract`."""
         return self._job.services.extract(rows)
 
     def fits(self, prompt: Prompt) -> bool:
-        """See `Stages.fits`."""
+        """See `RolloutStages.fits`."""
         return len(encode_prompt(prompt, self._job.tokenizer)) <= self._job.recipe.rollout.max_prompt_tokens

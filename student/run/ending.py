@@ -15,7 +15,7 @@ from student.run.folder import RESUMABLE, RunFolder
 log = logging.getLogger(__name__)
 
 
-class Ending:
+class RunEnding:
     """An exit callback: writes how the run ended, what its fleet did, and the report.
 
     Args:

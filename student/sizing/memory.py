@@ -21,7 +21,7 @@ from student.rollout.slots import settled
 from student.rollout.spec import LEAST_ROWS
 from student.scoring.needs import EMA, INITIAL, Needs
 from student.sizing.hardware import GIB, Hardware
-from student.sizing.shape import Shape
+from student.sizing.shape import ModelShape
 
 _USABLE = 0.92
 """Of a device: allocators lose some of it between tensors."""
@@ -80,7 +80,9 @@ def _asked_by_name(recipe: Recipe) -> set[str]:
     return {name for one in found for name in ([one] if isinstance(one, str) else one or ())}
 
 
-def memory_of(recipe: Recipe, shape: Shape, needs: Needs, device: Hardware, *, gpu: bool, ranks: int = 1) -> Memory:
+def memory_of(
+    recipe: Recipe, shape: ModelShape, needs: Needs, device: Hardware, *, gpu: bool, ranks: int = 1
+) -> Memory:
     """What a rank takes.
 
     Args:
@@ -149,7 +151,7 @@ def memory_of(recipe: Recipe, shape: Shape, needs: Needs, device: Hardware, *, g
     )
 
 
-def _scattered(shape: Shape) -> float:
+def _scattered(shape: ModelShape) -> float:
     """Gradients of a gathered part before they are scattered: in the dtype of the pass, and in float32 to be reduced.
 
     Those of head and embeddings, which are counted separately, are freed by then.

@@ -45,13 +45,13 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0) -> 
     from student.plugins import build_plugins
     from student.sizing.hardware import GIB
     from student.sizing.memory import check_fits, memory_of, micro_batch, slots
-    from student.sizing.shape import Shape
+    from student.sizing.shape import ModelShape
     from student.sizing.times import times_of
 
     needs = build_plugins(recipe).needs
     gpu = "CPU" not in device.name
     half = recipe.train.mixed_precision == "bf16" or (recipe.train.mixed_precision == "auto" and gpu)
-    shape = Shape(recipe.model, torch.bfloat16 if half else None, sharded=recipe.train.sharding == "fsdp")
+    shape = ModelShape(recipe.model, torch.bfloat16 if half else None, sharded=recipe.train.sharding == "fsdp")
     memory = memory_of(recipe, shape, needs, device, gpu=gpu, ranks=ranks)
     rows, width = micro_batch(recipe)
     yield f"student of {shape.total / 1e6:.1f} M parameters, {shape.trained / 1e6:.2f} M trained, on {device.name}"

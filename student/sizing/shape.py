@@ -18,7 +18,7 @@ from student.learning.sharding import layer_of
 from student.recipe import ModelSettings
 
 
-class Shape:
+class ModelShape:
     """A student without data.
 
     Args:

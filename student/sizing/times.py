@@ -18,7 +18,7 @@ from student.recipe import Recipe
 from student.scoring.needs import ROLES, Needs
 from student.sizing.hardware import Hardware
 from student.sizing.memory import slots
-from student.sizing.shape import Shape
+from student.sizing.shape import ModelShape
 
 _REACHED = 0.4
 """Share of the peak that a transformers model reaches in training and prefill."""
@@ -53,7 +53,7 @@ class Times:
         return sum(self.stages.values())
 
 
-def times_of(recipe: Recipe, shape: Shape, needs: Needs, device: Hardware, *, mean: float, ranks: int) -> Times:
+def times_of(recipe: Recipe, shape: ModelShape, needs: Needs, device: Hardware, *, mean: float, ranks: int) -> Times:
     """How long a step takes when responses have `mean` tokens; see the module."""
     rollout = recipe.rollout
     rows = rollout.prompts_per_step * rollout.samples_per_prompt
@@ -82,7 +82,7 @@ def times_of(recipe: Recipe, shape: Shape, needs: Needs, device: Hardware, *, me
     )
 
 
-def _exchanged(recipe: Recipe, shape: Shape, tokens: float, ranks: int) -> float:
+def _exchanged(recipe: Recipe, shape: ModelShape, tokens: float, ranks: int) -> float:
     """Bytes that a rank gets from the others in a step in which it learns from `tokens`."""
     train, others = recipe.train, (ranks - 1) / ranks
     if train.sharding == "none":
@@ -93,7 +93,7 @@ def _exchanged(recipe: Recipe, shape: Shape, tokens: float, ranks: int) -> float
     return others * (passes * gathered + shape.total * shape.width)
 
 
-def _traffic(needs: Needs, prompt: float, mean: float, shape: Shape) -> tuple[float, float]:
+def _traffic(needs: Needs, prompt: float, mean: float, shape: ModelShape) -> tuple[float, float]:
     """Bytes of a row up and down, over all signals of served roles."""
     sent = received = 0.0
     for need in needs.signals:
@@ -104,7 +104,7 @@ def _traffic(needs: Needs, prompt: float, mean: float, shape: Shape) -> tuple[fl
     return sent, received
 
 
-def _position(spec: PayloadSpec, shape: Shape) -> float:
+def _position(spec: PayloadSpec, shape: ModelShape) -> float:
     """Bytes of a position: the values, ids where the teacher chooses them, the sampled token and the tail."""
     size = _SIZES[spec.value_dtype]
     if spec.kind is PayloadKind.HIDDEN:

@@ -22,7 +22,7 @@ from pydantic import Field, create_model, model_validator
 from opd.config import Settings, load_settings
 from opd.errors import ConfigError
 from opd.tasks import TaskSettings
-from student.lab.tiny.plans import MergePlan, ModelPlan, ReinforcePlan, SftPlan, Shape, Stage, WorldPlan
+from student.lab.tiny.plans import MergePlan, ModelPlan, ReinforcePlan, SftPlan, Shape, TrainingStage, WorldPlan
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -56,7 +56,7 @@ class StageSettings(Settings):
         return self
 
 
-class ModelSettings(Settings):
+class WorldModelSettings(Settings):
     """One model."""
 
     shape: _SHAPE | None = Field(None, description="Its size; left out for a model with a parent.")
@@ -67,7 +67,7 @@ class ModelSettings(Settings):
     stages: list[StageSettings] = Field(default_factory=list, description="Its training, in order.")
 
     @model_validator(mode="after")
-    def _sized(self) -> "ModelSettings":
+    def _sized(self) -> "WorldModelSettings":
         if (self.shape is not None) + (self.parent is not None) + bool(self.merge) != 1:
             raise ValueError("a model has a shape, a parent or models to merge; give one of the three")
         if len(self.merge) == 1:
@@ -79,7 +79,7 @@ class WorldSettings(Settings):
     """A world."""
 
     tasks: dict[str, TaskSettings] = Field(min_length=1, description="The tasks by name, as a recipe's prompts.")
-    models: dict[str, ModelSettings] = Field(min_length=1, description="The models by name, in order of building.")
+    models: dict[str, WorldModelSettings] = Field(min_length=1, description="The models by name, in order of building.")
     max_new_tokens: int = Field(32, ge=1, description="Enough tokens for every correct answer.")
     measured: int = Field(256, ge=1, description="Held-out prompts per task on which each model is measured.")
 
@@ -116,10 +116,10 @@ def read_world(path: str | Path) -> WorldPlan:
     return WorldPlan(found.tasks, models, found.max_new_tokens, found.measured)
 
 
-def _stage(path: str | Path, stage: StageSettings, tasks: tuple[str, ...]) -> Stage:
+def _stage(path: str | Path, stage: StageSettings, tasks: tuple[str, ...]) -> TrainingStage:
     for task in stage.tasks:
         if task not in tasks:
             raise ConfigError(f"{path}: a stage names task {task!r}; the file has {', '.join(tasks)}.")
     given: Any = stage.reinforce if stage.sft is None else stage.sft
     kind = ReinforcePlan if stage.sft is None else SftPlan
-    return Stage(kind(**dict(given)), tuple(stage.tasks) or tasks)
+    return TrainingStage(kind(**dict(given)), tuple(stage.tasks) or tasks)

@@ -79,7 +79,7 @@ class ReinforcePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class TrainingStage:
     """One piece of training.
 
     Attributes:
@@ -103,7 +103,7 @@ class ModelPlan:
     """
 
     shape: Shape
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[TrainingStage, ...] = ()
     parent: str | None = None
     shuffled: bool = False
 

@@ -5,7 +5,7 @@ import hashlib
 from opd.errors import ConfigError
 from opd.tasks import TaskSettings
 from student.lab.tiny.files import is_world_file, read_world
-from student.lab.tiny.plans import ModelPlan, ReinforcePlan, SftPlan, Shape, Stage, WorldPlan
+from student.lab.tiny.plans import ModelPlan, ReinforcePlan, SftPlan, Shape, TrainingStage, WorldPlan
 
 FORMAT = 2
 """Raised when a change elsewhere changes the weights that a recipe gives."""
@@ -13,7 +13,7 @@ FORMAT = 2
 
 def _test() -> WorldPlan:
     """Valid folders in seconds: hardly trained models, one with padded vocabulary rows, one with other token ids."""
-    stage = (Stage(SftPlan(steps=20, batch=32), ("addition",)),)
+    stage = (TrainingStage(SftPlan(steps=20, batch=32), ("addition",)),)
     return WorldPlan(
         tasks={"addition": TaskSettings(task="addition", options={"digits": 2})},
         models={
@@ -33,8 +33,10 @@ def _demo() -> WorldPlan:
     return WorldPlan(
         tasks={"addition": TaskSettings(task="addition", options={"digits": 2})},
         models={
-            "student": ModelPlan(Shape(hidden=96, layers=2), (Stage(SftPlan(steps=400, until=0.25), sums),)),
-            "teacher": ModelPlan(Shape(hidden=128, layers=2), (Stage(SftPlan(steps=560, lr=4e-3, noise=0.1), sums),)),
+            "student": ModelPlan(Shape(hidden=96, layers=2), (TrainingStage(SftPlan(steps=400, until=0.25), sums),)),
+            "teacher": ModelPlan(
+                Shape(hidden=128, layers=2), (TrainingStage(SftPlan(steps=560, lr=4e-3, noise=0.1), sums),)
+            ),
         },
         max_new_tokens=12,
         measured=512,
@@ -58,12 +60,14 @@ def _lab() -> WorldPlan:
     return WorldPlan(
         tasks=tasks,
         models={
-            "base": ModelPlan(small, (Stage(SftPlan(steps=1500, until=0.3), every),)),
-            "addition": ModelPlan(small, (Stage(reinforced, ("addition",)),), parent="base"),
-            "subtraction": ModelPlan(small, (Stage(reinforced, ("subtraction",)),), parent="base"),
-            "large_base": ModelPlan(large, (Stage(SftPlan(steps=1500, lr=4e-3, until=0.3), every),)),
+            "base": ModelPlan(small, (TrainingStage(SftPlan(steps=1500, until=0.3), every),)),
+            "addition": ModelPlan(small, (TrainingStage(reinforced, ("addition",)),), parent="base"),
+            "subtraction": ModelPlan(small, (TrainingStage(reinforced, ("subtraction",)),), parent="base"),
+            "large_base": ModelPlan(large, (TrainingStage(SftPlan(steps=1500, lr=4e-3, until=0.3), every),)),
             "large": ModelPlan(
-                large, (Stage(SftPlan(steps=1200, lr=3e-3, noise=0.1, start=200_000), every),), parent="large_base"
+                large,
+                (TrainingStage(SftPlan(steps=1200, lr=3e-3, noise=0.1, start=200_000), every),),
+                parent="large_base",
             ),
         },
         max_new_tokens=48,

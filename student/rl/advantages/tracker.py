@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from student.data.outcome import Outcome
 
 
-class TrackerSettings(AdvantageSettings):
+class ValueTrackerSettings(AdvantageSettings):
     """Settings of the tracker."""
 
     memory: float = Field(0.8, ge=0, lt=1, description="What the value of a prompt keeps of the past.")
@@ -35,12 +35,12 @@ class TrackerSettings(AdvantageSettings):
 class Tracker(Advantage):
     """The estimator; see the module for the formula. Its state is the value of each prompt."""
 
-    settings_type = TrackerSettings
-    settings: TrackerSettings
+    settings_type = ValueTrackerSettings
+    settings: ValueTrackerSettings
     evidence = "inferred"
     equal_groups = "learns"
 
-    def __init__(self, settings: TrackerSettings) -> None:
+    def __init__(self, settings: ValueTrackerSettings) -> None:
         super().__init__(settings)
         self.values: dict[str, float] = {}
         self.scale_free = "batch"

@@ -230,7 +230,7 @@ class Sampler(SignalMethod):
         return False
 
 
-class Rates:
+class SuccessRates:
     """Success rates by arm: the mean of each new group of answers enters with weight 1 - memory.
 
     Args:
@@ -267,7 +267,7 @@ class RateSampler(Sampler):
 
     def __init__(self, settings: SamplerSettings) -> None:
         super().__init__(settings)
-        self.rates = Rates(0.0)
+        self.rates = SuccessRates(0.0)
 
     def knows(self, prompt: Prompt) -> bool:
         """Whether the arm has a rate."""

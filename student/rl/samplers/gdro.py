@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
 
-from student.rl.samplers.base import Rates, SignalMethod, SignalSettings
+from student.rl.samplers.base import SignalMethod, SignalSettings, SuccessRates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,7 +58,7 @@ class Gdro(SignalMethod):
 
     def __init__(self, settings: GdroSettings) -> None:
         super().__init__(settings)
-        self.rates = Rates(settings.memory)
+        self.rates = SuccessRates(settings.memory)
         self.classes: dict[str, int] = {}
         self.average: dict[str, float] = {}
 

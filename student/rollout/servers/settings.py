@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, field_validator
 
 from opd.errors import ConfigError
-from student.rollout.engine import EngineSettings
+from student.rollout.engine import RolloutEngineSettings
 
 if TYPE_CHECKING:
     from student.recipe import Recipe
 
 
-class ServersSettings(EngineSettings):
+class ServersSettings(RolloutEngineSettings):
     """Settings of rollout engines vllm_server and sglang_server."""
 
     endpoints: list[str] = Field(

@@ -40,7 +40,7 @@ _SPARE = 256
 _HALVES = ("bfloat16", "float16")
 
 
-class VllmEngine(RolloutEngine):
+class VllmRollout(RolloutEngine):
     """Samples with vLLM, from a copy of the weights that it is given at each sync; see the module."""
 
     settings_type = VllmSettings

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from opd.errors import ConfigError
-from student.rollout.engine import EngineSettings
+from student.rollout.engine import RolloutEngineSettings
 
 if TYPE_CHECKING:
     from student.recipe import Recipe
 
 
-class VllmSettings(EngineSettings):
+class VllmSettings(RolloutEngineSettings):
     """Settings of rollout engine vllm."""
 
     mismatch_rows: int = Field(

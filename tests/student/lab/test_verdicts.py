@@ -8,7 +8,7 @@ import pytest
 from student.lab.curve import Curve
 from student.lab.evaluate import Level
 from student.lab.experiment import Arm, Claim, Experiment, Fires, Premise, Replicate
-from student.lab.premises import Finding
+from student.lab.premises import MeasuredPremise
 from student.lab.results import ArmResult, SeedResult
 from student.lab.verdicts import JudgedClaim, by_world, judge
 
@@ -67,7 +67,7 @@ def test_a_claim_before_the_plateau_is_about_a_number_of_tokens() -> None:
 
 def test_without_its_premise_a_claim_that_fails_is_not_judged() -> None:
     claim = replace(MORE, premise="p")
-    absent, present = (Finding("p", "", there, {}) for there in (False, True))
+    absent, present = (MeasuredPremise("p", "", there, {}) for there in (False, True))
     low, b = arm("a", [0.3, 0.4, 0.2, 0.4]), arm("b", [0.4, 0.5, 0.4, 0.5])
     assert verdict(claim, low, b, premises=[absent]).outcome == "premise absent"
     assert verdict(claim, low, b, premises=[present]).outcome == "does not hold"

@@ -20,7 +20,7 @@ from opd.wire.fingerprint import weights_hash
 from student.lab.tiny.summary import read_summary
 from student.loop import train
 from student.orbit.driver import run_orbit
-from student.orbit.process import Stages
+from student.orbit.process import StageProcesses
 from student.orbit.recipe import OrbitRecipe, fusion_recipe, rl_recipe, stage_hashes
 from student.orbit.state import State
 from student.recipe import Recipe
@@ -84,14 +84,14 @@ def begun(orbit: OrbitRecipe, checkpoints: dict[str, str]) -> State:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stages run in this process: what they do is the same, and torch is not imported three times more."""
+    """StageProcesses run in this process: what they do is the same, and torch is not imported three times more."""
 
-    def run(_: Stages, command: Sequence[str]) -> int:
+    def run(_: StageProcesses, command: Sequence[str]) -> int:
         assert list(command[:4]) == [*OPD, "train"]
         train(load_settings(Recipe, Path(command[4])), resume="--resume" in command)
         return 0
 
-    monkeypatch.setattr(Stages, "run", run)
+    monkeypatch.setattr(StageProcesses, "run", run)
 
 
 @pytest.mark.slow
@@ -192,7 +192,7 @@ def test_a_command_that_is_killed_takes_its_stage_and_its_server_with_it(data: D
         (address,) = json.loads((orbit.run / "state.json").read_text())["servers"]["short"]
         process.kill()
         assert process.stdout is not None and "saved" in process.stdout.read()
-    with Stages(orbit.run):  # nobody holds the folder any more
+    with StageProcesses(orbit.run):  # nobody holds the folder any more
         assert json.loads((orbit.run / "state.json").read_text())["running"] == "fusion"
 
     def gone() -> bool:

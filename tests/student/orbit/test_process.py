@@ -1,4 +1,4 @@
-"""Stages as real processes: stopped with the command, killed by a second signal, never started twice."""
+"""StageProcesses as real processes: stopped with the command, killed by a second signal, never started twice."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from opd.errors import RunFolderError
-from student.orbit.process import Stages
+from student.orbit.process import StageProcesses
 
 SAVES = """
 import signal, sys
@@ -33,9 +33,9 @@ COMMAND = """
 import sys
 from pathlib import Path
 from opd.errors import CancelledError
-from student.orbit.process import Stages
+from student.orbit.process import StageProcesses
 try:
-    with Stages(Path(sys.argv[1])) as stages:
+    with StageProcesses(Path(sys.argv[1])) as stages:
         print("ended with", stages.run([sys.executable, "-c", sys.argv[2]]), flush=True)
 except CancelledError:
     print("cancelled", flush=True)
@@ -86,10 +86,10 @@ def test_a_stage_that_outlives_its_command_keeps_the_folder(
     process, pid = start(command, tmp_path, STUBBORN)
     process.kill()
     process.wait()
-    with pytest.raises(RunFolderError, match="still runs"), Stages(tmp_path):
+    with pytest.raises(RunFolderError, match="still runs"), StageProcesses(tmp_path):
         pass
     os.kill(int(pid), signal.SIGKILL)
     with (tmp_path / ".lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-    with Stages(tmp_path) as stages:
+    with StageProcesses(tmp_path) as stages:
         assert stages.run([sys.executable, "-c", "raise SystemExit(3)"]) == 3

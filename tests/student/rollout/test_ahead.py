@@ -23,12 +23,12 @@ from student.learning.ranks import Ranks
 from student.rollout.ahead import Ahead, copy_of
 from student.rollout.engine import (
     CopyEngine,
-    EngineSettings,
     EngineSetup,
     OnRow,
+    PolicySampler,
     RolloutEngine,
-    Sampler,
-    TransformersEngine,
+    RolloutEngineSettings,
+    TransformersRollout,
     ignore,
 )
 from student.rollout.spec import RolloutSpec
@@ -42,7 +42,7 @@ class Engine(RolloutEngine):
     holds_weights = True
 
     def __init__(self) -> None:
-        super().__init__(EngineSettings(name="engine"))
+        super().__init__(RolloutEngineSettings(name="engine"))
         self.may, self.begun = threading.Event(), threading.Event()
         self.may.set()
         self.weight = 0.0
@@ -177,7 +177,7 @@ def test_the_learner_may_give_up_while_it_waits_and_the_thread_ends_with_its_nex
 
 def test_an_engine_with_weights_of_its_own_serves_both_threads_each_by_its_weights() -> None:
     engine, learner = Engine(), Learner()
-    sampler = Sampler(engine, learner, PLAYER)  # type: ignore[arg-type]
+    sampler = PolicySampler(engine, learner, PLAYER)  # type: ignore[arg-type]
     ahead = Ahead(1, 9, learner, sampler.lend, PLAYER, ignore)  # type: ignore[arg-type]
     evaluated: list[Any] = []
     rows = run(ahead, learner, range(4), before=lambda step: evaluated.extend(sampler.sample(plan(90).rows)))  # type: ignore[arg-type]
@@ -240,7 +240,7 @@ def test_under_autocast_a_copy_casts_each_weight_once_and_gives_the_student_s_ow
     spec = RolloutSpec(7, 64, 0, len(tokenizer), 40, autocast=torch.bfloat16)
     setup = EngineSetup(model, tokenizer, spec, "student")
     planned = plan_step(1, [Prompt.make("12+34=")], samples=4, max_new_tokens=12, temperature=1.0).rows
-    itself, beside = TransformersEngine(EngineSettings(name="a")), CopyEngine(EngineSettings(name="b"))
+    itself, beside = TransformersRollout(RolloutEngineSettings(name="a")), CopyEngine(RolloutEngineSettings(name="b"))
     itself.open(setup)
     beside.open(dataclasses.replace(setup, model=copy_of(model)))
     expected = itself.sample(planned)

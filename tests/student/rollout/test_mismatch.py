@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from opd.errors import RolloutEngineError
-from student.rollout.engine import EngineSettings
+from student.rollout.engine import RolloutEngineSettings
 from student.rollout.mismatch import Mismatch
 from student.rollout.vllm.settings import VllmSettings
 from student.run.costs import Costs
@@ -31,7 +31,7 @@ def made(bench: Callable[..., Any]) -> Callable[..., tuple[Mismatch, Any, Costs]
             temperature=1.0,
         )
         local.start(["student"])
-        found = EngineSettings(name="other", **settings)
+        found = RolloutEngineSettings(name="other", **settings)
         return Mismatch(found, local, learner.ranks, learner.accelerator.autocast, costs), one.rows(), costs
 
     return make
@@ -78,7 +78,7 @@ def test_rows_of_older_weights_are_compared_with_those_and_the_student_keeps_its
 
 def test_a_limit_without_rows_to_measure_is_refused() -> None:
     with pytest.raises(ValueError, match="mismatch_rows is 0 and nothing is measured"):
-        EngineSettings(name="transformers", mismatch_limit=0.1)
+        RolloutEngineSettings(name="transformers", mismatch_limit=0.1)
     assert VllmSettings(name="vllm", mismatch_rows=0).mismatch_limit == 0.2  # the default alone asks for nothing
 
 

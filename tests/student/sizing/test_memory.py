@@ -20,7 +20,7 @@ from student.scoring.needs import Needs
 from student.sizing.hardware import GIB, TABLE, Hardware
 from student.sizing.memory import Memory, check_fits, memory_of
 from student.sizing.plan import describe
-from student.sizing.shape import Shape
+from student.sizing.shape import ModelShape
 
 MEASURE = Path(__file__).parents[2] / "support" / "measure_memory.py"
 CPU = Hardware("the CPU here", 16e9, 1e11, 1e10, 1e-4, 0.0)
@@ -67,7 +67,7 @@ def make(world: Path, folder: Path, shape: dict[str, int], changes: dict[str, An
 
 
 def planned(recipe: Recipe, ranks: int = 1) -> Memory:
-    return memory_of(recipe, Shape(recipe.model), build_plugins(recipe).needs, CPU, gpu=False, ranks=ranks)
+    return memory_of(recipe, ModelShape(recipe.model), build_plugins(recipe).needs, CPU, gpu=False, ranks=ranks)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -123,13 +123,13 @@ def test_a_sharded_student_is_spread_over_the_ranks_and_whole_while_it_decodes(w
     # Embeddings, which are the head too, are most of this model; two of its three layers are gathered beside them.
     assert 0.9 * whole.always["weights"] < sharded.learning["weights gathered"] < whole.always["weights"]
     data["train"]["mixed_precision"] = "bf16"
-    half = Shape(recipe.model, torch.bfloat16, sharded=True)
+    half = ModelShape(recipe.model, torch.bfloat16, sharded=True)
     needs = build_plugins(recipe).needs
     gathered = memory_of(parse_settings(Recipe, data), half, needs, CPU, gpu=False, ranks=4)
     assert gathered.rollout["all weights gathered"] == whole.always["weights"] / 2
     assert gathered.always == sharded.always
     # The weights are bfloat16 themselves: no copies of them are kept for the backward pass, as autocast makes them.
-    casting = Shape(recipe.model, torch.bfloat16).activation_bytes(2, 64)
+    casting = ModelShape(recipe.model, torch.bfloat16).activation_bytes(2, 64)
     assert casting - half.activation_bytes(2, 64) > 0.99 * 3 * half.layer * 2
 
 
@@ -156,7 +156,7 @@ def test_vllm_has_its_weights_and_its_whole_cache_always_or_while_it_is_awake(wo
     shape, group = CASES["keys and values"]
     cache = {"batch_rows": 24, "max_prompt_tokens": 500, "max_new_tokens": 12, "cache_tokens": 20_000}
     recipe = make(world, tmp_path, shape, {**group, "rollout": {**cache, "engine": {"name": "vllm"}}})
-    model = Shape(recipe.model)
+    model = ModelShape(recipe.model)
 
     def of(recipe: Recipe) -> Memory:
         return memory_of(recipe, model, Needs(), CPU, gpu=False)
@@ -181,7 +181,7 @@ def test_servers_beside_the_student_take_nothing_of_its_device(world: Path, tmp_
     recipe = make(world, tmp_path, shape, group)
     beside = {"engine": {"name": "vllm_server", "endpoints": ["http://nowhere:1"]}}
     served = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update=beside)})
-    model, copies = Shape(recipe.model), "weights that steps are sampled with"
+    model, copies = ModelShape(recipe.model), "weights that steps are sampled with"
 
     def on_gpu(recipe: Recipe) -> Memory:
         return memory_of(recipe, model, Needs(), TABLE["h100"], gpu=True)

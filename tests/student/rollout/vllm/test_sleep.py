@@ -11,10 +11,10 @@ import torch
 from opd.tasks.prompt import Prompt
 from student.data.plan import plan_step
 from student.learning.ranks import Ranks
-from student.rollout.engine import EngineSetup, Sampler
+from student.rollout.engine import EngineSetup, PolicySampler
 from student.rollout.lost import EngineLostError
 from student.rollout.spec import RolloutSpec
-from student.rollout.vllm.engine import VllmEngine
+from student.rollout.vllm.engine import VllmRollout
 from student.rollout.vllm.known_row import KnownRow, Reader
 from student.rollout.vllm.settings import VllmSettings
 
@@ -49,7 +49,7 @@ class Llm:
         return True
 
 
-class Stood(VllmEngine):
+class Stood(VllmRollout):
     """The engine, with a stand-in for vLLM that answers with the student's numbers."""
 
     def __init__(self, settings: VllmSettings) -> None:
@@ -77,7 +77,7 @@ class Stood(VllmEngine):
 
 
 @pytest.fixture
-def sleeper(world: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Stood, Sampler, Any]:
+def sleeper(world: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Stood, PolicySampler, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(world / "student")
@@ -87,7 +87,7 @@ def sleeper(world: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Stood, Sample
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: engine.asked.append("empty_cache"))
     alone = SimpleNamespace(num_processes=1, process_index=0)
     learner: Any = SimpleNamespace(updates=0, whole_parameters=model.named_parameters, ranks=Ranks(alone))  # type: ignore[arg-type]
-    return engine, Sampler(engine, learner, SimpleNamespace(plays=lambda row: False)), learner  # type: ignore[arg-type]
+    return engine, PolicySampler(engine, learner, SimpleNamespace(plays=lambda row: False)), learner  # type: ignore[arg-type]
 
 
 SYNC = ["reload_weights", "reset_prefix_cache", "run"]
