@@ -183,6 +183,7 @@ class _LogitDivergence(torch.autograd.Function):
         dtype = accumulator_dtype(student, teacher)
         stats = torch.empty(len(Statistic), student.shape[0], dtype=dtype, device=student.device)
         for block in row_blocks(student):
+            # Copies even of equal dtype: `fold_rows_` overwrites both.
             ours, theirs = (logits[block].to(dtype, copy=True) for logits in (student, teacher))
             stats[:, block] = fold_rows_(ours, theirs, spec, temperature)
         if check:
@@ -207,5 +208,6 @@ class _LogitDivergence(torch.autograd.Function):
             ours, theirs = (logits[block].to(grad.dtype, copy=True) for logits in (student, teacher))
             fold_rows_(ours, theirs, ctx.spec, ctx.temperature, factor=factor[block])
             chosen = select_rows(mask, block)
+            # `where` and no product: masked rows may hold NaN.
             out[block] = ours if chosen is None else torch.where(chosen, ours, torch.zeros_like(ours))
         return out, None, None, None, None, None

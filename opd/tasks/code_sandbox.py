@@ -93,6 +93,8 @@ def run_python(program: str, tests: str = "", *, stdin: str = "", limits: Limits
     check_machine()
     limits, token = limits or Limits(), secrets.token_hex(16)
     request = json.dumps({"program": program, "tests": tests, "stdin": stdin, "token": token})
+    # Files for input and output: pipes would have to be served while the program runs, or it would stall on a full one.
+    # Notes come through a pipe, because it is closed when the child ends, however that happens.
     told, telling = os.pipe()
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as asked, open(told, "rb", buffering=0) as notes:
         asked.write(request.encode("utf-8", "surrogatepass"))
@@ -109,7 +111,7 @@ def run_python(program: str, tests: str = "", *, stdin: str = "", limits: Limits
                 start_new_session=True,
             )
         finally:
-            os.close(telling)
+            os.close(telling)  # the child's copy is then the last, and the pipe ends with the child
         try:
             said, in_time = _listen(notes, limits.seconds)
         finally:

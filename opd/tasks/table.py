@@ -203,6 +203,7 @@ class TableSource:
     def _at(self, index: int) -> Prompt:
         epoch, position = divmod(index, len(self._train))
         if epoch != self._epoch:
+            # Seeded by a string, which `random` hashes the same way in every process; 4 bytes a row, not a list's 36.
             self._epoch, self._order = epoch, array("I", range(len(self._train)))
             Random(f"{self._seed}/epoch/{epoch}").shuffle(self._order)
         return self._train[self._order[position]]
@@ -225,6 +226,7 @@ def build_table(settings: DatasetSettings | FileSettings, seed: int) -> TableSou
         contents[str(settings.heldout_file)] = other.contents
     else:
         heldout = Share(table, _share(table.hashes, settings.heldout))
+    # By content: a prompt that the file holds twice must not be both trained on and held out.
     left = ~np.isin(table.hashes, heldout.hashes())
     train = Share(table, left.nonzero()[0].astype(np.uint32))
     if not len(train):

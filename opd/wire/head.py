@@ -83,6 +83,7 @@ class HeadStreamDecoder:
         if kind == "header" and self._header is None:
             self._check_header(message.header)
             self._header = message.header
+            # One allocation of the announced size, which the check has bounded: chunks are copied once, never joined.
             self._buffer = np.empty(sum(t.byte_length for t in message.header.tensors), np.uint8).data
         elif kind == "chunk" and self._header is not None:
             data = message.chunk.data
@@ -111,6 +112,7 @@ class HeadStreamDecoder:
             arrays.append(decode_tensor(data, tensor.dtype, tensor.rows, tensor.cols))
         bias = arrays[1][:, 0] if info.has_bias else None
         head = Head(arrays[0], bias, dtype_name(info.dtype), info.logit_scale, info.soft_cap, info.hash)
+        # Checksums cover the transport; this covers a server that sends another head than it describes.
         if head_hash(head) != info.hash:
             raise CorruptPayloadError("the head does not have the content hash it announces.")
         return head

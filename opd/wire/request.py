@@ -118,6 +118,7 @@ def _sequence(item: ScoreItem) -> pb.Sequence:
 
 
 def _set_payload(message: pb.ScoreRequest, spec: PayloadSpec) -> None:
+    # An empty message of a oneof counts as absent until it is set explicitly.
     if spec.kind is PayloadKind.SAMPLED:
         message.sampled.SetInParent()
     elif spec.kind is PayloadKind.TOPK:

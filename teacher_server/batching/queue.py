@@ -82,6 +82,7 @@ class _Turns(Generic[T]):
     def leave(self, name: str) -> None:
         """Remove an idle member; its virtual time is remembered while it is ahead of the present."""
         del self.members[name]
+        # Those that the present has caught up with would start at the present anyway.
         self._ahead = {n: served for n, served in self._ahead.items() if served > self._now}
         if len(self._ahead) >= MAX_REMEMBERED:
             del self._ahead[next(iter(self._ahead))]
@@ -115,6 +116,7 @@ class FairQueue:
         """Queue a job."""
         heap = self._names_of(job.client.principal).join(job.client.name, [])
         job.queued_at = self._clock()
+        # Among equal deadlines the first come goes first; the number also keeps heapq from comparing jobs.
         heapq.heappush(heap, (job.deadline, next(self._order), job))
         self.sequences += 1
         self.tokens += job.tokens

@@ -129,6 +129,7 @@ def self_test(engine: Engine, name: str) -> None:
     info = engine.info
     bounds = request_bounds(name, info, LimitSettings(allow_full=True))
     length = min(SELF_TEST_TOKENS, bounds.max_sequence_tokens)
+    # Ids of no meaning, different from each other in any usual vocabulary: the test needs no tokenizer.
     ids = (np.arange(length, dtype=np.uint32) * 7 + 3) % np.uint32(info.vocab_size)
     specs = [PayloadSpec.sampled()] if PayloadKind.SAMPLED in info.payloads else []
     if PayloadKind.TOPK in info.payloads:

@@ -53,6 +53,7 @@ class RequestReceiver:
         self._metrics = metrics
         self._threads = threads
         messages = max(1, settings.calls.receive_budget_bytes // (self._max_bytes + OVERSIZE_BYTES))
+        # One caller may hold a quarter of the slots, so that it cannot keep all others from being heard.
         self._authorised = WaitingSlots(messages, -(-messages // 4))
         self._unauthenticated = WaitingSlots(UNAUTHENTICATED_MESSAGES, UNAUTHENTICATED_MESSAGES // 2)
 

@@ -115,6 +115,7 @@ class ScoreCall:
             await self._call_faults.at_start()
             return await self._run()
         finally:
+            # After `_run`, which by then has released teacher, budget and scores: a stuck reader can hold it up.
             await self._sender.settle()
 
     async def _run(self) -> Timings:
@@ -129,6 +130,7 @@ class ScoreCall:
                     f"teacher {teacher.name!r} has weights {teacher.info.weights_hash}, not "
                     f"{request.expected_weights_hash}; load those, or ask for the ones in use."
                 )
+            # Nothing is awaited from here to the `try`, so no cancellation can lose the reservation.
             reservation = self._admit(request, bounds, worker)
             window = self._window(request, bounds, worker)
             try:
@@ -138,6 +140,7 @@ class ScoreCall:
                 await self._shared.faults.reach("queued")
                 return await self._stream(teacher, request, bounds, window, reservation)
             finally:
+                # In this order: the budget is free for others only when this call's jobs no longer ask for it.
                 window.close()
                 reservation.close()
 
@@ -234,6 +237,7 @@ class ScoreCall:
     async def _encode(
         self, scores: Scores, request: ParsedRequest, bounds: RequestBounds, index: int
     ) -> EncodedSequence:
+        # What replicas are checked against each other with has this form; the fault `mislead` must pass the check.
         comparing = len(request.items) == 1 and request.spec.kind is PayloadKind.SAMPLED
         scores = self._call_faults.on_scores(scores, comparing=comparing)
         rows = request.items[index].response_length

@@ -39,7 +39,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
         served = self._shared.teachers
         asked = [served.get(request.teacher)] if request.teacher else list(served)
         if request.teacher:
-            asked[0].running()
+            asked[0].running()  # raises why it cannot be described; a list leaves such a teacher out
         return pb.DescribeResponse(
             teachers=[teacher_info(t.info, t.bounds, t.state) for t in asked if t.worker is not None],
             server_version=__version__,
@@ -91,6 +91,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
                     f"teacher {teacher.name!r} has head {identity.hash}, not {request.expected_hash[:128]!r}."
                 )
             copying = self._copy_of_head(teacher, identity.hash)  # shared for as long as a call holds it
+            # Shielded: a caller that hangs up must not cancel the copy for the others.
             messages = encode_head(await asyncio.shield(copying), chunk)
             # Each message on a thread: checksums and copies of a gigabyte would block the loop for seconds.
             while (message := await asyncio.to_thread(next, messages, None)) is not None:
@@ -105,6 +106,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
         copying = self._heads.get(content_hash)
         if copying is None or (copying.done() and (copying.cancelled() or copying.exception())):
             copying = asyncio.wrap_future(teacher.running().call(lambda engine: engine.head()))
+            # All callers may be gone when it fails: reading the exception keeps asyncio from logging it as lost.
             copying.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._heads[content_hash] = copying
         return copying
@@ -136,6 +138,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
         metrics.scored_tokens.labels(teacher, call.payload).inc(call.scored_tokens)
         if timings is not None:
             metrics.observe_timings(teacher, call.payload, timings)
+        # A call that failed after its first sequence was not rejected: it has cost a forward.
         if isinstance(failure, OpdError) and call.model_tokens == 0:
             metrics.rejections.labels(teacher, type(failure).__name__).inc()
         ended = time.monotonic()

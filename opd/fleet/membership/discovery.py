@@ -119,9 +119,10 @@ async def resolve_all(sources: Sequence[Source], known: Mapping[Source, Places])
     for source in sources:
         try:
             found[source] = await source.resolve()
-        except OSError:
+        except OSError:  # a DNS server that is down, a file that is being replaced: not a sign that servers left
             found[source] = dict(known.get(source, {}))
         except ConfigError:
+            # A wrong file ends the start; a run that goes on is not ended by someone's half-written edit.
             if source not in known:
                 raise
             found[source] = dict(known[source])

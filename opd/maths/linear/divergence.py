@@ -193,6 +193,8 @@ def prepared(
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
     if chosen is not None:
         hidden = hidden.index_select(0, chosen)
+    # The operator is opaque to autocast: what it would do to a linear layer's operands is done here. Like autocast,
+    # float64 is left alone.
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     if hidden.dtype == torch.float64:

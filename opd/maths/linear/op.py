@@ -88,6 +88,7 @@ def linear_divergence_op(
     if reference_hidden is not None and reference_head is not None:
         head = OutputHead(reference_head, reference_bias, scales[2], soft_caps[2])
         reference = Projection(reference_hidden, head)
+    # The tiles choose the precision of each product themselves; autocast would override it.
     with torch.autocast(student_hidden.device.type, enabled=False):
         tiles = run_tiles(
             Projection(student_hidden, OutputHead(student_head, student_bias, scales[0], soft_caps[0])),
@@ -127,6 +128,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in trained]
     _, _, *gradients, _ = output
     ctx.save_for_backward(*(tensors if ctx.settings.recompute else gradients))
+    # The statistics stay differentiable: with `recompute` a loss may weigh single tokens by their row VALUE.
     ctx.mark_non_differentiable(*output[2:])
 
 
@@ -135,6 +137,7 @@ def _backward(ctx: Any, d_total: Tensor, d_statistics: Tensor, *_: Tensor) -> tu
     if settings.recompute:
         tensors = _Tensors(*ctx.saved_tensors)
         arriving = d_total * tensors.token_weights + d_statistics[Statistic.VALUE]
+        # The gradient of the sum with these weights is the one that is wanted; figures carry none.
         again = tensors._replace(token_weights=arriving), settings._replace(recompute=False, topk=0)
         _, _, *gradients, _ = linear_divergence_op(*again[0], *again[1])
     else:
