@@ -30,6 +30,8 @@ class SglangRollouts:
         fails: the next loads that leave the model half loaded and say so.
         stale: whether loads change the version and not the weights.
         changes: whether the weights are replaced, as by somebody else, in the middle of the next row.
+        went: set when it is gone.
+        gate: rows wait until this is set; None: they do not.
     """
 
     def __init__(self, folder: Path, port: int = 0) -> None:
@@ -40,6 +42,8 @@ class SglangRollouts:
         self.asked: list[tuple[str, Any]] = []
         self.dies_after: int | None = None
         self.fails, self.stale, self.changes, self.gone = 0, False, False, False
+        self.went = threading.Event()
+        self.gate: threading.Event | None = None
         self._lock = threading.RLock()  # a model runs one row at a time here
         stand_in = self
 
@@ -101,6 +105,8 @@ class SglangRollouts:
             return 200, {"context_length": limit, "enable_lora": True, "version": "0.5.23"}
         if path == "/v1/models":
             return 200, {"data": [{"id": "base"}, *({"id": name, "parent": "base"} for name in self.adapters)]}
+        if path == "/generate" and self.gate is not None and not self.gate.wait(120):
+            raise TimeoutError("the gate stayed shut")
         with self._lock:
             return getattr(self, f"_{path.strip('/')}")(body)
 
@@ -137,6 +143,7 @@ class SglangRollouts:
             self.dies_after -= 1
             if self.dies_after < 0:
                 self.gone = True
+                self.went.set()
                 return 0, None
         if adapter := body.get("lora_path"):
             from peft import PeftModel
