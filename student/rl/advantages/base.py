@@ -1,4 +1,4 @@
-"""What an advantage estimator or modifier is: from the outcomes of a step to the credit of each row.
+"""Base of advantage estimators and modifiers: from the outcomes of a step to the credit of each row.
 
 An estimator makes credit from rewards. A modifier changes the credit that the one before it gave. A term runs a chain:
 one estimator, then any modifiers. Both see the rows of all ranks whose reward is known, so that statistics of a group
@@ -56,19 +56,19 @@ class Advantage:
 
     Attributes:
         evidence: how its formula is known: "text and code", "text", "abstract", "inferred" or "own".
-        modifies: whether it changes the credit of another one, and cannot begin a chain.
+        modifies: whether it changes the credit of another one, and so cannot begin a chain.
         least_group: rows that a group needs for any credit but 0.
         equal_groups: "zero" when rows of a group whose rewards all agree get no credit, "learns" when they do.
         centred: whether the credit of a group adds up to 0.
         recomputes: whether credit depends on the present policy, so that it is computed anew before every update but
             the first of a step, group by group, with the student's log-probs of then.
-        refines: whether credit is by token, which only `refine` knows, so that modifiers of rows would act in vain.
+        refines: whether credit is by token, made in `refine`, so that modifiers of rows would have no effect.
         reads_values: whether it looks at a critic's values.
         sums_token_rewards: whether it looks at rewards by token.
         over_batch: of a modifier, whether it needs the rows of the whole step, not those of a group alone.
         only_errors: of a modifier, whether it changes negative credit alone.
-        shift_free: whether a constant added to binary rewards of the step, or of a group, changes nothing, so that a
-            reward that is one acts in vain; "" when it does.
+        shift_free: over which rewards, if binary, adding a constant changes nothing, so that a reward that is constant
+            there has no effect; "" for none.
         scale_free: the same of a positive factor, up to an epsilon.
         fired: what the last `estimate` did, as metrics (sum, count).
     """
@@ -93,7 +93,7 @@ class Advantage:
         self.fired: dict[str, tuple[Any, Any]] = {}
 
     def needs(self) -> Needs:
-        """What it needs beside rewards, for example log-probs under the reference."""
+        """What it needs besides rewards, for example log-probs under the reference."""
         return Needs()
 
     def check(self, recipe: Recipe) -> None:

@@ -64,7 +64,7 @@ class AdvantageChain:
         names = [part.settings.name for part in self.parts]
         for name in names:
             if names.count(name) > 1:
-                raise ConfigError(f"advantage {name!r} stands in {where} twice; keep one of them.")
+                raise ConfigError(f"advantage {name!r} is in {where} twice; keep one of them.")
         whole = next((part for part in self.parts[1:] if part.over_batch), None)
         if self.first.recomputes and whole is not None:
             raise ConfigError(

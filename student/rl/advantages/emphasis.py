@@ -1,11 +1,11 @@
-"""Modifiers that say where credit counts more: by rarity of an outcome, or by the student's uncertainty at a token.
+"""Modifiers that give some credit more weight: rare outcomes, or tokens at which the student is uncertain.
 
     weighted_grpo     p the group's success rate;   p <= 1/2: right answers times 1 / p,   else wrong ones times
-                      1 / (1 - p);   then the group's mean |A| is made what it was
+                      1 / (1 - p);   then the group's mean |A| is restored
     entropy_shaping   A_t -> A_t + min(alpha H_t, |A_t| / kappa),   H_t the entropy at the token, without gradient
 
-entropy_shaping never changes a sign for kappa > 1 and adds to good and bad answers alike; with `until` it acts before
-the first occurrence of that text in a response alone, as FunRL does on the reasoning. H_t is of the present student.
+entropy_shaping never changes a sign for kappa > 1 and adds to good and bad answers alike; with `until` it acts only
+before the first occurrence of that text in a response, as FunRL does on the reasoning. H_t is of the present student.
 GRPO's deviation already scales a rare outcome by about 1 / sqrt(p (1 - p)). Sources: weighted GRPO, arXiv 2602.03452,
 and FunRL, 2508.05118 (both inferred from abstracts); MSSR, 2512.18215 (notes), whose usual values are the defaults.
 """
@@ -59,7 +59,7 @@ class WeightedGrpo(Modifier):
             before = math.fsum(float(np.mean(np.abs(found[place]))) for place in group)
             for place in rare:
                 found[place] = found[place] * weight
-            # The group keeps its size, or the weight would also be a larger learning rate.
+            # The group's mean |A| is restored, or the weight would also act as a larger learning rate.
             after = math.fsum(float(np.mean(np.abs(found[place]))) for place in group)
             for place in group:
                 found[place] = found[place] * (before / after if after else 1.0)

@@ -1,11 +1,11 @@
 """GAE: credit by token, from rewards and a critic's values.
 
-    delta_t = r_t + discount V_{t+1} - V_t,   V = 0 behind the end
+    delta_t = r_t + discount V_{t+1} - V_t,   V = 0 after the end
     A_t = delta_t + discount lam_gae A_{t+1}
 
 r_t is the row's reward at its last trained token, plus `row.token_rewards` where a reward gives them; tokens that are
-not trained on are passed over. Values are those of method critic; a row without any has V = 0, which makes A the
-discounted return. Nothing is standardised, because no rank sees the tokens of the others. Source: arXiv 1506.02438.
+not trained on are skipped. Values are those of method critic; a row without any has V = 0, which makes A with lambda 1
+the discounted return. Nothing is standardised, because no rank sees the tokens of the others. Source: arXiv 1506.02438.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ def credit_of(row: Row, reward: float, discount: float, lam: float) -> NDArray[n
     found = np.zeros(row.length, np.float32)
     values = np.zeros(row.length) if row.values is None else row.values.astype(np.float64)
     gains = np.zeros(row.length) if row.token_rewards is None else row.token_rewards.astype(np.float64)
+    # From the end backwards, over trained tokens alone: what the environment wrote is no step of the policy, so neither
+    # discount nor lambda counts it.
     later, after = 0.0, 0.0
     for number, place in enumerate(places[::-1]):
         gain = gains[place] + (reward if number == 0 else 0.0)

@@ -1,4 +1,4 @@
-"""Credit of losses over a whole group, LPO and PACS: minus the derivative by the log-prob of each response.
+"""Credit of losses over a whole group, LPO and PACS: minus the derivative in the log-prob of each response.
 
     s_k    log pi(y_k) - log mu(y_k) of the whole response, 0 in the first update on rows of the present policy
     lpo    w = softmax(R / tau), P = softmax(s):   forward KL(w || P)  A_k = w_k - P_k
@@ -6,9 +6,9 @@
     pacs   a_k = beta (s_k - mean of the others' s);   A = -d/ds of the cross-entropy of a and the labels, in which
            right and wrong answers weigh the same
 
-With several updates per batch s is read again before each of them, which is what `recompute` costs: a forward pass
-over the rows. Without it credit stays that of s = 0. Sums over long responses grow: `lpo/effective`, 1 / sum P^2, near
-1 says that a single response has the whole weight. The loss is -A sum_t log pi: use ratio none and aggregation
+With several updates per batch s is read again before each of them, at the cost of a forward pass over the rows
+(`recompute`). Without it credit stays that of s = 0. Sums over long responses grow: when `lpo/effective`, 1 / sum P^2,
+is near 1, a single response has all the weight. The loss is -A sum_t log pi: use ratio none and aggregation
 constant. tau is a number, or the group's deviation (GRPO to first order) or mean (MaxRL). Sources: LPO, arXiv
 2605.06139 (text); PACS, the released code, ritzz-ai/PACS.
 """
@@ -142,7 +142,7 @@ class Pacs(GroupLoss):
             return [0.0] * n
         sizes = {label: max(1, right.count(label)) for label in (True, False)}
         total = math.fsum(gaps)
-        # Each against the mean of the others.
+        # Each log-ratio relative to the mean of the others'.
         apart = [beta * (gap - (total - gap) / (n - 1)) for gap in gaps]
         mixed = len(set(right)) > 1
         # Right and wrong answers weigh the same together, however many there are of each.
@@ -150,7 +150,7 @@ class Pacs(GroupLoss):
             (n / (2 * sizes[label]) if mixed else 1.0) * (1.0 / (1.0 + math.exp(-a)) - label) / n
             for a, label in zip(apart, right, strict=True)
         ]
-        # Back through the mean of the others, of which every answer is a part.
+        # Chain rule through `apart`: every answer is also part of the mean that the others are compared with.
         total = math.fsum(slopes)
         return [-beta * (slope - (total - slope) / (n - 1)) for slope in slopes]
 
@@ -162,7 +162,7 @@ def _log_ratio(outcome: Outcome) -> float:
 
 def softmax(values: Sequence[float]) -> list[float]:
     """Probabilities that are proportional to exp(values)."""
-    best = max(values)
+    best = max(values)  # subtracted, so that exp cannot overflow
     powers = [math.exp(value - best) for value in values]
     total = math.fsum(powers)
     return [power / total for power in powers]

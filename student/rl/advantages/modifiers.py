@@ -4,9 +4,10 @@
     sngs         A < 0:  A min(lambda0 + kappa p, 1),  p the share of rewards of the group >= threshold
     outliers     A -> (A - mean) / std over the batch;  0 where that is beyond `sigma`
 
-ACE punishes confident errors more; c is of the policy that sampled, and the mean per token with `per_token`. SNGS
-spares groups that rarely succeed. Sources: ACE, arXiv 2602.21420 (text; alpha is not stated there); SNGS of GUI-Libra,
-2602.22190 (text; lambda0 and kappa are not stated); the filter: the released code of R1-Reward.
+ACE penalises confident errors more; c is that of the policy that sampled, and the mean per token with `per_token`.
+SNGS weakens negative credit in groups that rarely succeed. Sources: ACE, arXiv 2602.21420 (text; alpha is not stated
+there); SNGS of GUI-Libra, 2602.22190 (text; lambda0 and kappa are not stated); the filter: the released code of
+R1-Reward.
 """
 
 from __future__ import annotations

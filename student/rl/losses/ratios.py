@@ -27,6 +27,7 @@ def at_grain(log_ratio: Float[Tensor, " n"], batch: TokenBatch, grain: Ratio) ->
     if grain == "sequence":
         return _mean_over(log_ratio, batch, batch.row, len(batch.rows))
     if grain == "response":
+        # Sums in log space: the product of a thousand ratios would overflow or vanish before it is clipped.
         zeros = log_ratio.new_zeros(len(batch.rows))
         return zeros.index_add(0, batch.row, log_ratio)[batch.row]
     if grain == "turn":
@@ -47,8 +48,7 @@ def _mean_over(values: Float[Tensor, " n"], batch: TokenBatch, index: Int[Tensor
 def turn_index(batch: TokenBatch) -> tuple[Int[Tensor, " n"], int]:
     """[N] the turn of each position, counted over the micro-batch, and how many there are.
 
-    What lies between two turns belongs to the earlier one, and what lies before the first to the first; rows without
-    turns are one.
+    See `student.learning.aggregation.turn_numbers`.
     """
     import torch
 
@@ -85,7 +85,7 @@ def least_before(values: Float[Tensor, " n"], batch: TokenBatch) -> Float[Tensor
 
 
 def in_rows(values: Float[Tensor, " n"], batch: TokenBatch, fill: float) -> Float[Tensor, "r t"]:
-    """[R, T] the values of each row from its first position on, with `fill` behind its end."""
+    """[R, T] the values of each row from its first position on, padded with `fill`."""
     longest = max(row.length for row in batch.rows)
     padded = values.new_full((len(batch.rows), longest), fill)
     return padded.index_put((batch.row, batch.position), values)

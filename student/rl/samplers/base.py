@@ -1,14 +1,14 @@
-"""What a prompt sampler is: a method that draws more prompts than a step needs and keeps those worth most.
+"""Base of prompt samplers: methods that draw more prompts than a step needs and keep those with the highest scores.
 
     pool    = the planned prompts and (candidates - 1) times as many further ones of the run
     chosen  = the `prompts_per_step` of the pool with the highest scores
 
-Every rank plans the whole step from the same state, which comes from the outcomes of all ranks: so all choose alike,
-and an interrupted step is planned again as it was. What becomes of a prompt is a number in [0, 1], its success: the
-mean reward of its answers, or with `signal: divergence` exp(-d / scale), d the divergence from the teacher in nats per
-token, as the answers' own tokens estimate it. So a sampler works on distillation as on rewards; the map is ours.
+Every rank plans the whole step from the same state, which comes from the outcomes of all ranks: so all make the same
+choice, and an interrupted step is planned again as it was. The result of a prompt is its success, a number in [0, 1]:
+the mean reward of its answers, or with `signal: divergence` exp(-d / scale), where d is the divergence from the teacher
+in nats per token, estimated from the sampled tokens. So samplers work for distillation too; that map is ours.
 
-Put samplers before other methods of a recipe: prompts that they bring in get rows as the recipe plans them.
+Put samplers before other methods of a recipe: prompts that they add get rows as the recipe plans them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SignalSettings(ControllerSettings):
     """Settings of methods that learn from the results of prompts."""
 
     signal: Literal["reward", "divergence"] = Field(
-        "reward", description="What a prompt's success is: its mean reward, or how near the student is to the teacher."
+        "reward", description="What a prompt's success is: its mean reward, or how close the student is to the teacher."
     )
     scale: float = Field(1.0, gt=0, description="With signal divergence: nats per token at which success is 1/e.")
     by: str = Field(
@@ -51,7 +51,7 @@ class SignalSettings(ControllerSettings):
         description="What has a history: each prompt, each domain, or each value of a kept column. Prompts recur in "
         "tables; a procedural task hardly ever gives one twice, so take its domain or a column there.",
     )
-    seed: int = Field(0, ge=0, description="Decides what is random in the choice.")
+    seed: int = Field(0, ge=0, description="Of the random part of the choice.")
 
 
 class SamplerSettings(SignalSettings):
@@ -69,7 +69,7 @@ class SignalMethod(Controller):
 
     settings_type = SignalSettings
     settings: SignalSettings
-    why_not_stale = "it keeps what a step was planned by until the step is learnt"
+    why_not_stale = "it keeps what a step was planned by until the step has been trained on"
     evidence: ClassVar[str] = ""
 
     def __init__(self, settings: SignalSettings) -> None:
@@ -111,7 +111,7 @@ class SignalMethod(Controller):
         return outcome.domain if self.settings.by == "domain" else outcome.tags.get(self.settings.by, "")
 
     def success(self, outcome: Outcome) -> float | None:
-        """What became of a row, in [0, 1]; None where that is not known."""
+        """The success of a row, in [0, 1]; None where it is not known."""
         if not outcome.on_policy:
             return None
         if self.settings.signal == "reward":
@@ -152,7 +152,7 @@ class SignalMethod(Controller):
         return tuple(replace(row, tags={**row.tags, self.settings.by: self.arm(prompt)}) for row in known)
 
     def note(self, plan: StepPlan, prompt: Prompt, **values: float) -> None:
-        """Have rows of a prompt of this step tell all ranks `values`, whose means become metrics."""
+        """Send `values` to all ranks with the rows of a prompt of this step; their means become metrics."""
         if plan.step != self._planned:
             self._notes, self._planned = {}, plan.step
         self._notes[prompt.uid] = {f"{self.label}/{name}": value for name, value in values.items()}
@@ -217,6 +217,7 @@ class Sampler(SignalMethod):
     ) -> list[tuple[Prompt, float]]:
         """The prompts of the step, each with its score above the mean of the pool."""
         scores = self.scores(pool, rng)
+        # Ties go to the earlier prompt, and the chosen ones keep the order of the pool: a function of the scores alone.
         order = sorted(range(len(pool)), key=lambda i: (-scores[i], i))[:count]
         mean = math.fsum(scores) / len(scores)
         return [(pool[i], scores[i] - mean) for i in sorted(order)]
