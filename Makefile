@@ -45,7 +45,7 @@ engines: export HF_HUB_OFFLINE ?= 1
 engines: .venv-vllm/.installed ## the engines of teachers and students, and whole trainings, on a real vLLM, on a CPU, in its own environment
 	.venv-vllm/bin/python -m pytest tests/teacher_server/engines -m engine -rs
 	.venv-vllm/bin/python -m pytest tests/student/rollout -m engine -rs
-	.venv-vllm/bin/python -m pytest tests/end_to_end/test_vllm.py -rs
+	.venv-vllm/bin/python -m pytest tests/end_to_end/test_vllm.py tests/end_to_end/test_servers.py -m engine -rs
 
 .venv-vllm/.installed: pyproject.toml constraints.txt scripts/engines.sh
 	@bash scripts/engines.sh .venv-vllm $(PYTHON)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from ports import held_port
+from sglang_rollouts import SglangRollouts
+from vllm_rollouts import VllmServer
 
 from opd.config import parse_settings
 from student.rollout.engine import ROLLOUT_ENGINES, EngineSetup, RolloutEngine
 from student.rollout.spec import RolloutSpec
-from tests.support.ports import held_port
-from tests.support.sglang_rollouts import SglangRollouts
-from tests.support.vllm_rollouts import VllmServer
 
 Opened = Callable[[str], RolloutEngine]
 

@@ -6,19 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from other_weights import move
+from sglang_rollouts import SglangRollouts
 
 from opd.config import parse_settings
 from student.rollout.engine import ROLLOUT_ENGINES, EngineSetup
 from student.rollout.servers.engine import ServersEngine
 from student.rollout.spec import RolloutSpec
-from tests.support.sglang_rollouts import SglangRollouts
-
-
-@torch.no_grad()
-def move(model: Any, factor: float = 0.8) -> None:
-    """Other weights."""
-    for parameter in model.parameters():
-        parameter.mul_(factor)
 
 
 @pytest.fixture

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from other_weights import move
+from ports import held_port
+from sglang_rollouts import SglangRollouts
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, RolloutEngineError
@@ -16,9 +19,6 @@ from student.data.row import Row
 from student.rollout.engine import ROLLOUT_ENGINES
 from student.rollout.servers.engine import ServersEngine
 from student.rollout.servers.weights import chosen
-from tests.student.rollout.servers.conftest import move
-from tests.support.ports import held_port
-from tests.support.sglang_rollouts import SglangRollouts
 
 PROMPTS = [Prompt.make(f"{i}+{i * 7}=") for i in range(4)]
 

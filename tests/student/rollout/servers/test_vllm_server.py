@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from other_weights import move
+from ports import held_port
+from vllm_rollouts import VllmServer
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, RolloutEngineError
@@ -19,9 +22,6 @@ from student.recipe import LoraSettings
 from student.rollout.engine import ROLLOUT_ENGINES, EngineSetup
 from student.rollout.servers.engine import ServersEngine
 from student.rollout.spec import RolloutSpec
-from tests.student.rollout.servers.conftest import move
-from tests.support.ports import held_port
-from tests.support.vllm_rollouts import VllmServer
 
 pytestmark = [
     pytest.mark.engine,
