@@ -9,6 +9,7 @@ from waiting import wait_until
 
 from opd.fleet.client import TeacherFleet
 from opd.fleet.settings import CallSettings, FleetSettings, HealthSettings
+from opd.fleet.status.records import FleetCounters
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
 
 SPEC = PayloadSpec.topk(4)
@@ -36,6 +37,11 @@ def reason_of(fleet: TeacherFleet, address: str) -> str:
 def wait_for_all(fleet: TeacherFleet, *servers: Any) -> None:
     """Until rows may go to every one of these servers: connecting waits for one of them only."""
     wait_until(lambda: all(state_of(fleet, server.address) == "healthy" for server in servers))
+
+
+def rows_sent(counters: FleetCounters) -> int:
+    """What the share of hedges is a share of: rows that went out again, after a failure or a stall, count again."""
+    return counters.rows_submitted + counters.reissues + counters.moved
 
 
 def tracebacks(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -3,6 +3,7 @@
 Prints bytes above what the process had after the same with the small model.
 """
 
+import ctypes
 import gc
 import os
 import sys
@@ -26,6 +27,9 @@ from student.plugins import build_plugins
 from student.recipe import Recipe
 from student.rollout.spec import RolloutSpec
 from student.rollout.transformers import rollout
+
+M_MMAP_THRESHOLD = -3
+"""malloc.h's name for the size above which memory is mapped for itself."""
 
 
 def resident() -> int:
@@ -101,6 +105,8 @@ def work(recipe: Recipe) -> None:
 def main() -> None:
     """First with the small model, so that libraries are loaded, then what is measured."""
     torch.set_num_threads(1)
+    # So that the tensors that are freed leave the process, and what is measured are those that are needed at once.
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)
     recipe, small = load_settings(Recipe, Path(sys.argv[1]), ()), sys.argv[2]
     work(
         recipe.model_copy(

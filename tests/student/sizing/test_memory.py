@@ -1,12 +1,11 @@
 """The plan's memory against a process that does what it plans for; what cannot fit is refused with the way out."""
 
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 import yaml
@@ -76,10 +75,7 @@ def test_planned_memory_is_within_fifteen_percent_of_a_process_that_does_it(
 ) -> None:
     recipe = make(world, tmp_path, *CASES[case])
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
-    # So that the tensors that are freed leave the process, and what is measured are those that are needed at once.
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
-    command = [sys.executable, str(MEASURE), str(tmp_path / "recipe.yaml"), str(world / "student")]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    done = forked.run([sys.executable, str(MEASURE), str(tmp_path / "recipe.yaml"), str(world / "student")])
     assert done.returncode == 0, done.stderr
     measured, memory = float(done.stdout.split()[-1]), planned(recipe)
     assert measured > 1.5e8
