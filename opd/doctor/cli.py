@@ -53,8 +53,8 @@ def doctor(
         bool,
         typer.Option(
             "--self-test",
-            help="Serve two tiny models here: does the wire bring what the student computes, and has a student "
-            "that is its own teacher gradient 0?",
+            help="Serve two tiny models here: do the scores that arrive equal those computed in process, and is the "
+            "gradient 0 where the teacher is the student itself?",
         ),
     ] = False,
     port: Annotated[
