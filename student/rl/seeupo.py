@@ -15,7 +15,7 @@ bound 0.2.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -43,7 +43,7 @@ class SeeUpoSettings(ControllerSettings):
 
 
 class SeeUpo(Controller):
-    """The method; it has no state, because a step's updates are never interrupted between two of them."""
+    """The method; its state is what the last step's updates did, until it has been told."""
 
     settings_type = SeeUpoSettings
     settings: SeeUpoSettings
@@ -53,7 +53,7 @@ class SeeUpo(Controller):
     def __init__(self, settings: SeeUpoSettings) -> None:
         super().__init__(settings)
         self._made = 0.0
-        self._products: list[float] = []
+        self._products = (0.0, 0.0)  # sum and number of the M at the end of updates
 
     def needs(self) -> Needs:
         """The student, which reads each turn before and after its update."""
@@ -73,9 +73,12 @@ class SeeUpo(Controller):
 
     def updates(self, updates: Iterable[Update], services: Services) -> Iterator[Update]:
         """Each update turn by turn, the last one first."""
-        self._made, self._products = 0.0, []
+        self._made, self._products = 0.0, (0.0, 0.0)
         for update in updates:
             yield from self._by_turn(update, services)
+        # Told to all ranks here, because one rank's state is what a checkpoint holds.
+        told = services.gather(self._products)
+        self._products = sum(one[0] for one in told), sum(one[1] for one in told)
 
     def _by_turn(self, update: Update, services: Services) -> Iterator[Update]:
         rows = update.rows
@@ -96,7 +99,8 @@ class SeeUpo(Controller):
                 for place, old, new in zip(mine, before, self._log_probs(chosen, services), strict=True):
                     ratio = float(np.exp((new - old)[parts[place]].mean(dtype=np.float64)))
                     products[place] = self.product(products[place], ratio)
-            self._products += products.tolist()
+            total, count = self._products
+            self._products = total + float(products.sum()), count + len(products)
         finally:
             for row, mask, weight in zip(rows, masks, weights, strict=True):
                 row.loss_mask, row.weight = mask, weight
@@ -112,9 +116,17 @@ class SeeUpo(Controller):
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
         """Metrics turn_updates (of the step) and turn_ratio_product (mean of M at the end of an update)."""
-        told = services.gather((sum(self._products), len(self._products)))
-        total, count = sum(one[0] for one in told), sum(one[1] for one in told)
+        total, count = self._products
         return {"turn_updates": self._made} | ({"turn_ratio_product": total / count} if count else {})
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `after_update` has to tell, where a run was stopped before it."""
+        return {"made": self._made, "products": list(self._products)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+        total, count = state["products"]
+        self._made, self._products = float(state["made"]), (float(total), float(count))
 
 
 def _turns(row: Row) -> int:
