@@ -112,6 +112,7 @@ class RolloutEngine:
         self.settings = settings
         self.version = 0
         self._counts: dict[str, float] = {}
+        self._counting = threading.Lock()  # rows may be sampled beside learning, which takes the counts
 
     def check(self, recipe: Recipe) -> None:
         """Look at the whole recipe before anything is loaded, also in a dry run.
@@ -165,11 +166,13 @@ class RolloutEngine:
 
     def take(self) -> dict[str, float]:
         """Counts since they were last taken, as "engine/NAME", for the metrics of a step."""
-        counts, self._counts = self._counts, {}
+        with self._counting:
+            counts, self._counts = self._counts, {}
         return counts
 
     def _count(self, name: str, amount: float) -> None:
-        self._counts[f"engine/{name}"] = self._counts.get(f"engine/{name}", 0.0) + amount
+        with self._counting:
+            self._counts[f"engine/{name}"] = self._counts.get(f"engine/{name}", 0.0) + amount
 
     def close(self) -> None:
         """Release what the engine holds."""
