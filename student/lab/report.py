@@ -22,6 +22,9 @@ _TEMPLATE = Path(__file__).parent / "results.md.jinja"
 def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAMES) -> list[Path]:
     """Write results.md and, below results/, a PNG and a JSON for each experiment that has an arm with all replicates.
 
+    An experiment without such an arm in `root` keeps the section of the JSON that `out` holds of it: experiments take
+    hours, and are run on more than one machine.
+
     Args:
         root: folder of the lab.
         out: folder of the report.
@@ -42,19 +45,22 @@ def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAM
     folder.mkdir(parents=True, exist_ok=True)
     written, sections = [], []
     unfinished = {one.name: (one, "not run again") for one in experiments}
-    for experiment in started:
-        data = read_results(find_plan(experiment, root, form))
-        arms = [arm for arm in data["arms"] if len(arm["seeds"]) == len(data["replicates"])]
-        if not arms:
-            unfinished[experiment.name] = (experiment, f"{data['finished_runs']} of {data['planned_runs']} runs")
+    for experiment in experiments:
+        target, plot = folder / f"{experiment.name}.json", folder / f"{experiment.name}.png"
+        data = read_results(find_plan(experiment, root, form)) if experiment in started else None
+        arms = [arm for arm in data["arms"] if len(arm["seeds"]) == len(data["replicates"])] if data else []
+        if data is not None and arms:
+            data = {**data, "arms": arms}
+            target.write_text(json.dumps(_rounded(data), indent=1) + "\n", encoding="utf-8")
+            plot_experiment(data, experiment.title, plot)
+            written += [target, plot]
+        elif (earlier := _read(target, form)) is not None:
+            data = earlier
+        else:
+            if data is not None:
+                unfinished[experiment.name] = (experiment, f"{data['finished_runs']} of {data['planned_runs']} runs")
             continue
         del unfinished[experiment.name]
-        data = {**data, "arms": arms}
-        target = folder / f"{experiment.name}.json"
-        target.write_text(json.dumps(_rounded(data), indent=1) + "\n", encoding="utf-8")
-        plot = folder / f"{experiment.name}.png"
-        plot_experiment(data, experiment.title, plot)
-        written += [target, plot]
         sections.append(_section(experiment, data))
     sections.sort(key=lambda section: section["letter"])
     missing = [{"experiment": one, "state": state} for one, state in unfinished.values()]
@@ -65,6 +71,19 @@ def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAM
     page = out / "results.md"
     page.write_text(template.render(sections=sections, missing=missing, form=form, rule=RULE), encoding="utf-8")
     return [page, *written]
+
+
+def _read(path: Path, form: str) -> dict[str, Any] | None:
+    """What an earlier report says of an experiment in this form; None where there is none."""
+    if not path.exists():
+        return None
+    data = json.loads(path.read_text(encoding="utf-8"))
+    for arm in data["arms"]:
+        # JSON has no NaN: what was not measured is null there.
+        arm["last_gain"] = math.nan if arm["last_gain"] is None else arm["last_gain"]
+        for seed in arm["seeds"]:
+            seed["curve"] = {k: [math.nan if x is None else x for x in v] for k, v in seed["curve"].items()}
+    return data if data["form"] == form else None
 
 
 def _section(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -170,6 +170,13 @@ def test_an_experiment_runs_resumes_elsewhere_and_is_reported(
     assert json.loads(data.read_text())["finished_runs"] == 6
     assert plot.read_bytes().startswith(b"\x89PNG")
 
+    # A lab elsewhere that has only begun leaves what this one found.
+    begun = ExperimentPlan(small, "quick", tmp_path / "elsewhere", {0: models})
+    (tmp_path / "elsewhere" / "quick" / "small").mkdir(parents=True)
+    monkeypatch.setattr("student.lab.report.find_plan", lambda *_: begun)
+    assert write_report(begun.root, tmp_path / "docs", form="quick", names=["small"]) == [page]
+    assert page.read_text().count("\n") == text.count("\n") and "6 of 6 runs" in page.read_text()
+
 
 def test_a_runs_folder_follows_its_recipe_and_world_and_not_its_place(
     small: Experiment, models: WorldModels, tmp_path: Path
