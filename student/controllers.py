@@ -214,6 +214,10 @@ class Controller:
             ConfigError: when the method cannot work in it.
         """
 
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """What a person should know of it in the recipe although it works, one clause each."""
+        return []
+
     def start(self, services: Services) -> None:
         """Called once before the first step, also after a resume."""
 

@@ -75,6 +75,7 @@ class Job:
     rewards: RewardChain
     services: LoopServices
     stop_check: StopCheck | None
+    remarks: list[str]
 
 
 def connect(recipe: Recipe) -> ScoreSource | None:
@@ -182,6 +183,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         rewards=plugins.rewards,
         services=services,
         stop_check=StopCheck(recipe, sampler, source, models.infos, stop_ids, scorers.make) if live else None,
+        remarks=plugins.remarks,
     )
 
 

@@ -159,7 +159,7 @@ class _Run:
     def _train(self) -> EvalReport | None:
         """All remaining steps, between two evaluations."""
         if self.state.steps == 0:
-            for remark in (r for term in self.job.learner.objective.terms for r in term.remarks(self.recipe)):
+            for remark in self.job.remarks:
                 self.sinks.log(f"note: {remark}")
             self._check_stops()
             self.state.before = self.evaluations.run("before", 0)

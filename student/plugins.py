@@ -74,8 +74,7 @@ def build_plugins(recipe: Recipe) -> Plugins:
     if needs.served and recipe.teachers is None:
         raise ConfigError("the objective needs a teacher; set teachers.endpoints or use an objective of rewards.")
     _check_teachers(recipe, terms, controllers)
-    if not controllers and all(term.settings.rows == "expert" for term in terms):
-        raise ConfigError("every term learns from given rows alone, and nothing gives any; add method expert_rows.")
+    _check_given(terms, controllers, strategy)
     for term in terms:
         term.check(recipe)
     for controller in controllers:
@@ -87,9 +86,28 @@ def build_plugins(recipe: Recipe) -> Plugins:
     engine.check(recipe)
     if engine.settings.mismatch_rows:
         needs = replace(needs, models=needs.models | {STUDENT})
-    remarks = [remark for term in terms for remark in term.remarks(recipe)]
+    speaking: list[Term | Controller | Strategy] = [*terms, *controllers, strategy]
+    remarks = [remark for part in speaking for remark in part.remarks(recipe)]
+    remarks += [remark for reward in rewards.parts for remark in reward.remarks(recipe, terms)]
     remarks += [*_other_temperatures(terms, recipe.rollout.temperature)]
     return Plugins(terms, controllers, strategy, rewards, engine, needs, remarks)
+
+
+def _check_given(terms: Sequence[Term], controllers: Sequence[Controller], strategy: Strategy) -> None:
+    """Refuse a term that learns from given rows alone where nothing gives any; plug-ins of others may.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    giving = any(c.gives_answers or not type(c).__module__.startswith("student.") for c in controllers)
+    if giving or strategy.gives_rows or not type(strategy).__module__.startswith("student."):
+        return
+    for term in terms:
+        if term.settings.rows == "expert":
+            raise ConfigError(
+                f"term {term.settings.name!r} learns from given rows alone, and nothing gives any; add method "
+                "expert_rows."
+            )
 
 
 def _with_contexts(recipe: Recipe, parts: Sequence[Term | Controller | Strategy | Reward], needs: Needs) -> Needs:

@@ -79,16 +79,21 @@ class Critic(Controller):
         return Needs(reward="any", models=frozenset({self.settings.features}))
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse a critic whose values no advantage reads.
+        """Refuse a critic whose values no advantage reads, and a warm-up that never ends.
 
         Raises:
-            ConfigError: naming the advantage to use.
+            ConfigError: naming the advantage to use, or the setting to lower.
         """
         chains = [chain for term in terms if (chain := getattr(term, "chain", None)) is not None]
         readers = [part for chain in chains for part in chain.parts if part.reads_values]
         if not readers and not any(getattr(term, "reads_values", False) for term in terms):
             raise ConfigError("no advantage reads the values of method critic; use objective ppo, or advantage gae.")
         smoothed = [part.settings for part in readers if hasattr(part.settings, "lam_gae")]
+        if self.settings.warm_up >= recipe.train.steps:
+            raise ConfigError(
+                f"method critic has a warm_up of {self.settings.warm_up} steps, in which the student is not trained, "
+                f"and the run has {recipe.train.steps} (train.steps); lower warm_up."
+            )
         # What reads values alone wants those of whole answers.
         self._discount = (smoothed[0].discount, smoothed[0].lam_gae) if smoothed else (1.0, 1.0)
 

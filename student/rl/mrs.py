@@ -23,6 +23,7 @@ from student.scoring.needs import STUDENT, Needs, SignalNeed
 if TYPE_CHECKING:
     from student.controllers import Services
     from student.data.row import Row
+    from student.recipe import Recipe
 
 _MEAN, _OUT, _VETO = "mrs/mean_ratio", "mrs/rejected", "mrs/vetoed"
 
@@ -45,6 +46,17 @@ class Mrs(Controller):
     def needs(self) -> Needs:
         """The student's log-probs when the rows were scored."""
         return Needs(signals=(SignalNeed(STUDENT, PayloadSpec.sampled()),))
+
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """That sampler and trainer never disagree."""
+        same = str(recipe.rollout.engine.get("name", "")) == "transformers" and not recipe.train.max_staleness
+        strategy = str(recipe.rollout.strategy.get("name", ""))
+        if not same or strategy in ("icpo", "lte", "guide", "replay", "rorecomp"):
+            return []
+        return [
+            "method mrs never acts: engine transformers samples with the weights and the numerics that score, so that "
+            "both agree; it is for other engines, hints, replay and train.max_staleness"
+        ]
 
     def compose(self, rows: list[Row]) -> list[Row]:
         """Mark what is not learnt from; answers that the student did not sample are passed over."""

@@ -78,6 +78,9 @@ class Strategy:
     why_not_stale: ClassVar[str] = "it decides by the outcomes of the step's rows, which are sampled steps ahead"
     """Why it cannot work with `train.max_staleness`, a clause; "" where it samples the plan as it is, once."""
 
+    gives_rows: ClassVar[bool] = False
+    """Whether it gives rows that the student sampled in another step, or under another prompt than they train."""
+
     def __init__(self, settings: Any) -> None:
         self.settings = settings
 
@@ -91,6 +94,10 @@ class Strategy:
         Raises:
             ConfigError: when the strategy cannot work in it.
         """
+
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """What a person should know of it in the recipe although it works, one clause each."""
+        return []
 
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
         """The rows of the step, scored.

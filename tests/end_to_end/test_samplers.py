@@ -38,7 +38,7 @@ def steps_of(made: Recipe) -> list[dict[str, Any]]:
 def test_a_chain_of_samplers_chooses_weighs_and_asks_in_templates(world: Path, tmp_path: Path) -> None:
     methods = [
         {"name": "mopps"},
-        {"name": "rollout_gdro", "by": "domain"},
+        {"name": "rollout_gdro", "by": "domain", "least": 1},
         {"name": "prompt_gdro", "by": "domain"},
         {"name": "prompt_augmentation", "templates": [{"text": "{prompt}"}, {"text": "={prompt}", "prefix": "1"}]},
     ]

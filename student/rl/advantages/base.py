@@ -70,6 +70,7 @@ class Advantage:
         shift_free: over which rewards, if binary, adding a constant changes nothing, so that a reward that is constant
             there has no effect; "" for none.
         scale_free: the same of a positive factor, up to an epsilon.
+        constant: whether it is the reward less a constant, which alone makes it what it is.
         fired: what the last `estimate` did, as metrics (sum, count).
     """
 
@@ -84,6 +85,7 @@ class Advantage:
     refines: ClassVar[bool] = False
     reads_values: ClassVar[bool] = False
     sums_token_rewards: ClassVar[bool] = False
+    constant: ClassVar[bool] = False
     recomputes: bool = False
 
     def __init__(self, settings: Any) -> None:
@@ -102,6 +104,10 @@ class Advantage:
         Raises:
             ConfigError: when it could do nothing in it.
         """
+
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """What a person should know of it in the recipe although it works, one clause each."""
+        return []
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
         """The credit of each row.

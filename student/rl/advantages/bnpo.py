@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.outcome import Outcome
+    from student.recipe import Recipe
 
 _LARGEST = 1e6
 
@@ -29,6 +30,15 @@ class Bnpo(Advantage):
     evidence = "text and code"
     least_group = 2
     centred = True
+
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """That one prompt has no density to be fitted."""
+        if recipe.rollout.prompts_per_step > 1:
+            return []
+        return [
+            "advantage 'bnpo' is the reward less the group's mean where a step has one prompt; raise "
+            "rollout.prompts_per_step"
+        ]
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
         """See the module."""

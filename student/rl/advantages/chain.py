@@ -79,8 +79,9 @@ class AdvantageChain:
 
     @property
     def shift_free(self) -> Scope:
-        """Whose rewards a constant may be added to without changing any credit; see `Advantage`."""
-        return self.first.shift_free
+        """Whose rewards a constant may be added to without changing any credit; a modifier that centres does it too."""
+        later: Scope = "batch" if any(part.shift_free for part in self.parts[1:]) else ""
+        return self.first.shift_free or later
 
     @property
     def scale_free(self) -> Scope:
@@ -105,11 +106,20 @@ class AdvantageChain:
                     f"advantage {part.settings.name!r} changes the credit of rows, and {self.first.settings.name!r} "
                     "gives credit by token; leave one of them out."
                 )
+            if part is not self.first and part.shift_free and self.first.constant:
+                raise ConfigError(
+                    f"advantage {part.settings.name!r} takes a mean off, and {self.first.settings.name!r} is the "
+                    "reward less a constant, so that nothing of it would be left; leave one of them out."
+                )
             if part.only_errors and not getattr(self.first.settings, "negative", 1.0):
                 raise ConfigError(
                     f"advantage {part.settings.name!r} changes negative credit alone, and {self.first.settings.name!r} "
                     "with negative 0 gives none, so that it would do nothing; leave one of them out."
                 )
+
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """What a person should know of the parts in the recipe."""
+        return [remark for part in self.parts for remark in part.remarks(recipe)]
 
     def estimate(self, outcomes: Sequence[Outcome]) -> list[Credit]:
         """The credit of each outcome; all have a known reward.

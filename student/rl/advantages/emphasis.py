@@ -37,7 +37,7 @@ class WeightedGrpoSettings(AdvantageSettings):
     """Settings of the weights."""
 
     threshold: float = Field(0.5, description="Least reward of a right answer.")
-    most: float = Field(10.0, ge=1, description="Largest weight of a rare outcome.")
+    most: float = Field(10.0, gt=1, description="Largest weight of a rare outcome.")
 
 
 class WeightedGrpo(Modifier):

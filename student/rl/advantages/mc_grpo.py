@@ -58,6 +58,16 @@ class McGrpo(GroupEstimator):
                 "binary; set clamp, or graded: true where rewards take many values."
             )
 
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """That no row is at the median of an even group."""
+        samples = recipe.rollout.samples_per_prompt
+        if samples % 2:
+            return []
+        return [
+            f"advantage 'mc_grpo' is made for an odd number of answers, of which one is the median; "
+            f"rollout.samples_per_prompt is {samples}"
+        ]
+
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """See the module."""
         middle = median(rewards)

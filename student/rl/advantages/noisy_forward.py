@@ -43,6 +43,7 @@ class NoisyForward(GroupEstimator):
     settings: NoisyForwardSettings
     evidence = "text"
     equal_groups = "learns"
+    constant = True
 
     def __init__(self, settings: NoisyForwardSettings) -> None:
         super().__init__(settings)

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from opd.errors import ConfigError
 from student.rl.advantages.base import AdvantageSettings, GroupEstimator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from student.recipe import Recipe
 
 
 class SignedSettings(AdvantageSettings):
@@ -38,6 +41,15 @@ class Signed(GroupEstimator):
         super().__init__(settings)
         # Right and wrong do not change as long as the threshold lies between them.
         self.shift_free = self.scale_free = "group"
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse weights that are both 0.
+
+        Raises:
+            ConfigError: with the settings to raise.
+        """
+        if not self.settings.positive and not self.settings.negative:
+            raise ConfigError("advantage 'signed' with positive 0 and negative 0 gives no credit; raise one of them.")
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """See the module."""

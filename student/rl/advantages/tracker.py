@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from student.data.prompt_facts import never_again
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
 from student.rl.advantages.batch_scale import deviation
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from student.controllers import StepReport
     from student.data.outcome import Outcome
+    from student.recipe import Recipe
 
 
 class ValueTrackerSettings(AdvantageSettings):
@@ -45,6 +47,15 @@ class Tracker(Advantage):
         self.values: dict[str, float] = {}
         self.scale_free = "batch"
         self.shift_free = "batch"
+
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """That prompts without a second coming have no value of their own."""
+        if not never_again(recipe):
+            return []
+        return [
+            "advantage 'tracker' goes by the past of each prompt, and a procedural task hardly ever gives one twice; "
+            "its baseline is then the batch's mean"
+        ]
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
         """See the module; metric known, the share of rows whose prompt has a value."""

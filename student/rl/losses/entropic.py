@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from opd.errors import ConfigError
 from student.learning.terms import TermOutput, TokenBatch, have
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from student.controllers import StepReport
+    from student.recipe import Recipe
 
 
 class EntropicSettings(ClippedSettings):
@@ -45,6 +47,16 @@ class Entropic(PolicyGradient):
         super().__init__(settings)
         self.error = 0.0
         self.total = 0.0
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a controller that moves nothing.
+
+        Raises:
+            ConfigError: with the settings to raise.
+        """
+        super().check(recipe)
+        if not self.settings.k_p and not self.settings.k_i:
+            raise ConfigError("objective 'entropic' with k_p 0 and k_i 0 holds no entropy; raise one of them.")
 
     @property
     def alpha(self) -> float:

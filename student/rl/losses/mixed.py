@@ -30,8 +30,22 @@ from student.scoring.needs import STUDENT, Needs, SignalNeed, merge
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from student.recipe import Recipe
+
 _LARGEST = 20.0
 """Bound of a log-ratio, nats, as in ICPO's code."""
+
+
+def no_other_rows(recipe: Recipe, name: str) -> list[str]:
+    """The remark that a mixed loss has no rows but those that the student sampled; plug-ins of others may give some."""
+    giving = ("icpo", "lte", "guide", "replay", "rorecomp", "expert_rows")
+    names = [str(entry.get("name", "")) for entry in (recipe.rollout.strategy, *recipe.methods)]
+    if any(one in giving or ":" in one for one in names):
+        return []
+    return [
+        f"term {name!r} learns from no hinted or given row, because neither rollout.strategy nor methods give any, and "
+        "is the loss of sampled rows alone"
+    ]
 
 
 class MixedContextSettings(ClippedSettings):
@@ -48,6 +62,10 @@ class MixedContext(PolicyGradient):
     settings_type = MixedContextSettings
     settings: MixedContextSettings
     evidence: ClassVar[str] = "text and code"
+
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """Also that there are no hinted rows."""
+        return super().remarks(recipe) + no_other_rows(recipe, self.settings.name)
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
         """See the module; metrics clipped_share, hinted_tokens (share) and shaped_gain, its mean over them."""
@@ -84,6 +102,10 @@ class RlPlus(PolicyGradient):
     settings_type = RlPlusSettings
     settings: RlPlusSettings
     evidence: ClassVar[str] = "text and code"
+
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """Also that there are no given rows."""
+        return super().remarks(recipe) + no_other_rows(recipe, self.settings.name)
 
     def needs(self) -> Needs:
         """Also the student's log-probs when rows are scored."""

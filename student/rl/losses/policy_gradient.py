@@ -110,11 +110,15 @@ class PolicyGradient(Term):
         self.chain.check(recipe)
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """That no clip will ever act, where there is one update per batch of rows."""
+        """That no clip will ever act, where there is one update per batch of rows, and what the advantages have."""
+        return [*self._idle_bounds(recipe), *self.chain.remarks(recipe)]
+
+    def _idle_bounds(self, recipe: Recipe) -> list[str]:
         s, train = self.settings, recipe.train
         bounded = [name for name in self.bounds if getattr(s, name, None) is not None]
         if s.ratio == "none":
-            bounded = [name for name in bounded if name != "ratio"]
+            # Without settings of its own a loss may still be made of the ratio.
+            bounded = [name if name != "ratio" else "the weight by the ratio" for name in bounded]
             return [f"{' and '.join(bounded)} of term {s.name!r} never act: ratio none has no ratio"] if bounded else []
         if not bounded or train.max_staleness or train.epochs * train.minibatches > 1:
             return []

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from opd.tasks.prompt import Prompt
     from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
     from student.rl.rewards.base import RewardServices
 
 ASKED, OVERTURNED = "appeals/asked", "appeals/overturned"
@@ -55,6 +57,13 @@ class Appeals(Asked):
     def __init__(self, settings: AppealsSettings) -> None:
         super().__init__(settings)
         self.client = ChatClient(settings)
+
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
+        """That no term learns from the appeals."""
+        firsts = [term.chain.first.settings for term in terms if hasattr(term, "chain")]
+        if any(getattr(settings, "learns", False) for settings in firsts):
+            return []
+        return ["reward 'appeals' measures and changes no reward; advantage noisy_forward with learns: true goes by it"]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """Ask, and note the answers on the rows."""

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from opd.tasks.chat import ChatFailed
 from opd.tasks.worker import CheckFailed
-from student.rl.rewards.base import Reward, RewardSettings
+from student.rl.rewards.base import Reward, RewardSettings, check_scale
 from student.scoring.needs import Needs
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from opd.tasks.prompt import Prompt
     from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
     from student.rl.rewards.base import RewardServices
 
 
@@ -46,6 +48,16 @@ class Asked(Reward):
     def needs(self) -> Needs:
         """A verdict to add to, or nothing."""
         return Needs(reward="verdict" if self.settings.adds else "any")
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse a weight that no term would see.
+
+        Raises:
+            ConfigError: when every advantage divides by the deviation of the rewards.
+        """
+        moves = not self.settings.adds and self.settings.weight not in (0.0, 1.0)
+        if moves and terms and len(recipe.rewards) == 1:
+            check_scale(f"weight {self.settings.weight:g} of reward {self.label!r}", terms)
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """See the module."""

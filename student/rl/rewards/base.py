@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from opd.config import Settings
+from opd.errors import ConfigError
 from student.scoring.needs import Needs
 
 if TYPE_CHECKING:
@@ -92,6 +93,10 @@ class Reward:
             ConfigError: when it could do nothing in it.
         """
 
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
+        """What a person should know of it in the recipe although it works, one clause each."""
+        return []
+
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """Reward `rows`: whole groups, all of this rank's or those of a round, and those before it where groups grow.
 
@@ -135,3 +140,21 @@ def is_correct(row: Row) -> bool | None:
     """Whether the verifier found the answer correct, None where it could not tell."""
     value = known_value(row)
     return None if value is None else value >= 1.0
+
+
+def check_scale(what: str, terms: Sequence[Term]) -> None:
+    """Refuse a factor of all rewards where every advantage divides by their deviation.
+
+    Args:
+        what: the factor and its reward, for the message.
+        terms: of the objective.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    chains = [chain for term in terms if (chain := getattr(term, "chain", None)) is not None]
+    if chains and all(chain.scale_free for chain in chains):
+        raise ConfigError(
+            f"{what} multiplies every reward, and advantage {chains[0].first.settings.name!r} divides by their "
+            "deviation, so that it would change nothing; leave it out."
+        )

@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from opd.errors import ConfigError
 from student.rl.rewards.base import Reward, RewardSettings, in_groups, known_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
     from student.rl.rewards.base import RewardServices
 
 
@@ -45,6 +48,20 @@ class Dler(Reward):
     settings: DlerSettings
     kind: ClassVar[Literal["whole", "part"]] = "whole"
     evidence = "text and code"
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse limits that no answer can reach.
+
+        Raises:
+            ConfigError: with the setting to lower.
+        """
+        longest = recipe.rollout.max_new_tokens
+        least = self.settings.easy_limit or self.settings.limit
+        if least is not None and least >= longest:
+            raise ConfigError(
+                f"reward dler has a limit of {least} tokens, but answers have at most {longest} "
+                "(rollout.max_new_tokens), so that it never acts; lower it, or leave it out."
+            )
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """See the module."""

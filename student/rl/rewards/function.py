@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from opd.errors import ConfigError
 from opd.tasks.function import FunctionCheck
 from student.rl.rewards.asked import Asked, AskedSettings
 
@@ -53,20 +52,13 @@ class FunctionReward(Asked):
         return self.settings.function.rpartition(":")[2]
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Import the function, and refuse a weight that no term would see.
+        """Import the function.
 
         Raises:
-            ConfigError: when there is none, or every advantage divides by the deviation of the rewards.
+            ConfigError: when there is none, or its weight changes nothing.
         """
         self._check.load()
-        chains = [chain for term in terms if (chain := getattr(term, "chain", None)) is not None]
-        useless = not self.settings.adds and self.settings.weight not in (0.0, 1.0) and bool(chains)
-        if useless and len(recipe.rewards) == 1 and all(chain.scale_free for chain in chains):
-            raise ConfigError(
-                f"weight {self.settings.weight:g} of reward {self.label!r} multiplies every reward, and advantage "
-                f"{chains[0].first.settings.name!r} divides by their deviation, so that it would change nothing; leave "
-                "it out."
-            )
+        super().check(recipe, terms)
 
     def value(self, prompt: Prompt, answer: str) -> float | None:
         """What the function returns."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from student.data.prompt_facts import never_again
 from student.rl.rewards.base import Reward, RewardSettings, is_correct
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from student.controllers import StepReport
     from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
     from student.rl.rewards.base import RewardServices
 
 _LENGTH = "hapo/length"
@@ -47,6 +50,12 @@ class Hapo(Reward):
     def __init__(self, settings: HapoSettings) -> None:
         super().__init__(settings)
         self.shortest: dict[str, int] = {}
+
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
+        """That prompts without a second coming have no history."""
+        if not never_again(recipe):
+            return []
+        return ["reward 'hapo' is 0 until a prompt comes again, and a procedural task hardly ever gives one twice"]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """See the module."""

@@ -75,6 +75,12 @@ class Rlpr(Reward):
         if self.settings.filter and recipe.rollout.samples_per_prompt < 2:
             raise ConfigError("reward rlpr filters by the spread of a group; raise rollout.samples_per_prompt.")
 
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
+        """That the filter never begins."""
+        if not self.settings.filter or recipe.train.steps > _FIRST_FILTERED:
+            return []
+        return [f"the filter of reward 'rlpr' begins with step {_FIRST_FILTERED} and never acts in this run"]
+
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """See the module.
 

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from student.rl.rewards.base import Reward, RewardSettings, is_correct
+from student.rl.rewards.base import Reward, RewardSettings, check_scale, is_correct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
     from student.rl.rewards.base import RewardServices
 
 
@@ -37,6 +39,15 @@ class Tulu3(Reward):
     settings: Tulu3Settings
     kind: ClassVar[Literal["whole", "part"]] = "whole"
     evidence = "text and code"
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse a scale that no term would see.
+
+        Raises:
+            ConfigError: when every advantage divides by the deviation of the rewards, and nothing else is added.
+        """
+        if not self.settings.penalty and self.settings.scale != 1.0 and len(recipe.rewards) == 1:
+            check_scale(f"scale {self.settings.scale:g} of reward 'tulu3' with penalty 0", terms)
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """See the module; metric cut_share."""

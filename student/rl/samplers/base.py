@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from opd.errors import ConfigError
 from opd.wire.types import PayloadSpec
 from student.controllers import Controller, ControllerSettings
 from student.data.plan import plan_step
+from student.data.prompt_facts import check_kept, never_again
 from student.data.streams import stream
 from student.scoring.needs import TEACHER, Needs, SignalNeed
 
@@ -71,6 +73,8 @@ class SignalMethod(Controller):
     settings: SignalSettings
     why_not_stale = "it keeps what a step was planned by until the step has been trained on"
     evidence: ClassVar[str] = ""
+    remembers: ClassVar[bool] = True
+    """Whether it goes by what became of a prompt, or of its kind, when it was last answered."""
 
     def __init__(self, settings: SignalSettings) -> None:
         super().__init__(settings)
@@ -91,8 +95,23 @@ class SignalMethod(Controller):
         return Needs(signals=(SignalNeed(TEACHER, PayloadSpec.sampled()),))
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Keep what rows are planned by."""
+        """Keep what rows are planned by.
+
+        Raises:
+            ConfigError: for a column that prompts do not keep.
+        """
         self._rollout = recipe.rollout
+        if self.settings.by not in ("prompt", "domain"):
+            check_kept(recipe, self.settings.by, f"method {self.settings.name!r} (by)")
+
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """That prompts without a second coming have no history."""
+        if not self.remembers or self.settings.by != "prompt" or not never_again(recipe):
+            return []
+        return [
+            f"method {self.settings.name!r} goes by the history of each prompt, and a procedural task hardly ever "
+            "gives one twice; set by: domain, or a column that prompts share"
+        ]
 
     def start(self, services: Services) -> None:
         """Keep the services, which give further prompts."""
@@ -184,6 +203,19 @@ class Sampler(SignalMethod):
 
     settings_type = SamplerSettings
     settings: SamplerSettings
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse a pool that leaves no choice.
+
+        Raises:
+            ConfigError: with the setting to raise.
+        """
+        super().check(recipe, terms)
+        if self.settings.candidates == 1:
+            raise ConfigError(
+                f"method {self.settings.name!r} with candidates 1 has no choice of prompts, so that it changes "
+                "nothing; raise candidates, for example to 4."
+            )
 
     def plan(self, plan: StepPlan) -> StepPlan:
         """Choose the prompts of the step."""
@@ -285,3 +317,8 @@ class RateSampler(Sampler):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore them."""
         self.rates.load_state_dict(state)
+
+
+def never_begins(what: str, name: str, step: int, steps: int) -> str:
+    """The remark that a part of a method never begins."""
+    return f"a {what} of method {name!r} begins with step {step} and never acts: the run has {steps} (train.steps)"

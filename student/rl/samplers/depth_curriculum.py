@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from student.data.prompt_facts import check_kept
 from student.rl.samplers.base import Sampler, SamplerSettings
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from opd.tasks.prompt import Prompt
     from student.controllers import StepReport
     from student.data.plan import StepPlan
+    from student.learning.terms import Term
+    from student.recipe import Recipe
 
 
 class DepthCurriculumSettings(SamplerSettings):
@@ -44,11 +47,21 @@ class DepthCurriculum(Sampler):
     settings_type = DepthCurriculumSettings
     settings: DepthCurriculumSettings
     evidence = "text"
+    remembers = False
 
     def __init__(self, settings: DepthCurriculumSettings) -> None:
         super().__init__(settings)
         self.depth = 1
         self.rate: float | None = None
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse prompts that are all of depth 1, because they do not keep their column.
+
+        Raises:
+            ConfigError: naming the setting that keeps it.
+        """
+        super().check(recipe, terms)
+        check_kept(recipe, self.settings.column, f"method {self.settings.name!r}")
 
     def depth_of(self, prompt: Prompt) -> int:
         """Of a prompt; 1 where nothing is said."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, field_validator
 
 from opd.config import Settings
-from student.rl.samplers.base import RateSampler, SamplerSettings
+from student.rl.samplers.base import RateSampler, SamplerSettings, never_begins
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from opd.tasks.prompt import Prompt
     from student.controllers import StepReport
     from student.data.plan import PlannedRow, StepPlan
+    from student.recipe import Recipe
 
 
 class Phase(Settings):
@@ -63,6 +64,12 @@ class Drive(RateSampler):
         super().__init__(settings)
         self.kept: list[str] | None = None
         self.entered = 0
+
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """That a phase never begins."""
+        late = [phase.step for phase in self.settings.phases if phase.step >= recipe.train.steps]
+        found = [] if not late else [never_begins("phase", self.settings.name, late[0], recipe.train.steps)]
+        return super().remarks(recipe) + found
 
     def phase(self, step: int) -> int:
         """How many phases have begun."""

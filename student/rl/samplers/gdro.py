@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
 
+from opd.errors import ConfigError
 from student.rl.samplers.base import SignalMethod, SignalSettings, SuccessRates
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from student.controllers import StepReport
     from student.data.plan import StepPlan
     from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
 
 NEW = "new"
 _LARGEST = 15.0
@@ -61,6 +64,19 @@ class Gdro(SignalMethod):
         self.rates = SuccessRates(settings.memory)
         self.classes: dict[str, int] = {}
         self.average: dict[str, float] = {}
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse steps of one prompt, which has nothing to be weighed against.
+
+        Raises:
+            ConfigError: with the setting to raise.
+        """
+        super().check(recipe, terms)
+        if recipe.rollout.prompts_per_step < 2:
+            raise ConfigError(
+                f"method {self.settings.name!r} weighs the prompts of a step against each other, but there is one; "
+                "raise rollout.prompts_per_step."
+            )
 
     def class_of(self, prompt: Prompt) -> str:
         """The class of a prompt."""
@@ -108,7 +124,7 @@ class PromptGdroSettings(GdroSettings):
     """Settings of the weights."""
 
     eta: float = Field(0.65, gt=0, description="How sharply weights follow scores.")
-    gamma: float = Field(0.01, ge=0, le=1, description="Share of the weight that all classes have alike.")
+    gamma: float = Field(0.01, ge=0, lt=1, description="Share of the weight that all classes have alike.")
 
 
 class PromptGdro(Gdro):
@@ -170,6 +186,21 @@ class RolloutGdro(Gdro):
 
     settings_type = RolloutGdroSettings
     settings: RolloutGdroSettings
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse bounds between which no number can move.
+
+        Raises:
+            ConfigError: with the settings to change.
+        """
+        super().check(recipe, terms)
+        samples = recipe.rollout.samples_per_prompt
+        if self.settings.least >= samples or int(self.settings.most * samples) <= samples:
+            raise ConfigError(
+                f"method {self.settings.name!r} gives each prompt between least {self.settings.least} and most "
+                f"{self.settings.most:g} x {samples} answers, which leaves it {samples}; lower least or raise most or "
+                "rollout.samples_per_prompt."
+            )
 
     def measured(self, groups: Sequence[Sequence[float]]) -> float:
         """The mean variance of success."""

@@ -50,6 +50,7 @@ class Gps(Sampler):
     settings_type = GpsSettings
     settings: GpsSettings
     evidence = "text"
+    remembers = False
 
     def __init__(self, settings: GpsSettings) -> None:
         super().__init__(settings)

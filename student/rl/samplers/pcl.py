@@ -46,6 +46,7 @@ class Pcl(Sampler):
     settings_type = PclSettings
     settings: PclSettings
     evidence = "text"
+    remembers = False
 
     def __init__(self, settings: PclSettings) -> None:
         super().__init__(settings)

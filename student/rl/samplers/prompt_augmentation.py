@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, field_validator
 
 from opd.config import Settings
+from opd.errors import ConfigError
 from opd.tasks.encode import encode_prompt
 from student.controllers import Controller, ControllerSettings
 from student.data.streams import stream
@@ -90,8 +91,20 @@ class PromptAugmentation(Controller):
         self._warned = False
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Keep how long a prompt may be."""
+        """Keep how long a prompt may be.
+
+        Raises:
+            ConfigError: for templates that are all alike, or a reward of formats that none has.
+        """
+        s = self.settings
         self._longest = recipe.rollout.max_prompt_tokens
+        if len({(template.text, template.prefix) for template in s.templates}) == 1:
+            raise ConfigError("the templates of method prompt_augmentation are all alike; give different ones.")
+        if s.format_weight and not any(template.format for template in s.templates):
+            raise ConfigError(
+                "method prompt_augmentation has a format_weight, but no template has a format, so that nothing earns "
+                "it; give the templates a format, or leave format_weight out."
+            )
 
     def start(self, services: Services) -> None:
         """Encode the prefixes."""

@@ -24,6 +24,7 @@ class RandomPrompts(Sampler):
     """The sampler; see the module. It has no state."""
 
     evidence = "own"
+    remembers = False
 
     def scores(self, pool: Sequence[Prompt], rng: np.random.Generator) -> list[float]:
         """See the module."""

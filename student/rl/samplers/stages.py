@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 
 from opd.config import Settings
 from opd.errors import ConfigError
-from student.rl.samplers.base import Sampler, SamplerSettings
+from student.rl.samplers.base import Sampler, SamplerSettings, never_begins
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,6 +59,7 @@ class Stages(Sampler):
     settings_type = StagesSettings
     settings: StagesSettings
     evidence = "abstract"
+    remembers = False
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse limits over that of the recipe, which the handshake was made for.
@@ -73,6 +74,11 @@ class Stages(Sampler):
                 f"a stage of method {self.settings.name!r} has max_new_tokens {longest}, over "
                 f"rollout.max_new_tokens {recipe.rollout.max_new_tokens}; raise that."
             )
+
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """That a stage never begins."""
+        late = [stage.step for stage in self.settings.stages if stage.step >= recipe.train.steps]
+        return [] if not late else [never_begins("stage", self.settings.name, late[0], recipe.train.steps)]
 
     def stage(self, step: int) -> Stage:
         """The stage of a step."""

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from opd.errors import ConfigError
 from student.data.streams import stream
-from student.rollout.strategies.dynamic_sampling import check_groups, rewards_of
+from student.rollout.strategies.dynamic_sampling import check_groups, drops_what_is_learnt, rewards_of
 from student.rollout.strategy import Strategy, StrategySettings
 from student.scoring.needs import Needs
 
@@ -58,13 +59,26 @@ class AdaptiveOversampling(Strategy):
         return Needs(reward="any")
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse groups of one answer."""
-        check_groups(self, recipe)
+        """Refuse groups of one answer, and a cap that never lets a round grow.
 
-    def size(self, prompts: int) -> int:
-        """Prompts of a round that shall leave `prompts` of them."""
-        most = max(prompts, math.floor(self.settings.cap * prompts))
-        return most if self.waste >= 1.0 else min(math.ceil(prompts / (1.0 - self.waste) - 1e-9), most)
+        Raises:
+            ConfigError: with the setting to raise.
+        """
+        check_groups(self, recipe)
+        if self.size(recipe.rollout.prompts_per_step, waste=1.0) == recipe.rollout.prompts_per_step:
+            raise ConfigError(
+                f"rollout.strategy adaptive_oversampling with cap {self.settings.cap:g} never draws more than the "
+                f"{recipe.rollout.prompts_per_step} prompts of a step; raise cap, for example to 4."
+            )
+
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """See `drops_what_is_learnt`."""
+        return drops_what_is_learnt(self, recipe)
+
+    def size(self, prompts: int, waste: float | None = None) -> int:
+        """Prompts of a round that shall leave `prompts` of them, at that waste or the average one."""
+        most, waste = max(prompts, math.floor(self.settings.cap * prompts)), self.waste if waste is None else waste
+        return most if waste >= 1.0 else min(math.ceil(prompts / (1.0 - waste) - 1e-9), most)
 
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
         """See `Strategy.run`."""

@@ -61,6 +61,10 @@ class DynamicSampling(Strategy):
         """Refuse groups of one answer."""
         check_groups(self, recipe)
 
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """See `drops_what_is_learnt`."""
+        return drops_what_is_learnt(self, recipe)
+
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
         """See `Strategy.run`."""
         want = sum(rollouts.gather(len({row.key.group for row in plan.rows})))
@@ -97,6 +101,19 @@ def check_groups(strategy: Strategy, recipe: Recipe) -> None:
             f"rollout.strategy {strategy.settings.name} compares the answers to a prompt, but "
             f"rollout.samples_per_prompt is {recipe.rollout.samples_per_prompt}; set it to 2 or more, for example 8."
         )
+
+
+def drops_what_is_learnt(strategy: Strategy, recipe: Recipe) -> list[str]:
+    """The remark that a strategy drops groups which an advantage of the recipe is there to learn from."""
+    from student.plugins import build_terms
+
+    firsts = [term.chain.first for term in build_terms(recipe.objective) if hasattr(term, "chain")]
+    return [
+        f"rollout.strategy {strategy.settings.name} drops the groups whose rewards all agree, which advantage "
+        f"{first.settings.name!r} learns from"
+        for first in firsts
+        if first.equal_groups == "learns"
+    ]
 
 
 def group_of(outcome: Outcome) -> str:

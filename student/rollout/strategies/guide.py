@@ -16,12 +16,17 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from opd.errors import DataError
+from student.data.prompt_facts import check_kept
 from student.rollout.strategies.hinted import Hinted, by_uid, rewards_by_row
 from student.rollout.strategy import StrategySettings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
     from student.rollout.rounds import Rollouts
 
 
@@ -41,6 +46,15 @@ class Guide(Hinted):
     settings_type = GuideSettings
     settings: GuideSettings
     evidence: ClassVar[str] = "text and code"
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse prompts that do not keep their hints.
+
+        Raises:
+            ConfigError: naming the setting that keeps them.
+        """
+        super().check(recipe, terms)
+        check_kept(recipe, self.settings.column, "rollout.strategy guide")
 
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
         """See `Strategy.run`."""

@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 class Hinted(Strategy):
     """The base."""
 
+    gives_rows = True
+
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
         self._warned = False

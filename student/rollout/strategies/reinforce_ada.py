@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from opd.errors import ConfigError
 from student.rollout.strategies.hinted import rewards_by_row
 from student.rollout.strategy import Strategy, StrategySettings
 from student.scoring.needs import Needs
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from student.data.plan import StepPlan
     from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
     from student.rollout.rounds import Rollouts
 
 
@@ -47,6 +50,20 @@ class ReinforceAda(Strategy):
     def needs(self) -> Needs:
         """Rewards."""
         return Needs(reward="any")
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse a choice of all answers that can be drawn.
+
+        Raises:
+            ConfigError: with the settings to change.
+        """
+        most = self.settings.rounds * recipe.rollout.samples_per_prompt
+        if self.settings.keep >= most:
+            raise ConfigError(
+                f"rollout.strategy reinforce_ada keeps {self.settings.keep} answers to a prompt and draws at most "
+                f"{most} (rounds x rollout.samples_per_prompt), so that it chooses nothing; lower keep or raise one of "
+                "those."
+            )
 
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
         """See `Strategy.run`."""

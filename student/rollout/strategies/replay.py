@@ -21,6 +21,7 @@ from opd.errors import ConfigError
 from student.data.outcome import reward_of
 from student.data.row_state import row_from_state, row_to_state
 from student.data.streams import stream
+from student.rollout.strategies.dynamic_sampling import check_groups
 from student.rollout.strategy import Strategy, StrategySettings
 from student.scoring.contexts import reads_outcomes
 from student.scoring.needs import Needs
@@ -54,6 +55,7 @@ class Replaying(Strategy):
 
     settings_type = ReplaySettings
     settings: ReplaySettings
+    gives_rows = True
 
     def __init__(self, settings: ReplaySettings) -> None:
         super().__init__(settings)
@@ -87,6 +89,7 @@ class Replaying(Strategy):
                     f"rollout.strategy {name} replays rows of older weights, and term {term.settings.name!r} does not "
                     f"go with them: {term.why_not_stale}, or rows: sampled."
                 )
+        check_groups(self, recipe)
         late = [role for role, context in recipe.contexts.items() if reads_outcomes(role, context)]
         if late:
             raise ConfigError(
@@ -151,6 +154,20 @@ class Replay(Replaying):
     settings_type = PrioritisedSettings
     settings: PrioritisedSettings
     evidence: ClassVar[str] = "inferred"
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse a share of no group at all.
+
+        Raises:
+            ConfigError: with the setting to raise.
+        """
+        super().check(recipe, terms)
+        groups = recipe.rollout.prompts_per_step
+        if not round(self.settings.share * groups):
+            raise ConfigError(
+                f"rollout.strategy replay with share {self.settings.share:g} of the {groups} groups of a step replays "
+                "none; raise share or rollout.prompts_per_step."
+            )
 
     def kept_of(self, group: Sequence[Row]) -> list[Row]:
         """Groups whose rewards differ."""

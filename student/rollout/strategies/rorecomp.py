@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
+from opd.errors import ConfigError
 from student.data.outcome import reward_of
 from student.data.streams import stream
 from student.rollout.strategies.replay import Replaying, ReplaySettings, as_replayed
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from student.controllers import StepReport
     from student.data.plan import StepPlan
     from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
     from student.rollout.rounds import Rollouts
 
 
@@ -43,6 +46,27 @@ class RoRecomp(Replaying):
     settings_type = RoRecompSettings
     settings: RoRecompSettings
     evidence: ClassVar[str] = "text"
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse settings with which nothing waits, or what waits is never learnt from.
+
+        Raises:
+            ConfigError: with the setting to change.
+        """
+        super().check(recipe, terms)
+        s = self.settings
+        if s.alpha == 1.0:
+            raise ConfigError("rollout.strategy rorecomp with alpha 1 learns from all answers at once; lower alpha.")
+        if s.wait > s.capacity:
+            raise ConfigError(
+                f"rollout.strategy rorecomp waits for {s.wait} groups and keeps {s.capacity}, so that none is ever "
+                "learnt from later; lower wait or raise capacity."
+            )
+
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """That what waits is never learnt from."""
+        said = "rollout.strategy rorecomp with compensate 0 never learns from the answers that wait"
+        return [] if self.settings.compensate else [said]
 
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
         """See `Strategy.run`."""

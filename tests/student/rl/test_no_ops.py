@@ -1,0 +1,237 @@
+"""What would do nothing in silence is refused at --dry-run with its reason, or said there; item by item.
+
+Each case names the system and where its hazard stands: a paper's formula that cancels, a setting without effect, or a
+part that nothing feeds. What the loop itself rules out has its test elsewhere: a mean with the sample itself in
+it (advantages/test_golden.py), statistics per rank (advantages/test_conformance.py), groups that all agree, groups of
+one, a median of 0 and no right row (advantages/test_golden.py, test_conformance.py), a penalty that is a number
+without a gradient (SAFE and EPO: losses/test_critic_losses.py, test_terms.py), rows that are out of the loss and still
+in the statistics (advantages/test_chain.py).
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opd.config import parse_settings
+from opd.errors import ConfigError
+from student.dry_run import check
+from student.recipe import Recipe
+
+CHAT = {"endpoint": "http://127.0.0.1:9/v1", "model": "judge"}
+PLAIN = {"name": "policy_gradient", "ratio": "none"}
+ALL = {"name": "cispo", "rows": "all"}
+MIXED = {"name": "mixed_context"}
+TABLE = {"file": "prompts.jsonl", "verifier": "numeric"}
+
+
+def credit(*entries: Any) -> dict[str, Any]:
+    """A plain policy gradient with these advantages, by name or with settings."""
+    return {**PLAIN, "advantage": [{"name": entry} if isinstance(entry, str) else entry for entry in entries]}
+
+
+def strategy(name: str, **settings: Any) -> dict[str, Any]:
+    return {"rollout": {"strategy": {"name": name, **settings}}}
+
+
+def method(name: str, **settings: Any) -> dict[str, Any]:
+    return {"methods": [{"name": name, **settings}]}
+
+
+def reward(name: str, **settings: Any) -> dict[str, Any]:
+    return {"rewards": [{"name": name, **settings}]}
+
+
+def of(objective: Any = PLAIN, **changes: Any) -> dict[str, Any]:
+    return {"objective": objective if isinstance(objective, list) else [objective], **changes}
+
+
+def noisy(objective: Any, **rates: Any) -> dict[str, Any]:
+    return of(objective, **reward("noisy_verifier", **rates))
+
+
+BY_DOMAIN = {"domains": {"a": {"false_negative": 0.3}}}
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    # Affine corrections and constants under a mean.
+    "noise, backward: constant rates under mean and deviation": (
+        noisy(credit("group_mean"), false_negative=0.2),
+        "affine in the verdict.*leaves nothing",
+    ),
+    "noise, backward: constant rates under a mean": (
+        noisy(credit("leave_one_out"), false_negative=0.2),
+        "a factor that is the same",
+    ),
+    "noise, backward: rates by domain under mean and deviation": (noisy(credit("group_mean"), **BY_DOMAIN), "affine"),
+    "noise, backward: constant rates, and a modifier that centres": (
+        noisy(credit("reinforce", "outliers"), false_negative=0.2),
+        "affine in the verdict",
+    ),
+    "noise, backward: no rates": (noisy(credit("reinforce")), "no error rates"),
+    "noise, forward: a modifier that centres": (of(credit("noisy_forward", "outliers")), "less a constant"),
+    "noise, forward: learns from appeals that are not made": (
+        of(credit({"name": "noisy_forward", "learns": True})),
+        "add reward appeals",
+    ),
+    "TTRV: an entropy under the group's mean": (of(credit("group_mean"), **reward("ttrv")), "cancels it"),
+    "TTRV: groups of one": (
+        of(credit("reinforce"), **reward("ttrv"), rollout={"samples_per_prompt": 1}),
+        "raise rollout.samples_per_prompt",
+    ),
+    "judges: a weight under the deviation": (
+        of(credit("group_mean"), **reward("judge", **CHAT, weight=2.0)),
+        "weight 2 of reward 'judge'.*change nothing",
+    ),
+    "Tulu 3: a scale under the deviation": (
+        of(credit("group_mean"), **reward("tulu3", penalty=0)),
+        "scale 10 .*change nothing",
+    ),
+    # Degenerate statistics.
+    "MC-GRPO: a median over binary rewards": (of(credit({"name": "mc_grpo", "clamp": None})), "about 1000"),
+    "NGRPO: dropped by skip_degenerate": (
+        of({**credit("ngrpo"), "skip_degenerate": True}),
+        "skip_degenerate, which drops",
+    ),
+    "GRPO: groups of one": (of({"name": "grpo"}, rollout={"samples_per_prompt": 1}), "learn nothing"),
+    # Strengths without effect.
+    "ACE: alpha 0": (of(credit("group_mean", {"name": "ace", "alpha": 0})), "changes nothing"),
+    "SNGS: lambda0 1": (of(credit("group_mean", {"name": "sngs", "lambda0": 1})), "changes nothing"),
+    "SNGS: errors of PSR, which has none": (of(credit({"name": "signed", "negative": 0}, "sngs")), "negative credit"),
+    "PSR and NSR: both weights 0": (of(credit({"name": "signed", "positive": 0, "negative": 0})), "gives no credit"),
+    "weighted GRPO: a weight of at most 1": (
+        of(credit("group_mean", {"name": "weighted_grpo", "most": 1})),
+        "greater than 1",
+    ),
+    "EntroPIC: both gains 0": (of({"name": "entropic", "k_p": 0, "k_i": 0}), "holds no entropy"),
+    "EPO: a penalty of 0": (of({"name": "epo", "penalty": 0}), "greater than 0"),
+    "importance cap beside the same ratio": (of({"name": "grpo", "importance_cap": 2}), "corrects for it already"),
+    # Parts that nothing feeds, or that feed nothing.
+    "CHORD, OTR: no given rows": (of([PLAIN, {"name": "chord"}], **method("mrs")), "nothing gives any"),
+    "LTE, Guide, ICPO: no term for hinted rows": (of(PLAIN, **strategy("lte")), "hinted rows"),
+    "ICPO: no example": (of(MIXED, **strategy("icpo")), "no worked example"),
+    "ICPO: groups of one": (
+        of(
+            {**MIXED, "advantage": {"name": "reinforce"}},
+            rollout={"samples_per_prompt": 1, "strategy": {"name": "icpo", "examples": ["a"]}},
+        ),
+        "one answer of a group",
+    ),
+    "Guide: hints that are not kept": (of(MIXED, **strategy("guide"), prompts=TABLE), "keep_columns"),
+    "replay: no term for replayed rows": (of(PLAIN, **strategy("replay")), "rows: all"),
+    "replay: groups of one": (
+        of(ALL, rollout={"samples_per_prompt": 1, "strategy": {"name": "replay"}}),
+        "compares the answers",
+    ),
+    "replay: a share of no group": (of(ALL, **strategy("replay", share=0.1)), "replays none"),
+    "replay: a loss without a correction": (of({**PLAIN, "rows": "all"}, **strategy("replay")), "older weights"),
+    "RoRecomp: all answers at once": (of(ALL, **strategy("rorecomp", alpha=1.0)), "at once"),
+    "RoRecomp: waits for more than it keeps": (of(ALL, **strategy("rorecomp", wait=9, capacity=8)), "none is ever"),
+    "adaptive oversampling: a cap of 1": (of(PLAIN, **strategy("adaptive_oversampling", cap=1)), "never draws more"),
+    "dynamic sampling: groups of one": (
+        of(credit("reinforce"), rollout={"samples_per_prompt": 1, "strategy": {"name": "dynamic_sampling"}}),
+        "compares the answers",
+    ),
+    "Reinforce-Ada: keeps all it can draw": (of(PLAIN, **strategy("reinforce_ada", rounds=1)), "chooses nothing"),
+    "MoPPS, PCL and other samplers: one candidate": (of(PLAIN, **method("mopps", candidates=1)), "no choice"),
+    "SEC, GDRO: a column that is not kept": (
+        of(PLAIN, **method("sec", by="level"), prompts=TABLE),
+        "'level'.*keep_col",
+    ),
+    "Composition-RL: depths that are not kept": (of(PLAIN, **method("depth_curriculum"), prompts=TABLE), "'depth'"),
+    "GDRO: one prompt in a step": (of(PLAIN, **method("prompt_gdro"), rollout={"prompts_per_step": 1}), "there is one"),
+    "Rollout-GDRO: bounds without room": (of(PLAIN, **method("rollout_gdro", least=4)), "leaves it 4"),
+    "Prompt-GDRO: all classes alike": (of(PLAIN, **method("prompt_gdro", gamma=1)), "less than 1"),
+    "prompt augmentation: equal templates": (
+        of(PLAIN, **method("prompt_augmentation", templates=[{"text": "{prompt}"}] * 2)),
+        "all alike",
+    ),
+    "prompt augmentation: a reward of formats without one": (
+        of(PLAIN, **method("prompt_augmentation", format_weight=0.5)),
+        "nothing earns",
+    ),
+    "critic: values that no advantage reads": (of(PLAIN, **method("critic")), "no advantage reads"),
+    "critic: a warm-up as long as the run": (of({"name": "ppo"}, **method("critic", warm_up=20)), "warm_up of 20"),
+    "GAE, A-LoL, Direct Advantage PO: no critic": (of({"name": "ppo"}), "add method critic"),
+    "RTO, Text2Grad, KL penalty: tokens that no advantage sees": (of(PLAIN, **reward("kl_penalty")), "rewards tokens"),
+    "IGPO: turns that no advantage reads": (of(PLAIN, **reward("igpo")), "rewards turns"),
+    "rewards that no term learns from": (of({"name": "sft", "rows": "all"}, **reward("hapo")), "no term learns"),
+    "overlong: a penalty behind the longest answer": (of(PLAIN, **reward("overlong", buffer=2, limit=99)), "at most"),
+    "DLER: a limit behind the longest answer": (of(PLAIN, **reward("dler", limit=64)), "never acts"),
+    "RLPR: a filter on groups of one": (
+        of(credit("reinforce"), **reward("rlpr"), rollout={"samples_per_prompt": 1}),
+        "spread of a group",
+    ),
+}
+
+SAID: dict[str, tuple[dict[str, Any], str]] = {
+    "GSPO and others: a clip with one update per batch": (of({"name": "gspo"}), "clip_low and clip_high .* never act"),
+    "TOPR: a taper without a ratio": (of({"name": "topr", "ratio": "none"}), "the weight by the ratio .*: ratio none"),
+    "mixed losses without hinted rows": (of(MIXED), "no hinted or given row"),
+    "RL-PLUS without expert rows": (of({"name": "rl_plus"}), "no hinted or given row"),
+    "NGRPO: dropped by dynamic sampling": (of(credit("ngrpo"), **strategy("dynamic_sampling")), "all agree, which adv"),
+    "NGRPO: dropped by oversampling": (
+        of(credit("ngrpo"), **strategy("adaptive_oversampling")),
+        "all agree, which adv",
+    ),
+    "MC-GRPO: an even number of answers": (of(credit("mc_grpo")), "odd number"),
+    "BNPO: one prompt in a step": (of(credit("bnpo"), rollout={"prompts_per_step": 1}), "'bnpo' is the reward less"),
+    "MSSR: prompts that never come again": (of(credit("tracker")), "'tracker' goes by the past"),
+    "HAPO: prompts that never come again": (of(PLAIN, **reward("hapo")), "'hapo' is 0 until"),
+    "MoPPS and others: prompts that never come again": (of(PLAIN, **method("mopps")), "'mopps' goes by the history"),
+    "DRIVE: a phase behind the end": (of(PLAIN, **method("drive", by="domain")), "step 100 and never acts"),
+    "AceReason: a stage behind the end": (
+        of(PLAIN, **method("stages", stages=[{"step": 0}, {"step": 50, "max_new_tokens": 4}])),
+        "step 50 and never acts",
+    ),
+    "RoRecomp: nothing is compensated": (of(ALL, **strategy("rorecomp", compensate=0)), "never learns"),
+    "MRS: sampler and trainer are the same": (of(PLAIN, **method("mrs")), "mrs never acts"),
+    "appeals that nothing learns from": (of(PLAIN, **reward("appeals", **CHAT)), "changes no reward"),
+    "RLPR: a filter behind the end": (of(PLAIN, **reward("rlpr"), train={"steps": 10}), "never acts in this run"),
+}
+
+FINE: dict[str, dict[str, Any]] = {
+    "noise, backward: without a mean": noisy(credit("reinforce"), false_negative=0.2),
+    "noise, backward: rates by domain and a mean that keeps the scale": noisy(credit("leave_one_out"), **BY_DOMAIN),
+    "TTRV: an entropy without a group's mean": of(credit("reinforce"), **reward("ttrv")),
+    "a clip with several updates": of({"name": "grpo"}, train={"minibatches": 2, "steps": 20}),
+    "CHORD with given rows": of([PLAIN, {"name": "chord"}], **method("expert_rows", share=0.5)),
+    "mixed losses with hinted rows": of({**MIXED, "clip_low": None, "clip_high": None}, **strategy("lte")),
+    "MoPPS by kind": of(PLAIN, **method("mopps", by="domain")),
+    "Rollout-GDRO with room": of(PLAIN, **method("rollout_gdro", by="domain")),
+    "a judge's weight without a deviation": of(credit("leave_one_out"), **reward("judge", **CHAT, weight=2.0)),
+}
+
+
+def dry_run(changes: dict[str, Any], folder: Path) -> str:
+    base: dict[str, Any] = {
+        "run": str(folder / "run"),
+        "model": {"path": "unused"},
+        "prompts": {"task": "addition"},
+        "teachers": {"reference": "initial"},
+        "rollout": {"prompts_per_step": 4, "samples_per_prompt": 4, "max_new_tokens": 64},
+        "train": {"steps": 20},
+    }
+    merged = {
+        key: {**base.get(key, {}), **value} if key in ("rollout", "train") else value for key, value in changes.items()
+    }
+    return check(parse_settings(Recipe, base | merged), offline=True)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_would_do_nothing_is_refused_with_the_reason(case: str, tmp_path: Path) -> None:
+    changes, said = REFUSED[case]
+    with pytest.raises(ConfigError, match=said):
+        dry_run(changes, tmp_path)
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_what_may_do_nothing_is_said(case: str, tmp_path: Path) -> None:
+    changes, said = SAID[case]
+    notes = [line for line in dry_run(changes, tmp_path).splitlines() if line.startswith("note: ")]
+    assert any(re.search(said, note) for note in notes), notes
+
+
+@pytest.mark.parametrize("case", FINE)
+def test_what_acts_is_neither_refused_nor_remarked_on(case: str, tmp_path: Path) -> None:
+    assert "note: " not in dry_run(FINE[case], tmp_path)
