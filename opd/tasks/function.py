@@ -91,15 +91,27 @@ def load_function(path: str) -> Judge:
     return judge
 
 
-def load_verifier(name: str, timeout: float) -> Verifier:
+def load_verifier(name: str, timeout: float, options: Mapping[str, Any] | None = None) -> Verifier:
     """The verifier of a name or a dotted path; a path may also name a plain function.
 
+    Args:
+        name: of the verifier.
+        timeout: seconds per check.
+        options: for a verifier that declares `Options`.
+
     Raises:
-        ConfigError: when there is none.
+        ConfigError: when there is none, or its options are wrong, or it has none.
     """
-    if ":" in name and name not in VERIFIERS and inspect.isfunction(_at(name)):
+    function = ":" in name and name not in VERIFIERS and inspect.isfunction(_at(name))
+    cls = None if function else VERIFIERS.load(name)
+    if options and not hasattr(cls, "Options"):
+        names = ", ".join(sorted(options))
+        raise ConfigError(f"verifier {name!r} has no options; leave out prompts.verifier_options ({names}).")
+    if cls is None:
         return FunctionVerifier(name, timeout)
-    verifier: Verifier = VERIFIERS.load(name)(timeout=timeout)
+    verifier: Verifier = (
+        cls(timeout=timeout, options=options or {}) if hasattr(cls, "Options") else cls(timeout=timeout)
+    )
     return verifier
 
 

@@ -60,6 +60,11 @@ class _Rows(_Source):
         description="Share of the distinct prompts kept out of training for evaluation; at least one, unless it is 0.",
     )
     verifier: str = Field(default="math", description="A verifier (`opd plugins list`), or a dotted path.")
+    verifier_options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Settings of a verifier that has any, for example endpoint and model of chat_judge (`opd plugins "
+        "show chat_judge`).",
+    )
     verifier_timeout: float = Field(default=10.0, gt=0, description="Seconds after which a check counts as unknown.")
 
 

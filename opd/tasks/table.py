@@ -216,7 +216,7 @@ def build_table(settings: DatasetSettings | FileSettings, seed: int) -> TableSou
         ConfigError: for an unknown verifier.
         DataError: for data that cannot be read, lacks the prompt column, or leaves nothing to train on.
     """
-    verifier = load_verifier(settings.verifier, settings.verifier_timeout)
+    verifier = load_verifier(settings.verifier, settings.verifier_timeout, settings.verifier_options)
     rows = open_rows(settings)
     table = PromptTable(rows, settings)
     contents = {rows.name: table.contents}

@@ -51,6 +51,11 @@ class Verdict:
         return cls(VerdictStatus.CORRECT if value >= 1.0 else VerdictStatus.WRONG, value)
 
     @classmethod
+    def partial(cls, value: float) -> "Verdict":
+        """Wrong, with partial credit; `value` is clipped into [0, 1]."""
+        return cls(VerdictStatus.WRONG, min(max(float(value), 0.0), 1.0))
+
+    @classmethod
     def unknown(cls, reason: str) -> "Verdict":
         """No conclusion."""
         return cls(VerdictStatus.UNKNOWN, 0.0, reason)

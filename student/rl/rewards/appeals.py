@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from opd.tasks.chat import ChatClient, ChatSettings
+from opd.tasks.judges import filled
 from student.data.streams import stream
 from student.rl.rewards.asked import Asked, AskedSettings
 from student.rl.rewards.base import is_correct
-from student.rl.rewards.judge import filled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from opd.errors import DataError
 from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings
+from opd.tasks.judges import filled
 from student.rl.rewards.asked import Asked, AskedSettings
-from student.rl.rewards.judge import filled
 
 if TYPE_CHECKING:
     from opd.tasks.prompt import Prompt

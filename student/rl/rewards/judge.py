@@ -11,31 +11,19 @@ content (`opd.tasks.chat`), so a step that is taken again is judged alike. Sourc
 
 from __future__ import annotations
 
-import math
-import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from opd.tasks.chat import ChatClient, ChatSettings, EndpointSettings, JsonClient
+from opd.tasks.chat import ChatClient, JsonClient
 from opd.tasks.grpc_judge import GrpcJudgeClient, GrpcSettings
+from opd.tasks.judges import GraderSettings, ScorerSettings, graded, scored
 from student.rl.rewards.asked import Asked, AskedSettings
 
 if TYPE_CHECKING:
     from opd.tasks.prompt import Prompt
 
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
-
-class JudgeSettings(AskedSettings, ChatSettings):
+class JudgeSettings(AskedSettings, GraderSettings):
     """Settings of a chat model that grades."""
-
-    question: str = Field(
-        "Question:\n{prompt}\n\nAnswer:\n{answer}\n\nReference:\n{reference}\n\nGrade the answer from 0 to 10. End "
-        "with the grade alone.",
-        description="What the judge is asked; {prompt}, {answer} and {reference} stand for those.",
-    )
-    best: float = Field(10.0, gt=0, description="The best grade; others are clipped to 0 and to it.")
 
 
 class Judge(Asked):
@@ -50,15 +38,11 @@ class Judge(Asked):
 
     def value(self, prompt: Prompt, answer: str) -> float | None:
         """See the module."""
-        text = filled(self.settings.question, prompt, answer)
-        found = _NUMBER.findall(self.client.ask([{"role": "user", "content": text}]))
-        return min(max(float(found[-1]), 0.0), self.settings.best) / self.settings.best if found else None
+        return graded(self.client, self.settings, prompt, answer)
 
 
-class HttpJudgeSettings(AskedSettings, EndpointSettings):
+class HttpJudgeSettings(AskedSettings, ScorerSettings):
     """Settings of a service that scores."""
-
-    path: str = Field("", description="Put behind the endpoint.")
 
 
 class HttpJudge(Asked):
@@ -73,8 +57,7 @@ class HttpJudge(Asked):
 
     def value(self, prompt: Prompt, answer: str) -> float | None:
         """See the module."""
-        body = {"prompt": text_of(prompt), "answer": answer, "reference": prompt.answer}
-        return score_of(self.client.post(self.settings.path, body))
+        return scored(self.client, self.settings.path, prompt, answer)
 
 
 class GrpcJudgeSettings(AskedSettings, GrpcSettings):
@@ -93,28 +76,8 @@ class GrpcJudge(Asked):
 
     def value(self, prompt: Prompt, answer: str) -> float | None:
         """See the module."""
-        body = {"prompt": text_of(prompt), "answer": answer, "reference": prompt.answer or ""}
-        return score_of(self.client.post("judge", body))
+        return scored(self.client, "judge", prompt, answer)
 
     def close(self) -> None:
         """Close the channel."""
         self.client.close()
-
-
-def score_of(said: Any) -> float | None:
-    """The finite number under "score" in what a service said; None where there is none."""
-    score = said.get("score") if isinstance(said, dict) else None
-    return float(score) if isinstance(score, int | float) and math.isfinite(score) else None
-
-
-def text_of(prompt: Prompt) -> str:
-    """What a prompt says, in one text."""
-    if prompt.messages is None:
-        return prompt.text or ""
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt.messages)
-
-
-def filled(question: str, prompt: Prompt, answer: str, **more: str) -> str:
-    """A question with its places filled; what fills them is not looked at again."""
-    values = {"prompt": text_of(prompt), "answer": answer, "reference": prompt.answer or "", **more}
-    return re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], match[0]), question)

@@ -18,9 +18,9 @@ import numpy as np
 from pydantic import Field
 
 from opd.tasks.chat import ChatClient, ChatSettings
+from opd.tasks.judges import filled
 from student.rl.rewards.asked import Asked, AskedSettings
 from student.rl.rewards.by_token import check_seen
-from student.rl.rewards.judge import filled
 from student.rl.text_spans import pieces_of, tokens_of
 
 if TYPE_CHECKING:

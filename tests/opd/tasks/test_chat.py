@@ -1,13 +1,12 @@
 """The chat client and the rewards that ask it, against a real HTTP server that also fails on purpose."""
 
-import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from judge_servers import Server
 
 from opd.config import parse_settings
 from opd.errors import DataError
@@ -17,44 +16,6 @@ from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 from student.data.row import RowKey
 from student.rl import REWARDS
-
-
-class Server(ThreadingHTTPServer):
-    """Answers by what a test put into `say`; remembers what it was asked."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: list[tuple[str, Any, str | None]] = []
-        self.say: Any = lambda path, body: {"choices": [{"message": {"content": "7"}}]}
-        self.release = threading.Event()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append((self.path, body, self.headers.get("Authorization")))
-        found = self.server.say(self.path, body)
-        if found is None:  # hangs until the test is over
-            self.server.release.wait(120)
-            return
-        status, text = (
-            (found, "") if isinstance(found, int) else (200, found if isinstance(found, str) else json.dumps(found))
-        )
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text.encode())))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *arguments: Any) -> None:
-        """Say nothing."""
 
 
 @pytest.fixture

@@ -8,31 +8,16 @@ from typing import Any
 
 import grpc
 import pytest
+from judge_servers import Judge
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.tasks import chat
 from opd.tasks.prompt import Prompt
-from opd.wire.v1 import judge_pb2 as pb
 from opd.wire.v1 import judge_pb2_grpc
 from student.rl import REWARDS
 
 PROMPT = Prompt.make("1+1=", answer="2")
-
-
-class Judge(judge_pb2_grpc.JudgeServiceServicer):
-    """Answers by what a test put into `say`: a score, None, or a status."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[pb.JudgeRequest, dict[str, Any]]] = []
-        self.say: Any = lambda request: 0.5
-
-    def Judge(self, request: pb.JudgeRequest, context: grpc.ServicerContext) -> pb.JudgeResponse:
-        self.asked.append((request, dict(context.invocation_metadata())))
-        found = self.say(request)
-        if isinstance(found, grpc.StatusCode):
-            context.abort(found, "on purpose")
-        return pb.JudgeResponse(score=found)
 
 
 @pytest.fixture

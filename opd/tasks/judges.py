@@ -1,0 +1,187 @@
+"""Judges of answers, as rewards and as verifiers: a chat model that grades, or a service that speaks JSON or gRPC.
+
+    chat    score = grade / best,   grade the last number of the model's answer to `question`
+    HTTP    score = number,         POST {"prompt", "answer", "reference"} -> {"score": number or null}
+    gRPC    score = number,         opd.wire.v1.JudgeService/Judge of protos/opd/wire/v1/judge.proto
+
+As a verifier (`verifier: chat_judge`, `http_judge` or `grpc_judge` with `verifier_options`) a score of at least
+`threshold` is correct, and a lower one is wrong with partial credit. A judge that is down, hangs, or says nothing that
+can be read leaves its answer unknown (metric unknown_share), never wrong. Answers are cached by content, see
+`opd.tasks.chat`.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from opd.config import Settings, parse_settings
+from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings, EndpointSettings, JsonClient
+from opd.tasks.grpc_judge import GrpcJudgeClient, GrpcSettings
+from opd.tasks.prompt import Prompt
+from opd.tasks.verdict import Verdict
+from opd.wire.channel import open_blocking_channel
+
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+class GraderSettings(ChatSettings):
+    """How a chat model is asked for a grade."""
+
+    question: str = Field(
+        "Question:\n{prompt}\n\nAnswer:\n{answer}\n\nReference:\n{reference}\n\nGrade the answer from 0 to 10. End "
+        "with the grade alone.",
+        description="What the judge is asked; {prompt}, {answer} and {reference} stand for those.",
+    )
+    best: float = Field(10.0, gt=0, description="The best grade; others are clipped to 0 and to it.")
+
+
+class ScorerSettings(EndpointSettings):
+    """How a service that speaks JSON is asked for a score."""
+
+    path: str = Field("", description="Put behind the endpoint.")
+
+
+def graded(client: ChatClient, settings: GraderSettings, prompt: Prompt, answer: str) -> float | None:
+    """The grade of a chat model, in [0, 1]; None where its answer holds no number.
+
+    Raises:
+        ChatFailed: when the model gave no answer.
+    """
+    text = filled(settings.question, prompt, answer)
+    found = _NUMBER.findall(client.ask([{"role": "user", "content": text}]))
+    return min(max(float(found[-1]), 0.0), settings.best) / settings.best if found else None
+
+
+def scored(client: JsonClient | GrpcJudgeClient, path: str, prompt: Prompt, answer: str) -> float | None:
+    """The finite score of a service; None where it gives none.
+
+    Raises:
+        ChatFailed: when the service gave no answer.
+    """
+    reference = prompt.answer if isinstance(client, JsonClient) else prompt.answer or ""
+    said = client.post(path, {"prompt": text_of(prompt), "answer": answer, "reference": reference})
+    score = said.get("score") if isinstance(said, dict) else None
+    return float(score) if isinstance(score, int | float) and math.isfinite(score) else None
+
+
+def text_of(prompt: Prompt) -> str:
+    """What a prompt says, in one text."""
+    if prompt.messages is None:
+        return prompt.text or ""
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt.messages)
+
+
+def filled(question: str, prompt: Prompt, answer: str, **more: str) -> str:
+    """A question with its places filled; what fills them is not looked at again."""
+    values = {"prompt": text_of(prompt), "answer": answer, "reference": prompt.answer or "", **more}
+    return re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], match[0]), question)
+
+
+class _Threshold(Settings):
+    """What verifiers add to the settings of a judge."""
+
+    threshold: float = Field(1.0, description="Least score of a correct answer; lower ones are partial credit.")
+
+
+class ChatJudgeOptions(GraderSettings, _Threshold):
+    """Options of verifier chat_judge."""
+
+
+class HttpJudgeOptions(ScorerSettings, _Threshold):
+    """Options of verifier http_judge."""
+
+
+class GrpcJudgeOptions(GrpcSettings, _Threshold):
+    """Options of verifier grpc_judge."""
+
+
+class JudgeVerifier:
+    """The base: subclasses give `score`.
+
+    Args:
+        timeout: seconds after which a call counts as failed, where the options do not have fewer.
+        options: of the verifier.
+    """
+
+    Options: ClassVar[type[Settings]]
+
+    def __init__(self, timeout: float = 10.0, options: Mapping[str, Any] | None = None) -> None:
+        parsed: Any = parse_settings(self.Options, options or {}, source="prompts.verifier_options")
+        self.options = parsed.model_copy(update={"timeout": min(timeout, parsed.timeout)})
+
+    def score(self, prompt: Prompt, answer: str) -> float | None:
+        """The judge's score; None where it gives none.
+
+        Raises:
+            ChatFailed: when it gave no answer.
+        """
+        raise TypeError(f"{type(self).__name__} does not implement score")
+
+    def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        """See `Verifier.verify`."""
+        try:
+            score = self.score(prompt, completion)
+        except ChatFailed as error:
+            return Verdict.unknown(str(error))
+        if score is None:
+            return Verdict.unknown("the judge gave no score")
+        return Verdict.of(True) if score >= self.options.threshold else Verdict.partial(score)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class ChatJudge(JudgeVerifier):
+    """A chat model as a verifier; see the module."""
+
+    Options = ChatJudgeOptions
+
+    def __init__(self, timeout: float = 10.0, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(timeout, options)
+        self.client = ChatClient(self.options)
+
+    def score(self, prompt: Prompt, answer: str) -> float | None:
+        """See `graded`."""
+        return graded(self.client, self.options, prompt, answer)
+
+
+class HttpJudge(JudgeVerifier):
+    """A service that speaks JSON as a verifier; see the module."""
+
+    Options = HttpJudgeOptions
+
+    def __init__(self, timeout: float = 10.0, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(timeout, options)
+        self.client = JsonClient(self.options)
+
+    def score(self, prompt: Prompt, answer: str) -> float | None:
+        """See `scored`."""
+        return scored(self.client, self.options.path, prompt, answer)
+
+
+class GrpcJudge(JudgeVerifier):
+    """A judge that speaks gRPC as a verifier; see the module.
+
+    Raises:
+        ConfigError: when a token would leave this host in the clear; at once, not for every answer.
+        AuthError: when a token or certificate cannot be read.
+    """
+
+    Options = GrpcJudgeOptions
+
+    def __init__(self, timeout: float = 10.0, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(timeout, options)
+        open_blocking_channel(self.options.endpoint, self.options.security).close()
+        self.options.security.metadata()
+        self.client = GrpcJudgeClient(self.options)
+
+    def score(self, prompt: Prompt, answer: str) -> float | None:
+        """See `scored`."""
+        return scored(self.client, "judge", prompt, answer)
+
+    def close(self) -> None:
+        """Close the channel; the next call opens another."""
+        self.client.close()
