@@ -12,6 +12,7 @@ on top: a layer and what lies outside the layers, and all weights while it decod
 The peak is that of `always` with the larger of the other two, or with both where steps are sampled ahead.
 """
 
+import math
 from dataclasses import dataclass
 
 from opd.errors import ConfigError
@@ -28,6 +29,8 @@ _USABLE = 0.92
 _GATHERED_LAYERS = 2
 """That in use, and the next one."""
 VLLM_CACHE = "keys and values of vLLM"
+_SLOT_PARTS = ("keys and values", "those of a layer, laid out to be read", "logits of a decoding step")
+_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LOGIT_COPIES = 4
 """Logits, log-probs, probabilities and their padded blocks in a decoding step, float32."""
 
@@ -42,6 +45,7 @@ class Memory:
         rollout: by part.
         reserve: of libraries.
         together: whether rollouts and learning go on at the same time (train.max_staleness).
+        slots: responses decoded together.
     """
 
     always: dict[str, float]
@@ -49,6 +53,7 @@ class Memory:
     rollout: dict[str, float]
     reserve: float = 0.0
     together: bool = False
+    slots: int = LEAST_ROWS
 
     @property
     def peak(self) -> float:
@@ -116,15 +121,14 @@ def memory_of(
     positions = rows * recipe.rollout.max_new_tokens
     decoding = {
         "all weights gathered": shape.total * shape.width if sharded and not _engine(recipe).holds_weights else 0,
-        "keys and values": here * longest * shape.cache_bytes,
-        "those of a layer, laid out to be read": here * longest * shape.cache_bytes / shape.layers,
-        "logits of a decoding step": _LOGIT_COPIES * here * shape.vocabulary * 4,
+        **dict(zip(_SLOT_PARTS, _per_slot(shape, longest, here), strict=True)),
     }
     engine: dict[str, float] = {}
     if recipe.rollout.engine.get("name") == "vllm":
+        width = _DTYPES.get(str(recipe.rollout.engine.get("dtype")), shape.width)
         engine = {
-            "weights of vLLM": shape.total * shape.width,
-            VLLM_CACHE: recipe.rollout.cache_tokens * shape.cache_bytes,
+            "weights of vLLM": shape.total * width,
+            VLLM_CACHE: recipe.rollout.cache_tokens * shape.cache_bytes * width / shape.width,
         }
         decoding, engine = (engine, {}) if recipe.rollout.engine.get("sleep") else ({}, engine)
     elif not _engine(recipe).on_device:
@@ -148,7 +152,28 @@ def memory_of(
         rollout=decoding,
         reserve=device.reserve,
         together=lag > 0,
+        slots=here,
     )
+
+
+def _per_slot(shape: ModelShape, longest: int, slots: int) -> tuple[float, float, float]:
+    """Bytes of `_SLOT_PARTS`."""
+    cache = slots * longest * shape.cache_bytes
+    return cache, cache / shape.layers, _LOGIT_COPIES * slots * shape.vocabulary * 4
+
+
+def _fitting_cache(memory: Memory, over: float, recipe: Recipe) -> int | None:
+    """The largest `rollout.cache_tokens` whose rollouts take `over` bytes less; None where none does.
+
+    The cache and what is decoded beside it shrink with it, in whole slots; weights of the rollouts do not.
+    """
+    now, longest = recipe.rollout.cache_tokens, recipe.rollout.max_prompt_tokens + recipe.rollout.max_new_tokens
+    if cache := (memory.always | memory.rollout).get(VLLM_CACHE, 0.0):
+        tokens = int(now * (1 - over / cache))
+        return tokens if tokens >= longest else None
+    a_slot = sum(memory.rollout.get(part, 0.0) for part in _SLOT_PARTS) / memory.slots
+    slots = memory.slots - math.ceil(over / a_slot) if a_slot else 0
+    return slots * longest if slots >= LEAST_ROWS else None
 
 
 def _scattered(shape: ModelShape) -> float:
@@ -180,9 +205,9 @@ def check_fits(memory: Memory, device: Hardware, recipe: Recipe) -> None:
     said = (
         f"a rank takes {memory.peak / GIB:.1f} GiB at its peak, but {device.name} has room for {max(room, 0) / GIB:.1f}"
     )
-    cache, over = memory.always.get(VLLM_CACHE, 0.0), memory.peak - room
-    if cache > over:
-        fitting = int(recipe.rollout.cache_tokens * (1 - over / cache))
+    over = memory.peak - room
+    cache, fitting = memory.always.get(VLLM_CACHE, 0.0), _fitting_cache(memory, over, recipe)
+    if cache and fitting is not None:
         raise ConfigError(
             f"{said}, {cache / GIB:.1f} of it for vLLM's cache; set rollout.cache_tokens to {fitting} or less, now "
             f"{recipe.rollout.cache_tokens}, or rollout.engine.sleep to true."
@@ -198,14 +223,23 @@ def check_fits(memory: Memory, device: Hardware, recipe: Recipe) -> None:
             f"{said}: weights, gradients and moments alone take {fixed / GIB:.1f}; {lora}a smaller model."
         )
     if rollout > learning:
-        fitting = int(recipe.rollout.cache_tokens * max(0.0, room - always) / rollout)
-        raise ConfigError(f"{said}; set rollout.cache_tokens to {fitting} or less, now {recipe.rollout.cache_tokens}.")
+        raise ConfigError(f"{said} while it decodes; {_smaller_rollouts(memory, fitting, recipe)}.")
     ways = [] if recipe.model.gradient_checkpointing else ["set model.gradient_checkpointing to true"]
     rows, width = micro_batch(recipe)
     if rows > 1:
         part = memory.learning["activations of a micro-batch"]
-        fitting = max(width, int(rows * width * max(0.0, part - (memory.peak - room)) / part))
+        fitting = max(width, int(rows * width * max(0.0, part - over) / part))
         ways.append(f"set train.micro_batch_tokens to {fitting} or less, now {recipe.train.micro_batch_tokens}")
     elif not ways:
         ways.append(f"shorten the longest response (rollout.max_new_tokens, now {recipe.rollout.max_new_tokens})")
     raise ConfigError(f"{said}; {' or '.join(ways)}.")
+
+
+def _smaller_rollouts(memory: Memory, fitting: int | None, recipe: Recipe) -> str:
+    """What to change where rollouts take too much; `fitting` tokens of cache do not."""
+    if fitting is not None:
+        return f"set rollout.cache_tokens to {fitting} or less, now {recipe.rollout.cache_tokens}"
+    largest = max(memory.rollout, key=lambda part: memory.rollout[part])
+    if largest in (VLLM_CACHE, *_SLOT_PARTS):
+        return f"shorten the longest response (rollout.max_new_tokens, now {recipe.rollout.max_new_tokens})"
+    return f"most of it is {largest}, which no smaller cache changes: set train.mixed_precision to bf16, if it is not"

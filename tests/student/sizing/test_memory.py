@@ -186,6 +186,60 @@ def test_servers_beside_the_student_take_nothing_of_its_device(world: Path, tmp_
     assert on_gpu(recipe).always[copies] == model.trained_bytes and copies not in on_gpu(served).always
 
 
+def test_the_dtype_of_vllm_counts_for_its_weights_and_its_cache(world: Path, tmp_path: Path) -> None:
+    recipe = make(world, tmp_path, *CASES["activations"])
+    model = ModelShape(recipe.model)
+
+    def of(**engine: str) -> dict[str, float]:
+        data = recipe.model_dump(mode="json")
+        data["rollout"]["engine"] = {"name": "vllm", **engine}
+        return memory_of(parse_settings(Recipe, data), model, Needs(), CPU, gpu=False).always
+
+    parts = ("weights of vLLM", "keys and values of vLLM")
+    assert all(of(dtype="bfloat16")[part] == of()[part] / 2 > 0 for part in parts)
+    assert all(of(dtype="float32")[part] == of(dtype="auto")[part] == of()[part] for part in parts)
+
+
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+def test_advice_about_the_cache_fits_and_a_slot_more_does_not(world: Path, tmp_path: Path, sharding: str) -> None:
+    recipe = make(world, tmp_path, *CASES["keys and values"])
+    data = recipe.model_dump(mode="json")
+    data["train"]["sharding"] = sharding
+
+    def of(cache_tokens: int) -> tuple[Memory, Recipe]:
+        data["rollout"]["cache_tokens"] = cache_tokens
+        made = parse_settings(Recipe, data)
+        return planned(made, ranks=2), made
+
+    before, made = of(10**6)
+    gathered = before.rollout["all weights gathered"]
+    assert (gathered > 0) == (sharding == "fsdp")
+    # Half of the slots have room, beside weights that are as large as ever.
+    small = replace(CPU, memory=(before.peak - (sum(before.rollout.values()) - gathered) / 2) / 0.92)
+    with pytest.raises(ConfigError, match=r"cache_tokens to (\d+)") as refused:
+        check_fits(before, small, made)
+    fitting = int(str(refused.value).split("cache_tokens to ")[1].split()[0])
+    check_fits(of(fitting)[0], small, made)
+    with pytest.raises(ConfigError):
+        check_fits(of(fitting + 512)[0], small, made)
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ("keys and values", r"shorten the longest response \(rollout\.max_new_tokens, now 64\)"),
+        ("all weights gathered", "most of it is all weights gathered, which no smaller cache changes"),
+    ],
+)
+def test_where_the_smallest_cache_is_too_large_the_advice_is_another(
+    world: Path, tmp_path: Path, part: str, said: str
+) -> None:
+    rollout = {"keys and values": 2.0 * GIB, "all weights gathered": 1.0 * GIB} | {part: 4.0 * GIB}
+    memory = Memory(always={"weights": GIB}, learning={"gradients": GIB}, rollout=rollout, slots=4)
+    with pytest.raises(ConfigError, match=said):
+        check_fits(memory, replace(CPU, memory=5 * GIB), make(world, tmp_path, *CASES["activations"]))
+
+
 def test_following_the_advice_makes_it_fit(world: Path, tmp_path: Path) -> None:
     recipe = make(world, tmp_path, *CASES["activations"])
     small = replace(CPU, memory=0.3 * GIB)
