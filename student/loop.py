@@ -127,7 +127,7 @@ class _Run:
         self.ranks = job.learner.ranks
         interrupts.shared = self.ranks.count > 1
         self.evaluations = Evaluations(job, sinks.log, self._keep_samples)
-        self.saver = Saver(job, folder)
+        self.saver = Saver(job, folder, sinks.log)
         self.state = self.saver.open(checkpoint)
         self.evaluations.start = self.state.before
         job.local.start(job.models.local, fresh=checkpoint is None)

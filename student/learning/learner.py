@@ -20,7 +20,7 @@ from student.learning.model import ProjectionSpec, Student, project
 from student.learning.objective import Metrics, Objective, Sums, add, of_the_step, to_host
 from student.learning.ranks import Ranks
 from student.learning.schedule import learning_rate
-from student.learning.sharding import full, placed, reshard, units, whole
+from student.learning.sharding import full, placed, recover, reshard, units, whole
 from student.learning.terms import SignalTokens, StudentTokens, TeacherShare, TokenBatch
 from student.recipe import TrainSettings
 from student.scoring.needs import HIDDEN, SCORES_AT_TEACHER, TEACHER, Needs, teacher_role
@@ -115,6 +115,7 @@ class Learner:
         except torch.OutOfMemoryError as error:
             if self.ranks.count > 1:
                 raise
+            recover(self.student)
             self.optimizer.zero_grad(set_to_none=True)
             said = str(error).splitlines()[0].rstrip(".")
             raise DeviceMemoryError(
@@ -282,9 +283,9 @@ class Learner:
         return whole(self.student)
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer moments by parameter name, update count and torch's random state."""
+        """Optimizer moments by parameter name, and update count."""
         moments = {name: dict(self.optimizer.state.get(p, {})) for name, p in self.named_parameters()}
-        return {"updates": self.updates, "moments": moments, "torch_rng": torch.get_rng_state()}
+        return {"updates": self.updates, "moments": moments}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave; the weights are loaded with the model."""
@@ -297,4 +298,3 @@ class Learner:
                     key: value.clone() if key == "step" else placed(value, parameter) for key, value in moments.items()
                 }
         self.updates = int(state["updates"])
-        torch.set_rng_state(state["torch_rng"])

@@ -81,6 +81,17 @@ def reshard(student: nn.Module) -> None:
         module.reshard()
 
 
+def recover(student: nn.Module) -> None:
+    """After an error cut off a forward or a backward: the parameters are the shards, and the next forward begins anew.
+
+    Until then torch takes the student to be within that forward, in which it keeps what is gathered.
+    """
+    found = units(student)
+    if found and hasattr(found[0], "reset_iter_state"):  # torch 2.13
+        found[0].reset_iter_state()
+    reshard(student)
+
+
 @contextmanager
 def whole(student: nn.Module) -> Iterator[None]:
     """All weights of a sharded student on every rank; nothing for one that is not sharded.
@@ -92,16 +103,20 @@ def whole(student: nn.Module) -> Iterator[None]:
     if not found:
         yield
         return
-    for module in found:
-        module.unshard()
-        module.set_reshard_after_forward(False, recurse=False)
     try:
-        yield
-    finally:
         for module in found:
+            # What a forward has left gathered is not gathered again, and may be from before an update.
             module.reshard()
+            module.unshard()
+            module.set_reshard_after_forward(False, recurse=False)
+        yield
+    except BaseException:
+        recover(student)
+        raise
+    finally:
         for layer in found[1:]:  # the root is not resharded after its forward: its backward begins at once
             layer.set_reshard_after_forward(True, recurse=False)
+        reshard(student)
 
 
 def placed(value: Tensor, like: Tensor) -> Tensor:

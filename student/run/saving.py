@@ -1,7 +1,7 @@
 """Saving and restoring a run: what the loop remembers between steps, and the checkpoint of all that has state."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from student.run.evaluation import from_json, to_json
 from student.run.folder import RunFolder
 from student.run.model_folder import model_parts
 from student.run.parts import Part
+from student.run.random_state import begin_random, random_parts, restore_random
 from student.run.state_io import load_state, state_parts
 
 
@@ -72,10 +73,11 @@ class Saver:
     Args:
         job: whose weights, optimizer, terms and controllers are saved.
         folder: the run folder.
+        log: takes lines for people.
     """
 
-    def __init__(self, job: Job, folder: RunFolder) -> None:
-        self._job, self._folder = job, folder
+    def __init__(self, job: Job, folder: RunFolder, log: Callable[[str], None]) -> None:
+        self._job, self._folder, self._log = job, folder, log
         # Steps of the newest checkpoint, as all ranks know it and as this one does: an outage has one rank save alone.
         self._agreed = self._written = -1
 
@@ -96,6 +98,7 @@ class Saver:
             raise CheckpointError(
                 f"the ranks found different checkpoints ({', '.join(map(str, found))}); all must see one run folder."
             )
+        begin_random(self._job.recipe.seed, self._job.learner.ranks.index)
         state = LoopState(steps=0, tokens=0, began=time.monotonic())
         if checkpoint is not None:
             state = self._restore(checkpoint)
@@ -141,6 +144,7 @@ class Saver:
         yield from model_parts("model", job.learner.student, job.tokenizer, ranks)
         for name, values in self._states(state).items():
             yield from state_parts(f"trainer/{name}", values, main=ranks.index == 0)
+        yield from random_parts("trainer", ranks.index, job.accelerator.device)
 
     def _states(self, state: LoopState) -> dict[str, dict[str, Any]]:
         """Everything beside the model, by the file that it is written to."""
@@ -185,6 +189,9 @@ class Saver:
             job.rewards.load_state_dict(state["rewards"])
             for i, controller in enumerate(job.controllers):
                 controller.load_state_dict(state["controllers"].get(str(i), {}))
+            device, steps = job.accelerator.device, int(state["steps"])
+            if said := restore_random(trainer, job.learner.ranks, device, seed=job.recipe.seed, step=steps):
+                self._log(f"note: {said}")
             return LoopState(
                 steps=int(state["steps"]),
                 tokens=int(state["tokens"]),

@@ -6,6 +6,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -108,6 +109,30 @@ def test_a_window_is_chosen_from_the_rows_of_all_ranks_also_after_a_resume(
     two_ranks(two, "--resume")
     assert hashes(last) == calm
     assert [record["window"] for record in records(two.run)] == windows
+
+
+def test_ranks_drop_out_other_units_and_go_on_with_their_own_random_states(
+    make_recipe: Callable[..., Recipe],
+    recipe_data: dict[str, Any],
+    tmp_path: Path,
+    two_ranks: Callable[..., None],
+    hashes: Callable[[Path], dict[str, str]],
+) -> None:
+    model = tmp_path / "dropping"
+    shutil.copytree(recipe_data["model"]["path"], model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.2}))
+    common: dict[str, Any] = {"model": {"path": str(model)}, "rollout": {"prompts_per_step": 2}, "eval": {"prompts": 0}}
+    calm, *cut = (
+        make_recipe(run=str(tmp_path / name), **common, train={"steps": steps})
+        for name, steps in (("calm", 2), ("cut", 1), ("cut", 2))
+    )
+    two_ranks(calm, *cut)
+    first, last = (hashes(calm.run / "checkpoints" / f"step-00000{step}") for step in (1, 2))
+    states = [f"trainer/random-0000{rank}.safetensors" for rank in range(2)]
+    assert first[states[0]] != first[states[1]]
+    assert all(first[state] != last[state] for state in states)  # both drew
+    assert hashes(cut[1].run / "checkpoints" / "step-000002") == last
 
 
 def test_two_ranks_resume_and_stop_on_a_signal(

@@ -1,0 +1,67 @@
+"""Torch's random states, which dropout draws from: every rank has its own, so that no two draw the same masks.
+
+    rank 0          the seed of the recipe, as a process that is alone
+    other ranks     a stream of the seed, the rank and the step in which it begins
+
+A checkpoint holds the state of each rank in a file of its own. Resumed by more ranks, those without a state begin a
+stream; by fewer, the states of the others are not used. Everything else random is drawn from streams of the rows.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from student.data.streams import stream
+from student.learning.ranks import Ranks
+from student.run.parts import Part
+from student.run.state_io import load_state, state_parts
+
+_STEM = "random-"
+
+
+def begin_random(seed: int, rank: int, step: int = 0) -> None:
+    """Give a rank its own stream."""
+    if rank or step:
+        torch.manual_seed(int(stream(seed, "torch", rank, step).integers(2**63)))
+
+
+def random_parts(place: str, rank: int, device: torch.device) -> Iterator[Part]:
+    """What a rank writes of its random state, below folder `place` of the checkpoint."""
+    state: dict[str, Any] = {"host": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["device"] = torch.cuda.get_rng_state(device)
+    yield from state_parts(f"{place}/{_STEM}{rank:05d}", state, copied=True)
+
+
+def restore_random(folder: Path, ranks: Ranks, device: torch.device, *, seed: int, step: int) -> str | None:
+    """Go on with the state that this rank had in a checkpoint.
+
+    Args:
+        folder: where `random_parts` wrote.
+        ranks: of this run.
+        device: of this rank.
+        seed: of the run.
+        step: steps done.
+
+    Returns:
+        What is to be said where the states are those of another number of ranks.
+
+    Raises:
+        CheckpointError: when a state cannot be read.
+    """
+    saved = {int(path.stem.removeprefix(_STEM)) for path in folder.glob(f"{_STEM}*.json")}
+    if ranks.index in saved:
+        state = load_state(folder, f"{_STEM}{ranks.index:05d}")
+        torch.set_rng_state(state["host"])
+        if "device" in state and device.type == "cuda":
+            torch.cuda.set_rng_state(state["device"], device)
+    else:
+        begin_random(seed, ranks.index, step)
+    if len(saved) == ranks.count:
+        return None
+    return (
+        f"{ranks.count} ranks go on from a checkpoint with the random states of {len(saved)}: a model with dropout "
+        "draws other masks than it would have."
+    )
