@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,19 +61,20 @@ def connect() -> Iterator[Callable[[str], Http2Connection]]:
         connection.close()
 
 
-async def good_calls(address: str, items: Any, count: int = 20, name: str = "student") -> int:
-    """How many of `count` calls at once succeed."""
+async def good_calls(address: str, items: Any, count: int = 20, name: str = "student") -> Counter[str]:
+    """How `count` calls at once end: "OK", or the status."""
     async with open_channel(address) as channel:
         stub = teacher_pb2_grpc.TeacherServiceStub(channel)
 
-        async def one(number: int) -> bool:
+        async def one(number: int) -> str:
             message = build_score_request(items(1), PayloadSpec.sampled(), teacher="t", request_id=f"r{number}")
             try:
-                return [m async for m in stub.Score(message, timeout=120, metadata=metadata(name))] != []
-            except grpc.RpcError:
-                return False
+                messages = [m async for m in stub.Score(message, timeout=240, metadata=metadata(name))]
+                return "OK" if messages else "nothing"
+            except grpc.RpcError as error:
+                return f"{error.code().name}: {error.details()}"
 
-        return sum(await asyncio.gather(*(one(number) for number in range(count))))
+        return Counter(await asyncio.gather(*(one(number) for number in range(count))))
 
 
 def resident(process: Any) -> int:
@@ -92,7 +94,7 @@ def refused(process: Any, reason: str) -> float:
 def test_callers_without_a_token_take_no_place_from_callers_with_one(
     kind: str, serve: Callable[..., Any], connect: Callable[..., Http2Connection], items: Any
 ) -> None:
-    process = serve()
+    process = serve("calls: {receive_seconds: 240}")  # a busy machine may hold a good call's message up for long
     for _ in range(12):
         connection = connect(process.address)
         for _ in range(100):
@@ -100,7 +102,7 @@ def test_callers_without_a_token_take_no_place_from_callers_with_one(
             if kind == "watch":
                 connection.send(stream, b"\0\0\0\0\0")
         connection.settle()
-    assert asyncio.run(good_calls(process.address, items)) == 20
+    assert asyncio.run(good_calls(process.address, items)) == {"OK": 20}
 
 
 def test_a_score_without_a_token_is_ended_at_its_headers(
@@ -120,7 +122,7 @@ def test_one_token_cannot_take_every_place(
     streams = [connection.open(SCORE, BEARER["student"]) for _ in range(60)]
     connection.wait_until_ended(streams[20:])
     assert connection.ended.isdisjoint(streams[:20])
-    assert asyncio.run(good_calls(process.address, items, count=10, name="other")) == 10
+    assert asyncio.run(good_calls(process.address, items, count=10, name="other")) == {"OK": 10}
     assert refused(process, "caller_full") == 40
 
 
@@ -201,7 +203,7 @@ def test_callers_without_a_token_that_stop_in_mid_message_cost_next_to_nothing(
         connection = connect(process.address)
         held += connection.send(connection.open(SCORE), grpc_message(30 * MIB))
     assert resident(process) - before < 64 * MIB, f"{held / MIB:.0f} MiB were taken"
-    assert asyncio.run(good_calls(process.address, items)) == 20
+    assert asyncio.run(good_calls(process.address, items)) == {"OK": 20}
 
 
 def test_health_calls_that_stop_in_mid_message_hold_four_messages_at_most(
@@ -213,7 +215,7 @@ def test_health_calls_that_stop_in_mid_message_hold_four_messages_at_most(
         connection = connect(process.address)
         connection.send(connection.open(CHECK), grpc_message(30 * MIB))
     assert resident(process) - before < (4 * 32 + 64) * MIB
-    assert asyncio.run(good_calls(process.address, items)) == 20
+    assert asyncio.run(good_calls(process.address, items)) == {"OK": 20}
 
 
 def test_callers_with_a_token_that_stop_in_mid_message_stay_within_the_receive_budget(
@@ -225,7 +227,7 @@ def test_callers_with_a_token_that_stop_in_mid_message_stay_within_the_receive_b
         connection = connect(process.address)
         connection.send(connection.open(SCORE, BEARER["student"]), grpc_message(30 * MIB), patience=0.1)
     assert resident(process) - before < (64 + 64) * MIB  # a quarter of the budget per caller
-    assert asyncio.run(good_calls(process.address, items, name="other")) == 20
+    assert asyncio.run(good_calls(process.address, items, name="other")) == {"OK": 20}
 
 
 @pytest.mark.parametrize("token", [False, True], ids=["without a token", "with a token"])
@@ -338,4 +340,5 @@ def test_a_new_client_name_for_every_call_gains_nothing(serve: Callable[..., Any
             await asyncio.gather(*(loop("student", n) for n in range(8)), *(loop("other", n) for n in range(40)))
 
     asyncio.run(run())
-    assert served["student"] > 0.25 * sum(served.values()), served  # 3 % where names divide the whole
+    # Half of it where the engine is all that is short, less where callers wait for the machine; 3 % where names count.
+    assert served["student"] > 0.1 * sum(served.values()), served
