@@ -80,7 +80,7 @@ Guide | strategy `guide`, objective `mixed_context` (a constant gamma)
 RLPR | reward `rlpr`
 AceReason-Nemotron | method `stages`
 RAPO | objectives `rapo_kl`, `entropy_bonus`
-GUI-Libra | modifier `sngs`
+GUI-Libra | modifier `sngs`, objective `asft`
 SELF | strategy `self_interference`
 Noisy-verifier corrections | reward `noisy_verifier` (backward), advantage `noisy_forward`, reward `appeals`
 CodeV-R1 (adaptive DAPO) | strategy `adaptive_oversampling`
@@ -90,7 +90,7 @@ Direct Advantage PO | objective `dapo_direct`, method `critic`
 NGRPO | advantage `ngrpo`, `clip_low: 0.16`, `clip_high: 0.24`
 Dr. Kernel: MRS | method `mrs`, objective `minirl`
 TOPR | objective `topr`
-REC, OPMD, AsymRE | objective `rec`, advantages `opmd`, `asym_re`
+REC, OPMD, AsymRE | objective `rec` with `rule`, `weigh` and `regulariser`, advantages `opmd`, `asym_re`
 MC-GRPO | advantage `mc_grpo`
 BNPO | advantage `bnpo`
 PSR, NSR, W-REINFORCE | advantage `signed`
@@ -98,7 +98,7 @@ Reinforce-Ada | strategy `reinforce_ada`, advantage `group_mean` with `scale: no
 MiniRL | objective `minirl`
 R1-Reward: StableReinforce | objective `stable_reinforce`, modifier `outliers`
 Positive-negative pairing, weighted GRPO | method `positive_negative`, modifier `weighted_grpo`
-DHPO | objective `dhpo`
+DHPO | objective `dhpo`, with `mix_by` for a mix by entropy
 Prompt augmentation | method `prompt_augmentation`
 MSSR | advantage `tracker`, modifier `entropy_shaping`
 MinPRO | objective `minpro`
@@ -137,14 +137,12 @@ limit of RLVR (pass@k) | `eval.samples`: pass@k of evaluations
 """
 
 NOT_BUILT = """
-ALP | learnt noise in the input of every layer; its code is not public, and where the scale enters is not stated
+ALP | learnt noise in the input of every layer; known from its abstract alone, and where the scale enters is not stated
 SG-OPD | the gate between extrapolation and interpolation is not published; `gated_exopd` is another one
 R2-OPD | spans, the progress reward and the test of disagreement are not published
 S-PPO, ST-PPO: correction of clipping | the divisor is not published; Turn-PPO's ratio is `ratio: turn`
 Routing replay (R2, R3) | needs the experts that the rollout engine chose, which no engine here records
-GUI-Libra: ASFT | weights of spans on a screen; needs an environment of screens
 Guide: gamma by quantile | a quantile over the tokens of all ranks before each update; a constant gamma stands in
-DHPO: mix by entropy | the map from entropy to the mix is not published; the mix is a constant
 """
 
 

@@ -82,6 +82,7 @@ for name, path, summary in [
     ("a2tgpo", "losses.a2tgpo:A2tgpoLoss", "a clip that is wider for turns that add more to the answer (A2TGPO)"),
     ("otr", "losses.given_tokens:Otr", "given tokens weighted by their probability (one-token rollouts)"),
     ("chord", "losses.given_tokens:Chord", "given tokens weighted by p (1 - p) (CHORD)"),
+    ("asft", "losses.asft:Asft", "given tokens, those of an action weighing more (GUI-Libra's ASFT)"),
     ("rover", "losses.rover:Rover", "log-ratios fitted to rewards and to the next token's mean log-ratio (ROVER)"),
     ("a_lol", "losses.a_lol:ALol", "answers above their prompt's value, by a ratio to a reference (A-LoL)"),
     (

@@ -3,30 +3,37 @@
     stable_reinforce   the clipped loss on rho = exp(clamp(log rho, -log 1000, log 1000))
     dhpo               loss = -(w clip(rho_t) + (1 - w) clip(s)) A,   s = (rho_1 ... rho_T)^(1/T)
     minirl             loss = -sg(min(pi / mu, cap)) keep A log pi,   keep by the one-sided rule on pi / pi_old
-    rec                loss = -keep A log pi,   keep by `rule` on rho
+                       with `mix_by` w = H_t / log V (entropy) or 1 - H_t / log V (certainty) in place of a constant
+    rec                loss = -keep v A log pi + R,   keep by `rule` on rho, v by `weigh`, R by `regulariser`
 
     one_sided   A >= 0: rho <= 1 + clip_high;   A <= 0: rho >= 1 - clip_low
     two_sided   both bounds for every token
     ring        two_sided, or far out: A >= 0 and rho <= 1 - far_low, A <= 0 and rho >= 1 + far_high
 
+    weigh         importance v = sg(rho);   sequence v = sg((rho_1 ... rho_T)^(1/T));   credit v = exp(A / temperature)
+    regulariser   k2          R = strength (log rho)^2;    forward_kl  R = -strength log pi
+
 All are REINFORCE on policy; metric dropped_share counts the tokens that are not kept. Sources: the released code of
-R1-Reward; DHPO, arXiv 2601.05607 (notes; its entropy-dependent w is not offered); MiniRL, 2512.01374; REC, the released
-code of Trinity-RFT.
+R1-Reward; DHPO, arXiv 2601.05607 (notes; that w goes by the entropy is stated, its map is ours); MiniRL, 2512.01374;
+REC, the released code of Trinity-RFT. Its balance of right and wrong rows is strategy reinforce_ada's choice here.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from student.learning.terms import TermOutput, TokenBatch
+from opd.errors import ConfigError
+from student.learning.terms import TermOutput, TokenBatch, have
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, PolicyGradientSettings
 from student.rl.losses.ratios import at_grain
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from student.recipe import Recipe
 
 _LOW, _HIGH = "The ratio is bounded at 1 - clip_low.", "The ratio is bounded at 1 + clip_high."
 _FARTHEST = math.log(1000.0)
@@ -49,6 +56,9 @@ class DhpoSettings(PolicyGradientSettings):
     """Settings of DHPO."""
 
     mix: float = Field(0.5, ge=0, le=1, description="w: 1 is the ratio by token, 0 by sequence.")
+    mix_by: Literal["constant", "entropy", "certainty"] = Field(
+        "constant", description="w is `mix`, or the student's entropy at the token over log V, or 1 less that."
+    )
     clip_low: float = Field(0.2, gt=0, le=1, description="The ratio of a token is at least 1 - clip_low.")
     clip_high: float = Field(0.2, gt=0, description="The ratio of a token is at most 1 + clip_high.")
     sequence_low: float = Field(0.2, gt=0, le=1, description="The ratio of a sequence is at least 1 - this.")
@@ -56,7 +66,7 @@ class DhpoSettings(PolicyGradientSettings):
 
 
 class Dhpo(PolicyGradient):
-    """DHPO; see the module for the formula."""
+    """DHPO; see the module for the formula. Metric mix is the mean of w."""
 
     settings_type = DhpoSettings
     settings: DhpoSettings
@@ -70,8 +80,19 @@ class Dhpo(PolicyGradient):
         near = token.clamp(1.0 - s.clip_low, 1.0 + s.clip_high)
         whole = sequence.clamp(1.0 - s.sequence_low, 1.0 + s.sequence_high)
         bites = batch.mask & ((near != token) | (whole != sequence))
-        loss = -(s.mix * near + (1.0 - s.mix) * whole) * advantage
-        return TermOutput(loss, metrics={"clipped_share": (bites.sum(), batch.mask.sum())})
+        mix, count = self._mix(live, batch), batch.mask.sum()
+        loss = -(mix * near + (1.0 - mix) * whole) * advantage
+        shown = mix.where(batch.mask, mix.new_zeros(())).sum()
+        return TermOutput(loss, metrics={"clipped_share": (bites.sum(), count), "mix": (shown, count)})
+
+    def _mix(self, live: Tensor, batch: TokenBatch) -> Tensor:
+        """[N] w, without gradient; log V, unlike a maximum over the batch, does not depend on how rows are cut."""
+        s = self.settings
+        if s.mix_by == "constant":
+            return live.detach().new_full(live.shape, s.mix)
+        entropy = have(batch.student.scores, "scores").entropy.detach().to(live.dtype)
+        share = (entropy / math.log(max(2, batch.valid_vocab))).clamp(0.0, 1.0)
+        return share if s.mix_by == "entropy" else 1.0 - share
 
 
 class RecSettings(PolicyGradientSettings):
@@ -82,6 +103,14 @@ class RecSettings(PolicyGradientSettings):
     clip_high: float = Field(0.2, gt=0, description=_HIGH)
     far_low: float = Field(0.6, gt=0, le=1, description="Rule ring: tokens below 1 - far_low are pulled back.")
     far_high: float = Field(2.0, gt=0, description="Rule ring: tokens above 1 + far_high are pulled back.")
+    weigh: Literal["none", "importance", "sequence", "credit"] = Field(
+        "none", description="What multiplies kept tokens: nothing, the ratio by token or by response, or exp(A)."
+    )
+    temperature: float = Field(1.0, gt=0, description="Weigh credit: exp(A / temperature).")
+    regulariser: Literal["none", "k2", "forward_kl"] = Field(
+        "none", description="k2 holds log rho near 0; forward_kl makes what was sampled likelier."
+    )
+    strength: float = Field(0.0, ge=0, description="Weight of the regulariser.")
 
 
 class Rec(PolicyGradient):
@@ -92,12 +121,42 @@ class Rec(PolicyGradient):
     evidence: ClassVar[str] = "text and code"
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
-        """See the module."""
+        """See the module; also metrics weight (mean over kept tokens) and regulariser (nats), where there are any."""
+        s, count = self.settings, batch.mask.sum()
         keep = self._kept(log_ratio.detach().exp(), advantage)
-        dropped = batch.mask & ~keep
-        return TermOutput(
-            -keep.to(live.dtype) * advantage * live, metrics={"dropped_share": (dropped.sum(), batch.mask.sum())}
-        )
+        weight, zero = self._weight(log_ratio, advantage, batch), live.detach().new_zeros(())
+        loss = -keep.to(live.dtype) * weight * advantage * live
+        kept = batch.mask & keep
+        metrics: dict[str, Any] = {"dropped_share": ((batch.mask & ~keep).sum(), count)}
+        if s.weigh != "none":
+            metrics["weight"] = (weight.where(kept, zero).sum(), kept.sum())
+        if s.regulariser != "none":
+            added = s.strength * (log_ratio**2 if s.regulariser == "k2" else -live)
+            metrics["regulariser"] = (added.detach().where(batch.mask, zero).sum(), count)
+            loss = loss + added
+        return TermOutput(loss, metrics=metrics)
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a regulariser without a strength, and a strength of none.
+
+        Raises:
+            ConfigError: with the settings to change.
+        """
+        super().check(recipe)
+        if (self.settings.regulariser == "none") != (self.settings.strength == 0.0):
+            raise ConfigError(
+                f"objective 'rec' has regulariser {self.settings.regulariser} with strength "
+                f"{self.settings.strength:g}, which does nothing; set both or neither."
+            )
+
+    def _weight(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Tensor:
+        """[N] v, without gradient."""
+        known, weigh = log_ratio.detach(), self.settings.weigh
+        if weigh == "sequence":
+            return at_grain(known, batch, "sequence").exp()
+        if weigh == "credit":
+            return (advantage / self.settings.temperature).exp()
+        return known.exp() if weigh == "importance" else known.new_ones(known.shape)
 
     def _kept(self, ratio: Tensor, advantage: Tensor) -> Tensor:
         s = self.settings

@@ -106,6 +106,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "EntroPIC: both gains 0": (of({"name": "entropic", "k_p": 0, "k_i": 0}), "holds no entropy"),
     "EPO: a penalty of 0": (of({"name": "epo", "penalty": 0}), "greater than 0"),
     "importance cap beside the same ratio": (of({"name": "grpo", "importance_cap": 2}), "corrects for it already"),
+    "REC: a regulariser without strength": (of({"name": "rec", "regulariser": "k2"}), "set both or neither"),
     # Parts that nothing feeds, or that feed nothing.
     "CHORD, OTR: no given rows": (of([PLAIN, {"name": "chord"}], **method("mrs")), "nothing gives any"),
     "LTE, Guide, ICPO: no term for hinted rows": (of(PLAIN, **strategy("lte")), "hinted rows"),

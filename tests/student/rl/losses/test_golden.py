@@ -103,6 +103,45 @@ def test_dhpo_mixes_the_clipped_ratios(toy: Any) -> None:
         assert (-output.loss).tolist() == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.parametrize("mix_by", ["entropy", "certainty"])
+def test_dhpo_mixes_by_the_entropy_at_the_token(toy: Any, mix_by: str) -> None:
+    made = toy(lengths=(2,), group=1, masked=False)
+    made.rows[0].reward = 1.0
+    scores = made.logp(made.hidden, made.head)
+    made.behaviour = scores.gather(1, made.token_ids[:, None])[:, 0] - torch.tensor([1.5, 0.5]).double().log()
+    share = -(scores.exp() * scores).sum(1) / math.log(made.vocab)
+    share = share if mix_by == "entropy" else 1 - share
+    (term,) = build_terms([{"name": "dhpo", "advantage": FIXED, "mix_by": mix_by}])
+    term.prepare(made.rows)
+    output = term.token_losses(made.batch())
+    expected = share * torch.tensor([1.2, 0.8]).double() + (1 - share) * 0.75**0.5
+    torch.testing.assert_close(-output.loss, expected, atol=1e-6, rtol=1e-6)
+    assert share.min() > 0 and share.max() < 1 and float(output.metrics["mix"][0]) == pytest.approx(float(share.sum()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "good", "expected"),
+    [
+        ({"weigh": "importance"}, True, [1.1, 0.5, 0.0]),
+        ({"weigh": "sequence"}, True, [(1.1 * 0.5 * 3) ** (1 / 3)] * 2 + [0.0]),
+        ({"weigh": "credit", "temperature": 2.0}, True, [math.exp(0.5)] * 2 + [0.0]),
+        ({"weigh": "credit"}, False, [math.exp(-1.0), 0.0, math.exp(-1.0)]),
+        ({"regulariser": "forward_kl", "strength": 0.1}, True, [1.1, 1.1, 0.1]),
+        (
+            {"regulariser": "k2", "strength": 0.1},
+            True,
+            [1 - 0.2 * math.log(1.1), 1 - 0.2 * math.log(0.5), -0.2 * math.log(3)],
+        ),
+    ],
+)
+def test_rec_weighs_what_it_keeps_and_regularises_all(
+    toy: Any, settings: dict[str, Any], good: bool, expected: list[float]
+) -> None:
+    slopes, metrics = factors(toy, [1.1, 0.5, 3.0], good, "rec", **settings)
+    assert slopes == pytest.approx(expected, rel=1e-6)
+    assert float(metrics["regulariser" if "strength" in settings else "weight"][0]) != 0.0
+
+
 def test_gspo_clips_the_ratio_of_the_response(toy: Any) -> None:
     inside, _ = factors(toy, [1.0002, 1.0004], True, "gspo")
     outside, metrics = factors(toy, [1.5, 1.5], True, "gspo")

@@ -1,10 +1,12 @@
 """Golden numbers of the terms that are no policy losses, and of the controller of entropy."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from opd.errors import ConfigError
 from student.controllers import StepReport
 from student.plugins import build_terms
 
@@ -25,6 +27,27 @@ def test_weights_of_given_tokens(entry: dict[str, Any], expected: list[float]) -
     (term,) = build_terms([entry])
     found = term.weight(torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64))  # type: ignore[attr-defined]
     assert found.tolist() == pytest.approx(expected)
+
+
+def test_tokens_of_an_action_weigh_more() -> None:
+    spans = [{"pattern": "<a>.*?</a>", "weight": 2}, {"pattern": r"\d+,\d+", "weight": 4}]
+    (term,) = build_terms([{"name": "asft", "spans": spans}])
+    pieces = ["I ", "click ", "<a", ">at ", "1", "2,", "3", " now<", "/a>", " or 7", ",", "8", "\n"]
+    found = term.weights(pieces)  # type: ignore[attr-defined]
+    assert found.tolist() == [1, 1, 2, 2, 4, 4, 4, 2, 2, 4, 4, 4, 1]
+    with pytest.raises(ConfigError, match="regular expression"):
+        build_terms([{"name": "asft", "spans": [{"pattern": "(", "weight": 2}]}])
+
+
+def test_asft_multiplies_the_cross_entropy_of_the_given_tokens(toy: Any) -> None:
+    made = toy(lengths=(3, 2), masked=False, origins=["expert", "policy"])
+    (term,) = build_terms([{"name": "asft", "spans": [{"pattern": "b", "weight": 3}]}])
+    term.bind(SimpleNamespace(decode=lambda ids: "ab"[ids[0] % 2]))
+    output = term.token_losses(made.batch())
+    weight = 1.0 + 2.0 * (made.token_ids % 2)
+    torch.testing.assert_close(output.loss, -weight * made.behaviour)
+    assert [term.selects(row) for row in made.rows] == [True, False]
+    assert float(output.metrics["weighted_share"][0]) == float((made.token_ids % 2).sum())
 
 
 def test_the_weight_is_the_expectation_over_drawn_tokens() -> None:

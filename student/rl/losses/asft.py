@@ -1,0 +1,102 @@
+"""ASFT: cross-entropy on given answers in which the tokens of an action weigh more (GUI-Libra).
+
+    loss_t = -w_t log pi(y_t),   w_t the weight of the last of `spans` whose pattern holds a part of the token, else 1
+
+Patterns are regular expressions on the text of the response, with . for line ends too. The paper has weight 2 for the
+action and 4 for where on the screen it goes, and the reasoning has 1: spans [{pattern: "<action>.*?</action>",
+weight: 2}, {pattern: "point=[^ ]*", weight: 4}]. Weights are no part of the means that aggregation divides by. It
+learns from given rows (method expert_rows). Source: GUI-Libra, arXiv 2602.22190 (text); how its spans are marked in
+the text of an answer is ours.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, field_validator
+
+from opd.config import Settings
+from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
+from student.rl.text_spans import pieces_of
+from student.scoring.needs import SCORES, Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Span(Settings):
+    """Text whose tokens have a weight."""
+
+    pattern: str = Field(description="A regular expression; every place where it matches counts.")
+    weight: float = Field(ge=0, description="Weight of the tokens there.")
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"pattern {pattern!r} is not a regular expression: {error}") from error
+        return pattern
+
+
+class AsftSettings(TermSettings):
+    """Settings of ASFT."""
+
+    rows: Literal["all", "sampled", "expert"] = "expert"
+    spans: list[Span] = Field(
+        default_factory=lambda: [Span(pattern="<action>.*?</action>", weight=2.0)],
+        min_length=1,
+        description="The weighted spans; where two hold a token the later one counts.",
+    )
+
+
+class Asft(Term):
+    """The term; see the module for the formula."""
+
+    settings_type = AsftSettings
+    settings: AsftSettings
+    evidence: ClassVar[str] = "text"
+
+    def __init__(self, settings: AsftSettings) -> None:
+        super().__init__(settings)
+        self._tokenizer: Any = None
+
+    def needs(self) -> Needs:
+        """The student's log-probs of the response tokens."""
+        return Needs(student=frozenset({SCORES}))
+
+    def bind(self, tokenizer: Any) -> None:
+        """Keep the tokenizer, which says where a text stands."""
+        self._tokenizer = tokenizer
+
+    def weights(self, pieces: Sequence[str]) -> NDArray[np.float32]:
+        """[T] the weight of each token of a response, from the texts of its tokens."""
+        ends = np.cumsum([len(piece) for piece in pieces])
+        starts, text = ends - [len(piece) for piece in pieces], "".join(pieces)
+        found = np.ones(len(pieces), np.float32)
+        for span in self.settings.spans:
+            for match in re.finditer(span.pattern, text, re.DOTALL):
+                found[(ends > match.start()) & (starts < match.end())] = span.weight
+        return found
+
+    def token_losses(self, batch: TokenBatch) -> TermOutput:
+        """See the module; metrics sft_nats, and weighted_share of the tokens with a weight other than 1."""
+        import torch
+
+        live = have(batch.student.scores, "scores").sampled
+        # A run shows every term its tokenizer before the first step; without one there are no texts to match.
+        known = self._tokenizer is not None
+        found = [self.weights(pieces_of(r.response_ids, self._tokenizer)) if known else 1.0 for r in batch.rows]
+        weight = batch.of_tokens(found)
+        zero, count = torch.zeros_like(live.detach()), batch.mask.sum()
+        return TermOutput(
+            -weight.to(live.dtype) * live,
+            metrics={
+                "sft_nats": (torch.where(batch.mask, -live.detach(), zero).sum(), count),
+                "weighted_share": ((batch.mask & (weight != 1.0)).sum(), count),
+            },
+        )

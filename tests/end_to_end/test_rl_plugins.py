@@ -1,0 +1,92 @@
+"""RL plug-ins in real trainings: those that ask a judge, read models or choose prompts, and the rest beside them.
+
+What each computes is in its golden test; here it has learnt for some steps beside the others, and shows that it acted.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from judge_servers import Server
+
+import student.rl  # noqa: F401  (registers the names)
+from opd.config import parse_settings
+from student.loop import train
+from student.recipe import Recipe
+
+Steps = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    thread = threading.Thread(target=made.serve_forever)
+    thread.start()
+    yield made
+    made.release.set()
+    made.shutdown()
+    made.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def steps_of(world: Path, tmp_path: Path) -> Steps:
+    """Train, on sums of two domains and depths, and give the lines of metrics.jsonl."""
+    columns = [{"prompt": f"{i}+{i + 1}=", "answer": str(2 * i + 1), "domain": f"d{i % 2}"} for i in range(16)]
+    table = tmp_path / "prompts.jsonl"
+    extra = [{**row, "depth": 1 + i % 2, "hint": "2", "constraints": ["short"]} for i, row in enumerate(columns)]
+    table.write_text("\n".join(map(json.dumps, extra)))
+    prompts = {"file": str(table), "verifier": "numeric", "heldout": 0}
+
+    def run(name: str, **changes: Any) -> list[dict[str, Any]]:
+        rollout = {"prompts_per_step": 3, "samples_per_prompt": 4, "max_new_tokens": 5, "max_prompt_tokens": 24}
+        base = {
+            "run": str(tmp_path / name),
+            "model": {"path": str(world / "student")},
+            "prompts": {**prompts, "keep_columns": ["depth", "hint", "constraints"]},
+            "objective": [{"name": "policy_gradient", "ratio": "none", "advantage": {"name": "reinforce"}}],
+            "train": {"steps": 2, "learning_rate": 1e-3, "threads": 1, "checkpoint_every": 0},
+            "eval": {"prompts": 0},
+        }
+        merged = {**base, **changes, "rollout": {**rollout, **changes.get("rollout", {})}}
+        recipe = parse_settings(Recipe, merged)
+        train(recipe)
+        return [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
+
+    return run
+
+
+def says(path: str, body: Any) -> Any:
+    """A judge that quotes a digit, grants every appeal, and grades."""
+    asked = body["messages"][0]["content"] if "messages" in body else ""
+    text = "Yes." if "yes or no" in asked else '{"good": ["1"], "bad": ["2"]}' if "Quote" in asked else "Grade: 7"
+    return {"score": 0.5, "choices": [{"message": {"content": text}}]}
+
+
+def test_text2grad_rto_appeals_and_pcl_learn_for_three_steps(steps_of: Steps, server: Server, teacher: Any) -> None:
+    server.say = says
+    chat = {"endpoint": f"{server.url}/v1", "model": "judge"}
+    steps = steps_of(
+        "judged",
+        teachers={"endpoints": [teacher.address], "default": "teacher", "reference": "student"},
+        objective=[
+            {"name": "ppo"},
+            {"name": "policy_gradient", "ratio": "none", "advantage": {"name": "noisy_forward", "learns": True}},
+        ],
+        rewards=[
+            {"name": "text2grad", **chat, "adds": True},
+            {"name": "rto"},
+            {"name": "kl_penalty", "beta": 0.2},
+            {"name": "appeals", **chat, "share": 1.0},
+        ],
+        methods=[{"name": "pcl"}, {"name": "critic"}],
+        train={"steps": 3, "learning_rate": 1e-3, "threads": 1, "checkpoint_every": 0},
+    )
+    assert len(steps) == 3 and all(step["grad_norm"] > 0 for step in steps)
+    assert all(step["text2grad/unknown"] == 0 and step["text2grad/unmatched"] < 1 for step in steps)
+    assert all("rto/clipped" in step and "rto/by_token" in step and "kl_penalty/by_token" in step for step in steps)
+    assert all(step["appeals/unknown"] == 0 and step["appeals/overturned"] == 1 for step in steps)
+    assert steps[-1]["pcl/known"] == 1 and any(step["pcl/replaced"] > 0 for step in steps)
