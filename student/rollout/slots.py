@@ -4,7 +4,7 @@
     forward   one token for every slot, at its own position, over the columns up to the longest live row
 
 Rows are padded on the right, to multiples of 16, prompts run apart and are copied in, and no product has fewer than
-four rows: on a CPU a row's tokens and log-probs are then the same bits for any number of slots and any order of the
+five rows: on a CPU a row's tokens and log-probs are then the same bits for any number of slots and any order of the
 others, up to 192 tokens or so; above, a wider batch may move the last bits. When nothing waits any more the live rows
 are moved together and the empty slots left out. Samples of one prompt share its forward.
 """

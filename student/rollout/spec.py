@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-LEAST_ROWS = 4
+LEAST_ROWS = 5
 """Products of fewer rows give a row other bits; see `student.rollout.slots`."""
 
 
@@ -22,7 +22,7 @@ class RolloutSpec:
         stop_ids: ids that end a response; empty for the tokenizer's end of sequence alone.
         keep_ids: ids that are always among the candidates, fewer than `candidates`.
         cache_tokens: bound on the tokens whose keys and values are held at once: rows times the longest that they may
-            become; four rows always run.
+            become; five rows always run.
         autocast: dtype of the forward's products and of keys and values, or None for that of the weights.
         read_given: have the student read answers that are given, for their log-probs and candidates; without it the
             log-probs are NaN.
