@@ -100,7 +100,7 @@ WORTH = Worth(50, 200, 0.4, 0.6, interval(0.2, 0.1), interval(0.1, 0.05), None, 
         ({"better": None, "rescue": None, "slope": interval(0.3, 0.1)}, "not enough evidence", "--teacher-model"),
         ({"better": None, "rescue": None, "slope": interval(-0.3, 0.1)}, "do not distil", "prefers wrong answers"),
         ({"student": math.nan, "better": None}, "not enough evidence", "verifier"),
-        ({"student": 0.0, "teacher": 0.0, "better": interval(0.0, 0.0)}, "not enough evidence", "not one answer"),
+        ({"student": 0.0, "teacher": 0.0, "better": interval(0.0, 0.0)}, "not enough evidence", "no answer of either"),
     ],
 )
 def test_what_follows(changes: dict[str, object], kind: str, reason: str) -> None:
