@@ -86,7 +86,9 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
         if main:
             stack.push(RunEnding(folder, job.fleet))
         stack.push(job.watch.rename)
-        return _Run(job, folder, sinks, interrupts, checkpoint, spans).run()
+        run = _Run(job, folder, sinks, interrupts, checkpoint, spans)
+        stack.callback(run.saver.settle)
+        return run.run()
 
 
 def _sinks(folder: RunFolder, recipe: Recipe, main: bool) -> Telemetry:
@@ -127,7 +129,7 @@ class _Run:
         self.ranks = job.learner.ranks
         interrupts.shared = self.ranks.count > 1
         self.evaluations = Evaluations(job, sinks.log, self._keep_samples)
-        self.saver = Saver(job, folder, sinks.log)
+        self.saver = Saver(job, folder, sinks.log, sinks.saved)
         self.state = self.saver.open(checkpoint)
         self.evaluations.start = self.state.before
         job.local.start(job.models.local, fresh=checkpoint is None)
@@ -189,7 +191,6 @@ class _Run:
         if self.state.unfinished is not None or self.interrupts.holding or self.saver.sharded:
             return  # Updates have moved the weights, a controller may be trying others, or the other ranks have parts.
         path = self.saver.save(self.state, together=False)
-        self.sinks.saved()
         self.sinks.log(f"teacher {outage.teacher!r} is away for {outage.seconds:.0f} s; saved {path}")
 
     def _recovered(self, outage: Outage) -> None:
@@ -337,7 +338,7 @@ class _Run:
         self._save_now_and_then(clock)
         seconds = sum(clock.seconds.values())
         metrics["tokens_per_second"] = metrics["response_tokens"] / seconds if seconds else 0.0
-        metrics |= clock.beside
+        metrics |= clock.beside | self.saver.metrics()
         if job.accelerator.is_main_process:
             self.sinks.step(self.state.steps, metrics, clock.seconds)
 
@@ -355,8 +356,9 @@ class _Run:
         every = self.recipe.train.checkpoint_every
         if last or (every and self.state.steps % every == 0):
             with clock.stage("checkpoint"):
-                self.saver.save(self.state)
-            self.sinks.saved()
+                self.saver.save(self.state, wait=False)
+        else:
+            self.saver.settle(patient=False)
 
     def _finish(self, after: EvalReport | None) -> dict[str, Any]:
         state = self.state

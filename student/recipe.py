@@ -193,6 +193,11 @@ class TrainSettings(Settings):
     )
     checkpoint_every: int = Field(0, ge=0, description="Steps between checkpoints; 0 keeps only the last one.")
     keep_checkpoints: int = Field(2, ge=1, description="Checkpoints kept; older ones are removed.")
+    async_checkpoints: bool = Field(
+        False,
+        description="Write checkpoints while training goes on, from copies in the host's memory. "
+        "A failed write is said and the run goes on; the next one, and the end of the run, wait for the one before.",
+    )
 
 
 class EvalSettings(Settings):

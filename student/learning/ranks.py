@@ -80,6 +80,15 @@ class Ranks:
             self.index = 0 if accelerator is None else accelerator.process_index
         self._alone = self.count == 1
 
+    def beside(self) -> "Ranks":
+        """The same ranks for another thread, whose collectives are kept apart; every rank calls it at the same time.
+
+        They wait as long as it takes: a rank that is lost ends all (`student.learning.rank_watch`).
+        """
+        if not dist.is_initialized():
+            return Ranks()
+        return Ranks(group=dist.new_group(backend="gloo", timeout=timedelta(days=1)))
+
     def gather(self, value: T) -> list[T]:
         """The values of all ranks, by rank."""
         if self._alone:

@@ -33,7 +33,15 @@ MANIFEST = "manifest.json"
 _ASIDE = ".writing-old-"
 
 
-def save_checkpoint(root: Path, step: int, parts: Iterable[Part], *, keep: int, ranks: Ranks = ALONE) -> Path:
+def save_checkpoint(
+    root: Path,
+    step: int,
+    parts: Iterable[Part],
+    *,
+    keep: int,
+    ranks: Ranks = ALONE,
+    then: str = "continue with --resume",
+) -> Path:
     """Write the checkpoint of `step` and remove all but the newest `keep` up to it.
 
     Args:
@@ -42,6 +50,7 @@ def save_checkpoint(root: Path, step: int, parts: Iterable[Part], *, keep: int, 
         parts: what this rank writes; gathered one after the other, each when the one before is written.
         keep: checkpoints to keep, at least 1.
         ranks: those that write together, all at the same time, equally many parts.
+        then: what follows where it cannot be written, for the message.
 
     Returns:
         The checkpoint's folder.
@@ -67,8 +76,7 @@ def save_checkpoint(root: Path, step: int, parts: Iterable[Part], *, keep: int, 
                     shutil.rmtree(scratch, ignore_errors=True)
                 who = f" by rank {rank}" if ranks.count > 1 else ""
                 raise RunFolderError(
-                    f"checkpoint {final} cannot be written{who}: {reason}; free space or give access there, and "
-                    "continue with --resume."
+                    f"checkpoint {final} cannot be written{who}: {reason}; free space or give access there, and {then}."
                 ) from failure
         return result
 

@@ -1,17 +1,19 @@
 """Saving and restoring a run: what the loop remembers between steps, and the checkpoint of all that has state."""
 
+import copy
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opd.errors import CheckpointError
+from opd.errors import CheckpointError, RunFolderError
 from student.controllers import EvalReport
 from student.data.outcome import Outcome
 from student.job import Job
 from student.learning.ranks import ALONE
 from student.learning.sharding import mesh_of
+from student.run.beside import Beside
 from student.run.checkpoint import save_checkpoint
 from student.run.evaluation import from_json, to_json
 from student.run.folder import RunFolder
@@ -74,10 +76,20 @@ class Saver:
         job: whose weights, optimizer, terms and controllers are saved.
         folder: the run folder.
         log: takes lines for people.
+        saved: called when a checkpoint is written.
     """
 
-    def __init__(self, job: Job, folder: RunFolder, log: Callable[[str], None]) -> None:
-        self._job, self._folder, self._log = job, folder, log
+    def __init__(
+        self, job: Job, folder: RunFolder, log: Callable[[str], None], saved: Callable[[], None] = lambda: None
+    ) -> None:
+        self._job, self._folder, self._log, self._saved = job, folder, log, saved
+        self._beside: Beside | None = None
+        if job.recipe.train.async_checkpoints:
+            self._beside, self._ranks = Beside(), job.learner.ranks.beside()
+            # A fast tokenizer may not be used by two threads at once.
+            self._tokenizer = copy.deepcopy(job.tokenizer)
+        self._writing = -1  # steps of the checkpoint that is written beside the loop
+        self._waited, self._failed = 0.0, 0
         # Steps of the newest checkpoint, as all ranks know it and as this one does: an outage has one rank save alone.
         self._agreed = self._written = -1
 
@@ -110,12 +122,19 @@ class Saver:
             self._folder.keep_recipe(self._job.recipe, state.steps)
         return state
 
-    def save(self, state: LoopState, *, together: bool = True) -> Path:
-        """Save the state after the last step, once; `together` says that all ranks do so at the same time.
+    def save(self, state: LoopState, *, together: bool = True, wait: bool = True) -> Path:
+        """Save the state after the last step, once.
+
+        Args:
+            state: of the loop.
+            together: all ranks do so at the same time.
+            wait: until it is written, also with `train.async_checkpoints`.
 
         Raises:
-            RunFolderError: when a rank cannot write; on all that save.
+            RunFolderError: when a rank cannot write; on all that save, and wait.
         """
+        begin = time.monotonic()
+        self.settle()
         root, ranks = self._folder.checkpoints, self._job.learner.ranks
         final = root / f"step-{state.steps:06d}"
         if self._agreed == state.steps:
@@ -126,24 +145,65 @@ class Saver:
             return final  # the first rank does it
         written = ranks.gather(self._written)[0] if together else self._written
         if written != state.steps:
+            if self._beside is not None and not wait:
+                self._start(self._beside, state)
+                self._waited = time.monotonic() - begin
+                return final
             keep = self._job.recipe.train.keep_checkpoints
             save_checkpoint(root, state.steps, self._parts(state), keep=keep, ranks=ranks if together else ALONE)
+            self._saved()
         self._written = state.steps
         if together:
             self._agreed = state.steps
         return final
 
+    def _start(self, beside: Beside, state: LoopState) -> None:
+        """Copy what this rank holds, and write it while the loop goes on."""
+        parts, root, steps = list(self._parts(state, copied=True)), self._folder.checkpoints, state.steps
+        keep, then = self._job.recipe.train.keep_checkpoints, "let the run go on: it tries the next one"
+        beside.start(lambda: save_checkpoint(root, steps, parts, keep=keep, ranks=self._ranks, then=then))
+        self._writing = steps
+
+    def settle(self, *, patient: bool = True) -> None:
+        """See how the checkpoint that is written beside the loop became; wait for it, or leave it if it is not done.
+
+        One that could not be written is said, on all ranks alike; the run goes on from the one before.
+        """
+        if self._beside is None or self._writing < 0 or (self._beside.busy and not patient):
+            return
+        steps, self._writing = self._writing, -1
+        try:
+            self._beside.wait()
+        except RunFolderError as error:
+            self._failed += 1
+            self._log(f"warning: {error}")
+            return
+        self._written = self._agreed = steps
+        self._saved()
+
+    def metrics(self) -> dict[str, float]:
+        """Of writing beside the loop: seconds that it waited in its last save, seconds of the last write, failures."""
+        if self._beside is None:
+            return {}
+        waited, self._waited = self._waited, 0.0
+        return {
+            "checkpoint/waited_seconds": waited,
+            "checkpoint/write_seconds": self._beside.seconds,
+            "checkpoint/failed": float(self._failed),
+        }
+
     def outdate(self) -> None:
         """Have the next save write: the state has changed since, although the number of steps is the same."""
         self._agreed = self._written = -1
 
-    def _parts(self, state: LoopState) -> Iterator[Part]:
-        """What this rank writes, gathered one part after the other."""
+    def _parts(self, state: LoopState, *, copied: bool = False) -> Iterator[Part]:
+        """What this rank writes, gathered one part after the other; `copied` to be written beside the loop."""
         job = self._job
         ranks = job.learner.ranks
-        yield from model_parts("model", job.learner.student, job.tokenizer, ranks)
+        tokenizer, group = (self._tokenizer, self._ranks.group) if copied else (job.tokenizer, None)
+        yield from model_parts("model", job.learner.student, tokenizer, ranks, copied=copied)
         for name, values in self._states(state).items():
-            yield from state_parts(f"trainer/{name}", values, main=ranks.index == 0)
+            yield from state_parts(f"trainer/{name}", values, main=ranks.index == 0, group=group, copied=copied)
         yield from random_parts("trainer", ranks.index, job.accelerator.device)
 
     def _states(self, state: LoopState) -> dict[str, dict[str, Any]]:

@@ -164,6 +164,7 @@ import student.run.checkpoint as checkpoints
 from opd.errors import RunFolderError
 from student.learning.ranks import Ranks
 from student.learning.sharding import mesh_of, shard as shard_student, whole
+from student.run.beside import Beside
 from student.run.model_folder import model_parts
 from student.run.parts import Part
 from student.run.state_io import load_state, state_parts
@@ -197,13 +198,13 @@ class Tokenizer:
     def save_pretrained(self, place):
         (place / "tokenizer.json").write_text("{}")
 
-def parts():
+def parts(group=None, copied=False):
     # Files so small that several hold the layers.
-    yield from model_parts("model", student, Tokenizer(), ranks, limit=4096)
-    yield from state_parts("trainer/learner", state, main=rank == 0)
+    yield from model_parts("model", student, Tokenizer(), ranks, limit=4096, copied=copied)
+    yield from state_parts("trainer/learner", state, main=rank == 0, group=group, copied=copied)
 
-def save(step, parts):
-    return checkpoints.save_checkpoint(folder / "checkpoints", step, parts, keep=2, ranks=ranks)
+def save(step, parts, ranks=ranks, root=folder / "checkpoints"):
+    return checkpoints.save_checkpoint(root, step, parts, keep=2, ranks=ranks)
 
 listing = Path.rglob
 if rank:  # as on a network file system, which shows what others wrote later
@@ -238,6 +239,17 @@ def failed_save(culprit, number):
 
 print(json.dumps([[failed_save(culprit, number) for number in range(5)] for culprit in range(2)]))
 save(2, parts())
+
+# Written from copies in a thread, while the weights, the moments and collectives of the loop go on.
+other, beside = ranks.beside(), Beside()
+held = list(parts(other.group, copied=True))
+beside.start(lambda: save(3, held, other, folder / "beside"))
+with torch.no_grad():
+    for tensor in [*student.parameters(), *state["moments"].values()]:
+        tensor.mul_(2)
+while ranks.any(beside.busy):
+    pass
+beside.wait()
 dist.destroy_process_group()
 """
 
@@ -326,6 +338,20 @@ def test_when_a_rank_cannot_write_every_rank_says_which_and_the_last_checkpoint_
                 said[0],
             ), said[0]
     assert [find_damage(path) for path in list_checkpoints(folder / "checkpoints")] == [None, None]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_written_beside_the_loop_is_that_of_the_moment_it_was_asked_for(
+    told: tuple[Path, list[list[list[Any]]]],
+) -> None:
+    beside, usual = told[0] / "beside" / "step-000003", told[0] / "checkpoints" / "step-000002"
+    assert find_damage(beside) is None
+    files = [json.loads((folder / "manifest.json").read_text())["files"] for folder in (beside, usual)]
+    assert files[0].keys() == files[1].keys()
+    # The order of torch's notes in the head of a file of shards is not fixed.
+    assert {n for n in files[0] if files[0][n] != files[1][n]} <= {n for n in files[0] if "-shards/" in n}
+    mine, theirs = (load_state(folder / "trainer", "learner")["moments"] for folder in (beside, usual))
+    assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
 @pytest.mark.slow

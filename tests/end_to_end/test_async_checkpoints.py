@@ -1,0 +1,96 @@
+"""`train.async_checkpoints`: the checkpoints of a run that waits for them, written while it goes on."""
+
+import json
+import resource
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import student.run.saving as saving
+from student.learning.learner import Learner
+from student.loop import train
+from student.recipe import Recipe
+from student.run.checkpoint import find_damage, list_checkpoints
+from student.run.state_io import load_state
+from student.run.telemetry import Telemetry
+
+pytestmark = pytest.mark.slow
+
+SMALL: dict[str, Any] = {"rollout": {"prompts_per_step": 2}, "eval": {"prompts": 0}}
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+def test_checkpoints_written_beside_training_are_those_of_a_run_that_waits(
+    make_recipe: Callable[..., Recipe],
+    hashes: Callable[[Path], dict[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    sharding: str,
+) -> None:
+    common = {"steps": 3, "sharding": sharding}
+    waiting = make_recipe(run=str(tmp_path / "waiting"), **SMALL, train=common)
+    beside = make_recipe(run=str(tmp_path / "beside"), **SMALL, train={**common, "async_checkpoints": True})
+    train(waiting)
+    updated, save, update = threading.Event(), saving.save_checkpoint, Learner.update
+    updates = []
+
+    def held(root: Path, step: int, *arguments: Any, **options: Any) -> Path:
+        # The first is written when the weights have moved on already.
+        assert step > 1 or updated.wait(200)
+        return save(root, step, *arguments, **options)
+
+    def counted(self: Learner, *arguments: Any) -> Any:
+        found = update(self, *arguments)
+        updates.append(1)
+        if len(updates) == 2:
+            updated.set()
+        return found
+
+    monkeypatch.setattr(saving, "save_checkpoint", held)
+    monkeypatch.setattr(Learner, "update", counted)
+    train(beside)
+    for step in (1, 2, 3):
+        mine, theirs = (run.run / "checkpoints" / f"step-{step:06d}" for run in (beside, waiting))
+        assert find_damage(mine) is None
+        found, wanted = hashes(mine), hashes(theirs)
+        # The order of torch's notes in the head of a file of shards is not fixed.
+        assert found.keys() == wanted.keys() and all("-shards/" in n for n in found if found[n] != wanted[n])
+        moments = [load_state(checkpoint / "trainer", "learner")["moments"] for checkpoint in (mine, theirs)]
+        assert moments[0].keys() == moments[1].keys() and len(moments[0]) > 5
+        for name, values in moments[0].items():
+            assert all(torch.equal(value, moments[1][name][key]) for key, value in values.items()), name
+    assert all(record["checkpoint/waited_seconds"] > 0 for record in records(beside.run))
+    assert records(beside.run)[2]["checkpoint/write_seconds"] > 0
+
+
+def test_a_write_that_fails_beside_training_is_said_and_the_run_goes_on(
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = make_recipe(**SMALL, train={"steps": 2, "async_checkpoints": True})
+    said: list[str] = []
+    log, save, limits = Telemetry.log, saving.save_checkpoint, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def full_disk(root: Path, step: int, *arguments: Any, **options: Any) -> Path:
+        if step == 1:  # no file may be longer than that, as on a full disk
+            resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+        try:
+            return save(root, step, *arguments, **options)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    monkeypatch.setattr(saving, "save_checkpoint", full_disk)
+    monkeypatch.setattr(Telemetry, "log", lambda self, line: (said.append(line), log(self, line)))
+    train(recipe)
+    (warning,) = [line for line in said if line.startswith("warning")]
+    assert "step-000001 cannot be written: model: " in warning and "File too large" in warning
+    assert warning.endswith("let the run go on: it tries the next one.")
+    assert [path.name for path in list_checkpoints(recipe.run / "checkpoints")] == ["step-000002"]
+    assert records(recipe.run)[1]["checkpoint/failed"] == 1.0
