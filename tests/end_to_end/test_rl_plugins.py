@@ -16,8 +16,14 @@ import student.rl  # noqa: F401  (registers the names)
 from opd.config import parse_settings
 from student.loop import train
 from student.recipe import Recipe
+from student.rl import ADVANTAGES
 
 Steps = Callable[..., list[dict[str, Any]]]
+NEEDY: dict[str, dict[str, Any]] = {
+    "noisy_forward": {"learns": True},
+    "trloo": {"group": ["uid"]},
+    "mapo": {"group": ["uid"]},
+}
 
 
 @pytest.fixture
@@ -62,7 +68,7 @@ def steps_of(world: Path, tmp_path: Path) -> Steps:
 def says(path: str, body: Any) -> Any:
     """A judge that quotes a digit, grants every appeal, and grades."""
     asked = body["messages"][0]["content"] if "messages" in body else ""
-    text = "Yes." if "yes or no" in asked else '{"good": ["1"], "bad": ["2"]}' if "Quote" in asked else "Grade: 7"
+    text = "Yes." if "yes" in asked else '{"good": ["1"], "bad": ["2"]}' if "Quote" in asked else "Grade: 7"
     return {"score": 0.5, "choices": [{"message": {"content": text}}]}
 
 
@@ -90,3 +96,76 @@ def test_text2grad_rto_appeals_and_pcl_learn_for_three_steps(steps_of: Steps, se
     assert all("rto/clipped" in step and "rto/by_token" in step and "kl_penalty/by_token" in step for step in steps)
     assert all(step["appeals/unknown"] == 0 and step["appeals/overturned"] == 1 for step in steps)
     assert steps[-1]["pcl/known"] == 1 and any(step["pcl/replaced"] > 0 for step in steps)
+
+
+def test_every_advantage_learns_in_a_run(steps_of: Steps, server: Server, teacher: Any) -> None:
+    """All estimators beside each other, each alone in a term, and all modifiers behind one."""
+    server.say = says
+    loaded = {entry.name: ADVANTAGES.load(entry.name) for entry in ADVANTAGES}
+    first = [{"name": name, **NEEDY.get(name, {})} for name, cls in loaded.items() if not cls.modifies]
+    then = [{"name": name} for name, cls in loaded.items() if cls.modifies]
+    chains: list[list[dict[str, Any]]] = [*([one] for one in first), [{"name": "group_mean"}, *then]]
+    steps = steps_of(
+        "advantages",
+        teachers={"endpoints": [teacher.address], "default": "teacher", "reference": "student"},
+        objective=[{"name": "policy_gradient", "advantage": chain} for chain in chains],
+        rewards=[{"name": "hapo"}, {"name": "appeals", "endpoint": server.url, "model": "judge"}],
+        methods=[{"name": "critic"}],
+    )
+    assert len(steps) == 2 and all(step["grad_norm"] > 0 for step in steps)
+    for number in range(len(chains)):
+        name = "advantage_magnitude" if not number else f"policy_gradient.{number}/advantage_magnitude"
+        assert all(step[name] >= 0 for step in steps), chains[number]
+
+
+def test_every_other_sampler_chooses_in_a_run(steps_of: Steps) -> None:
+    names = ("random_prompts", "sec", "positive_negative", "depth_curriculum", "drive", "stages")
+    steps = steps_of("samplers", methods=[{"name": name, "candidates": 2} for name in names])
+    assert len(steps) == 2 and all(f"{name}/informative_share" in step for step in steps for name in names)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "objective"),
+    [
+        ("adaptive_oversampling", {}, "policy_gradient"),
+        ("reinforce_ada", {"rounds": 2}, "policy_gradient"),
+        ("self_interference", {"rounds": 2, "threshold": 2.0}, "policy_gradient"),
+        ("lte", {"threshold": 2.0}, "mixed_context"),
+        ("guide", {"band": False}, "mixed_context"),
+    ],
+)
+def test_every_other_strategy_learns_for_two_steps(
+    steps_of: Steps, name: str, settings: dict[str, Any], objective: str
+) -> None:
+    reward = {"name": "ttrv", "diversity": 0.0}
+    steps = steps_of(
+        name,
+        rollout={"strategy": {"name": name, **settings}},
+        objective=[{"name": objective, "advantage": {"name": "reinforce"}}],
+        rewards=[reward],
+    )
+    assert len(steps) == 2 and all(any(key.startswith(name) for key in step) for step in steps)
+    assert any(step.get("grad_norm", 0.0) > 0 for step in steps)
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        {"name": "dler", "limit": 3},
+        {"name": "rl_struct"},
+        {"name": "noisy_verifier", "false_negative": 0.2},
+        {"name": "tulu3"},
+        {"name": "judge", "model": "judge"},
+        {"name": "http_judge"},
+        {"name": "checklist", "model": "judge"},
+    ],
+    ids=lambda reward: str(reward["name"]),
+)
+def test_every_other_whole_reward_is_learnt_from_for_two_steps(
+    steps_of: Steps, server: Server, reward: dict[str, Any]
+) -> None:
+    server.say = says
+    asks = reward["name"] in ("judge", "http_judge", "checklist")
+    steps = steps_of(reward["name"], rewards=[{**reward, **({"endpoint": server.url} if asks else {})}])
+    assert len(steps) == 2 and all("reward" in step for step in steps)
+    assert bool(server.asked) == asks
