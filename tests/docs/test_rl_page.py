@@ -30,10 +30,13 @@ def test_every_line_of_a_recipe_is_valid_and_every_plug_in_has_golden_numbers() 
     assert not missing and seen > 90
 
 
+SETTINGS = ("divergence", "until", "rule", "weigh", "regulariser")
+
+
 def test_a_system_is_chosen_by_names_that_exist() -> None:
     known = {entry.name for registry in registries() for entry in registry}
     for line in rl_doc.SYSTEMS.strip().splitlines():
         system, how = line.split(" | ")
-        names = [name for name in re.findall(r"`([a-z_0-9]+)`", how) if name not in ("divergence", "until")]
+        names = [name for name in re.findall(r"`([a-z_0-9]+)`", how) if name not in SETTINGS]
         assert set(names) <= known, f"{system}: {set(names) - known}"
         assert names or "`" in how or "](" in how
