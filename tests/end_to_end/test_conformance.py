@@ -122,7 +122,9 @@ WITHOUT: dict[str, set[str]] = {}
 
 
 def metrics_without(recipe: Recipe) -> set[str]:
-    objective = [{"name": "grpo"}] if recipe.objective == [{"name": "ppo"}] else recipe.objective
+    # What asks for a critic or for given rows is refused without the method that brings them.
+    refused = any(t["name"] in ("ppo", "sft") or t.get("rows") == "expert" for t in recipe.objective)
+    objective = [{"name": "grpo"}] if refused else recipe.objective
     plain = recipe.model_copy(update={"methods": [], "objective": objective, "run": recipe.run.with_name("without")})
     key = plain.model_dump_json(exclude={"run", "model", "teachers"})
     if key not in WITHOUT:
