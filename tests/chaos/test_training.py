@@ -52,7 +52,8 @@ def recipe_for(world: Path, run: Path, addresses: list[str], health: dict[str, A
 def steps_of(run: Path) -> list[dict[str, Any]]:
     """What every step wrote down, without clocks: a row lost or counted twice would change these numbers."""
     file = run / "metrics.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
+    # A line that is being written has no end yet.
+    lines = file.read_text().rpartition("\n")[0].splitlines() if file.exists() else []
     rows = [json.loads(line) for line in lines]
     return [{key: value for key, value in row.items() if key not in _CLOCKS} for row in rows]
 
