@@ -4,7 +4,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import yaml
 
 from opd import PayloadSpec, ScoreItem, TeacherFleet, errors
 from student.run.folder import RunFolder
+from student.run.parts import Part
 
 Run = Callable[..., tuple[int, str]]
 
@@ -158,13 +159,19 @@ def test_a_full_disk_exits_with_13_and_keeps_the_checkpoints_before(
     import student.run.saving
 
     assert opd("train", str(recipe_file), "train.steps=2", "eval.prompts=0")[0] == 0
-    original = student.run.saving.save_state
+    original = student.run.saving.state_parts
 
-    def onto_a_full_disk(folder: Path, name: str, state: dict[str, Any], *, main: bool) -> None:
-        (folder / f"{name}.json").symlink_to("/dev/full")
-        original(folder, name, state, main=main)
+    def onto_a_full_disk(name: str, state: dict[str, Any], **more: Any) -> list[Part]:
+        first, *rest = original(name, state, **more)
 
-    monkeypatch.setattr(student.run.saving, "save_state", onto_a_full_disk)
+        def write(folder: Path) -> Iterable[Path]:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / f"{name}.json").symlink_to("/dev/full")
+            return first.write(folder)
+
+        return [Part(first.name, write), *rest]
+
+    monkeypatch.setattr(student.run.saving, "state_parts", onto_a_full_disk)
     code, err = opd("train", str(recipe_file), "train.steps=3", "eval.prompts=0", "--resume")
     assert code == 13 and one_sentence(err) and "No space left" in err and "step-000003" in err, err
     folder = Path(recipe_data["run"])

@@ -122,7 +122,7 @@ def test_what_a_lora_run_cannot_be_resumed_with_is_told_by_name(
 
 
 def test_jumps_of_weights_are_refused_under_lora(make_recipe: Callable[..., Recipe], world: Path) -> None:
-    with pytest.raises(ConfigError, match="effopd goes on along the line"):
+    with pytest.raises(ConfigError, match="effopd extrapolates the line"):
         train(make_recipe(**changes(world), methods=[{"name": "effopd"}]))
 
 

@@ -1,3 +1,4 @@
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ def test_servers_can_tell_runs_and_ranks_apart_and_ranks_share_what_one_would_ha
 ) -> None:
     asked: list[tuple[str, int]] = []
 
-    def note(endpoints: Any, *, settings: Any, client: str) -> None:
+    def note(endpoints: Any, *, settings: Any, client: str) -> Any:
         asked.append((client, settings.calls.in_flight_tokens))
+        return SimpleNamespace(settle=lambda: None)
 
     monkeypatch.setattr(TeacherFleet, "connect", note)
     for run, environment in (

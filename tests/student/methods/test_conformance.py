@@ -12,6 +12,7 @@ from opd.config import parse_settings
 from opd.tasks.verdict import Verdict
 from student.learning.terms import OBJECTIVES
 from student.plugins import build_terms
+from student.rl.losses.policy_gradient import PolicyGradient
 from student.run.state_io import load_state, save_state
 
 VARIANTS: list[dict[str, Any]] = [
@@ -119,6 +120,11 @@ def test_metrics_are_sums_that_do_not_depend_on_micro_batches(toy: Any, entry: d
         [terms[0].token_losses(made.batch([i])) for i in range(4)],
     )
     assert whole
+    # What the advantages did to the whole batch is the same pair whichever part asks.
+    whole_batch = terms[0].chain.metrics() if isinstance(terms[0], PolicyGradient) else {}
     for name, (top, bottom) in whole.items():
+        if name in whole_batch:
+            assert all(part.metrics[name] == (top, bottom) for part in parts)
+            continue
         assert sum(float(part.metrics[name][0]) for part in parts) == pytest.approx(float(top), rel=1e-5, abs=1e-6)
         assert sum(float(part.metrics[name][1]) for part in parts) == pytest.approx(float(bottom))
