@@ -109,6 +109,7 @@ def test_slots_take_fewer_forwards_than_batches_and_draw_the_same_tokens(model: 
 
 
 def test_samples_of_one_prompt_share_its_forward(model: Any, tokenizer: Any) -> None:
+    assert takes_slots(model)  # asked once per model, by forwards of its own
     shapes: list[torch.Size] = []
     handle = model.base_model.register_forward_pre_hook(lambda _, args: shapes.extend(a.shape for a in args))
     planned = plan_step(2, [Prompt.make("12+34=")], samples=8, max_new_tokens=4, temperature=1.0).rows
