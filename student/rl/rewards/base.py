@@ -131,6 +131,24 @@ def in_groups(rows: Sequence[Row]) -> list[list[Row]]:
     return list(found.values())
 
 
+def refuse_unread_turns(reward: str, terms: Sequence[Term], advantages: str) -> None:
+    """Refuse rewards by turn where no term's advantage reads them, so that they would count for nothing.
+
+    Args:
+        reward: its name.
+        terms: of the recipe.
+        advantages: some that read them, for the message.
+
+    Raises:
+        ConfigError: with the setting to change.
+    """
+    chains = [getattr(term, "chain", None) for term in terms]
+    if not any(chain is not None and getattr(chain.first, "reads_turns", False) for chain in chains):
+        raise ConfigError(
+            f"reward {reward} rewards turns, but no term's advantage reads them; use advantage {advantages}."
+        )
+
+
 def known_value(row: Row) -> float | None:
     """The verdict's value, None where there is no verdict or it is unknown."""
     return row.verdict.value if row.verdict is not None and row.verdict.known else None

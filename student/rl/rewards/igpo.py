@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field
 
-from opd.errors import ConfigError, DataError
+from opd.errors import DataError
 from opd.wire.types import ScoreItem
-from student.rl.rewards.base import Reward, RewardSettings, known_value
+from student.rl.rewards.base import Reward, RewardSettings, known_value, refuse_unread_turns
 from student.scoring.needs import STUDENT, Needs
 
 if TYPE_CHECKING:
@@ -56,11 +56,7 @@ class Igpo(Reward):
         Raises:
             ConfigError: with the setting to change.
         """
-        chains = [getattr(term, "chain", None) for term in terms]
-        if not any(chain is not None and getattr(chain.first, "reads_turns", False) for chain in chains):
-            raise ConfigError(
-                "reward igpo rewards turns, but no term's advantage reads them; use advantage trloo or mapo."
-            )
+        refuse_unread_turns("igpo", terms, "trloo or mapo")
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """See the module.

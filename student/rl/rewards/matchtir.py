@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from opd.errors import ConfigError
 from opd.tasks.tools import Call, parse_reply
-from student.rl.rewards.base import Reward, RewardSettings, known_value
+from student.rl.rewards.base import Reward, RewardSettings, known_value, refuse_unread_turns
 from student.rl.rewards.toolrl import jaccard, reference_call, same_value
 
 if TYPE_CHECKING:
@@ -56,11 +55,7 @@ class MatchTir(Reward):
         Raises:
             ConfigError: with the setting to change.
         """
-        chains = [getattr(term, "chain", None) for term in terms]
-        if not any(chain is not None and getattr(chain.first, "reads_turns", False) for chain in chains):
-            raise ConfigError(
-                "reward matchtir rewards turns, but no term's advantage reads them; use advantage matchtir or trloo."
-            )
+        refuse_unread_turns("matchtir", terms, "matchtir or trloo")
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """See the module; metrics matched (of a call) and calls (of an episode).
