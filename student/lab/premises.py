@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from opd.files import write_whole
 from student.lab.experiment import Premise
 from student.lab.plan import ExperimentPlan
 from student.lab.runs import read_json
@@ -51,7 +52,7 @@ def measure_premises(plan: ExperimentPlan, log: Callable[[str], None] = lambda l
                 function: Measure = getattr(importlib.import_module(module), name)
                 found = function(plan, world, **premise.options)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
+                write_whole(path, json.dumps(asdict(found), indent=1) + "\n")
             found = _read(path)
             log(f"premise {premise.name} in world {world}: {'' if found.present else 'absent, '}{found.numbers}")
     return read_premises(plan)

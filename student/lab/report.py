@@ -9,6 +9,7 @@ from typing import Any
 import jinja2
 
 from opd.errors import ConfigError
+from opd.files import write_whole
 from student.lab.curve import Curve
 from student.lab.experiment import ROUTED, RULE, Experiment
 from student.lab.experiments import NAMES, load_experiment
@@ -51,7 +52,7 @@ def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAM
         arms = [arm for arm in data["arms"] if len(arm["seeds"]) == len(data["replicates"])] if data else []
         if data is not None and arms:
             data = {**data, "arms": arms}
-            target.write_text(json.dumps(_rounded(data), indent=1) + "\n", encoding="utf-8")
+            write_whole(target, json.dumps(_rounded(data), indent=1) + "\n")
             plot_experiment(data, experiment.title, plot)
             written += [target, plot]
         elif (earlier := _read(target, form)) is not None:

@@ -13,6 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from opd.errors import CancelledError, ConfigError
+from opd.files import write_whole
 from student.lab import premises
 from student.lab.answers import write_all
 from student.lab.evaluate import ModelGrade, as_json, grade_model, grade_run, grades, read_level, read_models
@@ -73,7 +74,7 @@ def run_experiment(
                 runs = [run for run in seed_runs(here, chosen) if run.replicate.world == world]
                 _work([*grades(here, world), *runs], jobs, log, graded=True)
         data = read_results(plan)
-        (plan.folder / "results.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        write_whole(plan.folder / "results.json", json.dumps(data, indent=1) + "\n")
     return data
 
 

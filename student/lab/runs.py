@@ -16,6 +16,7 @@ from typing import Any
 
 from opd.config import parse_settings
 from opd.errors import DataError
+from opd.files import write_whole
 from student.lab.experiment import Replicate
 
 _VOLATILE = ("run", "teachers.endpoints")
@@ -180,7 +181,7 @@ def train_run(run: Run, log: Callable[[str], None] = lambda line: None) -> Run:
 def _add_times(run: Run, cpu: float, wall: float, *, fresh: bool) -> None:
     path = beside(run.folder, ".times.json")
     before = {"cpu": 0.0, "wall": 0.0} if fresh or not path.is_file() else json.loads(path.read_text())
-    path.write_text(json.dumps({"cpu": before["cpu"] + cpu, "wall": before["wall"] + wall}))
+    write_whole(path, json.dumps({"cpu": before["cpu"] + cpu, "wall": before["wall"] + wall}))
 
 
 def times(run: Run) -> dict[str, float]:
