@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ports import held_port
 from typer.testing import CliRunner
 
 import opd.cli
@@ -201,7 +201,7 @@ def test_a_command_that_takes_minutes_runs(command: str, place: tuple[Path, str]
         cwd = ROOT
     several = [command]
     if command.startswith("torchrun"):  # the page goes on in the next line; both nodes are this machine
-        cwd, port = place[0], free_port()
+        cwd, port = place[0], held_port()
         told = command.replace("HOST:29500", f"127.0.0.1:{port}").replace("--nproc-per-node 8", "--nproc-per-node 1")
         several = [f"{told} --rdzv-id run1 --max-restarts 3 -m opd.cli train recipe.yaml run=runs/two-nodes"] * 2
     logs = [(tmp_path / f"log-{index}").open("w+") for index in range(len(several))]
@@ -216,9 +216,3 @@ def test_a_command_that_takes_minutes_runs(command: str, place: tuple[Path, str]
         for process in running:
             process.kill()
     assert not any(codes), "".join((tmp_path / f"log-{index}").read_text()[-3000:] for index in range(len(several)))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -4,13 +4,12 @@ What each computes is in its golden test; here it has learnt for some steps besi
 """
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from judge_servers import Server
+from judge_servers import Server, serving
 
 import student.rl  # noqa: F401  (registers the names)
 from opd.config import parse_settings
@@ -28,14 +27,8 @@ NEEDY: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    made = Server()
-    thread = threading.Thread(target=made.serve_forever)
-    thread.start()
-    yield made
-    made.release.set()
-    made.shutdown()
-    made.server_close()
-    thread.join()
+    with serving() as made:
+        yield made
 
 
 @pytest.fixture

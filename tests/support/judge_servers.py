@@ -2,6 +2,8 @@
 
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -47,6 +49,21 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *arguments: Any) -> None:
         """Say nothing."""
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    """A server that answers until the end of the block."""
+    made = Server()
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield made
+    finally:
+        made.release.set()
+        made.shutdown()
+        made.server_close()
+        thread.join()
 
 
 class Judge(judge_pb2_grpc.JudgeServiceServicer):

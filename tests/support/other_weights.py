@@ -1,4 +1,4 @@
-"""A student whose weights have moved."""
+"""Models whose weights have moved."""
 
 from typing import Any
 
@@ -10,3 +10,12 @@ def move(model: Any, factor: float = 0.8) -> None:
     """Other weights than before: each times `factor`."""
     for parameter in model.parameters():
         parameter.mul_(factor)
+
+
+@torch.no_grad()
+def train_adapters(model: Any) -> None:
+    """Give fresh adapters of LoRA, whose product is 0, an effect; the same one each time."""
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.normal_(0.0, 0.3)

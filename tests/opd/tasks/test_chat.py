@@ -1,12 +1,11 @@
 """The chat client and the rewards that ask it, against a real HTTP server that also fails on purpose."""
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from judge_servers import Server
+from judge_servers import Server, serving
 
 from opd.config import parse_settings
 from opd.errors import DataError
@@ -22,14 +21,8 @@ from student.rl import REWARDS
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setattr(chat, "_PAUSE_SECONDS", 0.0)
-    made = Server()
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield made
-    made.release.set()
-    made.shutdown()
-    made.server_close()
-    thread.join()
+    with serving() as made:
+        yield made
 
 
 def client(server: Server, **settings: Any) -> ChatClient:

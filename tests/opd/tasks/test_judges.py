@@ -1,6 +1,5 @@
 """Judges as verifiers, against real HTTP and gRPC servers, with TLS and a token, and away."""
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from certificates import self_signed
-from judge_servers import Judge, Server
+from judge_servers import Judge, Server, serving
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
@@ -44,14 +43,8 @@ def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Judged:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    made = Server()
-    thread = threading.Thread(target=made.serve_forever)
-    thread.start()
-    yield made
-    made.release.set()
-    made.shutdown()
-    made.server_close()
-    thread.join()
+    with serving() as made:
+        yield made
 
 
 def test_a_chat_model_gives_verdicts_and_what_cannot_be_read_is_unknown(judged: Judged, server: Server) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from other_weights import move
+from other_weights import move, train_adapters
 from ports import held_port
 from sglang_rollouts import SglangRollouts
 
@@ -166,11 +166,7 @@ def test_of_a_lora_student_adapters_alone_travel_and_old_ones_go(start: Any, ope
     server = start()
     model = AutoModelForCausalLM.from_pretrained(world / "student")
     add_lora(model, LoraSettings(rank=4), base=str(world / "student"))
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(0.0, 0.3)
+    train_adapters(model)
     engine = open_engine(server, model=model)
     sync(engine)
     rows = engine.sample(plan())

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from other_weights import move
+from other_weights import move, train_adapters
 from ports import held_port
 from vllm_rollouts import VllmServer
 
@@ -46,11 +46,7 @@ def make(world: Path, tmp_path: Path) -> Iterator[Callable[..., ServersEngine]]:
         tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path)
         if rank:
             add_lora(model, LoraSettings(rank=rank), base=path)
-            torch.manual_seed(1)
-            with torch.no_grad():
-                for name, parameter in model.named_parameters():
-                    if "lora_B" in name:
-                        parameter.normal_(0.0, 0.3)
+            train_adapters(model)
         opened.append(engine)
         engine.open(EngineSetup(model, tokenizer, RolloutSpec(7, 4, candidates, len(tokenizer), 400), path))
         return engine

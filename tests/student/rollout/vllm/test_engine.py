@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from other_weights import train_adapters
 from torch import Tensor
 
 from opd.errors import ConfigError, DataError, NonFiniteError, RolloutEngineError
@@ -166,11 +167,7 @@ def test_adapters_are_sampled_with_and_tensors_that_are_given_go_before_the_mode
     plain = ids(engine.sample(plan(1)))
     model = engine.setup.model
     add_lora(model, LoraSettings(rank=4, dora=dora), base=engine.setup.path)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(0.0, 0.3)
+    train_adapters(model)
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     engine.sync(trained, 4)
     same.setup = dataclasses.replace(same.setup, model=model)

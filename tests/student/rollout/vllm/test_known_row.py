@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from other_weights import train_adapters
 from transformers import AutoModelForCausalLM
 
 from student.learning.lora import adapters_off, add_lora
@@ -15,11 +16,7 @@ from student.rollout.vllm.known_row import KnownRow, Reader, distance
 def test_it_is_read_with_the_adapters_while_another_thread_has_them_off_for_the_reference(world: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(world / "student")
     add_lora(model, LoraSettings(rank=4), base=str(world / "student"))
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(0.0, 0.3)
+    train_adapters(model)
     spec = RolloutSpec(
         seed=7, batch_rows=4, candidates=0, valid_vocab=int(model.config.vocab_size), max_prompt_tokens=9
     )
