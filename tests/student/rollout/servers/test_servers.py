@@ -211,7 +211,11 @@ def test_candidates_keep_what_must_be_among_them() -> None:
 
 def test_settings_that_cannot_work_are_refused() -> None:
     cls = ROLLOUT_ENGINES.load("vllm_server").settings_type
-    for endpoints, said in ((["host:1"], "must start with http"), (["http://a", "http://a"], "named twice"), ([], "")):
+    for endpoints, said in (
+        (["host:1"], "must start with http"),
+        (["http://a", "http://a"], "named twice"),
+        ([], "at least 1 item"),
+    ):
         with pytest.raises(ConfigError, match=said):
             parse_settings(cls, {"name": "vllm_server", "endpoints": endpoints})
     settings = parse_settings(cls, {"name": "x", "endpoints": ["http://a"], "api_key_env": "NOT_SET_ANYWHERE"})
