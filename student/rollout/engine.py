@@ -97,6 +97,10 @@ class EngineSetup:
     path: str
     revision: str | None = None
 
+    def dtype(self, asked: str) -> str:
+        """Name of the precision that an engine with weights of its own computes in: `asked`, or that of rollouts."""
+        return asked if asked != "auto" else str(self.spec.autocast or self.model.dtype).removeprefix("torch.")
+
 
 class RolloutEngine:
     """Base of rollout engines; subclasses implement `sample` and, where they hold weights of their own, `sync`."""

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from student.rollout.rows import Finish
 
 log = logging.getLogger(__name__)
-_HALVES = ("bfloat16", "float16")
 _KNOWN_TEMPERATURE = 0.7
 """Not 1, so that a server that gives log-probs of temperature 1 throughout is found out."""
 _ASK_AGAIN_SECONDS = 1.0
@@ -83,8 +82,7 @@ class ServersEngine(RolloutEngine):
         super().open(dataclasses.replace(setup, tokenizer=copy.deepcopy(setup.tokenizer)))
         if self.settings.folder is None:
             raise ConfigError("rollout.engine.folder is not set; name a folder that the servers see.")
-        dtype = self.settings.dtype
-        self._dtype = dtype if dtype != "auto" else str(setup.spec.autocast or setup.model.dtype).removeprefix("torch.")
+        self._dtype = setup.dtype(self.settings.dtype)
         self._adapters = sends_adapters(setup.model) and not self.settings.merge_adapters
         self._folder = WeightsFolder(self.settings.folder)
         self._servers = [
@@ -200,7 +198,7 @@ class ServersEngine(RolloutEngine):
         Raises:
             RolloutEngineError: when their log-probs differ.
         """
-        from student.rollout.vllm.known_row import ANSWER, KnownRow, Reader, distance
+        from student.rollout.vllm.known_row import ANSWER, KnownRow, Reader, distance, tolerance
 
         spec = self.setup.spec
         known = KnownRow.of(spec, self._longest)
@@ -215,7 +213,7 @@ class ServersEngine(RolloutEngine):
         row = dataclasses.replace(known, answer=tuple(answer.ids))
         expected = Reader(self.setup.model, spec).log_probs(row, self._given, _KNOWN_TEMPERATURE)
         gap = distance(answer.logp, expected)
-        bound = self.settings.tolerance or (0.3 if self._dtype in _HALVES else 0.005)
+        bound = self.settings.tolerance or tolerance(self._dtype)
         if gap > bound:
             server.label, server.lost = None, "it holds other weights"
             raise RolloutEngineError(

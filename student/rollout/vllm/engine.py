@@ -37,7 +37,6 @@ Ended = Callable[[int, Sequence[int]], object]
 _RESTARTS = 2
 _SPARE = 256
 """Tokens of the cache beside those of the recipe: vLLM rounds the longest row up to blocks, and keeps a block back."""
-_HALVES = ("bfloat16", "float16")
 
 
 class VllmRollout(RolloutEngine):
@@ -72,7 +71,7 @@ class VllmRollout(RolloutEngine):
         from student.rollout.vllm.launch import start
         from student.rollout.vllm.streams import RowStreams
 
-        self._dtype = self._own_dtype()
+        self._dtype = setup.dtype(self.settings.dtype)
         sleep = self.settings.sleep
         self._sleep = Sleep(enabled=sleep)
         if sleep and not torch.cuda.is_available():
@@ -191,14 +190,9 @@ class VllmRollout(RolloutEngine):
 
             end(llm)
 
-    def _own_dtype(self) -> str:
-        if self.settings.dtype != "auto":
-            return self.settings.dtype
-        return str(self.setup.spec.autocast or self.setup.model.dtype).removeprefix("torch.")
-
     def _renew(self) -> None:
         """Have vLLM, started again if need be, hold the weights of the last sync, and no numbers of older ones."""
-        from student.rollout.vllm.known_row import Reader, distance
+        from student.rollout.vllm.known_row import Reader, distance, tolerance
         from student.rollout.vllm.weights import checkpoint_tensors
 
         if self._llm is None:
@@ -216,7 +210,7 @@ class VllmRollout(RolloutEngine):
             raise RolloutEngineError("vLLM did not empty its prefix cache: it still holds what old weights computed.")
         expected = Reader(self.setup.model, self.setup.spec).log_probs(self._known, self._given)
         gap = distance(self._score_known_row(), expected)
-        bound = self.settings.tolerance or (0.3 if self._dtype in _HALVES else 0.005)
+        bound = self.settings.tolerance or tolerance(self._dtype)
         if gap > bound:
             raise RolloutEngineError(
                 f"after a sync, vLLM's log-probs of the known row are {gap:.3g} nats from the student's, over "

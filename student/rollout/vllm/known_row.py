@@ -93,3 +93,8 @@ def distance(one: Sequence[float] | NDArray[np.float32], other: NDArray[np.float
     """The largest difference of two rows of log-probs, nats; infinite where one is not finite."""
     gap = np.abs(np.asarray(one, np.float64) - other)
     return float(gap.max()) if np.isfinite(gap).all() else float("inf")
+
+
+def tolerance(dtype: str) -> float:
+    """The distance that the rounding of a precision explains, nats, where a recipe names none."""
+    return 0.3 if dtype in ("bfloat16", "float16") else 0.005
