@@ -29,6 +29,8 @@ class Request:
         tokenizer: the student's.
         spec: what every rollout of the run shares.
         purpose: first names of the random stream.
+        encoded: ids by `id` of a prompt that outlives it, read and added to: the samples of a prompt encode it once.
+            Not by uid, which a prompt keeps when a hint or a turn is added.
 
     Attributes:
         input_ids: [P'] uint32, what the engine reads before the first token that it samples.
@@ -41,12 +43,24 @@ class Request:
     """
 
     def __init__(
-        self, planned: PlannedRow, tokenizer: PreTrainedTokenizerBase, spec: RolloutSpec, purpose: Sequence[object]
+        self,
+        planned: PlannedRow,
+        tokenizer: PreTrainedTokenizerBase,
+        spec: RolloutSpec,
+        purpose: Sequence[object],
+        encoded: dict[int, NDArray[np.uint32]] | None = None,
     ) -> None:
+        encoded = {} if encoded is None else encoded
+
+        def ids_of(prompt: Prompt) -> NDArray[np.uint32]:
+            if id(prompt) not in encoded:
+                encoded[id(prompt)] = _encode(prompt, tokenizer, spec.max_prompt_tokens)
+            return encoded[id(prompt)]
+
         self.planned = planned
-        self.prompt_ids = _encode(planned.prompt, tokenizer, spec.max_prompt_tokens)
+        self.prompt_ids = ids_of(planned.prompt)
         hinted = planned.behaviour_prompt
-        self.behaviour_ids = None if hinted is None else _encode(hinted, tokenizer, spec.max_prompt_tokens)
+        self.behaviour_ids = None if hinted is None else ids_of(hinted)
         read = self.prompt_ids if self.behaviour_ids is None else self.behaviour_ids
         self.input_ids = np.concatenate([read, np.array(planned.prefix_ids, dtype=np.uint32)])
         self.stops = spec.stops(tokenizer) | planned.stop_ids

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from student.data.plan import PlannedRow
@@ -59,7 +61,8 @@ def sample_rows(
         EngineLostError: when the engine went away; it holds the rows that had finished.
     """
     rows: dict[int, Row] = {}
-    requests = [Request(p, tokenizer, spec, purpose) for p in planned]
+    encoded: dict[int, NDArray[np.uint32]] = {}
+    requests = [Request(p, tokenizer, spec, purpose, encoded) for p in planned]
     given = [i for i, p in enumerate(planned) if p.answer is not None]
     try:
         if given:
