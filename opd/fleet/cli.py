@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opd.errors import IncompatibleTeacherError
+from opd.errors import IncompatibleTeacherError, UnavailableError
 
 if TYPE_CHECKING:
     from opd.fleet.settings import FleetSettings
@@ -67,12 +67,18 @@ def verify(
     settings: SettingsFile = None,
     override: Override = [],  # noqa: B006 - typer reads the default
 ) -> None:
-    """Score one random row on every replica of every teacher and report the largest differences in nats."""
+    """Score one random row on every replica of every teacher and report the largest differences in nats.
+
+    Fails when replicas disagree, and when a listed server does not answer.
+    """
     from opd.fleet.client import TeacherFleet
 
     with TeacherFleet.connect(endpoints, settings=fleet_settings(settings, override), client="verify") as fleet:
         fleet.settle()
         reports = [fleet.verify(name) for name in fleet.teachers()]
+        silent = fleet.status().silent
+    for server in silent:
+        typer.echo(f"{server.address} does not answer: {server.error or 'not asked yet'}")
     for report in reports:
         typer.echo(report.sentence())
         for address, sentence in report.errors.items():
@@ -80,6 +86,11 @@ def verify(
     bad = [report for report in reports if not report.agrees]
     if bad:
         raise IncompatibleTeacherError(f"replicas disagree or do not answer: {bad[0].sentence()}")
+    if silent:
+        addresses = ", ".join(server.address for server in silent)
+        raise UnavailableError(
+            f"the replicas that answer agree, but {addresses} did not answer; start what is listed there, or unlist it."
+        )
 
 
 @app.command()

@@ -44,6 +44,8 @@ class Teacher:
         replaced: folder and hash of the weights that replaced the model's own; None while those are in use.
         idle: set while no call is in flight.
         changing: held while it is loaded, woken, put to sleep or unloaded.
+        unloads: calls that wait to unload it.
+        drained_from: its state before the first of them.
     """
 
     name: str
@@ -60,6 +62,8 @@ class Teacher:
     replaced: tuple[Path, str] | None = None
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    unloads: int = 0
+    drained_from: int = pb.TEACHER_STATE_UNSPECIFIED
 
     @property
     def serving(self) -> bool:

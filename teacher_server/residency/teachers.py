@@ -134,22 +134,42 @@ class Teachers:
     async def unload(self, name: str, grace: float) -> None:
         """Refuse new calls, wait for those in flight up to `grace` seconds, then free the teacher.
 
+        A caller that is cancelled while it waits takes its request back: the teacher is as before, unless another
+        caller waits too. Once the engine is being freed, it is freed.
+
         Raises:
             TeacherNotFoundError: when there is none of that name.
         """
         teacher = self.get(name)
-        await self._set_state(teacher, pb.TEACHER_STATE_DRAINING)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace):
-                await teacher.idle.wait()
-        async with teacher.changing:
-            if self._teachers.get(name) is not teacher:
-                return  # another call has unloaded it, and another teacher may have its name by now
-            worker, teacher.worker = teacher.worker, None
-            if worker is not None:
-                await asyncio.to_thread(worker.close)
-            self._teachers.pop(name, None)
+        if not teacher.unloads:
+            teacher.drained_from = teacher.state
+        teacher.unloads += 1
+        try:
+            await self._set_state(teacher, pb.TEACHER_STATE_DRAINING)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace):
+                    await teacher.idle.wait()
+            async with teacher.changing:
+                if self._teachers.get(name) is teacher:  # else another call has unloaded it
+                    await run_to_completion(self._free(teacher))
+        finally:
+            teacher.unloads -= 1
+            if self._teachers.get(name) is teacher and not teacher.unloads:
+                await self._undrain(teacher)
+
+    async def _free(self, teacher: Teacher) -> None:
+        worker, teacher.worker = teacher.worker, None
+        if worker is not None:
+            await asyncio.to_thread(worker.close)
+        self._teachers.pop(teacher.name, None)
         await self._set_state(teacher, pb.TEACHER_STATE_UNSPECIFIED)
+
+    async def _undrain(self, teacher: Teacher) -> None:
+        """The state before an unload that was taken back; one that was loading then may have been loaded since."""
+        if teacher.state != pb.TEACHER_STATE_DRAINING:  # it died meanwhile
+            return
+        loaded = teacher.drained_from == pb.TEACHER_STATE_LOADING and teacher.worker is not None
+        await self._set_state(teacher, pb.TEACHER_STATE_READY if loaded else teacher.drained_from)
 
     @contextlib.asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[Teacher]:

@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from opd.errors import ConfigError, DataError, IncompatibleTeacherError
+from opd.errors import ConfigError, DataError, IncompatibleTeacherError, UnavailableError
 from opd.fleet import cli, score_cli
 from opd.fleet.client import TeacherFleet
 from opd.fleet.record.store import ScoreStore
@@ -68,6 +68,13 @@ def test_verify_reports_and_fails_when_replicas_disagree(tiny: SimpleNamespace) 
     servers[2].models["math"].states += 0.3
     with pytest.raises(IncompatibleTeacherError, match=servers[2].address):
         run("fleet", "verify", addresses, *PATIENT)
+
+
+def test_verify_names_the_listed_servers_that_do_not_answer_and_fails(tiny: SimpleNamespace) -> None:
+    addresses = f"{tiny.serve().address},127.0.0.1:9"
+    result = CliRunner().invoke(app, ["fleet", "verify", addresses, *PATIENT])
+    assert isinstance(result.exception, UnavailableError) and "127.0.0.1:9 did not answer" in str(result.exception)
+    assert "127.0.0.1:9 does not answer: " in result.output and "1 replicas, largest difference 0 nats" in result.output
 
 
 def test_settings_of_the_fleet_can_be_set_and_mistakes_name_the_key(tiny: SimpleNamespace) -> None:

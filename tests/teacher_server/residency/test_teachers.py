@@ -80,6 +80,32 @@ async def test_a_call_beyond_the_grace_is_cut_with_a_retryable_error(start: Any,
     await client.settled()
 
 
+async def test_an_unload_that_is_cancelled_while_it_waits_leaves_the_teacher_serving(start: Any, items: Any) -> None:
+    client = await start()
+    teachers, held = client.server.shared.teachers, asyncio.Event()
+    serving = health_pb2.HealthCheckResponse.SERVING
+
+    async def hold() -> None:
+        async with teachers.use("t"):
+            await held.wait()
+
+    call = asyncio.create_task(hold())
+    await asyncio.sleep(0)
+    first, second = (asyncio.create_task(teachers.unload("t", 300.0)) for _ in range(2))
+    await until(lambda: client.server.health.status("t") != serving)
+    for unloading, after in ((first, pb.TEACHER_STATE_DRAINING), (second, pb.TEACHER_STATE_READY)):
+        unloading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await unloading
+        assert teachers.get("t").state == after  # another call may wait for it still
+    assert await client.health("t") == serving
+    held.set()
+    await call
+    assert len(await client.score(items(1), SAMPLED)) == 1
+    await teachers.unload("t", 300.0)
+    assert client.engines["numpy"].closed
+
+
 async def test_a_late_unload_leaves_the_next_teacher_of_that_name_alone(start: Any, items: Any) -> None:
     client = await start()
     teachers = client.server.shared.teachers
