@@ -8,7 +8,7 @@
 from random import Random
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from opd.config import Settings
 from opd.tasks.arithmetic import Addition, Arithmetic, ArithmeticOptions, Multiplication, Subtraction
@@ -70,19 +70,37 @@ class Restate(_WholeAnswer):
 class RunningSumOptions(Settings):
     """Length of the chain."""
 
-    terms: int = Field(default=8, ge=2, le=128, description="How many numbers are added up or taken away.")
+    terms: int = Field(default=8, ge=2, le=128, description="How many numbers are added up or taken away, at most.")
+    fewest: int = Field(
+        default=0, ge=0, le=128, description="How many there are at least, every length as often; 0: always `terms`."
+    )
     every: int = Field(
         default=1, ge=0, description="Totals that solutions write: all, every second, every third ...; 0: none."
     )
     largest: int = Field(default=9, ge=1, le=9, description="Numbers are drawn from 1 to this one.")
+    modulo: int = Field(
+        default=0,
+        ge=0,
+        le=100,
+        description="Totals are taken modulo this number, and numbers are only added up; 0: totals in 0..99.",
+    )
     mark: str = Field(default="", description="Text before each problem, to ask for one way of writing.")
+
+    @model_validator(mode="after")
+    def _lengths(self) -> "RunningSumOptions":
+        if self.fewest == 1 or self.fewest > self.terms:
+            raise ValueError(f"fewest is {self.fewest}; use 0 or a number from 2 to terms, {self.terms}")
+        if self.modulo == 1:
+            raise ValueError("modulo is 1, so that every total would be 0; use 0, or a number from 2 to 100")
+        return self
 
 
 class RunningSum(_WholeAnswer):
     """A chain of small sums: "3+8-2=" gives "11 9:9"; totals stay in 0..99 and the last one is verified.
 
     With `every` 3 a solution writes each third total alone, and with 0 the answer alone: the same problem in three
-    lengths, for modes with thinking budgets.
+    lengths, for modes with thinking budgets. The last total is a weighted sum of the numbers, which a model may learn
+    without writing any other; `modulo` takes that way from it: "3+8+2=" gives "1 3:3" modulo 10.
     """
 
     Options: ClassVar[type[Settings]] = RunningSumOptions
@@ -93,18 +111,20 @@ class RunningSum(_WholeAnswer):
 
     def draw(self, random: Random) -> Prompt:
         """One problem."""
-        bound = self.options.largest + 1
+        options = self.options
+        bound, modulo = options.largest + 1, options.modulo or 100
+        terms = random.randrange(options.fewest, options.terms + 1) if options.fewest else options.terms
         total = random.randrange(1, bound)
-        text, totals = str(total), []
-        for _ in range(self.options.terms - 1):
+        text, totals = str(total), list[str]()
+        for _ in range(terms - 1):
             term = random.randrange(1, bound)
-            down = total + term > 99 or (total >= term and random.random() < 0.5)
-            total += -term if down else term
+            down = not options.modulo and (total + term > 99 or (total >= term and random.random() < 0.5))
+            total = (total - term if down else total + term) % modulo
             text += f"{'-' if down else '+'}{term}"
             totals.append(str(total))
-        every = self.options.every
+        every = options.every
         shown = totals[every - 1 :: every] if every else []
-        return self._prompt(f"{self.options.mark}{text}", f"{' '.join(shown)}:{total}", str(total))
+        return self._prompt(f"{options.mark}{text}", f"{' '.join(shown)}:{total}", str(total))
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """Compare what follows the last colon with the final total."""
