@@ -1,4 +1,4 @@
-"""`opd compare`: the figures of a run next to those of another, or to what was expected of it.
+"""`opd compare`: the figures of a run next to those of others, or to what was expected of it.
 
 A file of expectations is JSON:
 
@@ -22,7 +22,8 @@ from typing import Annotated, Any
 
 import typer
 
-from opd.errors import ConfigError, DataError, RunFolderError
+from opd.errors import ConfigError, RunFolderError
+from student.run.reading import group, is_number, read_mapping, read_steps
 
 _WARM_UP = 2
 _METRICS = ("tokens_per_second", "payload_bytes_per_token")
@@ -36,13 +37,13 @@ class Line:
     Attributes:
         name: the figure's.
         value: of the run; None where it has none.
-        beside: of the other run, or the band in words.
+        beside: of each other run, or the band in words.
         verdict: "within", "below", "above", "missing", or "" where nothing is judged.
     """
 
     name: str
     value: float | None
-    beside: str
+    beside: tuple[str, ...]
     verdict: str = ""
 
     @property
@@ -51,30 +52,30 @@ class Line:
         return self.verdict in ("below", "above", "missing")
 
 
-def figures(run: Path) -> dict[str, float]:
+def figures(run: Path, problems: list[str]) -> dict[str, float]:
     """The figures of a run, finished or not; see the module.
+
+    Args:
+        run: the run folder.
+        problems: gets a sentence about each file that is damaged.
 
     Raises:
         RunFolderError: when there is no run, or it has done no step.
-        DataError: when its metrics are damaged.
     """
-    path = run / "metrics.jsonl"
-    if not path.is_file():
+    if not (run / "metrics.jsonl").is_file():
         raise RunFolderError(f"{run} holds no metrics.jsonl; give the folder of a run that has done a step.")
-    try:
-        records: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        summary = run / "summary.json"
-        ends: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {}
-    except ValueError as error:
-        raise DataError(f"the metrics of {run} are damaged: {error}.") from error
+    found_wrong: list[str] = []
+    records = read_steps(run, found_wrong)
+    ends = read_mapping(run / "summary.json", found_wrong, needed=False)
+    problems += [f"{run.name}: {problem}" for problem in found_wrong]
     if not records:
-        raise RunFolderError(f"{run} has done no step yet; wait for one.")
+        raise RunFolderError(f"{run} holds no whole step yet; wait for one.")
     warm = records[_WARM_UP:] or records
-    found = {name: _median([r[name] for r in warm if r.get(name) is not None]) for name in _METRICS}
+    found = {name: _median([r[name] for r in warm if is_number(r.get(name))]) for name in _METRICS}
     stages = sorted({stage for record in warm for stage in record.get("seconds", {})})
     for stage in stages:
         found[f"seconds/{stage}"] = _median([record.get("seconds", {}).get(stage, 0.0) for record in warm])
-    found["step_seconds"] = _median([_step_seconds(record) for record in warm])
+    found["step_seconds"] = _median([_step_seconds(record) for record in warm if "seconds" in record])
     for name in _EVALUATED:
         for step, value in _evaluations(records, ends, name):
             found[f"eval/{name}@{step}"] = value
@@ -86,10 +87,10 @@ def _step_seconds(record: Mapping[str, Any]) -> float:
 
 
 def _evaluations(records: Sequence[Mapping[str, Any]], ends: Mapping[str, Any], name: str) -> list[tuple[int, float]]:
-    found = [(0, (ends.get("before") or {}).get(name))]
+    found = [(0, group(ends, "before").get(name))]
     found += [(int(record["step"]), record.get(f"eval/{name}")) for record in records]
-    found.append((int(records[-1]["step"]), (ends.get("after") or {}).get(name)))
-    return [(step, float(value)) for step, value in found if value is not None]
+    found.append((int(records[-1]["step"]), group(ends, "after").get(name)))
+    return [(step, float(value)) for step, value in found if is_number(value)]
 
 
 def _median(values: Sequence[float]) -> float:
@@ -118,45 +119,56 @@ def against_expected(found: Mapping[str, float], path: Path) -> list[Line]:
 def _judged(name: str, value: float | None, band: Mapping[str, Any]) -> Line:
     low, high, source = band.get("low"), band.get("high"), str(band["source"])
     if low is None and high is None:
-        return Line(name, value, f"not known ({source})")
+        return Line(name, value, (f"not known ({source})",))
     words = f"{'' if low is None else f'{low:g}'} to {'' if high is None else f'{high:g}'} ({source})"
     if value is None:
-        return Line(name, value, words, "missing")
+        return Line(name, value, (words,), "missing")
     below, above = low is not None and value < low, high is not None and value > high
-    return Line(name, value, words, "below" if below else "above" if above else "within")
+    return Line(name, value, (words,), "below" if below else "above" if above else "within")
 
 
-def against_run(found: Mapping[str, float], other: Mapping[str, float]) -> list[Line]:
-    """All figures of both runs, with the ratio of the first to the second."""
-    lines = []
-    for name in dict.fromkeys((*found, *other)):
-        value, theirs = found.get(name), other.get(name)
-        ratio = f" (ratio {value / theirs:.3g})" if value is not None and theirs else ""
-        lines.append(Line(name, value, "" if theirs is None else f"{theirs:.4g}{ratio}"))
-    return lines
+def against_runs(found: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> list[Line]:
+    """All figures of all runs, with the ratio of the first run's to each other's."""
+    names = dict.fromkeys(name for figures in (found, *others) for name in figures)
+    return [Line(name, found.get(name), tuple(_beside(found.get(name), o.get(name)) for o in others)) for name in names]
+
+
+def _beside(value: float | None, theirs: float | None) -> str:
+    ratio = f" (ratio {value / theirs:.3g})" if value is not None and theirs else ""
+    return "" if theirs is None else f"{theirs:.4g}{ratio}"
 
 
 def compare(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    other: Annotated[
-        Path, typer.Argument(metavar="RUN|EXPECTED.json", help="Another run folder, or a file of expected figures.")
+    others: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...|EXPECTED.json", help="Other run folders, or a file of expected figures."),
     ],
 ) -> None:
-    """Show speed, traffic, step times, KL and accuracy of a run beside another's, or beside expected ones.
+    """Show speed, traffic, step times, KL and accuracy of a run beside those of others, or beside expected ones.
 
     With a file of expected figures the exit code is 1 when one of them is outside its band or missing.
     """
     from rich.console import Console
     from rich.table import Table
 
-    found = figures(run)
-    lines = against_expected(found, other) if other.is_file() else against_run(found, figures(other))
+    files = [other for other in others if other.is_file()]
+    if files and len(others) > 1:
+        raise ConfigError(f"{files[0]} is a file of expectations, which one run is held to; compare it by itself.")
+    problems: list[str] = []
+    found = figures(run, problems)
+    if files:
+        lines = against_expected(found, files[0])
+    else:
+        lines = against_runs(found, [figures(other, problems) for other in others])
     table = Table(box=None, pad_edge=False)
-    for heading in ("figure", run.name, other.name, ""):
+    for heading in ("figure", run.name, *(other.name for other in others), ""):
         table.add_column(heading)
     for line in lines:
         value = "none" if line.value is None else f"{line.value:.4g}"
-        table.add_row(line.name, value, line.beside, line.verdict)
+        table.add_row(line.name, value, *line.beside, line.verdict)
     Console().print(table)
+    for problem in problems:
+        typer.echo(problem, err=True)
     if any(line.bad for line in lines):
         raise typer.Exit(1)

@@ -168,12 +168,6 @@ class RunFolder:
                 lines = path.read_text(encoding="utf-8").split("\n")
                 _write_atomically(path, "".join(line + "\n" for line in lines if _holds(line, stays)))
 
-    def read_metrics(self) -> list[dict[str, Any]]:
-        """All records of metrics.jsonl."""
-        if not self._metrics.exists():
-            return []
-        return [json.loads(line) for line in self._metrics.read_text(encoding="utf-8").splitlines()]
-
 
 def _yaml(recipe: Recipe) -> str:
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)

@@ -1,6 +1,7 @@
 """`opd reproduce RUN`: reruns a run from its own folder and says whether the result is the same."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ import typer
 from opd.config import load_settings
 from opd.errors import RunFolderError
 from student.recipe import Recipe
-from student.run.folder import RunFolder
+from student.run.reading import group, read_mapping, read_steps
 
 TIMED = {"seconds", "tokens_per_second", "rollout_seconds", "sampler_idle_seconds"}
 """Metrics that depend on the machine and not on the run."""
@@ -19,16 +20,22 @@ TIMED = {"seconds", "tokens_per_second", "rollout_seconds", "sampler_idle_second
 def first_difference(
     one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]
 ) -> tuple[int, str, Any, Any] | None:
-    """Step, metric and both values of the first difference; None where all metrics but times are bit-identical."""
+    """Step, metric and both values of the first difference; None where all metrics but times are bit-identical.
+
+    A run that ended early is compared as far as it went.
+    """
     for left, right in zip(one, other, strict=False):
         for name in sorted((left.keys() | right.keys()) - TIMED):
-            if left.get(name) != right.get(name):
+            if not _same(left.get(name), right.get(name)):
                 return int(left["step"]), name, left.get(name), right.get(name)
-    if len(one) != len(other):
-        at = min(len(one), len(other))
-        left, right = (records[at] if len(records) > at else {} for records in (one, other))
-        return at + 1, "step", left.get("step"), right.get("step")
+    if len(one) > len(other):
+        return int(one[len(other)]["step"]), "step", one[len(other)]["step"], None
     return None
+
+
+def _same(one: Any, other: Any) -> bool:
+    nothing = all(isinstance(value, float) and math.isnan(value) for value in (one, other))
+    return nothing or bool(one == other)
 
 
 def changed_versions(run: Path, again: Path) -> list[str]:
@@ -42,14 +49,10 @@ def changed_versions(run: Path, again: Path) -> list[str]:
 
 
 def _provenance(run: Path) -> dict[str, Any]:
-    path = run / "provenance.json"
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+    held = read_mapping(run / "provenance.json", [])
     flat = {"python": held.get("python"), "code": held.get("git_revision")}
-    for group in ("packages", "fleet"):
-        flat |= {f"{group}.{name}": json.dumps(value) for name, value in (held.get(group) or {}).items()}
+    for kind in ("packages", "fleet"):
+        flat |= {f"{kind}.{name}": json.dumps(value) for name, value in group(held, kind).items()}
     return flat
 
 
@@ -70,6 +73,9 @@ def reproduce(
         raise RunFolderError(f"{run} is not a run folder: it has no recipe.yaml.")
     if any(run.glob("recipe-until-*.yaml")):
         raise RunFolderError(f"{run} was resumed with another recipe, so one recipe cannot reproduce it.")
+    before = read_steps(run, [])
+    if not before:
+        raise RunFolderError(f"{run} holds no whole step, so there is nothing to compare a new run with.")
     again = out or run.with_name(f"{run.name}-again")
     recipe = load_settings(Recipe, run / "recipe.yaml", [f"run={again}", "metrics_port=0", *(overrides or ())])
     from student.loop import train
@@ -77,10 +83,11 @@ def reproduce(
     train(recipe)
     for line in changed_versions(run, again):
         typer.echo(f"changed: {line}")
-    before, now = (RunFolder(path).read_metrics() for path in (run, again))
+    now = read_steps(again, [])
     difference = first_difference(before, now)
     if difference is None:
-        typer.echo(f"reproduced: {len(now)} steps, every metric equal to the bit")
+        rest = f"; {run} ended there, {again} went on to {len(now)}" if len(now) > len(before) else ""
+        typer.echo(f"reproduced: {len(before)} steps, every metric equal to the bit{rest}")
         return
     step, name, old, new = difference
     typer.echo(f"differs from step {step} on: {name} was {old} and is {new}; both runs: {run}, {again}")

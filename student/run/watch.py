@@ -6,12 +6,12 @@ It only reads files, so it works during the run, after it, and over ssh.
 import json
 import time
 from collections.abc import Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.request import urlopen
 
 import typer
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opd.errors import RunFolderError
+from student.run.reading import as_record, as_step, group, is_number, read_recipe
 from student.run.report.chart import number
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -53,13 +54,7 @@ class Follower:
                 file.seek(self._offset)
                 whole, end, _ = file.read().rpartition(b"\n")
             self._offset += len(whole) + len(end)
-            for line in whole.splitlines():
-                try:
-                    record = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(record, dict):
-                    self.records.append(record)
+            self.records += [record for line in whole.splitlines() if (record := as_record(line)) is not None]
         return self.records
 
 
@@ -77,7 +72,8 @@ class View:
         if not (run / "recipe.yaml").is_file():
             raise RunFolderError(f"{run} is not a run folder: it has no recipe.yaml.")
         self._run = run
-        self._recipe: dict[str, Any] = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8")) or {}
+        self._problems: list[str] = []
+        self._recipe = read_recipe(run, self._problems)
         self._metrics, self._samples = Follower(run / "metrics.jsonl"), Follower(run / "samples.jsonl")
 
     @property
@@ -90,8 +86,9 @@ class View:
 
     def frame(self) -> RenderableType:
         """The present state."""
-        metrics, samples = self._metrics.read(), self._samples.read()
-        parts: list[RenderableType] = [self._head(metrics)]
+        metrics = [step for record in self._metrics.read() if (step := as_step(record)) is not None]
+        samples = self._samples.read()
+        parts: list[RenderableType] = [self._head(metrics), *(Text(line, "red") for line in self._problems)]
         if metrics:
             parts += [Text(), _curves(metrics), Text(), _stages(metrics)]
         parts += [Text(), self._teachers()]
@@ -100,18 +97,20 @@ class View:
         return Group(*parts)
 
     def _head(self, metrics: Sequence[dict[str, Any]]) -> Text:
-        total = (self._recipe.get("train") or {}).get("steps") or 0
-        done = int(metrics[-1].get("step", 0)) if metrics else 0
-        filled = round(20 * done / total) if total else 0
+        planned = group(self._recipe, "train").get("steps")
+        total = int(planned) if is_number(planned) else 0
+        done = int(metrics[-1]["step"]) if metrics else 0
+        filled = min(20, round(20 * done / total)) if total else 0
         text = Text(f"{self._run.name}  ", style="bold", no_wrap=True, overflow="ellipsis")
         text.append("█" * filled + "░" * (20 - filled), style="cyan")
-        text.append(f" step {done}/{total}", style="default")
-        recent = [sum(r["seconds"].values()) for r in metrics[-_RECENT:] if isinstance(r.get("seconds"), dict)]
+        text.append(f" step {done}/{total or '?'}", style="default")
+        recent = [sum(r["seconds"].values()) for r in metrics[-_RECENT:] if "seconds" in r]
         if self.ended:
             text.append(f"  {self.ended}", style="green" if self.ended == "finished" else "red")
         elif recent:
             mean = sum(recent) / len(recent)
-            text.append(f"  {mean:.1f} s a step, {_duration(mean * (total - done))} left", style="dim")
+            left = f", {_duration(mean * (total - done))} left" if total else ""
+            text.append(f"  {mean:.1f} s a step{left}", style="dim")
         return text
 
     def _teachers(self) -> RenderableType:
@@ -123,7 +122,7 @@ class View:
         try:
             with urlopen(place, timeout=2) as answer:
                 families = list(text_string_to_metric_families(answer.read().decode()))
-        except OSError as error:
+        except (OSError, ValueError, HTTPException) as error:  # another program may hold the port by now
             return Text(f"fleet: {place} does not answer ({getattr(error, 'reason', error)})", "dim")
         values: dict[str, dict[str, float]] = {}
         for sample in (s for family in families for s in family.samples if "teacher" in s.labels):
@@ -162,14 +161,14 @@ def _curves(metrics: Sequence[dict[str, Any]]) -> Table:
     names = dict.fromkeys(name for record in metrics for name in record)
     losses = [name for name in names if name.startswith(("loss/", "domain_accuracy/"))]
     for name in [*(name for name in SHOWN if name in names), *losses]:
-        values = [r[name] for r in metrics if isinstance(r.get(name), int | float)]
+        values = [r[name] for r in metrics if is_number(r.get(name))]
         if values:
             table.add_row(name, Text(sparkline(values), "cyan"), number(values[0]), number(values[-1]))
     return table
 
 
 def _stages(metrics: Sequence[dict[str, Any]]) -> RenderableType:
-    recent = [r["seconds"] for r in metrics[-_RECENT:] if isinstance(r.get("seconds"), dict)]
+    recent = [r["seconds"] for r in metrics[-_RECENT:] if r.get("seconds")]
     if not recent:
         return Text("no times are written", "dim")
     names = dict.fromkeys(name for seconds in recent for name in seconds)
@@ -188,7 +187,7 @@ def _sample(sample: dict[str, Any]) -> Text:
         text.append(f": {verdict}", style="green" if verdict == "correct" else "red")
     prompt = sample.get("prompt")
     if isinstance(prompt, list):
-        prompt = prompt[-1].get("content", "") if prompt else ""
+        prompt = prompt[-1].get("content", "") if prompt and isinstance(prompt[-1], dict) else ""
     for mark, part in (("> ", prompt), ("", sample.get("answer"))):
         lines = str(part or "").splitlines()[:_LINES] or [""]
         text.append("\n" + "\n".join(f"{mark}{line[:76]}" for line in lines), style="dim" if mark else "default")

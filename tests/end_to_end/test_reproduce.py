@@ -30,6 +30,9 @@ def test_the_first_difference_is_named() -> None:
     assert first_difference(one, [{"step": 1, "kl": 0.5, "seconds": 2.0}, {"step": 2, "kl": 0.4}]) is None
     assert first_difference(one, [{"step": 1, "kl": 0.5}, {"step": 2, "kl": 0.3}]) == (2, "kl", 0.4, 0.3)
     assert first_difference(one, one[:1]) == (2, "step", 2, None)
+    assert first_difference(one[:1], one) is None, "a run that was killed is compared as far as it went"
+    unknown = [{"step": 1, "eval/reverse_kl": float("nan")}]
+    assert first_difference(unknown, [{"step": 1, "eval/reverse_kl": float("nan")}]) is None
 
 
 def test_what_has_changed_since_is_named(tmp_path: Path) -> None:
@@ -38,6 +41,12 @@ def test_what_has_changed_since_is_named(tmp_path: Path) -> None:
         held = {"python": "3.11", "packages": {"torch": torch}, "fleet": {}, "git_revision": "abc"}
         (tmp_path / name / "provenance.json").write_text(json.dumps(held))
     assert changed_versions(tmp_path / "one", tmp_path / "two") == ['packages.torch: "2.12" then, "2.13" now']
+
+
+def test_a_run_without_a_step_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("run: x\n")
+    with pytest.raises(RunFolderError, match="holds no whole step"):
+        reproduce(tmp_path)
 
 
 def test_a_run_of_two_recipes_is_refused(tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
     return [step * i for i in range(first, last + 1)]
 
 
-def number(value: float | None) -> str:
-    """A figure for people, with four significant digits."""
-    if value is None:
-        return "unknown"
+def number(value: float | str | None) -> str:
+    """A figure for people, with four significant digits; words stay words."""
+    if value is None or isinstance(value, str):
+        return value or "unknown"
     if value and not 1e-4 <= abs(value) < 1e7:
         return f"{value:.2e}"
     if abs(value) >= 1000 or float(value).is_integer():

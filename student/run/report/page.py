@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from opd.files import write_whole
+from student.run.reading import group, is_number
 from student.run.report.chart import COLOURS, lines, number, stacks
 from student.run.report.read import read_run
 
@@ -80,13 +81,12 @@ def _template() -> "Template":
 def _facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What was run, in a few lines; keys that an older recipe lacks are left out."""
     recipe, provenance = data["recipe"], data["provenance"]
-    teachers, train = recipe.get("teachers") or {}, recipe.get("train") or {}
-    rollout, prompts = recipe.get("rollout") or {}, recipe.get("prompts") or {}
-    packages = provenance.get("packages") or {}
-    served = ", ".join((provenance.get("fleet") or {}).keys())
+    teachers, train, rollout, prompts = (group(recipe, name) for name in ("teachers", "train", "rollout", "prompts"))
+    packages, served = group(provenance, "packages"), ", ".join(group(provenance, "fleet"))
+    command = provenance.get("command")
     facts = [
         ("folder", data["run"]),
-        ("student", (recipe.get("model") or {}).get("path")),
+        ("student", group(recipe, "model").get("path")),
         ("teachers", served or teachers.get("default")),
         ("endpoints", _plain(teachers.get("endpoints"))),
         ("objective", _plain(recipe.get("objective"))),
@@ -97,7 +97,7 @@ def _facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("longest response", rollout.get("max_new_tokens")),
         ("learning rate", train.get("learning_rate")),
         ("seed", recipe.get("seed")),
-        ("command", " ".join(map(str, provenance.get("command") or []))),
+        ("command", " ".join(map(str, command)) if isinstance(command, list) else command),
         ("versions", ", ".join(f"{name} {version}" for name, version in packages.items() if version)),
         ("code", provenance.get("git_revision")),
     ]
@@ -114,12 +114,14 @@ def _product(one: Any, other: Any) -> Any:
 
 def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
     """An answer as the template shows it: tokens with colour and what is said of them."""
-    pieces = [piece for piece in sample.get("pieces") or [] if isinstance(piece, list) and len(piece) == 3]
+    held = sample.get("pieces")
+    pieces = [piece for piece in held if _is_token(piece)] if isinstance(held, list) else []
     strongest = sorted((p for p in pieces if p[1] is not None), key=lambda p: -abs(p[1]))[:_NOTABLE]
     notable = [piece for piece in pieces if any(piece is one for one in strongest)]
     prompt = sample.get("prompt")
     if isinstance(prompt, list):
-        prompt = "\n".join(f"{message.get('role')}: {message.get('content')}" for message in prompt)
+        messages = [message for message in prompt if isinstance(message, dict)]
+        prompt = "\n".join(f"{message.get('role')}: {message.get('content')}" for message in messages)
     return {
         **{key: sample.get(key) for key in ("label", "step", "answer", "reference", "verdict", "reason", "reward")},
         **{key: sample.get(key) for key in ("kl", "tokens", "domain", "teacher", "measure", "truncated")},
@@ -127,6 +129,14 @@ def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
         "pieces": [{**_token(piece), "notable": any(piece is one for one in notable)} for piece in pieces],
         "notable": [_token(piece) for piece in notable],
     }
+
+
+def _is_token(piece: Any) -> bool:
+    """Whether this is [text, nats or None, [[other text, probability], ...]]."""
+    if not isinstance(piece, list) or len(piece) != 3 or not isinstance(piece[2], list):
+        return False
+    pairs = all(isinstance(pair, list) and len(pair) == 2 and is_number(pair[1]) for pair in piece[2])
+    return pairs and (piece[1] is None or is_number(piece[1]))
 
 
 def _token(piece: list[Any]) -> dict[str, Any]:

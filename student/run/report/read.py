@@ -1,14 +1,11 @@
 """Reads a run folder, whole or half written, of this version or an older one, into one dictionary: the JSON twin."""
 
-import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from opd.errors import RunFolderError
+from student.run.reading import group, is_number, read_mapping, read_recipe, read_records, read_steps
 
 VERSION = 1
 POINTS = 240
@@ -53,75 +50,40 @@ def read_run(path: Path) -> dict[str, Any]:
             f"{path} is not a run folder: it has neither recipe.yaml nor metrics.jsonl nor summary.json."
         )
     problems: list[str] = []
-    recipe = _mapping(path / "recipe.yaml", yaml.safe_load, problems)
-    summary = _mapping(path / "summary.json", json.loads, problems, needed=False)
-    ending = _mapping(path / "ending.json", json.loads, problems, needed=False)
-    metrics = [record for record in _lines(path / "metrics.jsonl", problems) if _number(record.get("step"))]
-    samples = _lines(path / "samples.jsonl", problems)
+    recipe = read_recipe(path, problems)
+    summary = read_mapping(path / "summary.json", problems, needed=False)
+    ending = read_mapping(path / "ending.json", problems, needed=False)
+    metrics = read_steps(path, problems)
+    samples = read_records(path / "samples.jsonl", problems)
     before, after = (_evaluation(summary.get(name)) for name in ("before", "after"))
     return {
         "report": VERSION,
         "run": str(path),
         "status": _status(summary, ending, metrics, recipe),
         "recipe": recipe,
-        "provenance": _mapping(path / "provenance.json", json.loads, problems, needed=False),
+        "provenance": read_mapping(path / "provenance.json", problems, needed=False),
         "before": before,
         "after": after,
         "steps": metrics[-1]["step"] if metrics else 0,
         "response_tokens": summary.get("response_tokens")
-        or sum(record.get("response_tokens") or 0.0 for record in metrics),
+        or sum(r["response_tokens"] for r in metrics if is_number(r.get("response_tokens"))),
         "seconds": summary.get("seconds"),
         "curves": _curves(metrics, before, after),
         "figures": _figures(metrics),
         "idle": _idle(metrics),
         "stages": _stages(metrics),
         "costs": _costs(metrics),
-        "fleet": ending.get("fleet") if isinstance(ending.get("fleet"), dict) else None,
+        "fleet": _fleet(ending),
         "samples": _chosen(samples),
         "problems": problems,
     }
-
-
-def _mapping(path: Path, parse: Any, problems: list[str], *, needed: bool = True) -> dict[str, Any]:
-    if not path.exists():
-        if needed:
-            problems.append(f"{path.name} is missing.")
-        return {}
-    try:
-        found = parse(path.read_text(encoding="utf-8"))
-    except (ValueError, yaml.YAMLError, OSError) as error:
-        problems.append(f"{path.name} cannot be read: {' '.join(str(error).split())[:160]}.")
-        return {}
-    if not isinstance(found, dict):
-        problems.append(f"{path.name} holds something else than keys and values.")
-        return {}
-    return found
-
-
-def _lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    """The whole records of a file of JSON lines; a kill can cut the last one short."""
-    if not path.exists():
-        problems.append(f"{path.name} is missing.")
-        return []
-    found, damaged = [], 0
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        try:
-            record = json.loads(line) if line else None
-        except ValueError:
-            damaged += 1
-            continue
-        if isinstance(record, dict):
-            found.append(record)
-    if damaged:
-        problems.append(f"{path.name}: {damaged} damaged line{'s were' if damaged > 1 else ' was'} left out.")
-    return found
 
 
 def _status(
     summary: Mapping[str, Any], ending: Mapping[str, Any], metrics: Sequence[Any], recipe: Mapping[str, Any]
 ) -> dict[str, Any]:
     """How the run ended, with the error that stopped it."""
-    planned = (recipe.get("train") or {}).get("steps")
+    planned = group(recipe, "train").get("steps")
     how = ending.get("how") or ("finished" if summary else "open")
     if how == "finished" and not summary:
         how = "open"
@@ -132,12 +94,18 @@ def _evaluation(found: Any) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _fleet(ending: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The fleet's counters and replicas when the run ended, None where they are not written."""
+    found = group(ending, "fleet")
+    replicas = found.get("replicas")
+    if not found or not isinstance(replicas, list):
+        return None
+    counters = {name: value for name, value in group(found, "counters").items() if is_number(value)}
+    return {**found, "counters": counters, "replicas": [held for held in replicas if isinstance(held, dict)]}
 
 
 def _names(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for record in metrics for name, value in record.items() if _number(value)))
+    return list(dict.fromkeys(name for record in metrics for name, value in record.items() if is_number(value)))
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -154,7 +122,7 @@ def _curves(metrics: Sequence[Mapping[str, Any]], before: Any, after: Any) -> li
         mine += [p for p in patterns if p.startswith("eval/") and "*" not in p and p not in mine and (before or after)]
         series = []
         for name in dict.fromkeys(mine):
-            points = [(r["step"], r[name], r.get(f"{name}_half_width")) for r in metrics if _number(r.get(name))]
+            points = [(r["step"], r[name], r.get(f"{name}_half_width")) for r in metrics if is_number(r.get(name))]
             points = _with_ends(name, points, before, after, metrics[-1]["step"] if metrics else 0)
             if points:
                 x, y, half = zip(*_thinned(points), strict=True)
@@ -173,7 +141,7 @@ def _with_ends(name: str, points: list[Any], before: Any, after: Any, last: int)
     key = {"eval/response_length": "mean_length"}.get(name, name.removeprefix("eval/"))
     half = "accuracy_half_width" if key == "accuracy" else ""
     for report, step in ((before, 0), (after, last)):
-        if report is not None and _number(report.get(key)) and step not in [p[0] for p in points]:
+        if report is not None and is_number(report.get(key)) and step not in [p[0] for p in points]:
             points = sorted([*points, (step, report[key], report.get(half))], key=lambda point: point[0])
     return points
 
@@ -191,7 +159,7 @@ def _figures(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Every metric with its first, last, least and largest value."""
     found = []
     for name in sorted(_names(metrics)):
-        values = [record[name] for record in metrics if _number(record.get(name))]
+        values = [record[name] for record in metrics if is_number(record.get(name))]
         if name != "step" and not name.startswith("by_position/"):
             found.append(
                 {"name": name, "first": values[0], "last": values[-1], "least": min(values), "largest": max(values)}
@@ -208,7 +176,7 @@ def _idle(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _stages(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Seconds by stage: total, and mean per step over stretches of the run."""
-    timed = [(r["step"], r["seconds"]) for r in metrics if isinstance(r.get("seconds"), dict)]
+    timed = [(r["step"], r["seconds"]) for r in metrics if "seconds" in r]
     names = list(dict.fromkeys(name for _, seconds in timed for name in seconds))
     size = max(1, -(-len(timed) // 60))
     parts = [timed[i : i + size] for i in range(0, len(timed), size)]
@@ -229,7 +197,7 @@ def _costs(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     totals: dict[str, float] = {}
     for record in metrics:
         for name, value in record.items():
-            if name.startswith("cost/") and _number(value):
+            if name.startswith("cost/") and is_number(value):
                 totals[name] = totals.get(name, 0.0) + value
     return [{"purpose": n.split("/")[1], "kind": n.split("/", 2)[2], "tokens": v} for n, v in sorted(totals.items())]
 

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from opd.errors import ConfigError, RunFolderError
-from student.run.compare import against_expected, against_run, compare, figures
+from student.run.compare import against_expected, against_runs, compare, figures
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def expected(folder: Path, **bands: Any) -> Path:
 
 
 def test_figures_are_medians_of_warm_steps_and_evaluations_at_their_steps(run: Path) -> None:
-    assert figures(run) == {
+    assert figures(run, []) == {
         "tokens_per_second": 100.0,
         "payload_bytes_per_token": 192.0,
         "seconds/rollout": 1.0,
@@ -65,7 +65,7 @@ def test_bands_are_judged_and_what_is_unknown_is_not(run: Path, tmp_path: Path) 
             "eval/reverse_kl@5": {"high": 1.0, "source": "s"},
         },
     )
-    assert [line.verdict for line in against_expected(figures(run), path)] == [
+    assert [line.verdict for line in against_expected(figures(run, []), path)] == [
         "",
         "within",
         "below",
@@ -86,14 +86,35 @@ def test_the_verb_exits_with_1_outside_the_band(run: Path, tmp_path: Path) -> No
     assert both.exit_code == 0 and "ratio 1" in both.output
 
 
-def test_two_runs_show_what_only_one_has() -> None:
-    lines = against_run({"a": 2.0}, {"a": 4.0, "b": 1.0})
-    assert [(line.name, line.value, line.beside) for line in lines] == [("a", 2.0, "4 (ratio 0.5)"), ("b", None, "1")]
+def test_several_runs_show_what_only_one_has() -> None:
+    lines = against_runs({"a": 2.0}, [{"a": 4.0, "b": 1.0}, {"a": 1.0}])
+    assert [(line.name, line.value, line.beside) for line in lines] == [
+        ("a", 2.0, ("4 (ratio 0.5)", "1 (ratio 2)")),
+        ("b", None, ("1", "")),
+    ]
+
+
+def test_three_runs_stand_side_by_side_and_a_file_of_expectations_alone(run: Path, tmp_path: Path) -> None:
+    verb = typer.Typer()
+    verb.command()(compare)
+    result = CliRunner(env={"COLUMNS": "100"}).invoke(verb, [str(run)] * 3)
+    assert result.exit_code == 0 and result.output.count("100 (ratio 1)") == 2, "tokens per second"
+    good = expected(tmp_path, step_seconds={"high": 4.0, "source": "s"})
+    with pytest.raises(ConfigError, match="compare it by itself"):
+        CliRunner().invoke(verb, [str(run), str(run), str(good)], catch_exceptions=False)
+
+
+def test_a_run_that_was_killed_is_compared_without_its_cut_line(run: Path) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "tokens_per')
+    problems: list[str] = []
+    assert figures(run, problems)["tokens_per_second"] == 100.0
+    assert problems == ["run: metrics.jsonl: 1 damaged line was left out."]
 
 
 def test_what_is_no_run_and_no_file_of_expectations_is_named(run: Path, tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="no metrics"):
-        figures(tmp_path)
+        figures(tmp_path, [])
     (tmp_path / "other.json").write_text('{"bands": {}}')
     with pytest.raises(ConfigError, match="the key expected"):
         against_expected({}, tmp_path / "other.json")
