@@ -1,13 +1,19 @@
 """The recipes of the worlds: which tasks, which models, and how each model is trained."""
 
 import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from pydantic import BaseModel
 
 from opd.errors import ConfigError
 from opd.tasks import TaskSettings
 from student.lab.tiny.files import is_world_file, read_world
-from student.lab.tiny.plans import ModelPlan, ReinforcePlan, SftPlan, Shape, TrainingStage, WorldPlan
+from student.lab.tiny.plans import MergePlan, ModelPlan, ReinforcePlan, SftPlan, Shape, TrainingStage, WorldPlan
 
-FORMAT = 2
+FORMAT = 3
 """Raised when a change elsewhere changes the weights that a recipe gives."""
 
 
@@ -94,9 +100,33 @@ def world_plan(preset: str) -> WorldPlan:
 
 def world_key(plan: WorldPlan, seed: int, version: int = FORMAT) -> str:
     """Hash of all that decides the weights, 16 hex digits."""
-    return hashlib.blake2b(f"{version} {seed} {plan!r}".encode(), digest_size=8).hexdigest()
+    text = json.dumps([version, seed, _canonical(plan)], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def earlier_keys(plan: WorldPlan, seed: int) -> set[str]:
     """Keys that the same world had when earlier versions built it."""
     return {world_key(plan, seed, version) for version in range(1, FORMAT)}
+
+
+_KINDS = {SftPlan: "sft", ReinforcePlan: "reinforce", MergePlan: "merge"}
+"""Parts of a recipe whose fields alone do not say what they are."""
+
+
+def _canonical(part: Any) -> Any:
+    """A part of a recipe as JSON, without what has its default value.
+
+    The names of classes and fields that are new and unused stay out, so that a world which takes an hour to build
+    outlives changes of the code that do not change its weights.
+    """
+    if isinstance(part, BaseModel):
+        return part.model_dump(mode="json", exclude_defaults=True)
+    if is_dataclass(part):
+        given = {f.name: getattr(part, f.name) for f in fields(part) if getattr(part, f.name) != f.default}
+        kind = _KINDS.get(type(part))  # type: ignore[arg-type]
+        return {**_canonical(given), **({"kind": kind} if kind else {})}
+    if isinstance(part, Mapping):
+        return {name: _canonical(value) for name, value in part.items()}
+    if isinstance(part, tuple):
+        return [_canonical(value) for value in part]
+    return part

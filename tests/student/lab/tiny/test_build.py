@@ -3,6 +3,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import asdict, make_dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from opd.errors import ConfigError, DataError
 from opd.tasks import TaskSettings, build_prompts
 from student.lab.tiny import build_world
+from student.lab.tiny.plans import Shape
 from student.lab.tiny.presets import world_key, world_plan
 from student.lab.tiny.summary import read_summary
 
@@ -117,6 +119,18 @@ def test_a_finished_world_of_an_earlier_version_is_kept(small, plan, tmp_path):
     (tmp_path / "old" / "student" / "model.safetensors").unlink()
     with pytest.raises(DataError, match="built by another version"):
         build_world(tmp_path / "old", plan, seed=5)
+
+
+def test_a_worlds_key_outlives_renamed_classes_and_new_fields_that_are_not_used():
+    plan = world_plan("demo")
+    size = make_dataclass("Size", [("experts", int, 1)], bases=(Shape,), frozen=True, slots=True)
+
+    def sized(**changes):
+        models = {n: replace(m, shape=size(**asdict(m.shape), **changes)) for n, m in plan.models.items()}
+        return replace(plan, models=models)
+
+    assert world_key(sized(), 0) == world_key(plan, 0)
+    assert world_key(sized(experts=2), 0) != world_key(plan, 0) != world_key(plan, 1)
 
 
 def test_a_model_that_went_missing_is_built_again(small, plan, tmp_path):
