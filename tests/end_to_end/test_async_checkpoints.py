@@ -2,29 +2,79 @@
 
 import json
 import resource
+import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
+import yaml
 
 import student.run.saving as saving
 from student.learning.learner import Learner
 from student.loop import train
 from student.recipe import Recipe
-from student.run.checkpoint import find_damage, list_checkpoints
+from student.run.checkpoint import find_damage, latest_checkpoint, list_checkpoints
 from student.run.state_io import load_state
 from student.run.telemetry import Telemetry
 
 pytestmark = pytest.mark.slow
 
+# The second checkpoint is cut off in the middle: some is on the disk, one file half, and the loop within a later step.
+KILLED = """
+import os, signal, sys, threading
+from dataclasses import replace
+import yaml
+import student.run.saving as saving
+from opd.config import parse_settings
+from student.learning.learner import Learner
+from student.loop import train
+from student.recipe import Recipe
+
+halfway, update, save, updates = threading.Event(), Learner.update, saving.save_checkpoint, []
+
+def cut(root, step, parts, **options):
+    assert threading.current_thread() is not threading.main_thread()
+    def write(folder):
+        (file := part.write(folder)[0]).write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+        halfway.set()
+        threading.Event().wait()
+    if step == 2:
+        part = parts[-2]
+        parts = [*parts[:-2], replace(part, write=write), parts[-1]]
+    return save(root, step, parts, **options)
+
+def updating(self, *arguments):
+    updates.append(1)
+    if len(updates) == 3:
+        assert halfway.wait(600)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return update(self, *arguments)
+
+saving.save_checkpoint, Learner.update = cut, updating
+train(parse_settings(Recipe, yaml.safe_load(open(sys.argv[1]))))
+"""
 SMALL: dict[str, Any] = {"rollout": {"prompts_per_step": 2}, "eval": {"prompts": 0}}
 
 
 def records(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def same_checkpoints(mine: Path, theirs: Path, hashes: Callable[[Path], dict[str, str]]) -> None:
+    """Both whole, with equal weights and moments."""
+    assert find_damage(mine) is None and find_damage(theirs) is None
+    found, wanted = hashes(mine), hashes(theirs)
+    # The order of torch's notes in the head of a file of shards is not fixed.
+    assert found.keys() == wanted.keys() and all("-shards/" in n for n in found if found[n] != wanted[n])
+    moments = [load_state(checkpoint / "trainer", "learner")["moments"] for checkpoint in (mine, theirs)]
+    assert moments[0].keys() == moments[1].keys() and len(moments[0]) > 5
+    for name, values in moments[0].items():
+        assert all(torch.equal(value, moments[1][name][key]) for key, value in values.items()), name
 
 
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
@@ -59,16 +109,30 @@ def test_checkpoints_written_beside_training_are_those_of_a_run_that_waits(
     train(beside)
     for step in (1, 2, 3):
         mine, theirs = (run.run / "checkpoints" / f"step-{step:06d}" for run in (beside, waiting))
-        assert find_damage(mine) is None
-        found, wanted = hashes(mine), hashes(theirs)
-        # The order of torch's notes in the head of a file of shards is not fixed.
-        assert found.keys() == wanted.keys() and all("-shards/" in n for n in found if found[n] != wanted[n])
-        moments = [load_state(checkpoint / "trainer", "learner")["moments"] for checkpoint in (mine, theirs)]
-        assert moments[0].keys() == moments[1].keys() and len(moments[0]) > 5
-        for name, values in moments[0].items():
-            assert all(torch.equal(value, moments[1][name][key]) for key, value in values.items()), name
+        same_checkpoints(mine, theirs, hashes)
     assert all(record["checkpoint/waited_seconds"] > 0 for record in records(beside.run))
     assert records(beside.run)[2]["checkpoint/write_seconds"] > 0
+
+
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+def test_a_run_that_is_killed_while_a_checkpoint_is_written_resumes_from_the_one_before(
+    make_recipe: Callable[..., Recipe], hashes: Callable[[Path], dict[str, str]], tmp_path: Path, sharding: str
+) -> None:
+    settings = {"steps": 3, "sharding": sharding, "async_checkpoints": True}
+    calm, cut = (make_recipe(run=str(tmp_path / name), **SMALL, train=settings) for name in ("calm", "cut"))
+    path = tmp_path / "cut.yaml"
+    path.write_text(yaml.safe_dump(cut.model_dump(mode="json")))
+    killed = forked.run([sys.executable, "-c", KILLED, str(path)])
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    (half,) = (cut.run / "checkpoints").glob(".writing-step-000002-*")
+    assert any(half.rglob("*.safetensors"))
+    first = cut.run / "checkpoints" / "step-000001"
+    assert latest_checkpoint(first.parent) == first
+    train(calm)
+    train(cut, resume=True)
+    for step in (2, 3):
+        same_checkpoints(*(run.run / "checkpoints" / f"step-{step:06d}" for run in (cut, calm)), hashes)
+    assert not list(first.parent.glob(".writing-*"))
 
 
 def test_a_write_that_fails_beside_training_is_said_and_the_run_goes_on(
