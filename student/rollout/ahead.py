@@ -203,10 +203,11 @@ class Ahead:
 
 
 def copy_of(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy for another thread: trained tensors, to be replaced, are its own, all others are shared.
+    """A copy for another thread: trained tensors, to be replaced, are its own, all others share memory.
 
-    The copied ones still ask for gradients, although none is taken of them: autocast keeps the casts of such alone, and
-    would cast every weight again for every token.
+    What a rollout does to flags of the copy's parameters, so that autocast keeps their casts, is not done to those of
+    `model`, which may be trained meanwhile.
     """
-    shared = [p for p in model.parameters() if not p.requires_grad] + list(model.buffers())
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
+    shared: dict[int, Any] = {id(p): copy.copy(p) for p in model.parameters() if not p.requires_grad}
+    shared |= {id(buffer): buffer for buffer in model.buffers()}
+    return copy.deepcopy(model, shared)

@@ -7,8 +7,8 @@ A row leaves as soon as it has finished, through a callback, so that it can be s
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -82,8 +82,22 @@ def _decode(
         BatchDecoder(model, [requests[i] for i in batch], spec).run(ended)
 
 
-def _precision(model: PreTrainedModel, spec: RolloutSpec) -> AbstractContextManager[object]:
-    """Autocast over the whole rollout: each weight is cast once, and keys and values are half as large."""
+@contextmanager
+def _precision(model: PreTrainedModel, spec: RolloutSpec) -> Iterator[None]:
+    """Autocast over the whole rollout: each weight is cast once, and keys and values are half as large.
+
+    Autocast keeps the casts of tensors that ask for gradients alone, and would cast the frozen base of adapters anew
+    for every token. Frozen weights may ask for gradients where none are taken.
+    """
     if spec.autocast is None:
-        return nullcontext()
-    return torch.autocast(model.device.type, spec.autocast)
+        yield
+        return
+    frozen = [p for p in model.parameters() if p.dtype is torch.float32 and not p.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        with torch.autocast(model.device.type, spec.autocast):
+            yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)

@@ -29,6 +29,7 @@ _USABLE = 0.92
 _GATHERED_LAYERS = 2
 """That in use, and the next one."""
 VLLM_CACHE = "keys and values of vLLM"
+CASTS = "casts of the weights"
 _SLOT_PARTS = ("keys and values", "those of a layer, laid out to be read", "logits of a decoding step")
 _DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LOGIT_COPIES = 4
@@ -121,6 +122,7 @@ def memory_of(
     positions = rows * recipe.rollout.max_new_tokens
     decoding = {
         "all weights gathered": shape.total * shape.width if sharded and not _engine(recipe).holds_weights else 0,
+        CASTS: shape.cast_bytes,
         **dict(zip(_SLOT_PARTS, _per_slot(shape, longest, here), strict=True)),
     }
     engine: dict[str, float] = {}
@@ -239,6 +241,8 @@ def _smaller_rollouts(memory: Memory, fitting: int | None, recipe: Recipe) -> st
     """What to change where rollouts take too much; `fitting` tokens of cache do not."""
     if fitting is not None:
         return f"set rollout.cache_tokens to {fitting} or less, now {recipe.rollout.cache_tokens}"
+    if memory.rollout.get(CASTS, 0.0) and recipe.model.lora is not None and recipe.model.dtype == "float32":
+        return f"set model.dtype to bfloat16: {CASTS}, kept while rows are decoded, are then none"
     largest = max(memory.rollout, key=lambda part: memory.rollout[part])
     if largest in (VLLM_CACHE, *_SLOT_PARTS):
         return f"shorten the longest response (rollout.max_new_tokens, now {recipe.rollout.max_new_tokens})"

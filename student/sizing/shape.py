@@ -36,6 +36,7 @@ class ModelShape:
         layer: parameters of the largest decoder layer.
         outside: parameters outside the layers.
         width: bytes of a weight in the forward.
+        cast_bytes: of the casts that autocast keeps of the layers' weights while rows are decoded.
         layers: decoder layers.
         vocabulary: rows of the head.
         hidden: size of its inputs.
@@ -67,6 +68,8 @@ class ModelShape:
             parts[layer_of(name)] = parts.get(layer_of(name), 0) + parameter.numel()
         self.outside = parts.pop(None)
         self.layer = max(parts.values(), default=0)
+        casts = autocast is not None and lm.dtype == torch.float32 and not sharded
+        self.cast_bytes = (self.total - self.outside) * self.width if casts else 0
         with FakeTensorMode(allow_non_fake_inputs=True) as self._fake:
             _without_content(lm, autocast if sharded else None)
             self._student = Student(lm).train()

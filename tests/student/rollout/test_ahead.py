@@ -19,7 +19,9 @@ from opd.tasks.prompt import Prompt
 from student.data.plan import EpisodePlan, PlannedRow, StepPlan, plan_step
 from student.data.plan_state import plan_from_state, plan_to_state
 from student.data.row import RowKey
+from student.learning.lora import add_lora
 from student.learning.ranks import Ranks
+from student.recipe import LoraSettings
 from student.rollout.ahead import Ahead, copy_of
 from student.rollout.engine import (
     CopyEngine,
@@ -234,8 +236,13 @@ def test_memory_of_a_device_is_kept_for_one_stream_however_many_steps_there_are(
     assert made == [torch.device("cuda")] and used == [1] * 5
 
 
-def test_under_autocast_a_copy_casts_each_weight_once_and_gives_the_student_s_own_rows(world: Path) -> None:
+@pytest.mark.parametrize("adapters", [False, True], ids=["whole", "lora"])
+def test_under_autocast_each_weight_is_cast_once_and_a_copy_gives_the_student_s_own_rows(
+    world: Path, adapters: bool
+) -> None:
     model = AutoModelForCausalLM.from_pretrained(world / "student")
+    if adapters:
+        add_lora(model, LoraSettings(rank=4, alpha=8), base=str(world / "student"))
     tokenizer = AutoTokenizer.from_pretrained(world / "student")
     spec = RolloutSpec(7, 64, 0, len(tokenizer), 40, autocast=torch.bfloat16)
     setup = EngineSetup(model, tokenizer, spec, "student")
@@ -243,15 +250,23 @@ def test_under_autocast_a_copy_casts_each_weight_once_and_gives_the_student_s_ow
     itself, beside = TransformersRollout(RolloutEngineSettings(name="a")), CopyEngine(RolloutEngineSettings(name="b"))
     itself.open(setup)
     beside.open(dataclasses.replace(setup, model=copy_of(model)))
-    expected = itself.sample(planned)
-    beside.sync([(name, p.detach().clone()) for name, p in model.named_parameters()], 3)
-    with Casts(beside.setup.model) as casts:
-        rows = beside.sample(planned)
-    assert sum(row.length for row in rows) > 8 and 0 < max(casts.count.values()) <= 2  # the trial of slots is one more
-    assert all(p.grad is None for p in beside.setup.model.parameters())
-    for one, other in zip(rows, expected, strict=True):
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    beside.sync([(name, p.detach().clone()) for name, p in trained], 3)
+    found = []
+    for engine in (itself, beside):
+        with Casts(engine.setup.model) as casts:
+            found.append(engine.sample(planned))
+        # The frozen base of adapters too: dozens of forwards, of which the trial of slots is one more that casts.
+        assert sum(row.length for row in found[-1]) > 8 and 0 < max(casts.count.values()) <= 2
+        assert any("base_layer" in name for name in casts.count) is adapters
+        assert all(p.grad is None for p in engine.setup.model.parameters())
+    assert [name for name, p in model.named_parameters() if p.requires_grad] == [name for name, _ in trained]
+    for one, other in zip(*found, strict=True):
         assert one.response_ids.tolist() == other.response_ids.tolist()
         assert one.behaviour_logp.tolist() == other.behaviour_logp.tolist()
+    mine, theirs = (dict(engine.setup.model.named_parameters()) for engine in (itself, beside))
+    for name in mine.keys() - {name for name, _ in trained}:  # a frozen base is not held twice
+        assert mine[name].data_ptr() == theirs[name].data_ptr() and mine[name] is not theirs[name]
 
 
 class Casts(TorchDispatchMode):

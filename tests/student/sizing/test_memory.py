@@ -17,7 +17,7 @@ from student.plugins import build_plugins
 from student.recipe import Recipe
 from student.scoring.needs import Needs
 from student.sizing.hardware import GIB, TABLE, Hardware
-from student.sizing.memory import Memory, check_fits, memory_of
+from student.sizing.memory import CASTS, Memory, check_fits, memory_of
 from student.sizing.plan import describe
 from student.sizing.shape import ModelShape
 
@@ -125,8 +125,11 @@ def test_a_sharded_student_is_spread_over_the_ranks_and_whole_while_it_decodes(w
     assert gathered.rollout["all weights gathered"] == whole.always["weights"] / 2
     assert gathered.always == sharded.always
     # The weights are bfloat16 themselves: no copies of them are kept for the backward pass, as autocast makes them.
-    casting = ModelShape(recipe.model, torch.bfloat16).activation_bytes(2, 64)
-    assert casting - half.activation_bytes(2, 64) > 0.99 * 3 * half.layer * 2
+    casting = ModelShape(recipe.model, torch.bfloat16)
+    assert casting.activation_bytes(2, 64) - half.activation_bytes(2, 64) > 0.99 * 3 * half.layer * 2
+    # Decoding keeps them as well, and has nothing to cast where the weights are float32 all through.
+    assert memory_of(recipe, casting, needs, CPU, gpu=False).rollout[CASTS] == 3 * half.layer * 2
+    assert whole.rollout[CASTS] == gathered.rollout[CASTS] == 0
 
 
 @pytest.mark.parametrize(
