@@ -132,6 +132,11 @@ class _Run:
         self.saver = Saver(job, folder, sinks.log, sinks.saved)
         self.state = self.saver.open(checkpoint)
         self.evaluations.start = self.state.before
+        labels = job.source.labels() or frozenset()
+        self._groups = {
+            "domain": {domain or "none" for _, domain in labels},
+            "teacher": job.scorer.teachers(labels),
+        }
         job.local.start(job.models.local, fresh=checkpoint is None)
 
     def run(self) -> dict[str, Any]:
@@ -221,7 +226,7 @@ class _Run:
         job.sampler.moved(self.state.steps)
         self._show_samples(rows)
         job.cursor.commit()
-        measured = updated.metrics() | moved | outcome_metrics(outcomes) | mismatch
+        measured = updated.metrics() | moved | outcome_metrics(outcomes, self._groups) | mismatch
         self.state.unfinished = Unfinished(measured | self._counted(rows, rollouts, stops, step), outcomes)
         self._follow_up(self.state.unfinished, clock)
         if updated.failure is not None:

@@ -1,7 +1,7 @@
 """Metrics of the trained rows that need no model: counted on each rank, then summed."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,11 +89,17 @@ def row_metrics(counts: Mapping[str, float]) -> dict[str, float]:
     return metrics | fired_metrics(counts)
 
 
-def outcome_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Tokens that are trained on, by domain and by teacher, where there are several; of all ranks."""
+def outcome_metrics(outcomes: Sequence[Outcome], known: Mapping[str, Collection[str]]) -> dict[str, float]:
+    """Tokens that are trained on, by domain and by teacher, where there are several; of all ranks.
+
+    Args:
+        outcomes: of the step.
+        known: domains and teachers that the prompts can have, under "domain" and "teacher": those without a row in this
+            step count 0, so that one that never has any is seen.
+    """
     metrics: dict[str, float] = {}
     for label in ("domain", "teacher"):
-        tokens: dict[str, float] = {}
+        tokens = dict.fromkeys(known.get(label, ()), 0.0)
         for outcome in outcomes:
             name = getattr(outcome, label) or "none"
             tokens[name] = tokens.get(name, 0.0) + outcome.tokens * outcome.trained

@@ -22,6 +22,7 @@ _RATIO = re.compile(
     r"(mass|rate|overlap|fraction|accuracy|sampled|clipped|weight|repetition|share|pass_at_\d+|violations|truncation|monotone)$"
 )
 
+_SEVERAL = ", where several; 0 for those without a row."
 _MODE_TEXTS = {
     "accuracy": "Accuracy of a mode within its budget, latest evaluation.",
     "tokens": "Mean tokens of answers in a mode, latest evaluation.",
@@ -53,7 +54,7 @@ class Series:
         self._bytes = self._counter("payload_bytes", "Bytes of tensors received from teachers.")
         self._costs = self._counter("cost_tokens", "Tokens spent, by purpose and kind.", "purpose", "kind")
         self._labelled = {
-            label: self._counter(f"{label}_tokens", f"Response tokens trained on, by {label}, where several.", label)
+            label: self._counter(f"{label}_tokens", f"Response tokens trained on, by {label}{_SEVERAL}", label)
             for label in ("domain", "teacher")
         }
         self._loss = Gauge("opd_student_loss_nats", "Loss of a term, latest step.", ["term"], registry=registry)

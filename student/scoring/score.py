@@ -16,6 +16,7 @@ from opd.errors import ConfigError
 from opd.fleet.membership.outage import OutageHooks, OutageWatch
 from opd.fleet.source import ScoreSource
 from opd.heads import OutputHead
+from opd.tasks.source import Labels
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from student.data.row import Row, SignalKey
 from student.recipe import TeacherSettings
@@ -96,6 +97,10 @@ class Scorer:
     def reads_locally(self) -> bool:
         """Whether signals may come from models in process."""
         return self._local is not None and bool(self._local.models)
+
+    def teachers(self, labels: Labels) -> set[str]:
+        """Every `row.teacher` of prompts with these pairs of (teacher, domain)."""
+        return self._targets.names(labels)
 
     def submit(self, row: Row) -> None:
         """Start judging and scoring a row; returns at once."""

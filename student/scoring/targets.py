@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from opd.errors import ConfigError
 from opd.tasks.prompt import Prompt
+from opd.tasks.source import Labels
 from student.data.row import Row
 from student.recipe import TeacherSettings
 from student.scoring.needs import LOCAL_MODELS, REFERENCE, TEACHER, Needs, teacher_role
@@ -89,8 +90,15 @@ class Targets:
                     "its task does not declare its labels; name that teacher in teachers.routes."
                 )
         row.teachers = parts if found.combine == "divergence" and len(parts) > 1 else ()
-        row.teacher = parts[0][0] if len(parts) == 1 else " + ".join(f"{weight:g} {name}" for name, weight in parts)
+        row.teacher = _named(parts)
         return parts
+
+    def names(self, labels: Labels) -> set[str]:
+        """Every `row.teacher` that prompts with these pairs of (teacher, domain) get."""
+        if self._router is None:
+            return set()
+        found = [self._router.route({"teacher": teacher, "domain": domain}) for teacher, domain in labels]
+        return {_named(target.parts) for target in found}
 
     def of(self, role: str, row: Row, parts: Sequence[tuple[str, float]]) -> list[Target]:
         """The models for what a term calls `role`; `parts` are those of the row's route.
@@ -119,3 +127,7 @@ class Targets:
 
     def _target(self, role: str, model: str, weight: float) -> Target:
         return Target(role, model, weight, local=model not in self._served)
+
+
+def _named(parts: Sequence[tuple[str, float]]) -> str:
+    return parts[0][0] if len(parts) == 1 else " + ".join(f"{weight:g} {name}" for name, weight in parts)

@@ -56,6 +56,7 @@ def test_each_domain_is_scored_by_its_own_teacher(teacher: Any, make_recipe: Cal
             scorer.submit(row)
         scorer.collect(rows)
         assert {(r.prompt.domain, r.teacher) for r in rows} == {("sums", "teacher"), ("differences", "student")}
+        assert scorer.teachers(source.labels() or frozenset()) == {"teacher", "student"}, "without a row they are known"
         for row in rows:
             direct = fleet.score(row.teacher, [row.score_item(gather=False)], PayloadSpec.sampled())[0]
             np.testing.assert_array_equal(row.signals[TEACHER, PayloadKind.SAMPLED].sampled, direct.sampled)
