@@ -52,7 +52,8 @@ def test_the_services_of_compose_are_hardened_and_use_files_that_exist() -> None
     for name in ("teacher", "student"):
         service = compose["services"][name]
         assert service["read_only"] and service["cap_drop"] == ["ALL"]
-        assert (ROOT / service["build"]["dockerfile"]).is_file()
+        dockerfile = ROOT / service["build"]["dockerfile"]
+        assert "healthcheck" in service or "\nHEALTHCHECK " in dockerfile.read_text()
     scraped = yaml.safe_load((DEPLOY / "prometheus" / "compose.yml").read_text())["scrape_configs"]
     targets = [target for job in scraped for entry in job["static_configs"] for target in entry["targets"]]
     assert {target.split(":")[0] for target in targets} <= compose["services"].keys()
