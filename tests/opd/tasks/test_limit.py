@@ -8,8 +8,8 @@ from opd.errors import DataError
 from opd.tasks import FileSettings, MixSettings, TaskSettings, build_prompts
 
 
-def length(prompt):
-    return len(prompt.text)
+def lengths(prompts):
+    return [len(prompt.text) for prompt in prompts]
 
 
 @pytest.fixture
@@ -22,14 +22,14 @@ def table(tmp_path):
 def test_a_long_row_is_named_with_file_and_line_and_the_others_counted(table):
     words = r"p\.jsonl line \d+ has \d+ tokens, over the limit of 17, and 2 more"
     with pytest.raises(DataError, match=words) as caught:
-        build_prompts(table, seed=0).limit(length, 17, drop=False)
+        build_prompts(table, seed=0).limit(lengths, 17, drop=False)
     assert "rollout.max_prompt_tokens" in str(caught.value) and "rollout.long_prompts" in str(caught.value)
 
 
 def test_long_rows_are_left_out_of_both_splits(table):
     source = build_prompts(table, seed=0)
     before = len(source.prompts("heldout", 4))
-    assert source.limit(length, 10, drop=True) == 10
+    assert source.limit(lengths, 10, drop=True) == 10
     train = {prompt.text for prompt in source.prompts("train", 40)}
     heldout = [prompt.text for n in range(before, -1, -1) for prompt in _heldout(source, n)]
     assert {len(text) for text in train} | {len(text) for text in heldout} == set(range(1, 11))
@@ -44,18 +44,18 @@ def _heldout(source, count):
 
 def test_a_file_of_long_rows_alone_says_how_short_the_shortest_is(table):
     with pytest.raises(DataError, match="all 16 training prompts are longer than 0 tokens, the shortest has"):
-        build_prompts(table, seed=0).limit(length, 0, drop=True)
+        build_prompts(table, seed=0).limit(lengths, 0, drop=True)
 
 
 def test_generated_prompts_are_drawn_anew_or_refused(table):
     settings = TaskSettings(task="addition", options={"digits": 2})
     source = build_prompts(settings, seed=0)
-    assert max(length(prompt) for prompt in source.prompts("train", 50)) == 6
-    assert source.limit(length, 5, drop=True) == 0
+    assert max(len(prompt.text) for prompt in source.prompts("train", 50)) == 6
+    assert source.limit(lengths, 5, drop=True) == 0
     for split in ("train", "heldout"):
-        assert max(length(prompt) for prompt in source.prompts(split, 50)) == 5
+        assert max(len(prompt.text) for prompt in source.prompts(split, 50)) == 5
     strict = build_prompts(settings, seed=0)
-    strict.limit(length, 5, drop=False)
+    strict.limit(lengths, 5, drop=False)
     with pytest.raises(DataError, match="has 6 tokens, over the limit of 5"):
         strict.prompts("train", 50)
 
@@ -63,5 +63,5 @@ def test_generated_prompts_are_drawn_anew_or_refused(table):
 def test_a_mix_limits_each_of_its_sources(table):
     mix = MixSettings(mix=[table, TaskSettings(task="addition", options={"digits": 2})])
     source = build_prompts(mix, seed=0)
-    assert source.limit(length, 5, drop=True) == 15
-    assert max(length(prompt) for prompt in source.prompts("train", 40)) == 5
+    assert source.limit(lengths, 5, drop=True) == 15
+    assert max(len(prompt.text) for prompt in source.prompts("train", 40)) == 5

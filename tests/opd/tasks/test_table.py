@@ -208,7 +208,7 @@ def test_memory_holds_where_rows_are_and_not_the_rows(tmp_path):
     finally:
         tracemalloc.stop()
     assert held < 60 * len(rows)  # a prompt takes 900
-    assert source.limit(lambda prompt: len(prompt.text), 213, drop=True) == 2000
+    assert source.limit(lambda prompts: [len(prompt.text) for prompt in prompts], 213, drop=True) == 2000
 
 
 def test_a_file_put_in_the_place_of_another_changes_nothing_and_one_that_changes_is_noticed(tmp_path, rows):

@@ -4,14 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from opd.tasks.prompt import Prompt
 from student.data.plan import plan_step
-from student.rollout.requests import Request
+from student.rollout.requests import Request, encode_planned
 from student.rollout.spec import RolloutSpec
 
 SPEC = RolloutSpec(seed=7, batch_rows=8, candidates=0, valid_vocab=38, max_prompt_tokens=40)
@@ -27,7 +25,7 @@ def test_the_samples_of_a_prompt_encode_it_once_and_one_with_a_hint_reads_its_ow
     planned = list(plan_step(2, prompts, samples=3, max_new_tokens=4, temperature=1.0).rows)
     hinted = replace(planned[0].prompt, text="ends in 6: 12+34=")  # keeps the uid
     planned[0] = replace(planned[0], behaviour_prompt=hinted)
-    encoded: dict[int, NDArray[np.uint32]] = {}
+    encoded = encode_planned(planned, tokenizer, SPEC.max_prompt_tokens)
     shared = [Request(row, tokenizer, SPEC, ("rollout",), encoded) for row in planned]
     assert len(encoded) == 3, "two prompts and a hinted one"
     for row, request in zip(planned, shared, strict=True):
