@@ -13,6 +13,7 @@ The peak is that of `always` with the larger of the other two, or with both wher
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from opd.errors import ConfigError
@@ -99,63 +100,79 @@ def memory_of(
         gpu: whether tiles of logits have their size on a GPU.
         ranks: data-parallel processes.
     """
-    rows, width = micro_batch(recipe)
     sharded = recipe.train.sharding == "fsdp"
     parts = ranks if sharded else 1
-    wide = shape.trained * 4
-    names = {str(method.get("name")) for method in recipe.methods}
-    named = needs.local | _asked_by_name(recipe)
-    copies = {
-        "copy for the reference initial": shape.trained_bytes if INITIAL in named and recipe.model.lora is None else 0,
-        "moving average": wide if EMA in named else 0,
-        "copies of effopd": 2 * shape.trained_bytes if "effopd" in names else 0,
-        "copy of adwin's probe": shape.weight_bytes + shape.trained_bytes if "adwin" in names and ranks == 1 else 0,
+    always = {
+        "weights": shape.weight_bytes,
+        "moments of AdamW": 2 * shape.trained_bytes,
+        **_copies(recipe, shape, needs.local | _asked_by_name(recipe), gpu=gpu, ranks=ranks),
     }
-    lag = recipe.train.max_staleness
-    if lag:
-        # On a CPU the sampling copy is one of those that are kept on the host.
-        copied = not _engine(recipe).holds_weights
-        copies["weights that steps are sampled with"] = shape.trained_bytes * (copied if gpu else lag + 1)
-    longest = settled(recipe.rollout.max_prompt_tokens + recipe.rollout.max_new_tokens)
     here = slots(recipe, ranks)
-    scratch = (recipe.train.logit_scratch_mib or (1024 if gpu else 128)) * 2**20
-    positions = rows * recipe.rollout.max_new_tokens
-    decoding = {
-        "all weights gathered": shape.total * shape.width if sharded and not _engine(recipe).holds_weights else 0,
-        CASTS: shape.cast_bytes,
-        **dict(zip(_SLOT_PARTS, _per_slot(shape, longest, here), strict=True)),
-    }
-    engine: dict[str, float] = {}
-    if recipe.rollout.engine.get("name") == "vllm":
-        width = _DTYPES.get(str(recipe.rollout.engine.get("dtype")), shape.width)
-        engine = {
-            "weights of vLLM": shape.total * width,
-            VLLM_CACHE: recipe.rollout.cache_tokens * shape.cache_bytes * width / shape.width,
-        }
-        decoding, engine = (engine, {}) if recipe.rollout.engine.get("sleep") else ({}, engine)
-    elif not _engine(recipe).on_device:
-        decoding = {}
+    fixed, decoding = _engine_parts(recipe, shape, here, sharded=sharded)
     return Memory(
-        always={
-            "weights": shape.weight_bytes / parts,
-            "moments of AdamW": 2 * shape.trained_bytes / parts,
-            **{name: size / parts for name, size in copies.items() if size},
-            **engine,
-        },
-        learning={
-            "gradients": shape.trained_bytes / parts,
-            "activations of a micro-batch": shape.activation_bytes(rows, width),
-            "tiles of logits": min(scratch, positions * shape.vocabulary * 4),
-            "gradients of head and embeddings": shape.head_bytes,
-            "buckets of gradients between ranks": shape.trained_bytes if ranks > 1 and not sharded else 0,
-            "weights gathered": (shape.outside + _GATHERED_LAYERS * shape.layer) * shape.width if sharded else 0,
-            "gradients to be scattered": _scattered(shape) if sharded else 0,
-        },
+        always={**{name: size / parts for name, size in always.items()}, **fixed},
+        learning=_learning(recipe, shape, gpu=gpu, ranks=ranks),
         rollout=decoding,
         reserve=device.reserve,
-        together=lag > 0,
+        together=recipe.train.max_staleness > 0,
         slots=here,
     )
+
+
+def _copies(recipe: Recipe, shape: ModelShape, named: Collection[str], *, gpu: bool, ranks: int) -> dict[str, float]:
+    """Bytes of weights that are kept beside the student's own, by what they are for."""
+    methods = {str(method.get("name")) for method in recipe.methods}
+    lag = recipe.train.max_staleness
+    # On a CPU the sampling copy is one of those that are kept on the host.
+    sampled_with = (0 if _engine(recipe).holds_weights else 1) if gpu else lag + 1
+    found = {
+        "copy for the reference initial": shape.trained_bytes if INITIAL in named and recipe.model.lora is None else 0,
+        "moving average": shape.trained * 4 if EMA in named else 0,
+        "copies of effopd": 2 * shape.trained_bytes if "effopd" in methods else 0,
+        "copy of adwin's probe": shape.weight_bytes + shape.trained_bytes if "adwin" in methods and ranks == 1 else 0,
+        "weights that steps are sampled with": shape.trained_bytes * sampled_with if lag else 0,
+    }
+    return {name: size for name, size in found.items() if size}
+
+
+def _engine_parts(
+    recipe: Recipe, shape: ModelShape, slots: int, *, sharded: bool
+) -> tuple[dict[str, float], dict[str, float]]:
+    """What sampling takes always, and what it takes while it decodes."""
+    rollout, engine = recipe.rollout, _engine(recipe)
+    if rollout.engine.get("name") == "vllm":
+        width = _DTYPES.get(str(rollout.engine.get("dtype")), shape.width)
+        of_vllm = {
+            "weights of vLLM": float(shape.total * width),
+            VLLM_CACHE: rollout.cache_tokens * shape.cache_bytes * width / shape.width,
+        }
+        return ({}, of_vllm) if rollout.engine.get("sleep") else (of_vllm, {})
+    if not engine.on_device:
+        return {}, {}
+    longest = settled(rollout.max_prompt_tokens + rollout.max_new_tokens)
+    gathered = shape.total * shape.width if sharded and not engine.holds_weights else 0
+    return {}, {
+        "all weights gathered": gathered,
+        CASTS: shape.cast_bytes,
+        **dict(zip(_SLOT_PARTS, _per_slot(shape, longest, slots), strict=True)),
+    }
+
+
+def _learning(recipe: Recipe, shape: ModelShape, *, gpu: bool, ranks: int) -> dict[str, float]:
+    """Bytes of an update: gradients, and what its largest micro-batch keeps."""
+    sharded = recipe.train.sharding == "fsdp"
+    rows, width = micro_batch(recipe)
+    scratch = (recipe.train.logit_scratch_mib or (1024 if gpu else 128)) * 2**20
+    positions = rows * recipe.rollout.max_new_tokens
+    return {
+        "gradients": shape.trained_bytes / (ranks if sharded else 1),
+        "activations of a micro-batch": shape.activation_bytes(rows, width),
+        "tiles of logits": min(scratch, positions * shape.vocabulary * 4),
+        "gradients of head and embeddings": shape.head_bytes,
+        "buckets of gradients between ranks": shape.trained_bytes if ranks > 1 and not sharded else 0,
+        "weights gathered": (shape.outside + _GATHERED_LAYERS * shape.layer) * shape.width if sharded else 0,
+        "gradients to be scattered": _scattered(shape) if sharded else 0,
+    }
 
 
 def _per_slot(shape: ModelShape, longest: int, slots: int) -> tuple[float, float, float]:

@@ -163,6 +163,9 @@ def test_vllm_has_its_weights_and_its_whole_cache_always_or_while_it_is_awake(wo
     awake = of(recipe)
     assert awake.always["keys and values of vLLM"] == 20_000 * model.cache_bytes and not awake.rollout
     assert awake.always["weights of vLLM"] == model.total * 4
+    transformers = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(
+        update={"engine": {"name": "transformers"}})})  # fmt: skip
+    assert awake.learning == of(transformers).learning, "training beside vLLM takes what it takes alone"
     sleepy = of(recipe.model_copy(update={"rollout": recipe.rollout.model_copy(
         update={"engine": {"name": "vllm", "sleep": True}})}))  # fmt: skip
     assert sleepy.rollout["keys and values of vLLM"] > 0 and sleepy.peak < awake.peak
