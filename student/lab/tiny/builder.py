@@ -11,7 +11,7 @@ import torch
 from transformers.utils import logging
 
 from opd.errors import ConfigError, DataError, RunFolderError
-from opd.tasks import PromptSource, build_prompts
+from opd.tasks import build_prompts
 from student.lab.tiny.model import make_model
 from student.lab.tiny.plans import MergePlan, Progress, WorldPlan
 from student.lab.tiny.summary import ModelSummary, WorldSummary
@@ -37,7 +37,7 @@ class Builder:
         shutil.rmtree(draft, ignore_errors=True)
         trained = self._train(name, self._begin(name, seed, draft / "begin"), seed, draft)
         examiner = Examiner(trained, longest=self.plan.max_new_tokens, seed=self.world.seed)
-        greedy, sampled = (self._measure(examiner, temperature) for temperature in (0.0, 1.0))
+        greedy, sampled = self._measure(examiner)
         final = self.world.folder / name
         shutil.rmtree(final, ignore_errors=True)
         os.replace(trained, final)
@@ -109,13 +109,13 @@ class Builder:
             done += stage.plan.steps
         return model
 
-    def _source(self, task: str) -> PromptSource:
-        return build_prompts(self.plan.tasks[task], seed=self.world.seed)
-
-    def _measure(self, examiner: Examiner, temperature: float) -> dict[str, float]:
-        return {
-            name: examiner.accuracy(self._source(name), self.plan.measured, temperature) for name in self.plan.tasks
-        }
+    def _measure(self, examiner: Examiner) -> tuple[dict[str, float], dict[str, float]]:
+        """Accuracy per task, greedily and at temperature 1."""
+        greedy, sampled = {}, {}
+        for task, settings in self.plan.tasks.items():
+            source = build_prompts(settings, seed=self.world.seed)
+            greedy[task], sampled[task] = examiner.accuracy(source, self.plan.measured, (0.0, 1.0))
+        return greedy, sampled
 
 
 @contextmanager

@@ -139,11 +139,19 @@ class Examiner:
         self._longest = longest
         self._spec = RolloutSpec(seed, _BATCH, candidates=0, valid_vocab=len(self._tokenizer), max_prompt_tokens=limit)
 
-    def accuracy(self, source: PromptSource, count: int, temperature: float) -> float:
-        """Share of the first `count` held-out prompts that are answered correctly; unknown verdicts do not count."""
+    def accuracy(self, source: PromptSource, count: int, temperatures: Sequence[float]) -> list[float]:
+        """Share of the first `count` held-out prompts that are answered correctly at each of `temperatures`.
+
+        Answers of all temperatures are sampled together. Unknown verdicts do not count.
+        """
         prompts = source.prompts("heldout", count)
-        plan = plan_step(0, prompts, samples=1, max_new_tokens=self._longest, temperature=temperature)
-        rows = rollout(self.student.lm, self._tokenizer, plan.rows, self._spec, purpose=("eval", "world"))
+        plans = [
+            plan_step(0, prompts, samples=1, max_new_tokens=self._longest, temperature=temperature).rows
+            for temperature in temperatures
+        ]
+        planned = [row for rows in plans for row in rows]
+        rows = rollout(self.student.lm, self._tokenizer, planned, self._spec, purpose=("eval", "world"))
         for row in rows:
             row.verdict = source.verify(row.prompt, row.text)
-        return report([Answer.of(row, place) for place, row in enumerate(rows)], 1, None).accuracy
+        answers = [Answer.of(row, place) for place, row in enumerate(rows)]
+        return [report(answers[start : start + count], 1, None).accuracy for start in range(0, len(answers), count)]

@@ -80,4 +80,4 @@ def test_reinforcement_raises_the_reward(begin: Path, tmp_path: Path) -> None:
 
 def test_greedy_answers_are_measured_by_the_verifier(begin: Path) -> None:
     examiner = Examiner(begin, longest=8, seed=0)
-    assert examiner.accuracy(build_prompts(SUMS, seed=0), 4, 0.0) == 0.0
+    assert examiner.accuracy(build_prompts(SUMS, seed=0), 4, (0.0, 1.0)) == [0.0, 0.0]
