@@ -30,7 +30,7 @@ from pydantic import Field
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-import student.job
+import student.preparation
 from opd.config import parse_settings
 from opd.fleet.source import ScoreSource
 from opd.wire.types import Scores
@@ -45,7 +45,7 @@ from student.rollout.engine import CopyEngine, EngineSetup, OnRow, RolloutEngine
 from student.run.local_server import served
 
 LENGTHS = [(1.6, 0.4, 0.8), (0.8, 0.4, 1.6), (0.8, 1.6, 0.8), (1.2, 1.2, 1.2)]
-CONNECT = student.job.connect
+CONNECT = student.preparation.connect
 WARM = 4
 """Steps that are left out."""
 _IDS = 32_768
@@ -158,11 +158,11 @@ def measure(one: Recipe, scoring: float | None) -> tuple[float, dict[str, float]
     """Median seconds of a step, and what its stages were busy for; the teachers only where `scoring` paces them."""
     fleets: list[PacedFleet] = []
     if scoring is not None:
-        student.job.connect = partial(paced, fleets, scoring / one.rollout.prompts_per_step)
+        student.preparation.connect = partial(paced, fleets, scoring / one.rollout.prompts_per_step)
     try:
         train(one)
     finally:
-        student.job.connect = CONNECT
+        student.preparation.connect = CONNECT
     events = json.loads((one.run / "timeline.json").read_text())["traceEvents"]
     starts = [event["ts"] / 1e6 for event in events if event["name"] == "learn"][WARM:]
     lines = [json.loads(line) for line in (one.run / "metrics.jsonl").read_text().splitlines()][WARM:]

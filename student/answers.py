@@ -107,12 +107,16 @@ def write_answers(
         draft.unlink()
         raise DataError(f"none of {len(prompts)} prompts has a {how} answer of {model}; raise the number of draws.")
     os.replace(draft, out)
-    judged = [row.verdict for row, _ in kept if row.verdict is not None and row.verdict.known]
-    right = sum(verdict.status is VerdictStatus.CORRECT for verdict in judged)
-    tokens = sum(row.length for row, _ in kept)
-    report = AnswerReport(len(prompts), len(kept), right / len(judged) if judged else None, tokens, drawn)
+    report = _report(len(prompts), [row for row, _ in kept], drawn)
     out.with_suffix(".report.json").write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
     return report
+
+
+def _report(prompts: int, kept: Sequence[Row], drawn: int) -> AnswerReport:
+    judged = [row.verdict for row in kept if row.verdict is not None and row.verdict.known]
+    right = sum(verdict.status is VerdictStatus.CORRECT for verdict in judged)
+    tokens = sum(row.length for row in kept)
+    return AnswerReport(prompts, len(kept), right / len(judged) if judged else None, tokens, drawn)
 
 
 def check_how(how: str) -> How:

@@ -84,7 +84,7 @@ def _try_out(recipe: Recipe, needs: Needs, source: PromptSource) -> Iterator[str
 
 
 def _shake_hands(recipe: Recipe, needs: Needs, source: PromptSource, tokenizer: Any) -> "Scoring":
-    from student.job import connect
+    from student.preparation import connect
     from student.scoring.handshake import shake_hands
 
     fleet = connect(recipe) if needs.served else None

@@ -1,12 +1,9 @@
 """A job: everything a run needs, built and checked from a recipe before the first step."""
 
 import copy
-import os
-import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,22 +12,19 @@ from accelerate.state import AcceleratorState
 from google.protobuf.json_format import MessageToDict
 
 from opd.errors import ConfigError
-from opd.fleet.client import TeacherFleet
 from opd.fleet.source import ScoreSource
-from opd.tasks.build import build_prompts
 from opd.tasks.source import PromptSource
-from opd.tasks.stops import generation_stops, stop_set
 from opd.wire.v1 import teacher_pb2 as pb
 from student.controllers import Controller, Workbench
 from student.data.cursor import PromptCursor
-from student.data.prompts import fit_prompts
 from student.learning.learner import Learner
-from student.learning.model import Student, Weights, load_student, load_tokenizer
+from student.learning.model import Student, Weights, load_student
 from student.learning.objective import Objective
 from student.learning.rank_watch import RankWatch
-from student.learning.ranks import Ranks, launched_ranks, make_accelerator
+from student.learning.ranks import Ranks, make_accelerator
 from student.learning.sharding import shard
-from student.plugins import Plugins, build_measure, build_plugins
+from student.plugins import Plugins, build_measure
+from student.preparation import Prepared, prepare
 from student.recipe import EmaSettings, Recipe
 from student.rl.rewards.chain import RewardChain
 from student.rl.rewards.rounds import StepRewards
@@ -40,14 +34,12 @@ from student.rollout.episodes import EpisodePlayer
 from student.rollout.mismatch import Mismatch
 from student.rollout.spec import RolloutSpec
 from student.rollout.strategy import Strategy
-from student.scoring.contexts import Contexts
-from student.scoring.handshake import Scoring, shake_hands
+from student.scoring.handshake import Scoring
 from student.scoring.local import LocalModels
 from student.scoring.needs import Needs, merge
-from student.scoring.prompt_check import check_contexts, check_prompts
 from student.scoring.score import Scorer
 from student.scoring.stop_check import StopCheck
-from student.scoring.stops import StopMap, map_of
+from student.scoring.stops import StopMap
 from student.scoring.verify import Verification
 from student.services import LoopServices
 
@@ -78,30 +70,6 @@ class Job:
     remarks: list[str]
 
 
-def connect(recipe: Recipe) -> ScoreSource | None:
-    """The fleet of the recipe; None when it names no endpoints.
-
-    Raises:
-        UnavailableError: when no server answers within teachers.fleet.connect_seconds.
-    """
-    if recipe.teachers is None or not recipe.teachers.endpoints:
-        return None
-    ranks, fleet = launched_ranks(), recipe.teachers.fleet
-    # The ranks of a run ask the same servers: together they have in flight what one would have.
-    tokens = max(1, fleet.calls.in_flight_tokens // ranks)
-    settings = fleet.model_copy(update={"calls": fleet.calls.model_copy(update={"in_flight_tokens": tokens})})
-    source = TeacherFleet.connect(recipe.teachers.endpoints, settings=settings, client=_client_name(recipe.run, ranks))
-    # The run must fit all replicas, and a row that finds no second one is not compared.
-    source.settle()
-    return source
-
-
-def _client_name(run: Path, ranks: int) -> str:
-    """How servers know this process, for fair queueing and logs: by the run's folder and, of several ranks, its own."""
-    rank = f".{os.environ.get('RANK', '0')}" if ranks > 1 else ""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", run.name or "student")[: 64 - len(rank)] + rank
-
-
 def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None, poll: Callable[[], None]) -> Job:
     """Build the job in the order that fails fastest: plug-ins, prompts, fleet, handshake, model.
 
@@ -111,47 +79,27 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         model_path: weights to load instead of the recipe's, for a resumed run: a model, an adapter or BASE+ADAPTER.
         poll: called while waiting for the fleet.
     """
-    _set_up_torch(recipe)
-    plugins = build_plugins(recipe)
-    stack.callback(plugins.rewards.close)
-    weights = Weights.of(recipe.model, model_path)
-    path, revision = weights.base, weights.revision
-    tokenizer = load_tokenizer(path, revision)
-    source = build_prompts(recipe.prompts, seed=recipe.seed, modes=recipe.modes)
-    stack.callback(source.close)
-    fit_prompts(recipe, source, tokenizer)
-    check_prompts(recipe, plugins.needs, source)
-    fleet = connect(recipe) if plugins.needs.served else None
-    if fleet is not None:
-        stack.callback(fleet.close)
-    models = shake_hands(fleet, recipe, plugins.needs, tokenizer, source)
-    stop_ids = stop_set(tokenizer, generation_stops(path, revision), recipe.rollout.stop_tokens).ids
-    stops = map_of(recipe, stop_ids, models.infos, plugins.needs)
-    contexts = Contexts(recipe.contexts, tokenizer, recipe.rollout.max_prompt_tokens)
-    check_contexts(recipe, contexts, source, tokenizer)
+    found = prepare(recipe, stack, model_path)
+    plugins, tokenizer = found.plugins, found.tokenizer
     accelerator = _accelerator(recipe, stack)
     watch = RankWatch(Ranks(accelerator))
     stack.push(watch.leave)
-    student = _student(recipe, weights, accelerator, stack)
-    verification = Verification(source, recipe.rollout.verify_workers)
-    stack.callback(verification.close)
-    local = _local_models(recipe, student, accelerator, len(tokenizer))
-    scorers = _Scorers(recipe, fleet, verification, accelerator.device, models.infos, local, contexts, stops, plugins)
-    scorer = scorers.make(plugins.needs)
+    student = _student(recipe, found.weights, accelerator, stack)
+    scorers = _scorers(recipe, found, student, accelerator, stack)
+    scorer, local = scorers.make(plugins.needs), scorers.local
     learner = _learner(recipe, plugins, student, accelerator, tokenizer, scorer)
-    measure = build_measure(models.infos, plugins.needs, recipe.teachers)
+    measure = build_measure(found.models.infos, plugins.needs, recipe.teachers)
     kl_needs = merge([] if measure is None else [measure.needs()], temperature=recipe.rollout.temperature)
-    candidates = max(plugins.needs.candidates, kl_needs.candidates)
-    spec = _rollout_spec(recipe, plugins.needs, accelerator, candidates, len(tokenizer), stop_ids, stops)
-    setup = EngineSetup(student.lm, tokenizer, spec, path, revision)
+    spec = _rollout_spec(recipe, found, accelerator, max(plugins.needs.candidates, kl_needs.candidates))
+    setup = EngineSetup(student.lm, tokenizer, spec, found.weights.base, found.weights.revision)
     sampler = _sampler(recipe, plugins, setup, learner, stack)
     ahead = _ahead(recipe, plugins, setup, sampler, learner, scorer.submit, stack)
-    cursor = PromptCursor(source)
+    cursor = PromptCursor(found.source)
     services = LoopServices(
         recipe,
         learner,
         tokenizer,
-        source,
+        found.source,
         scorer,
         sampler,
         None if measure is None else (measure, scorers.make(kl_needs)),
@@ -159,17 +107,16 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         lambda: Workbench(learner, sampler, scorers.make(plugins.needs), poll, stack.callback),
         local,
         cursor,
-        verification,
+        scorers.verification,
     )
-    scorers.services = services
-    live = fleet is not None and not fleet.recorded and plugins.needs.teacher and models.infos
+    scorers.services = services  # rewards may ask what is built from scorers
     return Job(
         recipe=recipe,
         accelerator=accelerator,
         watch=watch,
-        fleet=fleet,
-        models=models,
-        source=source,
+        fleet=found.fleet,
+        models=found.models,
+        source=found.source,
         tokenizer=tokenizer,
         learner=learner,
         cursor=cursor,
@@ -182,9 +129,17 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         controllers=plugins.controllers,
         rewards=plugins.rewards,
         services=services,
-        stop_check=StopCheck(recipe, sampler, source, models.infos, stop_ids, scorers.make) if live else None,
+        stop_check=_stop_check(recipe, found, sampler, scorers),
         remarks=plugins.remarks,
     )
+
+
+def _stop_check(recipe: Recipe, found: Prepared, sampler: PolicySampler, scorers: "_Scorers") -> StopCheck | None:
+    """What compares stop tokens before the first step; recorded scores cannot be asked again."""
+    live = found.fleet is not None and not found.fleet.recorded and found.plugins.needs.teacher
+    if not live or not found.models.infos:
+        return None
+    return StopCheck(recipe, sampler, found.source, found.models.infos, found.stop_ids, scorers.make)
 
 
 @dataclass(slots=True)
@@ -196,35 +151,38 @@ class _Scorers:
     """
 
     recipe: Recipe
-    fleet: ScoreSource | None
+    found: Prepared
     verification: Verification
     device: torch.device
-    infos: dict[str, pb.TeacherInfo]
     local: LocalModels
-    contexts: Contexts
-    stops: StopMap
-    plugins: Plugins
     services: LoopServices | None = None
 
     def make(self, needs: Needs, stops: StopMap | None = None) -> Scorer:
         """A scorer for `needs`, with another map of stop tokens where one is given."""
         return Scorer(
-            self.fleet,
+            self.found.fleet,
             self.recipe.teachers,
             needs,
             self.verification,
             self.device,
-            known=self.infos,
+            known=self.found.models.infos,
             local=self.local,
-            contexts=self.contexts,
-            stops=self.stops if stops is None else stops,
+            contexts=self.found.contexts,
+            stops=self.found.stops if stops is None else stops,
             rewards=self._rewards,
         )
 
     def _rewards(self) -> StepRewards:
         if self.services is None:
             raise TypeError("rows were scored before the job was built")
-        return StepRewards(self.plugins.rewards, self.services)
+        return StepRewards(self.found.plugins.rewards, self.services)
+
+
+def _scorers(recipe: Recipe, found: Prepared, student: Student, accelerator: Accelerator, stack: ExitStack) -> _Scorers:
+    verification = Verification(found.source, recipe.rollout.verify_workers)
+    stack.callback(verification.close)
+    local = _local_models(recipe, student, accelerator, len(found.tokenizer))
+    return _Scorers(recipe, found, verification, accelerator.device, local)
 
 
 def _student(recipe: Recipe, weights: Weights, accelerator: Accelerator, stack: ExitStack) -> Student:
@@ -259,25 +217,18 @@ def _learner(
     )
 
 
-def _rollout_spec(
-    recipe: Recipe,
-    needs: Needs,
-    accelerator: Accelerator,
-    candidates: int,
-    vocabulary: int,
-    stop_ids: Collection[int],
-    stops: StopMap,
-) -> RolloutSpec:
+def _rollout_spec(recipe: Recipe, found: Prepared, accelerator: Accelerator, candidates: int) -> RolloutSpec:
+    needs, vocabulary, keep_ids = found.plugins.needs, len(found.tokenizer), found.stops.ids
     return RolloutSpec(
         seed=recipe.seed,
         batch_rows=recipe.rollout.batch_rows,
         candidates=min(candidates, vocabulary),
         valid_vocab=vocabulary,
         max_prompt_tokens=recipe.rollout.max_prompt_tokens,
-        stop_ids=frozenset(stop_ids),
+        stop_ids=frozenset(found.stop_ids),
         cache_tokens=recipe.rollout.cache_tokens,
         autocast=torch.bfloat16 if accelerator.mixed_precision == "bf16" else None,
-        keep_ids=stops.ids if candidates > len(stops.ids) else (),
+        keep_ids=keep_ids if candidates > len(keep_ids) else (),
         read_given=bool(needs.signals or needs.reward or candidates),
     )
 
@@ -328,16 +279,6 @@ def _local_models(recipe: Recipe, student: Student, accelerator: Accelerator, va
         valid_vocab=valid_vocab,
         temperature=recipe.rollout.temperature,
     )
-
-
-def _set_up_torch(recipe: Recipe) -> None:
-    """Threads, seed and silence of this process."""
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-    if recipe.train.threads:
-        torch.set_num_threads(recipe.train.threads)
-    torch.manual_seed(recipe.seed)
 
 
 def _accelerator(recipe: Recipe, stack: ExitStack) -> Accelerator:

@@ -21,10 +21,11 @@ from opd.wire.v1 import teacher_pb2 as pb
 from student.checks.worth import Kind, Worth, compare, judge
 from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row, RowKey
-from student.job import build_job, connect
+from student.job import build_job
 from student.lab.stats import Interval
 from student.learning.model import Weights, load_tokenizer
 from student.model_path import check_model_path
+from student.preparation import connect
 from student.recipe import Recipe
 from student.rollout.answering import AnsweringModel
 from student.scoring.contexts import Context

@@ -33,9 +33,8 @@ _CLAIMS = (
 )
 
 
-def _experiment(
-    name: str, letter: str, task: str, what: str, length: int, candidates: list[int], steps: int, **more: Any
-) -> Experiment:
+def _arms(length: int, candidates: list[int], steps: int) -> tuple[Arm, ...]:
+    """Full rollouts, ADWIN in three forms, and its rivals."""
     adwin: dict[str, Any] = {
         "name": "adwin",
         "windows": candidates,
@@ -49,6 +48,29 @@ def _experiment(
     def arm(key: str, title: str, fires: tuple[Fires, ...] = shorter, **method: Any) -> Arm:
         return Arm(key, title, {"methods": [method]}, _WINDOW_RATES, fires=fires)
 
+    return (
+        Arm("full", "full rollouts", {}, RATES),
+        arm("adwin", "ADWIN, published criterion", (), **adwin),
+        arm("adwin_largest", "ADWIN, fallback: the largest candidate", **adwin, fallback="largest"),
+        arm("adwin_cross", "ADWIN, cross-fitted criterion", (), **adwin, criterion="cross_fitted"),
+        arm("fixed25", "first quarter (TOPD)", name="fixed_window", fraction=0.25),
+        arm("fixed50", "first half (TOPD)", name="fixed_window", fraction=0.5),
+        arm("staircase", "staircase (POPD)", name="staircase", first=length // 4, rise=length // 4, every=steps // 5),
+        arm("linear", "linear", name="linear_window", first=length // 8, until=0.5),
+        arm(
+            "random",
+            "a random quarter of the tokens, the null of every window",
+            (),
+            name="random_tokens",
+            share=0.25,
+        ),
+        arm("prune", "overlap drift (Prune-OPD)", (), name="prune_opd", k=1, threshold=0.5, smoothing=4, shortest=4),
+    )
+
+
+def _experiment(
+    name: str, letter: str, task: str, what: str, length: int, candidates: list[int], steps: int, **more: Any
+) -> Experiment:
     return Experiment(
         name=name,
         letter=letter,
@@ -62,28 +84,7 @@ def _experiment(
             objective={"name": "opd", "payload": "hidden", "aggregation": "constant"},
         ),
         **{"world": "tails", "served": ("teacher",), "evaluated": ("base", "teacher"), **more},
-        arms=(
-            Arm("full", "full rollouts", {}, RATES),
-            arm("adwin", "ADWIN, published criterion", (), **adwin),
-            arm("adwin_largest", "ADWIN, fallback: the largest candidate", **adwin, fallback="largest"),
-            arm("adwin_cross", "ADWIN, cross-fitted criterion", (), **adwin, criterion="cross_fitted"),
-            arm("fixed25", "first quarter (TOPD)", name="fixed_window", fraction=0.25),
-            arm("fixed50", "first half (TOPD)", name="fixed_window", fraction=0.5),
-            arm(
-                "staircase", "staircase (POPD)", name="staircase", first=length // 4, rise=length // 4, every=steps // 5
-            ),
-            arm("linear", "linear", name="linear_window", first=length // 8, until=0.5),
-            arm(
-                "random",
-                "a random quarter of the tokens, the null of every window",
-                (),
-                name="random_tokens",
-                share=0.25,
-            ),
-            arm(
-                "prune", "overlap drift (Prune-OPD)", (), name="prune_opd", k=1, threshold=0.5, smoothing=4, shortest=4
-            ),
-        ),
+        arms=_arms(length, candidates, steps),
         claims=_CLAIMS,
         quick={**QUICK, "methods.0.delay": 1, "methods.0.every": 2},
         decision=(

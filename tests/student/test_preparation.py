@@ -5,7 +5,7 @@ import pytest
 
 from opd.config import parse_settings
 from opd.fleet.client import TeacherFleet
-from student.job import connect
+from student.preparation import connect
 from student.recipe import Recipe
 
 

@@ -1,0 +1,110 @@
+"""What a job knows before the student is loaded: plug-ins, prompts, teachers. Whatever can refuse it so far, does."""
+
+import os
+import re
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opd.fleet.client import TeacherFleet
+from opd.fleet.source import ScoreSource
+from opd.tasks.build import build_prompts
+from opd.tasks.source import PromptSource
+from opd.tasks.stops import generation_stops, stop_set
+from student.data.prompts import fit_prompts
+from student.learning.model import Weights, load_tokenizer
+from student.learning.ranks import launched_ranks
+from student.plugins import Plugins, build_plugins
+from student.recipe import Recipe
+from student.scoring.contexts import Contexts
+from student.scoring.handshake import Scoring, shake_hands
+from student.scoring.prompt_check import check_contexts, check_prompts
+from student.scoring.stops import StopMap, map_of
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is known, and checked, before the student is loaded.
+
+    Attributes:
+        plugins: terms, controllers, rewards, strategy and engine.
+        weights: where the student's are.
+        tokenizer: the student's.
+        source: of prompts, within the length limit.
+        fleet: None where the job asks no server.
+        models: what the handshake found.
+        stop_ids: ids that end the student's responses.
+        stops: what these are to each teacher.
+        contexts: other prompts under which roles read a response.
+    """
+
+    plugins: Plugins
+    weights: Weights
+    tokenizer: Any
+    source: PromptSource
+    fleet: ScoreSource | None
+    models: Scoring
+    stop_ids: Sequence[int]
+    stops: StopMap
+    contexts: Contexts
+
+
+def prepare(recipe: Recipe, stack: ExitStack, model_path: str | None) -> Prepared:
+    """Everything that can refuse the job without the student's weights, the quickest first."""
+    _set_up_torch(recipe)
+    plugins = build_plugins(recipe)
+    stack.callback(plugins.rewards.close)
+    weights = Weights.of(recipe.model, model_path)
+    tokenizer = load_tokenizer(weights.base, weights.revision)
+    source = build_prompts(recipe.prompts, seed=recipe.seed, modes=recipe.modes)
+    stack.callback(source.close)
+    fit_prompts(recipe, source, tokenizer)
+    check_prompts(recipe, plugins.needs, source)
+    fleet = connect(recipe) if plugins.needs.served else None
+    if fleet is not None:
+        stack.callback(fleet.close)
+    models = shake_hands(fleet, recipe, plugins.needs, tokenizer, source)
+    ending = generation_stops(weights.base, weights.revision)
+    stop_ids = stop_set(tokenizer, ending, recipe.rollout.stop_tokens).ids
+    stops = map_of(recipe, stop_ids, models.infos, plugins.needs)
+    contexts = Contexts(recipe.contexts, tokenizer, recipe.rollout.max_prompt_tokens)
+    check_contexts(recipe, contexts, source, tokenizer)
+    return Prepared(plugins, weights, tokenizer, source, fleet, models, stop_ids, stops, contexts)
+
+
+def connect(recipe: Recipe) -> ScoreSource | None:
+    """The fleet of the recipe; None when it names no endpoints.
+
+    Raises:
+        UnavailableError: when no server answers within teachers.fleet.connect_seconds.
+    """
+    if recipe.teachers is None or not recipe.teachers.endpoints:
+        return None
+    ranks, fleet = launched_ranks(), recipe.teachers.fleet
+    # The ranks of a run ask the same servers: together they have in flight what one would have.
+    tokens = max(1, fleet.calls.in_flight_tokens // ranks)
+    settings = fleet.model_copy(update={"calls": fleet.calls.model_copy(update={"in_flight_tokens": tokens})})
+    source = TeacherFleet.connect(recipe.teachers.endpoints, settings=settings, client=_client_name(recipe.run, ranks))
+    # The run must fit all replicas, and a row that finds no second one is not compared.
+    source.settle()
+    return source
+
+
+def _client_name(run: Path, ranks: int) -> str:
+    """How servers know this process, for fair queueing and logs: by the run's folder and, of several ranks, its own."""
+    rank = f".{os.environ.get('RANK', '0')}" if ranks > 1 else ""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", run.name or "student")[: 64 - len(rank)] + rank
+
+
+def _set_up_torch(recipe: Recipe) -> None:
+    """Threads, seed and silence of this process."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    if recipe.train.threads:
+        torch.set_num_threads(recipe.train.threads)
+    torch.manual_seed(recipe.seed)
