@@ -24,16 +24,6 @@ _TENSOR = "__tensor__"
 _ARRAY = "__array__"
 
 
-def save_state(folder: Path, name: str, state: dict[str, Any]) -> None:
-    """Write the parts of `state_parts` below `folder`; of sharded tensors every rank writes its own.
-
-    Raises:
-        OSError, SafetensorError: when it cannot be written.
-    """
-    for part in state_parts(name, state):
-        list(part.write(folder))
-
-
 def state_parts(
     name: str,
     state: dict[str, Any],
@@ -100,7 +90,7 @@ def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def load_state(folder: Path, name: str, mesh: DeviceMesh | None = None) -> dict[str, Any]:
-    """Read what `save_state` wrote; tensors come back on the CPU, sharded ones over `mesh`, if there is one.
+    """Read what `state_parts` had written; tensors come back on the CPU, sharded ones over `mesh`, if there is one.
 
     Raises:
         CheckpointError: when a file is missing or damaged.

@@ -11,6 +11,7 @@ from typing import Any
 import forked
 import pytest
 import torch
+from saved_state import save_state
 from torch import distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
@@ -18,7 +19,7 @@ from torch.distributed.tensor import distribute_tensor
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from student.run.checkpoint import find_damage, list_checkpoints
-from student.run.state_io import load_state, save_state
+from student.run.state_io import load_state
 
 SIZES = {
     "vocab_size": 38,

@@ -198,7 +198,7 @@ class ServersEngine(RolloutEngine):
         Raises:
             RolloutEngineError: when their log-probs differ.
         """
-        from student.rollout.vllm.known_row import ANSWER, KnownRow, Reader, distance, tolerance
+        from student.rollout.known_row import ANSWER, KnownRow, Reader, distance, tolerance
 
         spec = self.setup.spec
         known = KnownRow.of(spec, self._longest)

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from opd.errors import ConfigError, DataError, RolloutEngineError
 from student.rollout.engine import EngineSetup, OnRow, RolloutEngine, ignore
 from student.rollout.lost import EngineLostError
@@ -67,7 +69,7 @@ class VllmRollout(RolloutEngine):
         super().open(dataclasses.replace(setup, tokenizer=copy.deepcopy(setup.tokenizer)))
         import torch
 
-        from student.rollout.vllm.known_row import KnownRow
+        from student.rollout.known_row import KnownRow
         from student.rollout.vllm.launch import start
         from student.rollout.vllm.streams import RowStreams
 
@@ -192,7 +194,7 @@ class VllmRollout(RolloutEngine):
 
     def _renew(self) -> None:
         """Have vLLM, started again if need be, hold the weights of the last sync, and no numbers of older ones."""
-        from student.rollout.vllm.known_row import Reader, distance, tolerance
+        from student.rollout.known_row import Reader, distance, tolerance
         from student.rollout.vllm.weights import checkpoint_tensors
 
         if self._llm is None:
@@ -221,7 +223,11 @@ class VllmRollout(RolloutEngine):
 
     def _score_known_row(self) -> list[float]:
         """Log-probs that vLLM gives the known row's answer."""
-        draw = self._known.draw(self.setup.spec)
+        from student.rollout.known_row import ANSWER
+        from student.rollout.vllm.draws import Draw
+
+        # The uniforms are never used: a draw with a given answer makes the engine take it.
+        draw = Draw(self.setup.spec, np.full(ANSWER, 0.5), 1.0, self._known.answer)
         self._run([(draw, self._known.prompt, frozenset(), len(self._known.answer))], lambda place, ids: None)
         return draw.logp
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from saved_state import save_state
 
 import student.methods
 import student.rl  # noqa: F401  (registers the names)
@@ -13,7 +14,7 @@ from opd.tasks.verdict import Verdict
 from student.learning.terms import OBJECTIVES
 from student.plugins import build_terms
 from student.rl.losses.policy_gradient import PolicyGradient
-from student.run.state_io import load_state, save_state
+from student.run.state_io import load_state
 
 VARIANTS: list[dict[str, Any]] = [
     *({"name": "opd", "payload": payload} for payload in ("sampled", "topk", "hidden")),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rows import make_row
+from saved_state import save_state
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
@@ -21,7 +22,7 @@ from student.plugins import build_plugins
 from student.recipe import Recipe
 from student.rl.advantages.gae import credit_of, returns_of
 from student.rl.critic import Critic, CriticSettings
-from student.run.state_io import load_state, save_state
+from student.run.state_io import load_state
 
 WIDTH = 3
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 from killed import kill_at_rename
+from saved_state import save_state
 
 from opd.errors import CheckpointError
 from student.run.checkpoint import find_damage, latest_checkpoint, list_checkpoints, save_checkpoint
 from student.run.parts import Part
-from student.run.state_io import load_state, save_state
+from student.run.state_io import load_state
 
 
 def write_files(folder: Path) -> list[Path]:

@@ -9,13 +9,14 @@ import forked
 import numpy as np
 import pytest
 import torch
+from saved_state import save_state
 
 from opd.errors import CancelledError, CheckpointError, ConfigError
 from opd.wire.types import PayloadSpec, ScoreItem
 from student.data.batch import collate
 from student.learning.ranks import Ranks
 from student.recipe import EmaSettings
-from student.run.state_io import load_state, save_state
+from student.run.state_io import load_state
 from student.scoring.local import LocalModels
 from student.scoring.needs import Needs, SignalNeed, merge
 

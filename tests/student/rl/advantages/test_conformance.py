@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from saved_state import save_state
 
 from opd.config import parse_settings
 from opd.wire.types import Scores
@@ -15,7 +16,7 @@ from student.plugins import build_terms
 from student.rl import ADVANTAGES
 from student.rl.advantages.base import Advantage
 from student.rl.advantages.chain import AdvantageChain
-from student.run.state_io import load_state, save_state
+from student.run.state_io import load_state
 from student.scoring.needs import REFERENCE, STUDENT, TEACHER
 
 NAMES = [entry.name for entry in ADVANTAGES]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from saved_state import save_state
 
 from opd.config import parse_settings
 from opd.tasks.prompt import Prompt
@@ -19,7 +20,7 @@ from student.rl import REWARDS
 from student.rl.rewards.base import Reward
 from student.rl.rewards.chain import RewardChain
 from student.rl.rewards.rounds import StepRewards
-from student.run.state_io import load_state, save_state
+from student.run.state_io import load_state
 from student.scoring.needs import REFERENCE, TEACHER
 
 SETTINGS: dict[str, dict[str, Any]] = {

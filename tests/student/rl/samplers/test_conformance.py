@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from saved_state import save_state
 
 from opd.config import parse_settings
 from student.controllers import CONTROLLERS
 from student.data.plan import StepPlan
 from student.data.row import Row
 from student.rl.samplers.base import SignalMethod
-from student.run.state_io import load_state, save_state
+from student.run.state_io import load_state
 
 NAMES = [
     entry.name

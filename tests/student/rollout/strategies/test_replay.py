@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import thread_ranks
+from saved_state import save_state
 from thread_ranks import Ordered, build, keys, of, place, sampled, together
 
 from student.controllers import StepReport
@@ -15,7 +16,7 @@ from student.data.plan import PlannedRow
 from student.data.row import Row
 from student.data.row_state import row_from_state, row_to_state
 from student.rollout.strategy import Strategy
-from student.run.state_io import load_state, save_state
+from student.run.state_io import load_state
 
 
 def steps(made: Strategy, count: int, reward: Any, ranks: int = 1) -> list[list[Row]]:

@@ -12,10 +12,10 @@ from opd.tasks.prompt import Prompt
 from student.data.plan import plan_step
 from student.learning.ranks import Ranks
 from student.rollout.engine import EngineSetup, PolicySampler
+from student.rollout.known_row import KnownRow, Reader
 from student.rollout.lost import EngineLostError
 from student.rollout.spec import RolloutSpec
 from student.rollout.vllm.engine import VllmRollout
-from student.rollout.vllm.known_row import KnownRow, Reader
 from student.rollout.vllm.settings import VllmSettings
 
 ROWS = plan_step(1, [Prompt.make("1+1=")], samples=2, max_new_tokens=2, temperature=1.0).rows

@@ -1,9 +1,10 @@
-"""A row that the engine and the student both score after every sync, so that stale weights cannot stay unseen.
+"""A row that is read by the student and by an engine with weights of its own after every sync: stale weights show.
 
-Its tokens are pseudo-random ids over the whole vocabulary. The engine reads its prompt, which is longer than a block of
-the cache wherever rows can be, and is made to take given tokens after it: the way that every rollout takes, through the
-prompt's cached blocks, the body and the head. The engine starts from random weights and answers the row once with them;
-so the first comparison after a sync fails for whatever a sync does not reach, however little training moves it.
+Its tokens are pseudo-random ids over the whole vocabulary. Engine vllm reads its prompt, which is longer than a block
+of the cache wherever rows can be, and is made to take given tokens after it: the way that every rollout takes, through
+the prompt's cached blocks, the body and the head. It starts from random weights and answers the row once with them; so
+the first comparison after a sync fails for whatever a sync does not reach, however little training moves it. A server
+samples an answer of its own, which the student then reads.
 """
 
 import copy
@@ -20,7 +21,6 @@ from transformers import PreTrainedModel
 from student.data.streams import stream
 from student.learning.lora import has_lora
 from student.rollout.spec import RolloutSpec
-from student.rollout.vllm.draws import Draw
 
 ANSWER = 8
 _PROMPT = 272
@@ -40,10 +40,6 @@ class KnownRow:
         size = max(1, min(_PROMPT, longest - ANSWER))
         ids = stream(spec.seed, "known row").integers(0, spec.valid_vocab, size + ANSWER).tolist()
         return cls(tuple(ids[:size]), tuple(ids[size:]))
-
-    def draw(self, spec: RolloutSpec) -> Draw:
-        """What makes the engine take the answer."""
-        return Draw(spec, np.full(ANSWER, 0.5), 1.0, self.answer)
 
 
 class Reader:

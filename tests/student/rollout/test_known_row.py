@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from student.learning.lora import adapters_off, add_lora
 from student.recipe import LoraSettings
+from student.rollout.known_row import KnownRow, Reader, distance
 from student.rollout.spec import RolloutSpec
-from student.rollout.vllm.known_row import KnownRow, Reader, distance
 
 
 def test_it_is_read_with_the_adapters_while_another_thread_has_them_off_for_the_reference(world: Path) -> None:
