@@ -77,6 +77,9 @@ class RunningSumOptions(Settings):
     every: int = Field(
         default=1, ge=0, description="Totals that solutions write: all, every second, every third ...; 0: none."
     )
+    silent: int = Field(
+        default=0, ge=0, description="Totals at the beginning that solutions leave out, to be taken in one step."
+    )
     largest: int = Field(default=9, ge=1, le=9, description="Numbers are drawn from 1 to this one.")
     modulo: int = Field(
         default=0,
@@ -98,8 +101,8 @@ class RunningSumOptions(Settings):
 class RunningSum(_WholeAnswer):
     """A chain of small sums: "3+8-2=" gives "11 9:9"; totals stay in 0..99 and the last one is verified.
 
-    With `every` 3 a solution writes each third total alone, and with 0 the answer alone: the same problem in three
-    lengths, for modes with thinking budgets. The last total is a weighted sum of the numbers, which a model may learn
+    With `every` 3 a solution writes each third total alone, with `silent` 5 all but the first five, and with `every` 0
+    the answer alone: the same problem in several lengths, for modes with thinking budgets. The last total is a weighted sum of the numbers, which a model may learn
     without writing any other; `modulo` takes that way from it: "3+8+2=" gives "1 3:3" modulo 10.
     """
 
@@ -123,7 +126,7 @@ class RunningSum(_WholeAnswer):
             text += f"{'-' if down else '+'}{term}"
             totals.append(str(total))
         every = options.every
-        shown = totals[every - 1 :: every] if every else []
+        shown = totals[options.silent :][every - 1 :: every] if every else []
         return self._prompt(f"{options.mark}{text}", f"{' '.join(shown)}:{total}", str(total))
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:

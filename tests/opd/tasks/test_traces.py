@@ -26,14 +26,20 @@ def test_running_totals_are_true_and_stay_below_100(seed, terms):
     assert len(totals) == terms - 1 and all(0 <= total <= 99 for total in totals)
 
 
-@given(seed=st.integers(0, 2**32), modulo=st.integers(2, 100), every=st.integers(0, 4), largest=st.integers(1, 9))
-def test_totals_modulo_a_number_are_those_of_additions_alone(seed, modulo, every, largest):
-    options = {"terms": 9, "fewest": 3, "modulo": modulo, "every": every, "largest": largest}
+@given(
+    seed=st.integers(0, 2**32),
+    modulo=st.integers(2, 100),
+    every=st.integers(0, 4),
+    silent=st.integers(0, 9),
+    largest=st.integers(1, 9),
+)
+def test_totals_modulo_a_number_are_those_of_additions_alone(seed, modulo, every, silent, largest):
+    options = {"terms": 9, "fewest": 3, "modulo": modulo, "every": every, "silent": silent, "largest": largest}
     prompt = build_prompts(TaskSettings(task="running_sum", options=options), seed=seed).prompts("train", 1)[0]
     numbers = [int(number) for number in prompt.text.rstrip("=").split("+")]
     assert 3 <= len(numbers) <= 9 and all(1 <= number <= largest for number in numbers)
     totals = [sum(numbers[: end + 1]) % modulo for end in range(1, len(numbers))]
-    shown = totals[every - 1 :: every] if every else []
+    shown = totals[silent:][every - 1 :: every] if every else []
     assert prompt.extra["solution"] == f"{' '.join(map(str, shown))}:{totals[-1]}"
     assert prompt.answer == str(totals[-1])
 
