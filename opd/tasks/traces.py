@@ -102,8 +102,9 @@ class RunningSum(_WholeAnswer):
     """A chain of small sums: "3+8-2=" gives "11 9:9"; totals stay in 0..99 and the last one is verified.
 
     With `every` 3 a solution writes each third total alone, with `silent` 5 all but the first five, and with `every` 0
-    the answer alone: the same problem in several lengths, for modes with thinking budgets. The last total is a weighted sum of the numbers, which a model may learn
-    without writing any other; `modulo` takes that way from it: "3+8+2=" gives "1 3:3" modulo 10.
+    the answer alone: the same problem in several lengths, for modes with thinking budgets. The last total is a weighted
+    sum of the numbers, which a model may learn without writing any other; `modulo` takes that way from it: "3+8+2="
+    gives "1 3:3" modulo 10.
     """
 
     Options: ClassVar[type[Settings]] = RunningSumOptions
