@@ -11,6 +11,9 @@ from student.data.row import Row
 from student.figures import quoted, repetition
 from student.rl.rewards.chain import fired_metrics
 
+MOST_NAMES = 64
+"""Domains, or teachers, that are counted in every step."""
+
 
 def count_rows(rows: Sequence[Row], sampled: int, stop_ratios: Sequence[float] = ()) -> dict[str, float]:
     """Counts of this rank's rows.
@@ -95,11 +98,13 @@ def outcome_metrics(outcomes: Sequence[Outcome], known: Mapping[str, Collection[
     Args:
         outcomes: of the step.
         known: domains and teachers that the prompts can have, under "domain" and "teacher": those without a row in this
-            step count 0, so that one that never has any is seen.
+            step count 0, so that one that never has any is seen. Of more than MOST_NAMES only those with rows are
+            counted, or a step's record would be longer than anyone reads.
     """
     metrics: dict[str, float] = {}
     for label in ("domain", "teacher"):
-        tokens = dict.fromkeys(known.get(label, ()), 0.0)
+        names = known.get(label, ())
+        tokens = dict.fromkeys(names if len(names) <= MOST_NAMES else (), 0.0)
         for outcome in outcomes:
             name = getattr(outcome, label) or "none"
             tokens[name] = tokens.get(name, 0.0) + outcome.tokens * outcome.trained

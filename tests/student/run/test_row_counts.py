@@ -1,7 +1,7 @@
 """Metrics of rows that need no model."""
 
 from student.data.outcome import Outcome
-from student.run.row_counts import outcome_metrics
+from student.run.row_counts import MOST_NAMES, outcome_metrics
 
 
 def test_tokens_are_told_apart_by_domain_and_teacher_where_there_are_several() -> None:
@@ -20,3 +20,5 @@ def test_a_domain_and_a_teacher_that_get_no_row_are_counted_with_0() -> None:
     found = outcome_metrics([Outcome(0, "a", 0, domain="sums", teacher="t", tokens=3)], known)
     assert found == {"domain_tokens/code": 0, "domain_tokens/sums": 3, "teacher_tokens/t": 3, "teacher_tokens/u": 0}
     assert outcome_metrics([Outcome(0, "a", 0, domain="sums", tokens=3)], {"domain": {"sums"}}) == {}
+    many = {"domain": {f"domain-{index}" for index in range(MOST_NAMES + 1)}}
+    assert outcome_metrics([Outcome(0, "a", 0, domain="sums", tokens=3)], many) == {}
