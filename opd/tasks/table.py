@@ -155,8 +155,8 @@ class TableSource:
             return [self._at(index) for index in range(start, start + count)]
         if start + count > len(self._heldout):
             raise DataError(
-                f"the data has {len(self._heldout)} held-out prompts, but {start + count} are wanted; ask for fewer, "
-                "raise the share `heldout`, or name a `heldout_file`."
+                f"the data has {len(self._heldout)} held-out prompts, but {start + count} are wanted; lower "
+                "eval.prompts, raise prompts.heldout, which is a share of the data, or give prompts.heldout_file."
             )
         return [self._heldout[index] for index in range(start, start + count)]
 
