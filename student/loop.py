@@ -170,6 +170,8 @@ class _Run:
                 self.sinks.log(f"note: {remark}")
             self._check_stops()
             self.state.before = self.evaluations.run("before", 0)
+            if self.state.before is not None:
+                self.sinks.evaluated(metrics_of(self.state.before))
         self.sinks.start(self.state.steps)
         if self.state.unfinished is not None:  # resumed from a checkpoint between updates and controllers
             self._follow_up(self.state.unfinished, self._clock())

@@ -98,6 +98,10 @@ class Series:
         self._bytes.inc(metrics.get("payload_bytes", 0.0))
         for stage, seconds in stages.items():
             self._stage.labels(stage).observe(seconds)
+        self.show(metrics)
+
+    def show(self, metrics: Mapping[str, float]) -> None:
+        """Set metrics outside a step: an evaluation before the first one."""
         for name, value in metrics.items():
             if name in ("response_tokens", "payload_bytes"):
                 continue

@@ -195,6 +195,10 @@ class Telemetry:
             if not self.console.is_terminal and (step % max(1, self._total // 20) == 0 or step == self._total):
                 self.console.print(f"step {step}/{self._total}  {note}", highlight=False)
 
+    def evaluated(self, metrics: Mapping[str, float]) -> None:
+        """Show an evaluation before the first step on the Prometheus endpoint."""
+        self._series.show(metrics)
+
     def samples(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Keep answers as lines of samples.jsonl."""
         if self._folder is not None:

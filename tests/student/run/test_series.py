@@ -58,6 +58,13 @@ def test_counters_add_up_and_gauges_show_the_latest_step() -> None:
     assert registry.get_sample_value("opd_student_stage_seconds_sum", {"stage": "rollout"}) == 3.0
 
 
+def test_an_evaluation_before_the_first_step_is_shown_and_counts_no_step() -> None:
+    registry = CollectorRegistry()
+    Series(registry).show({"eval/accuracy": 0.25})
+    assert registry.get_sample_value("opd_student_eval_accuracy_ratio") == 0.25
+    assert registry.get_sample_value("opd_student_steps_total") == 0
+
+
 def test_every_series_has_a_help_text_and_a_legal_name() -> None:
     registry = CollectorRegistry()
     Series(registry).record(METRICS, {"rollout": 1.5})
