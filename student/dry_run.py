@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from opd.config.text import write_yaml
 from opd.tasks.build import build_prompts
 from opd.tasks.source import PromptSource
 from opd.tasks.stops import generation_stops, stop_set
@@ -38,7 +37,7 @@ def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
         RunFolder.check_new(recipe.run)
     check_port(recipe.metrics_port, recipe.metrics_host)
     plugins = build_plugins(recipe)
-    lines = [yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), f"needs: {plugins.needs.describe()}"]
+    lines = [write_yaml(recipe.model_dump(mode="json")), f"needs: {plugins.needs.describe()}"]
     lines += [f"note: {remark}" for remark in plugins.remarks]
     if not offline:
         source = build_prompts(recipe.prompts, seed=recipe.seed, modes=recipe.modes)

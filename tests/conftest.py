@@ -1,11 +1,13 @@
 """Fixtures that several rooms share: the test world, built once per run, and real server processes."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import forked
@@ -130,6 +132,20 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
         process.kill()
     for process in started:
         process.wait(timeout=120)
+
+
+@pytest.fixture
+def forked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that the product starts for itself (`student.run.local_server`) are forked from a warm process."""
+    from student.run import local_server
+
+    def start(command: list[str], *, stdout: Any, stderr: int, env: dict[str, str]) -> forked.Program:
+        assert stderr == subprocess.STDOUT
+        served = command[command.index(str(os.getpid())) + 1 :]  # behind what ties it to its parent
+        return forked.Program(served, env=env, log=Path(stdout.name))
+
+    names = SimpleNamespace(Popen=start, STDOUT=subprocess.STDOUT, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(local_server, "subprocess", names)
 
 
 @pytest.fixture(scope="session")

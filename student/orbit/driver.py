@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
+from opd.config.text import write_yaml
 from opd.errors import CancelledError, StageError
 from student.orbit.merge import merge
 from student.orbit.plot import plot_modes
@@ -54,7 +54,7 @@ def run_orbit(orbit: OrbitRecipe, *, resume: bool, log: Log) -> State:
         # Settings of stages that are not done may have changed; `open` has refused changes of those that are.
         state.settings = hashes
         state.save()
-        text = yaml.safe_dump(orbit.model_dump(mode="json"), sort_keys=False)
+        text = write_yaml(orbit.model_dump(mode="json"))
         (orbit.run / "orbit.yaml").write_text(text, encoding="utf-8")
         try:
             _run(orbit, state, stages, log)
@@ -108,7 +108,7 @@ def _train(
     recipe = make()
     path = orbit.run / "stages" / f"{stage}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+    path.write_text(write_yaml(recipe.model_dump(mode="json")), encoding="utf-8")
     state.running = stage
     state.save()
     # summary.json is the last thing that a job writes: with it the stage is done, also if this command was killed then.

@@ -10,8 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from opd.config.text import read_yaml, write_yaml
 from opd.errors import CancelledError, CheckpointError, OutageError, RunFolderError
 from opd.files import write_whole
 from student.recipe import Recipe
@@ -112,7 +111,7 @@ class RunFolder:
             raise CheckpointError(f"there is no run in {recipe.run} to resume; start it without --resume.")
         folder = cls(recipe.run)
         if any(folder.checkpoints.glob("step-*")):
-            saved = yaml.safe_load((recipe.run / "recipe.yaml").read_text(encoding="utf-8"))
+            saved = read_yaml((recipe.run / "recipe.yaml").read_text(encoding="utf-8"))
             check_resumable(saved, recipe.model_dump(mode="json"))
         return folder
 
@@ -170,7 +169,7 @@ class RunFolder:
 
 
 def _yaml(recipe: Recipe) -> str:
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+    return write_yaml(recipe.model_dump(mode="json"))
 
 
 def _holds(line: str, stays: Callable[[Mapping[str, Any]], bool]) -> bool:

@@ -11,6 +11,8 @@ from typing import Any, TypeGuard
 
 import yaml
 
+from opd.config.text import read_yaml
+
 
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether a value is a finite number."""
@@ -25,7 +27,7 @@ def group(held: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def read_recipe(run: Path, problems: list[str]) -> dict[str, Any]:
     """The recipe as plain keys; other versions of opd may have written others."""
-    return read_mapping(run / "recipe.yaml", problems, yaml.safe_load)
+    return read_mapping(run / "recipe.yaml", problems, read_yaml)
 
 
 def read_mapping(

@@ -55,6 +55,7 @@ def test_an_example_of_the_page_runs(
     assert capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_the_notebook_runs(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cells = json.loads((ROOT / "examples" / "first_look.ipynb").read_text())["cells"]
     scope: dict[str, Any] = {}

@@ -3,10 +3,10 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import yaml
 
@@ -48,7 +48,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 def test_the_examples_pass_the_conformance_suites(environment: dict[str, str]) -> None:
     command = [sys.executable, "-m", "pytest", *SUITES.values(), "-k", " or ".join(SUITES), "-rA"]
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    result = forked.run(command, cwd=ROOT, env=environment)
     assert result.returncode == 0, result.stdout
     passed = re.findall(r"^PASSED (\S+?)::.*$", result.stdout, flags=re.MULTILINE)
     least = {name: 1 if name == "second_try" else 4 for name in SUITES}
@@ -72,7 +72,7 @@ def test_the_recipe_of_the_page_runs_and_every_example_acts(
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(data))
     command = [sys.executable, "-m", "opd.cli", "train", str(tmp_path / "recipe.yaml")]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
+    result = forked.run(command, cwd=ROOT, env=environment)
     assert result.returncode == 0, result.stderr
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     # Prompts with an odd sum earn nothing whatever is answered: they were tried again.

@@ -2,9 +2,10 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
+
+import forked
 
 from student.lab.tiny.summary import read_summary
 
@@ -27,7 +28,7 @@ def test_the_documented_task_has_40_lines_and_its_world_is_built(tmp_path: Path)
     (tmp_path / "vowels.yaml").write_text(world + "measured: 8\n")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     command = [sys.executable, "-m", "opd.cli", "tiny", "build", "vowels.yaml"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = forked.run(command, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     found = read_summary(tmp_path / "vowels")
     assert found is not None and found.complete and set(found.models) == {"base", "teacher"}

@@ -94,6 +94,10 @@ class Program:
         if self._process.exitcode is None:
             os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        """Tell it to end."""
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """End it at once."""
         self.send_signal(signal.SIGKILL)

@@ -6,8 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from opd.config.text import write_yaml
 from opd.files import write_whole
 from student.run.reading import group, is_number
 from student.run.report.chart import COLOURS, lines, number, stacks
@@ -57,7 +56,7 @@ def render(data: Mapping[str, Any]) -> str:
             left_out=len(data["samples"]) - len(samples),
             charts=[(chart, lines(chart)) for chart in data["curves"]],
             stage_chart=stacks(data["stages"]["bars"], list(data["stages"]["total"])) if data["stages"]["bars"] else "",
-            recipe=yaml.safe_dump(data["recipe"], sort_keys=False, allow_unicode=True),
+            recipe=write_yaml(data["recipe"], allow_unicode=True),
             facts=_facts(data),
             colours=COLOURS,
             number=number,

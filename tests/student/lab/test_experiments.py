@@ -129,6 +129,7 @@ def test_run_seeds_and_world_seeds_that_meet_are_refused(small: Experiment) -> N
         check(replace(small, premises=()))
 
 
+@pytest.mark.usefixtures("forked_servers")
 @pytest.mark.slow
 def test_an_experiment_runs_resumes_elsewhere_and_is_reported(
     small: Experiment, models: WorldModels, rain: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

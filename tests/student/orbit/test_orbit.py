@@ -95,7 +95,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("here", "forked_servers")
 def test_all_stages_run_one_after_the_other_from_the_step_where_the_first_was_stopped(
     data: Data, tmp_path: Path
 ) -> None:

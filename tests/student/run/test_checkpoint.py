@@ -1,10 +1,10 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -102,7 +102,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_checkpoint_before(tmp_path: P
         "    (folder / 'part').write_text('half'); os.kill(os.getpid(), signal.SIGKILL)\n"
         "save_checkpoint(Path(sys.argv[1]), 2, [Part('part', write)], keep=2)"
     )
-    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    killed = forked.run([sys.executable, "-c", code, str(tmp_path)])
     assert killed.returncode == -signal.SIGKILL
     assert latest_checkpoint(tmp_path) == tmp_path / "step-000001"
     save_checkpoint(tmp_path, 2, FILES, keep=2)

@@ -31,6 +31,7 @@ def test_a_server_lives_as_long_as_the_block_even_when_it_fails(world: Path, tmp
     assert not _listens(at)
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_a_server_that_does_not_start_names_its_log(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     with pytest.raises(UnavailableError, match=r"server\.log"), served({"t": tmp_path / "nothing"}, tmp_path):
