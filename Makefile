@@ -24,14 +24,14 @@ demo: $(STAMP) ## a student distils from a teacher over gRPC, end to end: about 
 	@$(BIN)/python examples/demo.py
 
 test: $(STAMP) ## the CPU test suite
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 gpu: ## where there is a GPU: kernels, engines and the main job on it, then the figures of the mathematics (PYTHON=python)
 	$(PYTHON) -m pytest -rs tests/opd/maths tests/teacher_server/engines tests/end_to_end
 	$(PYTHON) benchmarks/maths_linear.py --rounds 1
 
 oldest: .venv-oldest/.installed ## the CPU suite with the oldest versions that pyproject.toml admits, in its own environment
-	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal
+	.venv-oldest/bin/python -m pytest -n 3 --dist worksteal
 
 .venv-oldest/.installed: pyproject.toml scripts/oldest.sh
 	@bash scripts/oldest.sh .venv-oldest $(PYTHON)

@@ -141,11 +141,12 @@ def _work(tasks: Sequence[Run | ModelGrade], jobs: int, log: Log, *, graded: boo
         for task in waiting:
             report(_do(task, graded))
         return
-    # Spawned, because a forked child of a process with gRPC threads may hang. Workers are kept for all runs: loading
-    # torch takes longer than many a run of the short form.
-    spawn = multiprocessing.get_context("spawn")
-    stop = spawn.Event()
-    pool = ProcessPoolExecutor(min(jobs, len(waiting)), mp_context=spawn, initializer=_enter_worker, initargs=(stop,))
+    # Forked from a process that does nothing else, because a forked child of one with gRPC threads may hang. That one
+    # loads torch once for the workers of all calls: it takes longer than many a run of the short form.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["student.loop"])
+    stop = context.Event()
+    pool = ProcessPoolExecutor(min(jobs, len(waiting)), mp_context=context, initializer=_enter_worker, initargs=(stop,))
     try:
         futures: list[Future[Run | ModelGrade]] = [pool.submit(_do_unless_stopped, task, graded) for task in waiting]
         for future in as_completed(futures):

@@ -308,37 +308,3 @@ def test_a_large_request_that_is_honest_is_served(serve: Callable[..., Any], ite
             return int(answers[-1].trailer.scored_tokens)
 
     assert asyncio.run(run()) == 250 * 600
-
-
-def test_a_new_client_name_for_every_call_gains_nothing(serve: Callable[..., Any], items: Any) -> None:
-    limits = "{max_tokens_in_flight: 2000, max_request_tokens: 2000, max_batch_tokens: 400}"
-    process = serve(f"limits: {limits}", "--engine-option", "seconds=0.2")  # the engine is what is short
-    served = {"student": 0, "other": 0}
-
-    async def run() -> None:
-        async with open_channel(process.address) as channel:
-            stub = teacher_pb2_grpc.TeacherServiceStub(channel)
-
-            async def ask(who: str, client: str) -> None:
-                message = build_score_request(
-                    items(1, rows=96), PayloadSpec.sampled(), teacher="t", request_id="r", client=client
-                )
-                try:
-                    async for _ in stub.Score(message, metadata=metadata(who), timeout=60):
-                        pass
-                    served[who] += 1
-                except grpc.RpcError as error:
-                    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-                    await asyncio.sleep(0.2)  # both are as impatient
-
-            async def loop(who: str, number: int) -> None:
-                calls = 0
-                while sum(served.values()) < 80:
-                    calls += 1
-                    await ask(who, f"c{number}.{calls}" if who == "other" else "steady")
-
-            await asyncio.gather(*(loop("student", n) for n in range(8)), *(loop("other", n) for n in range(40)))
-
-    asyncio.run(run())
-    # Half of it where the engine is all that is short, less where callers wait for the machine; 3 % where names count.
-    assert served["student"] > 0.1 * sum(served.values()), served

@@ -93,7 +93,7 @@ def main(path: str, text: str) -> None:
         server.bind(path)
         server.listen(1024)
         print("ready", flush=True)
-        while sys.stdin.fileno() not in select.select([server, sys.stdin], [], [])[0]:
+        while sys.stdin not in select.select([server, sys.stdin], [], [])[0]:
             connection, _ = server.accept()
             if os.fork():
                 connection.close()

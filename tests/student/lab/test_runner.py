@@ -34,25 +34,35 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_stopped_lab_saves_its_runs_and_begins_no_others(world: Path, tmp_path: Path) -> None:
-    script = tmp_path / "lab.py"
+    script, log = tmp_path / "lab.py", tmp_path / "lab.log"
     script.write_text(SCRIPT)
-    process = subprocess.Popen(
-        [sys.executable, str(script), str(world), str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, str(script), str(world), str(tmp_path)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
     folder = tmp_path / "quick" / "long"
+
+    def said() -> str:
+        logs = [log, *sorted(folder.glob("*/*/seed-*.log"))]
+        return "\n".join(f"{file.name}: {file.read_text(errors='replace')}" for file in logs)
+
     try:
 
         def two_have_begun() -> bool:
             return sum(file.stat().st_size > 0 for file in folder.glob("*/*/seed-*/metrics.jsonl")) >= 2
 
-        wait_until(lambda: two_have_begun() or process.poll() is not None, 600)
+        wait_until(lambda: two_have_begun() or process.poll() is not None, 600, why=said)
+        assert process.poll() is None, said()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=240) == 128 + signal.SIGTERM
+        wait_until(lambda: process.poll() is not None, 240, why=said)
+        assert process.returncode == 128 + signal.SIGTERM, said()
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # with its workers and its server, should the test have failed
         process.wait()
-    assert len(list(folder.glob("*/*/seed-*.log"))) == 2
-    assert len(list(folder.glob("*/*/seed-*/checkpoints/step-*"))) == 2
+    assert len(list(folder.glob("*/*/seed-*.log"))) == 2, said()
+    assert len(list(folder.glob("*/*/seed-*/checkpoints/step-*"))) == 2, said()

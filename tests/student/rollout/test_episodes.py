@@ -1,10 +1,13 @@
 """Episodes: what is sampled is what is trained, what breaks costs its own row, and the batch decides nothing."""
 
+import selectors
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from socket import socket
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import psutil
@@ -14,6 +17,7 @@ from rows import make_row
 
 from opd.config import parse_settings
 from opd.tasks.encode import encode_prompt
+from opd.tasks.environments import pool
 from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.prompt import Prompt
 from student.data.outcome import Outcome, outcome_of
@@ -210,13 +214,50 @@ def test_an_episode_that_ends_during_the_replay_is_not_trained_on(player: Episod
     assert row.verdict is not None and not row.verdict.known
 
 
-def test_what_breaks_costs_its_own_episode(tokenizer: Any) -> None:
+class Hangs(selectors.DefaultSelector):
+    """Waits of a pool: for as long as it takes while anyone may answer, and none at all for those that hang.
+
+    Attributes:
+        silent: connections to environments that were told to hang.
+        passed: seconds that were passed over.
+    """
+
+    silent: ClassVar[list[socket]] = []
+    passed = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if any(key.fileobj not in self.silent for key in self.get_map().values()):
+            return super().select(None)
+        assert timeout is not None and not super().select(0.0)
+        Hangs.passed += timeout
+        return []
+
+
+@pytest.fixture
+def hangs(monkeypatch: pytest.MonkeyPatch) -> type[Hangs]:
+    """Time passes for pools only when all that is waited for hangs: no load makes anyone else late."""
+    send = pool._Slot.send
+
+    def sent(slot: pool._Slot, request: dict[str, Any]) -> None:
+        if request.get("action") == "hang":
+            Hangs.silent.append(slot.connection)
+        send(slot, request)
+
+    monkeypatch.setattr(pool._Slot, "send", sent)
+    monkeypatch.setattr(pool, "selectors", SimpleNamespace(DefaultSelector=Hangs, EVENT_READ=selectors.EVENT_READ))
+    monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: Hangs.passed))
+    monkeypatch.setattr(Hangs, "silent", [])
+    monkeypatch.setattr(Hangs, "passed", 0.0)
+    return Hangs
+
+
+def test_what_breaks_costs_its_own_episode(tokenizer: Any, hangs: type[Hangs]) -> None:
     prompts = [
         Prompt.make(text, extra={"environment": {"name": NAUGHTY, "options": {}}}) for text in ("a", "b", "c", "d")
     ]
     says = (["hi", "raise"], ["hi", "ho"], ["hang"], ["exit"])
     script = {prompt.uid: list(said) + ["ho"] * 3 for prompt, said in zip(prompts, says, strict=True)}
-    player = make_player(tokenizer, turns=3, isolation="process", limits={"step_seconds": 1.0})
+    player = make_player(tokenizer, turns=3, isolation="process", limits={"step_seconds": 12.0})
     try:
         rows = player.play(plan(prompts), Scripted(tokenizer, script), purpose=("rollout",), on_row=lambda row: None)
     finally:
@@ -227,8 +268,9 @@ def test_what_breaks_costs_its_own_episode(tokenizer: Any) -> None:
     assert not any(row.loss_mask.any() for row in rows if not row.trained)
 
 
-@pytest.mark.slow  # hangs cost their time limit
-def test_a_hundred_episodes_with_crashes_and_hangs_lose_no_row_and_leave_nothing(tokenizer: Any) -> None:
+def test_a_hundred_episodes_with_crashes_and_hangs_lose_no_row_and_leave_nothing(
+    tokenizer: Any, hangs: type[Hangs]
+) -> None:
     """Five in a hundred go wrong: three crash at different turns, one raises, one hangs."""
     prompts = [Prompt.make(f"p{i}", extra={"environment": {"name": NAUGHTY, "options": {}}}) for i in range(100)]
     wrong = {7: ["exit"], 31: ["hi", "exit"], 55: ["hi", "ho", "exit"], 70: ["raise"], 99: ["hi", "hang"]}
@@ -250,6 +292,7 @@ def test_a_hundred_episodes_with_crashes_and_hangs_lose_no_row_and_leave_nothing
             memory.append(psutil.Process().memory_info().rss)
     finally:
         player.close()
+    assert hangs.passed == 2 * 12.0
     # The slots of what broke are closed; the next batch opens as many again.
     assert processes[0] == processes[1] <= 1 + 100
     assert memory[1] - memory[0] < 8 * 2**20

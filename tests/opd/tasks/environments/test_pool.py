@@ -3,12 +3,14 @@
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import forked
 import psutil
 import pytest
 from waiting import PATIENCE, wait_until
@@ -126,8 +128,27 @@ def test_nothing_is_left_behind() -> None:
     assert len(mine) == 5
     folder = Path(pool._folder.name)
     pool.close()
+    assert pool._host.returncode == 0, "the host ends by itself, at once, and need not be killed"
     wait_until(lambda: _gone(mine))
     assert not folder.exists()
+
+
+OWNER = """
+import os, psutil, signal
+from opd.tasks.environments.pool import EnvironmentPool
+from opd.tasks.prompt import Prompt
+pool = EnvironmentPool({"name": "tests.support.environments:Naughty"})
+pool.reset(dict.fromkeys(range(2), (Prompt.make("hello"), 0)))
+print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_nothing_is_left_behind_by_a_process_that_is_killed() -> None:
+    owner = forked.run([sys.executable, "-c", OWNER])
+    pids = [int(pid) for pid in owner.stdout.split()]
+    assert owner.returncode == -signal.SIGKILL and len(pids) == 3, owner.stderr
+    wait_until(lambda: _gone(pids))
 
 
 @pytest.mark.parametrize(
