@@ -56,6 +56,10 @@ class Curve:
             return float("nan")
         return float(np.mean(values[-TAIL:]) - np.mean(values[-2 * TAIL : -TAIL]))
 
+    def fall(self) -> float:
+        """How far accuracy ever fell under its highest value so far: 0 for a run that only rose."""
+        return float(np.max(np.maximum.accumulate(self.accuracy) - self.accuracy))
+
     def at(self, measure: str, tokens: float) -> float:
         """`measure` where `tokens` had been sampled, by linear interpolation of the mean of `TAIL` neighbours."""
         pairs = [(t, v) for t, v in zip(self.tokens, getattr(self, measure), strict=True) if v is not None]

@@ -23,6 +23,7 @@ Measure = Literal[
     "pass8",
     "pass64",
     "reverse_kl",
+    "fall",
     "accuracy_at_tokens",
     "reverse_kl_at_tokens",
     "tokens_to",
@@ -117,8 +118,9 @@ class Claim:
             final measures only).
         measure: accuracy (8 answers to each held-out prompt at temperature 1), greedy, pass8 and pass64 are measured
             on the final weights, and so are figures of modes, "mode/..." (`student.orbit.figures`); reverse_kl is the
-            mean of the last evaluations; the *_at_tokens forms are read off at the number of sampled tokens that both
-            arms reached; tokens_to, steps_to and flops_to are costs until `level` is reached.
+            mean of the last evaluations, fall the deepest fall of the accuracy; the *_at_tokens forms are read off at
+            the number of sampled tokens that both arms reached; tokens_to, steps_to and flops_to are costs until
+            `level` is reached.
         direction: what the claim says.
         level: fraction of the rival's final accuracy that counts as reached, for costs.
         factor: for costs, how many times cheaper the arm must be: a paper's figure, or 1 for cheaper at all.

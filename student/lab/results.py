@@ -38,9 +38,11 @@ class SeedResult:
     drawn: float = 0.0
 
     def final(self, measure: str) -> float:
-        """Final accuracy, greedy accuracy or pass@k of the last weights; reverse_kl of the last evaluations."""
+        """Final accuracy, greedy accuracy or pass@k of the last weights; reverse_kl of the last evaluations; fall."""
         if measure == "reverse_kl":
             return self.curve.final(measure)
+        if measure == "fall":
+            return self.curve.fall()
         return math.nan if self.level is None else self.level.get(measure)
 
 

@@ -3,7 +3,7 @@
 Metrics of a step, per purpose (train: the rows that are trained on; probe: rollouts of a controller's measurements;
 gate: evaluations that a controller decides by):
 
-    cost/PURPOSE/sampled_tokens        response tokens sampled from the student
+    cost/PURPOSE/sampled_tokens        response tokens sampled from the student, an environment's text left out
     cost/PURPOSE/expert_tokens, .../expert_positions    answers that an expert wrote, and their prompts
     cost/PURPOSE/decoded_positions     prompt and response positions of the student, forward only
     cost/PURPOSE/gradient_positions    positions of the student, forward and backward
@@ -32,6 +32,11 @@ def positions(rows: Sequence[Row]) -> int:
     return sum(len(row.prompt_ids) + row.length for row in rows)
 
 
+def _written(row: Row) -> int:
+    """Response tokens of a row without those of its environment or of replayed actions."""
+    return row.length - (0 if row.tool_mask is None else int(row.tool_mask.sum()))
+
+
 class Costs:
     """Counts since the last `take`, on this rank."""
 
@@ -46,10 +51,10 @@ class Costs:
         """Count a rollout; answers that an expert wrote are counted apart, replayed ones cost nothing."""
         own = [row for row in rows if row.origin in ("policy", "hinted", "branch")]
         expert = [row for row in rows if row.origin == "expert"]
-        self.add(purpose, "sampled_tokens", sum(row.length for row in own))
+        self.add(purpose, "sampled_tokens", sum(map(_written, own)))
         self.add(purpose, "decoded_positions", positions(own))
         if expert:
-            self.add(purpose, "expert_tokens", sum(row.length for row in expert))
+            self.add(purpose, "expert_tokens", sum(map(_written, expert)))
             self.add(purpose, "expert_positions", positions(expert))
 
     def scored(self, purpose: Purpose, by_role: Mapping[str, int]) -> None:

@@ -1,15 +1,17 @@
 """A lock of digits: the smallest world in which one mistake leads to states that imitation never visits.
 
 The prompt holds M program digits. The lock shows a register, one symbol; the right answer at position i is
-(register + program[i]) mod 10, which becomes the register. A wrong answer turns the register into a letter, and only
-the answer "b" leaves that state, to the same position: a turn is lost. The lock opens after M right answers, within a
-limit of turns. A teacher that learnt from perfect runs alone has never seen a letter; one that learnt recoveries has.
+(register + program[i]) mod 10 (the number of symbols), which becomes the register. A wrong answer turns the register
+into a letter, and only the answer "b" leaves that state, to the same position: a turn is lost. The lock opens after M
+right answers, within a limit of turns. With `show: both` the program's next digit is shown beside the register: a turn
+is then answered from what it shows, which a small model learns in a minute. A teacher that learnt from perfect runs
+alone has never seen a letter; one that learnt recoveries has.
 
 Example, program 31, register 7: shown 7, answer 0 (7 + 3), shown 0, answer 1 (0 + 1), open.
 """
 
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -27,6 +29,12 @@ class LockOptions(Settings):
 
     digits: int = Field(12, ge=1, le=60, description="M, program digits: right answers that open the lock.")
     turns: int = Field(18, ge=1, le=120, description="Answers before the lock stays shut.")
+    symbols: int = Field(10, ge=2, le=10, description="Digits that occur, from 0; sums are taken modulo this.")
+    show: Literal["register", "both"] = Field(
+        "register",
+        description="What a turn shows: the register alone, whose place in the program must be counted, or both it and "
+        "the program's digit that comes next.",
+    )
     slips: float = Field(
         0.0,
         ge=0,
@@ -50,16 +58,17 @@ class Lock(EnvironmentTask):
 
     def draw(self, random: Random) -> Prompt:
         """A program and a first register."""
-        program = "".join(random.choice("0123456789") for _ in range(self.options.digits))
-        register = random.randrange(10)
+        symbols = self.options.symbols
+        program = "".join(random.choice("0123456789"[:symbols]) for _ in range(self.options.digits))
+        register = random.randrange(symbols)
         path: list[str] = []
         slips: list[int] = []
         value, spare = register, (self.options.turns - self.options.digits) // 2
         for digit in program:
-            value = (value + int(digit)) % 10
+            value = (value + int(digit)) % symbols
             if self.options.slips and len(slips) < spare and random.random() < self.options.slips:
                 slips.append(len(path))
-                path += [str((value + random.randint(1, 9)) % 10), LEAVE]
+                path += [str((value + random.randint(1, symbols - 1)) % symbols), LEAVE]
             path.append(str(value))
         more = {"slips": slips} if self.options.slips else {}
         return self.make_prompt(f"{program}:", path, program=program, register=register, **more)
@@ -78,7 +87,7 @@ class Lock(EnvironmentTask):
         answer = action.strip()
         if self._letter:
             self._letter = "" if answer == LEAVE else self._wrong(answer)
-        elif answer == str((self._register + int(self._program[self._place])) % 10):
+        elif answer == str((self._register + int(self._program[self._place])) % self.options.symbols):
             self._register = int(answer)
             self._place += 1
         else:
@@ -100,8 +109,9 @@ class Lock(EnvironmentTask):
     def _show(self) -> Observation:
         won = self._place == len(self._program)
         done = won or self._turn >= self.options.turns
+        following = "" if won or self.options.show == "register" else self._program[self._place]
         return Observation(
-            text="" if won else self._letter or str(self._register),
+            text="" if won else self._letter or f"{self._register}{following}",
             reward=(1.0 if won else 0.0) if done else None,
             done=done,
             success=won if done else None,

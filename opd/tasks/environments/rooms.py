@@ -58,7 +58,9 @@ class Rooms(EnvironmentTask):
             self._distract(random, house, here)
             here, left = there, left - (3 if locked else 1)
         house[here]["things"].append("lamp")
-        return self.make_prompt(f"{HELP}\n", [*path, "take lamp"], house=house)
+        # The number tells houses apart: identity, groups and the held-out split go by what a prompt says.
+        number = random.randrange(1_000_000)
+        return self.make_prompt(f"House {number}. {HELP}\n", [*path, "take lamp"], house=house)
 
     def _distract(self, random: Random, house: list[Room], here: int) -> None:
         free = [d for d in DIRECTIONS if d not in house[here]["doors"]]

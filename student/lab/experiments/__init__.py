@@ -21,6 +21,7 @@ _WHERE = {
     "correction": "correction:EXPERIMENT",
     "combinations": "combinations:EXPERIMENT",
     "modes": "modes:EXPERIMENT",
+    "lock": "lock:EXPERIMENT",
 }
 NAMES = tuple(_WHERE)
 """In the order in which `make lab` runs them."""

@@ -4,7 +4,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import torch
@@ -36,8 +36,9 @@ class Builder:
         draft = self.world.folder / f".{name}"
         shutil.rmtree(draft, ignore_errors=True)
         trained = self._train(name, self._begin(name, seed, draft / "begin"), seed, draft)
-        examiner = Examiner(trained, longest=self.plan.max_new_tokens, seed=self.world.seed)
-        greedy, sampled = self._measure(examiner)
+        longest, seed_of_answers = self.plan.max_new_tokens, self.world.seed
+        with closing(Examiner(trained, longest=longest, seed=seed_of_answers, episodes=self.plan.episodes)) as examiner:
+            greedy, sampled = self._measure(examiner)
         final = self.world.folder / name
         shutil.rmtree(final, ignore_errors=True)
         os.replace(trained, final)
@@ -101,6 +102,7 @@ class Builder:
                 run=draft / f"stage-{index}",
                 seed=seed,
                 longest=self.plan.max_new_tokens,
+                episodes=self.plan.episodes,
             )
             try:
                 model = train_stage(recipe, report)

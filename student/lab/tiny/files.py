@@ -11,6 +11,9 @@
 A stage trains on all tasks unless it names some; a model with a parent starts from its weights and has its shape; a
 merged one starts from the mean of others (extra `merge`). The
 keys of `shape`, `sft` and `reinforce` are those of the classes in student/lab/tiny/plans.py.
+
+A world with the key `episodes` ({turns: 18, turn_tokens: 2}) has environments for tasks: sft plays the paths of their
+problems and learns the actions, and a model's accuracy is its share of episodes that end in success.
 """
 
 import dataclasses
@@ -23,6 +26,7 @@ from opd.config import Settings, load_settings
 from opd.errors import ConfigError
 from opd.tasks import TaskSettings
 from student.lab.tiny.plans import MergePlan, ModelPlan, ReinforcePlan, SftPlan, Shape, TrainingStage, WorldPlan
+from student.rollout.episodes import EpisodeSettings
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -82,6 +86,7 @@ class WorldSettings(Settings):
     models: dict[str, WorldModelSettings] = Field(min_length=1, description="The models by name, in order of building.")
     max_new_tokens: int = Field(32, ge=1, description="Enough tokens for every correct answer.")
     measured: int = Field(256, ge=1, description="Held-out prompts per task on which each model is measured.")
+    episodes: EpisodeSettings | None = Field(None, description="How prompts are played, where tasks are environments.")
 
 
 def is_world_file(name: str | Path) -> bool:
@@ -113,7 +118,7 @@ def read_world(path: str | Path) -> WorldPlan:
             models[name] = MergePlan(shape, stages, merged=tuple(model.merge))
         else:
             models[name] = ModelPlan(shape, stages, parent=model.parent)
-    return WorldPlan(found.tasks, models, found.max_new_tokens, found.measured)
+    return WorldPlan(found.tasks, models, found.max_new_tokens, found.measured, found.episodes)
 
 
 def _stage(path: str | Path, stage: StageSettings, tasks: tuple[str, ...]) -> TrainingStage:

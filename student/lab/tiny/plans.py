@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from opd.tasks import TaskSettings
+from student.rollout.episodes import EpisodeSettings
 
 Progress = Callable[[str, int, int], None]
 """Called with (model's name, steps done, steps in all)."""
@@ -128,9 +129,12 @@ class WorldPlan:
         models: the models by name, in order of building.
         max_new_tokens: enough for every correct answer.
         measured: held-out prompts per task on which each model's accuracy is measured.
+        episodes: how prompts are played where all tasks are environments; models then learn the paths of their
+            problems, and `max_new_tokens` bounds a whole episode.
     """
 
     tasks: Mapping[str, TaskSettings]
     models: Mapping[str, ModelPlan] = field(default_factory=dict)
     max_new_tokens: int = 32
     measured: int = 256
+    episodes: EpisodeSettings | None = None

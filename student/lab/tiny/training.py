@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +10,30 @@ from rich.console import Console
 
 from opd.errors import CancelledError
 from opd.tasks import MixSettings, PromptSource, TaskSettings
-from student.data.plan import plan_step
+from student.data.plan import PlannedRow, plan_step
+from student.data.row import Row
 from student.evaluate import Answer, report
 from student.lab.tiny.plans import ReinforcePlan, SftPlan, StepProgress
 from student.learning.model import load_student, load_tokenizer
 from student.loop import train
 from student.recipe import Recipe
+from student.rollout.engine import EngineSetup, RolloutEngineSettings, TransformersRollout, sample_or_play
+from student.rollout.episodes import EpisodePlayer, EpisodeSettings
 from student.rollout.spec import RolloutSpec
-from student.rollout.transformers import rollout
 from student.run.telemetry import Telemetry
 
 _BATCH = 256
 
 
 def recipe_of(
-    plan: SftPlan | ReinforcePlan, tasks: Sequence[TaskSettings], *, model: Path, run: Path, seed: int, longest: int
+    plan: SftPlan | ReinforcePlan,
+    tasks: Sequence[TaskSettings],
+    *,
+    model: Path,
+    run: Path,
+    seed: int,
+    longest: int,
+    episodes: EpisodeSettings | None = None,
 ) -> Recipe:
     """The job of a stage.
 
@@ -34,9 +44,12 @@ def recipe_of(
         run: run folder.
         seed: decides prompts, rollouts and noise, together with `plan.start`.
         longest: tokens enough for every correct answer.
+        episodes: how they are played, where the tasks are environments.
     """
     prompts = tasks[0] if len(tasks) == 1 else MixSettings(mix=[*tasks])
-    parts = _supervised(plan, longest) if isinstance(plan, SftPlan) else _reinforced(plan)
+    source = "solution" if episodes is None else "path"
+    parts = _supervised(plan, longest, source) if isinstance(plan, SftPlan) else _reinforced(plan)
+    played = {} if episodes is None else {"episodes": episodes.model_dump(mode="json")}
     train_group = {
         "steps": plan.steps,
         "learning_rate": plan.lr,
@@ -52,7 +65,7 @@ def recipe_of(
             "prompts": prompts.model_dump(mode="json"),
             "objective": parts["objective"],
             "methods": parts.get("methods", []),
-            "rollout": parts["rollout"],
+            "rollout": parts["rollout"] | played,
             "train": train_group | parts.get("train", {}),
             "eval": {"prompts": 0},
             "samples": {"every": 0, "count": 0},
@@ -60,8 +73,8 @@ def recipe_of(
     )
 
 
-def _supervised(plan: SftPlan, longest: int) -> Mapping[str, Any]:
-    methods: list[dict[str, Any]] = [{"name": "expert_rows", "share": 1.0}]
+def _supervised(plan: SftPlan, longest: int, source: str) -> Mapping[str, Any]:
+    methods: list[dict[str, Any]] = [{"name": "expert_rows", "share": 1.0, "source": source}]
     if plan.noise:
         methods.append({"name": "student.lab.tiny.methods:Noise", "share": plan.noise})
     if plan.until is not None:
@@ -124,20 +137,24 @@ class _Steps(Telemetry):
 
 
 class Examiner:
-    """Measures a model on held-out prompts, by the student's own rollouts.
+    """Measures a model on held-out prompts, by the student's own rollouts; those of environments are played.
 
     Args:
         model: its folder.
         longest: tokens enough for every correct answer.
         seed: of sampled answers.
+        episodes: how prompts of environments are played.
     """
 
-    def __init__(self, model: Path, *, longest: int, seed: int) -> None:
-        self._tokenizer = load_tokenizer(str(model))
+    def __init__(self, model: Path, *, longest: int, seed: int, episodes: EpisodeSettings | None = None) -> None:
+        self.tokenizer = load_tokenizer(str(model))
         self.student = load_student(str(model), dtype="float32", attention=None, gradient_checkpointing=False)
-        limit = self._tokenizer.model_max_length
+        limit = self.tokenizer.model_max_length
         self._longest = longest
-        self._spec = RolloutSpec(seed, _BATCH, candidates=0, valid_vocab=len(self._tokenizer), max_prompt_tokens=limit)
+        spec = RolloutSpec(seed, _BATCH, candidates=0, valid_vocab=len(self.tokenizer), max_prompt_tokens=limit)
+        self._engine = TransformersRollout(RolloutEngineSettings(name="transformers"))
+        self._engine.open(EngineSetup(self.student.lm, self.tokenizer, spec, str(model)))
+        self._player = EpisodePlayer(episodes or EpisodeSettings(), self.tokenizer, spec)
 
     def accuracy(self, source: PromptSource, count: int, temperatures: Sequence[float]) -> list[float]:
         """Share of the first `count` held-out prompts that are answered correctly at each of `temperatures`.
@@ -146,12 +163,21 @@ class Examiner:
         """
         prompts = source.prompts("heldout", count)
         plans = [
-            plan_step(0, prompts, samples=1, max_new_tokens=self._longest, temperature=temperature).rows
+            plan_step(0, prompts, samples=1, max_new_tokens=1, temperature=temperature).rows
             for temperature in temperatures
         ]
-        planned = [row for rows in plans for row in rows]
-        rows = rollout(self.student.lm, self._tokenizer, planned, self._spec, purpose=("eval", "world"))
+        rows = self.play([row for rows in plans for row in rows])
         for row in rows:
-            row.verdict = source.verify(row.prompt, row.text)
+            if row.verdict is None:  # an episode has that of its environment
+                row.verdict = source.verify(row.prompt, row.text)
         answers = [Answer.of(row, place) for place, row in enumerate(rows)]
         return [report(answers[start : start + count], 1, None).accuracy for start in range(0, len(answers), count)]
+
+    def play(self, planned: Sequence[PlannedRow]) -> list[Row]:
+        """The model's answers and episodes, each up to the longest; the same every time."""
+        rows = [replace(row, max_new_tokens=self._longest) for row in planned]
+        return sample_or_play(self._engine, self._player, rows, purpose=("eval", "world"))
+
+    def close(self) -> None:
+        """End the environments."""
+        self._player.close()

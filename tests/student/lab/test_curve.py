@@ -60,3 +60,11 @@ def test_a_single_lucky_evaluation_does_not_reach_a_level() -> None:
 
 def test_a_level_that_is_never_reached_costs_infinitely_much() -> None:
     assert made([0.0, 0.2, 0.4]).cost_to(0.5, "tokens") == math.inf
+
+
+def test_a_fall_is_measured_from_the_highest_level_so_far() -> None:
+    def fall(*accuracy: float) -> float:
+        return Curve([], [], [], [*accuracy], []).fall()
+
+    assert fall(0.1, 0.2, 0.2, 0.5) == 0.0
+    assert fall(0.1, 0.6, 0.2, 0.5, 0.4) == pytest.approx(0.4)

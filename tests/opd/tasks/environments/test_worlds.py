@@ -84,6 +84,29 @@ def test_a_wrong_answer_leads_to_a_letter_that_only_b_leaves_to_the_same_place()
     assert shown[4].text == path[0] and shown[4].info["place"] == 1
 
 
+def test_a_lock_may_show_what_comes_next_and_have_fewer_symbols() -> None:
+    lock = make("lock", digits=4, turns=6, symbols=3, show="both")
+    prompt = lock.draw(Random(2))
+    program, path = prompt.extra["program"], prompt.extra["path"]
+    assert set(program) | set(path) <= set("012")
+    seen = play(lock, prompt, path)
+    before = [str(prompt.extra["register"]), *path]
+    assert [one.text for one in seen] == [f"{value}{digit}" for value, digit in zip(before, program, strict=False)] + [
+        ""
+    ]
+    assert seen[-1].success
+    wrong = str((int(path[0]) + 1) % 3)
+    opened, lost, back = play(lock, prompt, [wrong, "b"])
+    assert lost.text in LETTERS and back.text == opened.text
+
+
+@pytest.mark.parametrize("name", ["lock", "rooms"])
+def test_problems_of_a_world_have_identities_of_their_own_and_some_are_held_out(name: str) -> None:
+    source = build_prompts(TaskSettings(task=name), seed=0)
+    train, heldout = ({prompt.uid for prompt in source.prompts(split, 20)} for split in ("train", "heldout"))
+    assert len(train) == len(heldout) == 20 and not train & heldout
+
+
 @pytest.mark.parametrize("name", ["lock", "rooms"])
 def test_an_episode_can_be_taken_back_to_a_snapshot(name: str) -> None:
     world = make(name)
