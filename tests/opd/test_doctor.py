@@ -85,7 +85,7 @@ def test_a_fleet_is_examined_with_the_fleets_settings(serve, world: Path, tmp_pa
     assert [finding.level for finding in findings] == ["ok", "ok", "ok"]
     assert findings[0].text == "in the clear, on loopback"
     assert "weights" in findings[1].text
-    assert "1 replicas" in findings[2].text
+    assert "1 replica," in findings[2].text
     assert re.search(r": [1-9][\d,]* tokens/s$", findings[2].text)
     code, out = run("--fleet", server.address, "--set", f"security.token_file={secret}")
     assert code == 0 and "tokens/s" in out

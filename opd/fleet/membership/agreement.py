@@ -111,9 +111,9 @@ class AgreementReport:
         """The report in one sentence."""
         if not self.differences:
             return f"teacher {self.teacher!r}: no replica could be compared."
-        worst = max(self.differences, key=lambda key: self.differences[key])
+        worst, count = max(self.differences, key=lambda key: self.differences[key]), len(self.differences)
         return (
-            f"teacher {self.teacher!r}: {len(self.differences)} replicas, largest difference "
+            f"teacher {self.teacher!r}: {count} replica{'s' if count > 1 else ''}, largest difference "
             f"{self.differences[worst]:.3g} nats at {worst}, tolerance {self.tolerance:.3g} nats"
             + (f", {len(self.errors)} could not be asked." if self.errors else ".")
         )

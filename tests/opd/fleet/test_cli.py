@@ -74,7 +74,7 @@ def test_verify_names_the_listed_servers_that_do_not_answer_and_fails(tiny: Simp
     addresses = f"{tiny.serve().address},127.0.0.1:9"
     result = CliRunner().invoke(app, ["fleet", "verify", addresses, *PATIENT])
     assert isinstance(result.exception, UnavailableError) and "127.0.0.1:9 did not answer" in str(result.exception)
-    assert "127.0.0.1:9 does not answer: " in result.output and "1 replicas, largest difference 0 nats" in result.output
+    assert "127.0.0.1:9 does not answer: " in result.output and "1 replica, largest difference 0 nats" in result.output
 
 
 def test_settings_of_the_fleet_can_be_set_and_mistakes_name_the_key(tiny: SimpleNamespace) -> None:
