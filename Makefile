@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help setup demo test gpu oldest engines oracles estimators fuzz soak chaos pages bench lab docs prometheus browser trackers skypilot lint type protos clean
+.PHONY: help setup demo test gpu oldest engines quantized oracles estimators fuzz soak chaos pages bench lab docs prometheus browser trackers skypilot lint type protos clean
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -57,6 +57,10 @@ oracles: .venv-oracles/.installed ## our mathematics against TRL's and Liger's, 
 .venv-oracles/.installed: pyproject.toml constraints.txt scripts/oracles.sh
 	@bash scripts/oracles.sh .venv-oracles $(PYTHON)
 	@touch $@
+
+quantized: $(STAMP) ## bases in 4 bits and moments in 8, with bitsandbytes, which it installs (pip)
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[quantized]'
+	$(BIN)/python -m pytest tests/student/learning/test_quantized.py tests/end_to_end/test_quantized.py -rs
 
 estimators: $(STAMP) ## write docs/estimators.md, every figure by enumeration, about a minute
 	$(BIN)/python benchmarks/estimators.py docs/estimators.md

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,7 @@ def build_plugins(recipe: Recipe) -> Plugins:
     rewards.check(recipe, terms)
     engine: RolloutEngine = _build(ROLLOUT_ENGINES, recipe.rollout.engine, "rollout.engine")
     _check_staleness(recipe, terms, controllers, strategy, engine)
+    _check_quantized(recipe, engine)
     engine.check(recipe)
     if engine.settings.mismatch_rows:
         needs = replace(needs, models=needs.models | {STUDENT})
@@ -181,6 +183,32 @@ def _check_staleness(
             "the student itself, which learns while train.max_staleness samples; set train.max_staleness: 0, or "
             "rollout.engine to {name: transformers}."
         )
+
+
+def _check_quantized(recipe: Recipe, engine: RolloutEngine) -> None:
+    """Refuse 4-bit weights and 8-bit moments where they do not work, and where bitsandbytes is missing.
+
+    Raises:
+        ConfigError: naming the setting and why.
+    """
+    four = recipe.model.lora is not None and recipe.model.lora.quantize is not None
+    eight = recipe.train.optimizer == "adamw_8bit"
+    if four and engine.holds_weights:
+        raise ConfigError(
+            f"rollout.engine {engine.settings.name} holds weights of its own and would sample from the base as it is "
+            "on the disk, not in 4 bits as it is trained over (model.lora.quantize); set rollout.engine to "
+            "{name: transformers}, or quantize to null."
+        )
+    for asked, key in ((four, "model.lora.quantize"), (eight, "train.optimizer adamw_8bit")):
+        if asked and recipe.train.sharding == "fsdp":
+            raise ConfigError(
+                f"{key} holds blocks of codes with scales, which train.sharding fsdp cannot cut into rows as it does "
+                "the weights; set train.sharding: none, or leave it out."
+            )
+        if asked and importlib.util.find_spec("bitsandbytes") is None:
+            raise ConfigError(
+                f"{key} needs bitsandbytes, which is not installed; install it with pip install 'opd[quantized]'."
+            )
 
 
 def _check_teachers(recipe: Recipe, terms: Sequence[Term], controllers: Sequence[Controller]) -> None:

@@ -27,6 +27,11 @@ class LoraSettings(Settings):
         "example [q_proj, v_proj].",
     )
     dora: bool = Field(False, description="DoRA: also train the norm of each row of the adapted weights.")
+    quantize: Literal["nf4"] | None = Field(
+        None,
+        description="Hold the frozen base in 4 bits (QLoRA; extra quantized): nf4, with doubly quantized scales. Head, "
+        "embeddings and norms keep model.dtype, in which products are made.",
+    )
     start: str | None = Field(
         None, description="Folder of a PEFT adapter of the same rank, alpha and targets to begin from."
     )
@@ -168,6 +173,11 @@ class TrainSettings(Settings):
         "turn; with k, step n is sampled with exactly the weights of step n - k, while earlier steps are trained on. "
         "Needs k + 1 copies of the trained tensors on the host, one on the device, and an objective that allows for "
         "it (docs/scale.md).",
+    )
+    optimizer: Literal["adamw", "adamw_8bit"] = Field(
+        "adamw",
+        description="adamw_8bit holds AdamW's moments in 8 bits (bitsandbytes; extra quantized): 2 bytes a parameter "
+        "instead of 8, and updates rounded accordingly.",
     )
     learning_rate: float = Field(1e-5, gt=0, description="Peak learning rate of AdamW.")
     warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")

@@ -1,5 +1,6 @@
 """The learner: micro-batches, forward, loss, backward, clip, update; its state for checkpoints."""
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from student.data.batch import HeadLookup, MicroBatch, collate, signal_tokens, s
 from student.data.row import Row
 from student.learning.model import ProjectionSpec, Student, project
 from student.learning.objective import Metrics, Objective, Sums, add, of_the_step, to_host
+from student.learning.quantized import adamw_8bit, same_kind
 from student.learning.ranks import Ranks
 from student.learning.schedule import learning_rate
 from student.learning.sharding import full, placed, recover, reshard, units, whole
@@ -63,11 +65,9 @@ class Learner:
         # Weight decay is for matrices; gains and biases are exempt, as is usual.
         matrices = [p for p in student.parameters() if p.requires_grad and p.ndim >= 2]
         others = [p for p in student.parameters() if p.requires_grad and p.ndim < 2]
-        optimizer = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}],
-            lr=settings.learning_rate,
-            betas=settings.betas,
-        )
+        groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        adamw = adamw_8bit if settings.optimizer == "adamw_8bit" else torch.optim.AdamW
+        optimizer = adamw(groups, lr=settings.learning_rate, betas=settings.betas)
         # A sharded student averages gradients itself; accelerate's own FSDP wrapper would be plain DDP on a CPU.
         self.sharded = bool(units(student))
         self.wrapped: Any = student
@@ -289,12 +289,18 @@ class Learner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave; the weights are loaded with the model."""
+        if not same_kind(state["moments"], self.settings.optimizer):
+            raise CheckpointError(
+                f"the checkpoint has moments of another optimizer than train.optimizer {self.settings.optimizer}; "
+                "resume with the one that the run began with."
+            )
         for name, parameter in self.named_parameters():
             if name not in state["moments"]:
                 raise CheckpointError(f"the checkpoint has no optimizer state for {name}; it is from another model.")
             moments = state["moments"][name]
             if moments:
                 self.optimizer.state[parameter] = {
-                    key: value.clone() if key == "step" else placed(value, parameter) for key, value in moments.items()
+                    key: copy.deepcopy(value) if key == "step" else placed(value, parameter)
+                    for key, value in moments.items()
                 }
         self.updates = int(state["updates"])

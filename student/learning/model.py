@@ -18,6 +18,7 @@ from opd.maths import TokenScores
 from opd.maths.linear.divergence import gathered
 from student.data.batch import MicroBatch
 from student.learning.lora import add_lora, load_factors
+from student.learning.quantized import four_bits, keep_layout
 from student.learning.terms import StudentTokens
 from student.recipe import LoraSettings, ModelSettings
 from student.scoring.needs import HIDDEN, SCORES, SCORES_AT_TEACHER
@@ -82,7 +83,12 @@ def load_student(
         if attention in (None, "sdpa"):
             attention = _attention(attention, AutoConfig.from_pretrained(path, revision=revision).get_text_config())
         extra: dict[str, Any] = {"attn_implementation": attention} if attention else {}
+        quantized = lora is not None and lora.quantize is not None
+        if quantized:
+            extra["quantization_config"] = four_bits(getattr(torch, dtype))
         model = AutoModelForCausalLM.from_pretrained(path, revision=revision, dtype=getattr(torch, dtype), **extra)
+        if quantized:
+            keep_layout(model)
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise _cannot_load(path, error) from error
     if adapter is not None and lora is None:

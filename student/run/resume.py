@@ -18,6 +18,7 @@ FIXED = {
     "model.lora.alpha": "the saved adapters have it",
     "model.lora.targets": "the saved adapters have them",
     "model.lora.dora": "the saved adapters are of that kind",
+    "model.lora.quantize": "the saved adapters were trained over such a base",
     "model.lora.start": "the reference initial is what the run began with",
 }
 """Keys that may not change, each with the reason, a clause."""

@@ -31,6 +31,7 @@ _GATHERED_LAYERS = 2
 """That in use, and the next one."""
 VLLM_CACHE = "keys and values of vLLM"
 CASTS = "casts of the weights"
+WIDENED = "a weight widened from 4 bits"
 _SLOT_PARTS = ("keys and values", "those of a layer, laid out to be read", "logits of a decoding step")
 _DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LOGIT_COPIES = 4
@@ -104,7 +105,7 @@ def memory_of(
     parts = ranks if sharded else 1
     always = {
         "weights": shape.weight_bytes,
-        "moments of AdamW": 2 * shape.trained_bytes,
+        "moments of AdamW": shape.small_moments if recipe.train.optimizer == "adamw_8bit" else 2 * shape.trained_bytes,
         **_copies(recipe, shape, needs.local | _asked_by_name(recipe), gpu=gpu, ranks=ranks),
     }
     here = slots(recipe, ranks)
@@ -154,6 +155,7 @@ def _engine_parts(
     return {}, {
         "all weights gathered": gathered,
         CASTS: shape.cast_bytes,
+        WIDENED: shape.widened,
         **dict(zip(_SLOT_PARTS, _per_slot(shape, longest, slots), strict=True)),
     }
 
@@ -169,6 +171,7 @@ def _learning(recipe: Recipe, shape: ModelShape, *, gpu: bool, ranks: int) -> di
         "activations of a micro-batch": shape.activation_bytes(rows, width),
         "tiles of logits": min(scratch, positions * shape.vocabulary * 4),
         "gradients of head and embeddings": shape.head_bytes,
+        WIDENED: shape.widened,
         "buckets of gradients between ranks": shape.trained_bytes if ranks > 1 and not sharded else 0,
         "weights gathered": (shape.outside + _GATHERED_LAYERS * shape.layer) * shape.width if sharded else 0,
         "gradients to be scattered": _scattered(shape) if sharded else 0,

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from opd.errors import ConfigError
 from student.learning.lora import add_lora
 from student.learning.model import Student
+from student.learning.quantized import four_bit_bytes, moment_bytes
 from student.learning.sharding import layer_of
 from student.recipe import ModelSettings
 
@@ -31,6 +32,8 @@ class ModelShape:
         trained: of these, those that are trained.
         weight_bytes: of all parameters.
         trained_bytes: of the trained ones, and so of their gradients.
+        widened: bytes of the largest weight that is held in 4 bits, widened for a product.
+        small_moments: bytes of AdamW's moments in 8 bits.
         head_bytes: of the gradients of head and embeddings in float32 before they are added to those that are kept, two
             even where the weights are tied; 0 where they are frozen.
         layer: parameters of the largest decoder layer.
@@ -56,19 +59,23 @@ class ModelShape:
         extra = {"attn_implementation": settings.attention} if settings.attention in ("sdpa", "eager") else {}
         with torch.device("meta"):
             lm = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype), **extra)
+            quantized = _quantized(lm) if settings.lora is not None and settings.lora.quantize else []
             if settings.lora is not None:
                 add_lora(lm, settings.lora, base=settings.path)
         parameters = list(lm.parameters())
         trained = [p for p in parameters if p.requires_grad]
         self.total, self.trained = (sum(p.numel() for p in found) for found in (parameters, trained))
         self.weight_bytes, self.trained_bytes = (_bytes(found) for found in (parameters, trained))
+        self.weight_bytes += sum(four_bit_bytes(p.numel()) for p in quantized) - _bytes(quantized)
+        self.widened = max((p.numel() for p in quantized), default=0) * lm.dtype.itemsize
+        self.small_moments = moment_bytes(p.numel() for p in trained)
         self.width = (autocast or lm.dtype).itemsize
         parts: dict[int | None, int] = {None: 0}
         for name, parameter in lm.named_parameters():
             parts[layer_of(name)] = parts.get(layer_of(name), 0) + parameter.numel()
         self.outside = parts.pop(None)
         self.layer = max(parts.values(), default=0)
-        casts = autocast is not None and lm.dtype == torch.float32 and not sharded
+        casts = autocast is not None and lm.dtype == torch.float32 and not sharded and not quantized
         self.cast_bytes = (self.total - self.outside) * self.width if casts else 0
         with FakeTensorMode(allow_non_fake_inputs=True) as self._fake:
             _without_content(lm, autocast if sharded else None)
@@ -119,6 +126,13 @@ class ModelShape:
             at = torch.zeros(rows * width, dtype=torch.long)
             self._student(ids, torch.ones_like(ids), at, at)
         return sum(found.values())
+
+
+def _quantized(lm: Any) -> list[torch.nn.Parameter]:
+    """The weights that `model.lora.quantize` holds in 4 bits: of linear layers, without the head."""
+    head = lm.get_output_embeddings()
+    linear = [m for m in lm.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    return [m.weight for m in linear if isinstance(m.weight, torch.nn.Parameter)]
 
 
 def _without_content(model: torch.nn.Module, dtype: torch.dtype | None = None) -> None:

@@ -86,6 +86,11 @@ class EffOpd(Controller):
                 "change by a product B A: a jump along the line of A and B leaves the line of the weights; take out "
                 "model.lora or effopd."
             )
+        if self.settings.moments != "keep" and recipe.train.optimizer != "adamw":
+            raise ConfigError(
+                f"method effopd's moments {self.settings.moments} changes AdamW's moments in float32, but "
+                f"train.optimizer {recipe.train.optimizer} holds codes of them; set moments: keep, or optimizer: adamw."
+            )
         if self.settings.gate.kind == "reverse_kl" and recipe.teachers is None:
             raise ConfigError("method effopd's gate reverse_kl needs a teacher; set teachers or use another gate.")
 
