@@ -38,7 +38,8 @@ def encode_prompt(prompt: Prompt, tokenizer: Any) -> list[int]:
         DataError: when a chat prompt meets a tokenizer without a chat template or one that refuses it or its options,
             or nothing is left to encode.
     """
-    return encode_prompts([prompt], tokenizer)[0]
+    ids = encode_text(prompt.text or "", tokenizer) if prompt.messages is None else _render(prompt, tokenizer)
+    return _some(ids, prompt)
 
 
 def encode_prompts(prompts: Sequence[Prompt], tokenizer: Any) -> list[list[int]]:
@@ -48,16 +49,16 @@ def encode_prompts(prompts: Sequence[Prompt], tokenizer: Any) -> list[list[int]]
     """
     texts = [prompt.text or "" for prompt in prompts if prompt.messages is None]
     plain = iter(tokenizer(texts)["input_ids"] if texts else ())
-    found = []
-    for prompt in prompts:
-        if prompt.messages is None:
-            ids = _one_bos(next(plain), tokenizer)
-        else:
-            ids = [int(token) for token in _render(prompt, tokenizer)]
-        if not ids:
-            raise DataError(f"{prompt.name} encodes to no token at all; remove it or give it text.")
-        found.append(ids)
-    return found
+    return [
+        _some(_one_bos(next(plain), tokenizer) if prompt.messages is None else _render(prompt, tokenizer), prompt)
+        for prompt in prompts
+    ]
+
+
+def _some(ids: Sequence[int], prompt: Prompt) -> list[int]:
+    if not ids:
+        raise DataError(f"{prompt.name} encodes to no token at all; remove it or give it text.")
+    return [int(token) for token in ids]
 
 
 def _render(prompt: Prompt, tokenizer: Any) -> Any:

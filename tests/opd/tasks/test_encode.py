@@ -3,6 +3,7 @@ from transformers import AutoTokenizer
 
 from opd.errors import DataError
 from opd.tasks import Prompt, encode_prompt
+from opd.tasks.encode import encode_prompts
 from student.lab.tiny.tokenizer import make_tokenizer
 
 
@@ -69,6 +70,14 @@ def test_text_that_a_template_has_rendered_gets_no_second_bos(chat_model):
     tokenizer = AutoTokenizer.from_pretrained(chat_model)
     rendered = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=False)
     assert encode_prompt(Prompt.make(rendered), tokenizer) == encode_prompt(Prompt.make(CHAT), tokenizer)
+
+
+def test_prompts_together_have_the_ids_that_each_has_alone(chat_model):
+    tokenizer = AutoTokenizer.from_pretrained(chat_model)
+    rendered = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=False)
+    prompts = [Prompt.make(content) for content in ("hi", CHAT, rendered, "a longer text")]
+    assert encode_prompts(prompts, tokenizer) == [encode_prompt(prompt, tokenizer) for prompt in prompts]
+    assert encode_prompts([], tokenizer) == []
 
 
 def test_an_option_that_breaks_the_template_is_named(chat_model):
