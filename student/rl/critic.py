@@ -131,6 +131,7 @@ class Critic(Controller):
         found, soft = _predict(self.heads, features), self.settings.softness
         least = found.min(0)
         if soft:
+            # Relative to the least, so that no exponential overflows.
             least = least - soft * np.log(np.exp((least - found) / soft).mean(0))
         return least.astype(np.float32)
 
@@ -150,11 +151,14 @@ class Critic(Controller):
         count, width = sum(part[0] for part in parts), max(part[1] for part in parts)
         if not count:
             return {}
+        # Copies, kept only when all steps are made: an exchange that fails between them leaves the critic as it is
+        # saved.
         heads, moments, moved = self._ready(width)
         s, first = self.settings, 0.0
         for number in range(s.fits):
             gaps = _predict(heads, features.reshape(len(targets), width)) - targets
             padded = np.concatenate([features.reshape(len(targets), width), np.ones((len(targets), 1))], 1)
+            # Sums cross the ranks and every rank makes the same step in float64: the heads stay equal to the bit.
             told = services.gather((gaps @ padded, float((gaps.min(0) ** 2).sum())))
             gradient = sum(part[0] for part in told) / count
             first = sum(part[1] for part in told) / count if number == 0 else first

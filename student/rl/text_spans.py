@@ -23,6 +23,7 @@ def ends_of(pieces: Sequence[str], mark: str) -> list[int]:
     start = text.find(mark)
     while start >= 0:
         stop = start + len(mark)
+        # A token that holds the end of the mark and more counts as its last one: tokens cannot be cut.
         places.append(next(i for i, end in enumerate(ends) if end >= stop) + 1)
         start = text.find(mark, stop)
     return sorted(set(places))

@@ -63,5 +63,6 @@ def accumulated(gains: NDArray[np.float64], discount: float) -> NDArray[np.float
     found, later = np.zeros_like(gains), 0.0
     for turn in reversed(range(len(gains) - 1)):
         later = float(gains[turn]) + discount * later
+        # As many z of variance 1 were added up.
         found[turn] = later / np.sqrt(len(gains) - 1 - turn)
     return found

@@ -51,6 +51,7 @@ class LitePpo(Advantage):
         found = [0.0] * len(rewards)
         for places in self.groups(outcomes):
             mean = math.fsum(rewards[place] for place in places) / len(places)
+            # Exactly 0: rounding would leave dust, which a small deviation makes large.
             equal = len({rewards[place] for place in places}) == 1
             for place in places:
                 found[place] = 0.0 if equal else rewards[place] - mean

@@ -73,4 +73,5 @@ def inverse_density(rate: float, alpha: float, beta: float) -> float:
         return _LARGEST if max(alpha, beta) > 1.0 else 1.0
     log_norm = math.lgamma(alpha) + math.lgamma(beta) - math.lgamma(alpha + beta)
     log_density = (alpha - 1.0) * math.log(rate) + (beta - 1.0) * math.log1p(-rate) - log_norm
+    # exp of more than 709 overflows a float64, and the bound is far below.
     return min(math.exp(min(-log_density, 700.0)), _LARGEST)

@@ -130,6 +130,8 @@ class AdvantageChain:
         credit: list[Credit] | None = None
         for part in self.parts:
             credit = part.estimate(outcomes, credit)
+            # Here, where the part can be named: as a loss that is not finite it would be blamed on the teacher's
+            # numbers.
             _check(part, outcomes, credit)
         return credit or []
 

@@ -107,6 +107,7 @@ class EntropyShaping(Modifier):
         entropy = have(batch.student.scores, "scores").entropy.detach().to(advantage.dtype)
         bound = advantage.abs() / self.settings.kappa
         added = torch.minimum(self.settings.alpha * entropy, bound)
+        # The bound is a share of |A|, so tokens without credit get none; they would only thin out the metric.
         counted = batch.mask & (advantage != 0)
         if len(self._mark):
             counted = counted & (batch.position < batch.of_rows([self._end(row) for row in batch.rows]))

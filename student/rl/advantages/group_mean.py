@@ -48,12 +48,13 @@ class GroupMean(GroupEstimator):
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """See the module."""
+        # Not left to the mean: that of three times 0.1 is another number, and dust has a sign that strata would read.
+        if len(set(rewards)) <= 1:
+            return [0.0] * len(rewards)
         mean = math.fsum(rewards) / len(rewards)
         centred = [reward - mean for reward in rewards]
         if self.settings.scale == "none":
             return centred
         spread = math.fsum(value * value for value in centred)
-        if len(set(rewards)) <= 1:
-            return [0.0] * len(rewards)
         deviation = math.sqrt(spread / (len(rewards) - self.settings.ddof))
         return [value / (deviation + self.settings.epsilon) for value in centred]

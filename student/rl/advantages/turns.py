@@ -122,9 +122,8 @@ class Trloo(TurnAdvantage):
         """See the module."""
         found = [values.copy() for values in returns]
         for group in groups:
-            values = np.array([returns[episode][turn] for episode, turn in group])
-            if len(group) > 1:
-                values = len(group) / (len(group) - 1) * (values - values.mean())
+            own = [float(returns[episode][turn]) for episode, turn in group]
+            values = normalised(own, scale=False) * len(own) / (len(own) - 1) if len(own) > 1 else np.array(own)
             for (episode, turn), value in zip(group, values, strict=True):
                 found[episode][turn] = value
         return found

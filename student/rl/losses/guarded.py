@@ -77,6 +77,7 @@ class Dhpo(PolicyGradient):
         """See the module; metric clipped_share counts tokens with either part clipped."""
         s = self.settings
         token, sequence = log_ratio.exp(), at_grain(log_ratio, batch, "sequence").exp()
+        # Clipped without PPO's minimum: beyond the bounds a part has no gradient, whatever the advantage.
         near = token.clamp(1.0 - s.clip_low, 1.0 + s.clip_high)
         whole = sequence.clamp(1.0 - s.sequence_low, 1.0 + s.sequence_high)
         bites = batch.mask & ((near != token) | (whole != sequence))

@@ -146,6 +146,7 @@ class PolicyGradient(Term):
         if self.settings.skip_degenerate:
             able = self._without_degenerate(outcomes, able)
         credit = dict(zip(able, self.chain.estimate([outcomes[place] for place in able]), strict=True))
+        # Rows without credit have an entry too: `prepare` takes a row that has none for one from outside the batch.
         self._credit |= {id(row): (row, None) for row in rows}
         for row, place in zip(rows, places, strict=True):
             if place in credit and row.trained:
@@ -254,6 +255,8 @@ class PolicyGradient(Term):
         ratio = log_ratio.exp()
         clipped, dual = self.settings.bounded(ratio), self.settings.dual_clip
         gain = torch.minimum(ratio * advantage, clipped * advantage)
+        # Where the clip decides, not wherever the ratio is out of range: the minimum lets a ratio pass that has moved
+        # against its advantage.
         bites = batch.mask & (clipped * advantage < ratio * advantage)
         if dual is not None:
             bounded = torch.maximum(gain, dual * advantage)

@@ -42,6 +42,7 @@ def _mean_over(values: Float[Tensor, " n"], batch: TokenBatch, index: Int[Tensor
     zeros = torch.zeros(count, dtype=values.dtype, device=values.device)
     total = zeros.index_add(0, index, values)
     length = zeros.index_add(0, index, batch.mask.to(values.dtype))
+    # A row without trained tokens has the sum 0 and the length 0.
     return (total / length.clamp(min=1.0))[index]
 
 
@@ -78,6 +79,7 @@ def least_before(values: Float[Tensor, " n"], batch: TokenBatch) -> Float[Tensor
     """[N] the least value over the trained positions of the row before each; 0 for the first of them."""
     import torch
 
+    # Infinity stands for nothing yet; 0, a ratio of 1, would pass for the least of ratios above it.
     shown = torch.where(batch.mask, values, torch.full_like(values, torch.inf))
     least = in_rows(shown, batch, torch.inf).cummin(1).values
     before = torch.cat([torch.full_like(least[:, :1], torch.inf), least[:, :-1]], 1)[batch.row, batch.position]

@@ -40,6 +40,7 @@ class WeightedGradient(PolicyGradient):
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
         """See the module."""
         known = log_ratio.detach()
+        # From the detached ratio: where the weight is bounded, log pi keeps its gradient.
         weight = self.weight(known, advantage, batch)
         tapered = batch.mask & ((weight - known.exp()).abs() > 1e-4)  # rounding aside
         return TermOutput(-weight * advantage * live, metrics={"tapered_share": (tapered.sum(), batch.mask.sum())})

@@ -81,6 +81,7 @@ class Asked(Reward):
             except (ChatFailed, CheckFailed):
                 return None
 
+        # Threads, because a service is waited for; code that may hang runs in processes of its own (reward function).
         with ThreadPoolExecutor(self.settings.workers) as threads:
             return list(threads.map(safely, rows))
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 class TokenRewards(Reward):
     """The base: subclasses give `tokens` of a row."""
 
+    by_group = False
     roles: tuple[str, ...] = ()
     """Whose log-probs of the response tokens it reads."""
 
@@ -55,6 +56,7 @@ class TokenRewards(Reward):
         for row in rows:
             if not np.isfinite(row.behaviour_logp[row.loss_mask]).all():
                 continue  # the student did not sample it
+            # What the environment wrote was not the student's choice and earns nothing.
             found = np.where(row.loss_mask, self.tokens(row), 0.0).astype(np.float32)
             row.token_rewards = found if row.token_rewards is None else row.token_rewards + found
             self.fire("by_token", float(found.sum()), float(row.loss_mask.sum()))

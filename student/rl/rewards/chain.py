@@ -65,6 +65,8 @@ class RewardChain:
             ValueError: when a reward gives turns or tokens a number of rewards that is not theirs.
         """
         for row in rows:
+            # With a whole among them, an unset `row.reward` means unknown from here on: the verdict no longer stands
+            # in.
             row.rewarded = self.whole is not None
         for reward in self.parts:
             reward.reward(rows, services)

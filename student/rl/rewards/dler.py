@@ -74,5 +74,6 @@ class Dler(Reward):
 
     def _limit(self, group: Sequence[Row]) -> int | None:
         values = [value for value in map(known_value, group) if value is not None]
+        # Answers that could not be judged have no say in how easy the prompt is.
         easy = bool(values) and sum(value >= 1.0 for value in values) / len(values) >= self.settings.easy_share
         return self.settings.easy_limit if easy and self.settings.easy_limit is not None else self.settings.limit

@@ -64,6 +64,7 @@ class Hapo(Reward):
             if correct is None:
                 continue
             if correct:
+                # By way of the notes, because `observe` sees the outcomes of all ranks and not their rows.
                 row.notes[_LENGTH] = float(row.length)
             value = self.value(row.length, self.shortest.get(row.key.uid), correct=correct)
             row.reward_parts[self.label] = self.settings.weight * value

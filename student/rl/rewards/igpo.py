@@ -67,6 +67,7 @@ class Igpo(Reward):
         judged = [(row, value) for row in rows if (value := known_value(row)) is not None and row.turns]
         items, counts = [], []
         for row, _ in judged:
+            # Where a turn begins, what the turn before it led to has been read. After the last one the verdict speaks.
             places = [row.turns[0][0], *(start for start, _ in row.turns[1:])]
             items += [self._item(row, place, services.tokenizer) for place in places]
             counts.append(len(places))

@@ -73,6 +73,7 @@ class Overlong(Reward):
         """See the module."""
         buffer = self.settings.buffer
         for row in rows:
+            # By length alone, as the source has it: an answer that ends in the buffer by itself is late all the same.
             over = min(max(row.length - (self.limit - buffer), 0), buffer)
             row.reward_parts[self.label] = -self.settings.penalty * over / buffer
             self.fire("bites", float(over > 0))

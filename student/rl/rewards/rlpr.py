@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from student.recipe import Recipe
     from student.rl.rewards.base import RewardServices
 
-_SPREAD, _REWARD = "rlpr/spread", "rlpr/reward"
+_SPREAD = "rlpr/spread"
 _FIRST_AVERAGED, _FIRST_FILTERED = 5, 10
 """Steps from 0."""
 
@@ -91,12 +91,12 @@ class Rlpr(Reward):
         able = [i for i, start in enumerate(starts) if start >= 0]
         items = [self._item(rows[i], rows[i].text[: starts[i]], services.tokenizer) for i in able]
         items += [self._item(rows[i], "", services.tokenizer) for i in able]
+        # In one call, also when there is nothing to read: ranks of a sharded student must ask equally often.
         means = [_mean_probability(scores.sampled) for scores in services.read(items)]
         gains = {i: max(0.0, means[k] - means[k + len(able)]) for k, i in enumerate(able)}
         weight = self.settings.format_weight
         for i, row in enumerate(rows):
             row.reward = (1 - weight) * gains.get(i, 0.0) + weight * self._format(row.text)
-            row.notes[_REWARD] = row.reward
             self.fire("gain", gains.get(i, 0.0))
         self._filter(rows)
 

@@ -39,6 +39,7 @@ class StepRewards:
         """Reward `rows`, and those before them anew where a group has grown."""
         again: list[Row] = []
         if self._chain.by_group and any(row.key.group in self._groups for row in rows):
+            # All rows and not the grown groups alone: what a reward has counted cannot be taken back row by row.
             again = list(self.rows)
             for given in self._given:
                 given.restore()

@@ -86,7 +86,11 @@ class Text2Grad(Asked):
             return None
         if not isinstance(said, dict):
             return None
-        return [(str(span), sign) for name, sign in _SIGNS.items() for span in said.get(name) or ()]
+        quoted = {name: said.get(name) or [] for name in _SIGNS}
+        # A text in place of a list would be read letter by letter, and a number would end the run.
+        if not all(isinstance(spans, list) for spans in quoted.values()):
+            return None
+        return [(str(span), sign) for name, sign in _SIGNS.items() for span in quoted[name]]
 
     def tokens(self, pieces: Sequence[str], spans: Sequence[tuple[str, float]]) -> NDArray[np.float32]:
         """[T] the reward of each token; spans that overlap add up."""

@@ -74,6 +74,7 @@ def match_share(reference: Sequence[Call], calls: Sequence[Call]) -> float:
         ((_pair(r, c), i, j) for i, r in enumerate(reference) for j, c in enumerate(calls) if r.name == c.name),
         key=lambda pair: (-pair[0], pair[1], pair[2]),
     )
+    # Best pair first: a reference call that two calls resemble pays for the better one alone.
     score, taken, used = jaccard([r.name for r in reference], [c.name for c in calls]), set[int](), set[int]()
     for value, i, j in pairs:
         if i not in taken and j not in used:

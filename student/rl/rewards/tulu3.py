@@ -38,6 +38,7 @@ class Tulu3(Reward):
     settings_type = Tulu3Settings
     settings: Tulu3Settings
     kind: ClassVar[Literal["whole", "part"]] = "whole"
+    by_group = False
     evidence = "text and code"
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
@@ -53,6 +54,7 @@ class Tulu3(Reward):
         """See the module; metric cut_share."""
         for row in rows:
             right = is_correct(row)
+            # A cut answer costs the penalty, whatever the verifier could or could not say.
             known = None if right is None else self.settings.scale * right
             row.reward = -self.settings.penalty if row.truncated else known
             self.fire("cut_share", float(row.truncated))

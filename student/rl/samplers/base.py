@@ -131,6 +131,7 @@ class SignalMethod(Controller):
 
     def success(self, outcome: Outcome) -> float | None:
         """The success of a row, in [0, 1]; None where it is not known."""
+        # Given, hinted and replayed answers do not tell how often the student succeeds by itself now.
         if not outcome.on_policy:
             return None
         if self.settings.signal == "reward":
@@ -186,6 +187,7 @@ class SignalMethod(Controller):
         """Means over the prompts of what was noted, and informative_share: those whose answers differ in success."""
         noted: dict[str, dict[str, float]] = {}
         for outcome in services.outcomes:
+            # All rows of a prompt carry the same notes, so one of them speaks for it.
             noted.setdefault(outcome.uid, dict(outcome.notes))
         names = sorted({name for notes in noted.values() for name in notes if name.startswith(f"{self.label}/")})
         metrics = {}
@@ -242,6 +244,7 @@ class Sampler(SignalMethod):
             if self._services is None:
                 raise RuntimeError(f"method {self.settings.name!r} plans before it was started.")
             pool += self._services.prompts(len(planned) * (self.settings.candidates - 1))
+        # A short table comes round within one pool, and a prompt chosen twice would be a group of twice the size.
         return list({prompt.uid: prompt for prompt in pool}.values())
 
     def choose(

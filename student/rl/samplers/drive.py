@@ -103,6 +103,7 @@ class Drive(RateSampler):
     def observe(self, report: StepReport) -> None:
         """Take the rates of the step, and form the set of a phase that begins with the next one."""
         super().observe(report)
+        # Now, after the last answers of the phase before it: a set formed later would be judged by the new phase's own.
         while self.entered < self.phase(report.step + 1):
             keep = self.settings.phases[self.entered].keep
             known = sorted(self.rates.known) if self.kept is None else self.kept

@@ -155,6 +155,9 @@ class PromptGdro(Gdro):
         )
         # Mean 1 over rows, so that the learning rate keeps its meaning.
         mean = math.fsum(weights[name] * share for name, share in shares.items()) if rows else 1.0
+        if plan.step != self._planned:
+            # Those of earlier steps would weigh rows that are replayed, until a resume forgot them.
+            self._weight = {}
         self._weight |= {uid: min(weights[name] / mean, _LARGEST) for uid, name in names.items()}
         for prompt in {row.key.uid: row.prompt for row in plan.rows}.values():
             weight = self._weight[prompt.uid]
@@ -252,5 +255,6 @@ def allocate(variances: Sequence[float], total: int, *, least: int, most: int) -
         able = [i for i, count in enumerate(counts) if count < most]
         if not able:
             break
+        # One at a time, because rounded shares would not add up to the rows that the step has planned.
         counts[max(able, key=lambda i: (share[i] - counts[i], -i))] += 1
     return counts

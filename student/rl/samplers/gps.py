@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -131,11 +132,11 @@ def features_of(prompt: Prompt) -> NDArray[np.float32]:
     text = prompt.text if prompt.messages is None else "\n".join(m["content"] for m in prompt.messages)
     text = f" {text} "
     found = np.zeros(_WIDTH, np.float32)
-    for size in (1, 2, 3):
-        for start in range(len(text) - size + 1):
-            digest = hashlib.blake2b(text[start : start + size].encode(), digest_size=4).digest()
-            code = int.from_bytes(digest, "little")
-            found[code % (_WIDTH - 1)] += 1.0 if code >> 31 else -1.0
+    # Each n-gram is hashed once, however often it occurs: long prompts repeat most of theirs.
+    grams = Counter(text[start : start + size] for size in (1, 2, 3) for start in range(len(text) - size + 1))
+    for gram, count in grams.items():
+        code = int.from_bytes(hashlib.blake2b(gram.encode(), digest_size=4).digest(), "little")
+        found[code % (_WIDTH - 1)] += count if code >> 31 else -count
     found /= max(float(np.linalg.norm(found)), 1e-6)
     found[-1] = math.log1p(len(text)) / 10.0
     return found / np.float32(np.linalg.norm(found))

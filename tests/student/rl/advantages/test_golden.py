@@ -46,6 +46,11 @@ def listwise(rewards: list[float], gaps: list[float], **entry: Any) -> Any:
     return AdvantageChain(entry, "a test").estimate(rows)
 
 
+@pytest.mark.parametrize("entry", [{"name": "group_mean", "scale": "none"}, {"name": "leave_one_out"}])
+def test_equal_rewards_that_no_binary_number_holds_give_exactly_nothing(entry: dict[str, Any]) -> None:
+    assert credit([0.1] * 3, [0.7] * 6, **entry) == [0.0] * 9
+
+
 @pytest.mark.parametrize(
     ("entry", "rewards", "expected"),
     [

@@ -45,6 +45,13 @@ def test_episodes_that_ended_early_are_in_no_later_baseline_and_one_alone_keeps_
     assert third == pytest.approx([-0.75])
 
 
+def test_the_order_of_the_episodes_changes_no_bit_and_equal_returns_give_exactly_nothing() -> None:
+    rows = [episode(i, (value,)) for i, value in enumerate((0.1, 0.2, 0.3, 0.7, 1.1))]
+    straight, back = by_turn(rows, name="trloo"), by_turn(rows[::-1], name="trloo")
+    assert straight == back[::-1]
+    assert by_turn([episode(i, (0.1,)) for i in range(3)], name="trloo") == [[0.0]] * 3
+
+
 def test_a_discount_weighs_later_rewards_less_and_prompts_are_kept_apart() -> None:
     rows = [episode(0, (0.0, 1.0)), episode(1, (0.0, 0.0)), episode(0, (7.0, 7.0), uid="q")]
     assert by_turn(rows, name="trloo", discount=0.5) == [

@@ -120,6 +120,16 @@ def test_hard_classes_weigh_more_and_weights_have_mean_one(run: Any, rate: Rate)
     assert weights["hard"] > weights["easy"] and np.mean([row.weight for row in rows]) == pytest.approx(1.0)
 
 
+def test_rows_of_an_earlier_step_have_no_weight_of_its_plan(run: Any) -> None:
+    made = run("prompt_gdro")
+    made.go(20)
+    earlier = made.rows(made.plan())
+    made.finish(made.plan())
+    now = {row.key.uid for row in made.plan().rows}
+    replayed = [row for row in earlier if row.key.uid not in now]
+    assert replayed and all(row.weight == 1.0 for row in made.method.compose(replayed))
+
+
 def test_answers_follow_the_deviation_and_keep_the_budget(run: Any) -> None:
     assert allocate([0.25, 0.09, 0.01], 18, least=1, most=18) == [10, 6, 2]
     assert allocate([0.25, 0.0, 0.0], 12, least=2, most=6) == [6, 3, 3]
