@@ -96,6 +96,7 @@ def head_tail_reverse_kl(
             check_log_probs(name, values, mask, check_values, normalised=False)
     baseline = _resolve_baseline(baseline, candidate_ids.shape[-1], teacher_log_tail is not None)
     weight = importance_weight(student.sampled, behaviour_log_probs, importance_cap, mask, check_values)
+    # A y among the candidates is in the head's sum already: its tail term would count it twice.
     outside = ~(candidate_ids == sampled_ids.unsqueeze(-1)).any(-1)
     ratios = log_ratio(student.candidates, teacher_log_probs, mask), log_ratio(student.sampled, teacher_sampled, mask)
     tail_mean = torch.zeros_like(weight)
@@ -144,6 +145,7 @@ def _head_and_tail(
     # times that of the tail's mass.
     surrogate = surrogate + tail_mass * tail_mean * _finite(student.log_tail)
     surrogate = surrogate + tail_coefficient * _finite(student.sampled)
+    # The value is an estimate of the KL itself, baselines put back; the surrogate's own number means nothing.
     return with_value(surrogate, head_kl + tail_coefficient + tail_mass * centre), head_kl
 
 

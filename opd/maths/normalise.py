@@ -76,6 +76,7 @@ def token_weights(
     if not terms:
         return {}
     lengths = {name: _sequence_lengths(term) for name, term in terms.items()}
+    # All terms in one tensor: one reduction between ranks, in an order that they share.
     counts = torch.cat([_local_counts(term, lengths[name]) for name, term in terms.items()])
     ranks = 1
     if dist.is_available() and dist.is_initialized():

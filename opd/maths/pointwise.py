@@ -146,6 +146,7 @@ def term_and_slope(
         tilt = log_p - log_q
         return _where_positive(p, p * tilt), _slope(p, tilt, whole)
     if spec.kind is Kind.TOTAL_VARIATION:
+        # The slope jumps at p = q, where sign gives 0.
         gap = p - q
         return 0.5 * gap.abs(), _slope(p, 0.5 * gap.sign(), whole)
     odds = _log_odds(w if spec.kind is Kind.JSD else 1.0 - w, log_p)

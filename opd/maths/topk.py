@@ -115,6 +115,8 @@ class _BucketDivergence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, student: Tensor, teacher: Tensor, spec: Spec, generalised: bool) -> Tensor:
         term, slope = term_and_slope(spec, student, teacher, whole=generalised)
+        # The masses' difference makes the part sums non-negative, which p log(p / q) over some ids is not; its slope p
+        # is added here, and cancels in the reverse KL's.
         if generalised and spec.kind is Kind.FORWARD_KL:
             term, slope = term + student.exp() - teacher.exp(), slope + student.exp()
         elif generalised and spec.kind is Kind.REVERSE_KL:

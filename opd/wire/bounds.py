@@ -164,6 +164,8 @@ def check_ids(index: int, item: ScoreItem, spec: PayloadSpec, bounds: RequestBou
             f"sequence {index}: token_ids must be one row of whole numbers, but they are {item.token_ids.dtype} of "
             f"shape {item.token_ids.shape}."
         )
+    # Before the engine sees them: an id out of range fails the forward of the whole batch, and on a GPU the assertion
+    # that it trips ends every later call of the process.
     largest, smallest = int(item.token_ids.max()), int(item.token_ids.min())
     if largest >= bounds.vocab_size or smallest < 0:
         wrong = largest if largest >= bounds.vocab_size else smallest
@@ -186,6 +188,7 @@ def check_ids(index: int, item: ScoreItem, spec: PayloadSpec, bounds: RequestBou
     if int(gather.max()) >= bounds.vocab_size or int(gather.min()) < 0:
         wrong = int(gather.max()) if int(gather.max()) >= bounds.vocab_size else int(gather.min())
         raise InvalidRequestError(f"sequence {index}: gather_ids holds {wrong}, but must be below {bounds.vocab_size}.")
+    # An id named twice would be counted twice in the head's mass, and the tail would be too small by as much.
     if not rows_are_distinct(gather):
         raise InvalidRequestError(f"sequence {index}: gather_ids of one position must be distinct.")
 

@@ -103,6 +103,7 @@ class ScoreStreamDecoder:
         wanted = len(self._items)
         if header.sequence_count != wanted:
             raise CorruptPayloadError(f"the answer has {header.sequence_count} sequences, but {wanted} were asked.")
+        # A replica may have been given other weights between its description and this answer.
         if self._expected_hash and header.weights_hash != self._expected_hash:
             raise CorruptPayloadError(
                 f"the numbers come from weights {header.weights_hash!r}, but {self._expected_hash!r} were asked."
@@ -194,6 +195,8 @@ class ScoreStreamDecoder:
         item = self._items[self._next]
         values, log_tail = arrays[pb.TENSOR_ROLE_VALUES], arrays[pb.TENSOR_ROLE_LOG_TAIL][:, 0]
         topk = self._spec.kind is PayloadKind.TOPK
+        # Listed ids are the server's and are checked against the vocabulary; gathered ones are the caller's own, and do
+        # not travel back.
         ids = arrays[pb.TENSOR_ROLE_IDS] if topk else item.gather_ids
         if ids is None:
             raise CorruptPayloadError("gathered values came for a sequence without gather ids.")

@@ -76,6 +76,7 @@ def encode_scores(
         data = encode_tensor(array, dtype).data
         compression = pb.COMPRESSION_NONE
         if zstd:
+            # Compressed only where it pays: the receiver takes the plain size for the most that it must hold.
             packed = compress(data)
             if len(packed) <= MIN_GAIN * len(data):
                 data, compression = memoryview(packed), pb.COMPRESSION_ZSTD

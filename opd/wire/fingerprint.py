@@ -119,6 +119,8 @@ def _piece_decoder(backend: Any) -> Any:
         return lambda piece: piece.encode("utf-8")
     steps = list(_decoder_steps(spec))
     if any(step.get("type") == "ByteLevel" for step in steps):
+        # The same tokenizer may be saved with its pieces spelt in either way; the fingerprint is of the bytes they
+        # stand for.
         table = {char: byte for byte, char in _byte_level_alphabet().items()}
 
         def byte_level(piece: str) -> bytes:
@@ -153,6 +155,7 @@ def _byte_level_alphabet() -> dict[int, str]:
     table = {byte: chr(byte) for byte in printable}
     for byte in range(256):
         if byte not in table:
+            # The bytes without a printable character are numbered from 256 on, in their order, as GPT-2 did.
             table[byte] = chr(256 + len(table) - len(printable))
     return table
 
@@ -183,6 +186,7 @@ def _file_tensors(file: Path) -> Iterator[_Tensor]:
             start, end = entry["data_offsets"]
             if not 0 <= start <= end <= len(mapped) - base:
                 raise ValueError(f"tensor {name!r} lies outside the file")
+            # Hashed from the map itself: a copy of a tensor could be larger than what memory is left.
             content = hashlib.sha256(mapped[base + start : base + end].data).hexdigest()
             yield name, entry["dtype"], list(entry["shape"]), content
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:

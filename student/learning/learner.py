@@ -252,6 +252,8 @@ class Learner:
             mine[TEACHER, kind] = signal_tokens(
                 micro.rows, teacher_role(teacher), kind, self.head_of, self.accelerator.device
             )
+        # Each teacher lists ids of its own: the hidden states are those of the one pass, and only these ids are
+        # projected anew.
         topk = mine.get((TEACHER, PayloadKind.TOPK))
         if topk is not None and SCORES_AT_TEACHER in spec.want:
             at_ids = dataclasses.replace(spec, want=frozenset({SCORES_AT_TEACHER}))

@@ -104,6 +104,7 @@ class Objective:
             output = losses_of(term, mine)
             part = _weighted(output, mine)
             weight = term.settings.weight
+            # Outside the loss of the term, so that loss/NAME stays comparable while its weight moves.
             if isinstance(weight, WeightSchedule):
                 weight = weight.at(self.step)
                 metrics[f"weight/{label}"] = (weight, 1.0)

@@ -23,6 +23,7 @@ def count_rows(rows: Sequence[Row], sampled: int, stop_ratios: Sequence[float] =
         sampled: response tokens sampled, including those of rows dropped since.
         stop_ratios: log T - log S of the stop tokens, nats; see `student.scoring.stops`.
     """
+    # Sums and counts, no means: ranks add them up before anything is divided.
     asked = [row.verdict for row in rows if row.verdict is not None]
     judged = [verdict.value for verdict in asked if verdict.known]
     rewards = [reward for reward in map(reward_of, rows) if reward is not None]

@@ -160,6 +160,7 @@ class LocalModels:
 
     def _parts(self, items: Sequence[ScoreItem]) -> list[list[int]]:
         """Indices of each micro-batch, longest first; empty ones where other ranks of a sharded student have more."""
+        # Longest first: the first of a part is its width, and rows of like length are padded little.
         order = sorted(range(len(items)), key=lambda i: (-len(items[i].token_ids), i))
         parts: list[list[int]] = []
         for index in order:
@@ -179,6 +180,7 @@ class LocalModels:
             ids[b, : len(item.token_ids)] = item.token_ids
             attention[b, : len(item.token_ids)] = 1
         lengths = [item.response_length for item in items]
+        # The state before a token predicts it, so the first of a response stands at the last token of its prompt.
         source = np.concatenate([item.prompt_length - 1 + np.arange(item.response_length) for item in items])
         row = np.repeat(np.arange(len(items)), lengths)
         hidden = self._student(*(torch.from_numpy(a).to(self._device) for a in (ids, attention, row, source)))

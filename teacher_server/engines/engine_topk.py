@@ -49,6 +49,7 @@ def without_padding(
         CorruptPayloadError: when a listed id is beyond the padding rows.
         NonFiniteError: when the padding rows have all the mass.
     """
+    # In float64: what padding rows leave is nearly 1, and its logarithm would be mostly rounding in float32.
     left = 1.0 - np.exp(padding.astype(np.float64)).sum(-1)
     if not (left > 0).all():
         raise NonFiniteError(
@@ -104,5 +105,6 @@ def from_lists(
         )
     unsigned: U32 = ids.astype(np.uint32)
     tail = log_tail(values, vocabulary)
+    # The least finite float16: an id that was listed is not impossible, which -inf would say.
     carried = np.maximum(values, -65504.0).astype(np.float16) if value_dtype == "f16" else values
     return Scores(sampled=sampled, ids=unsigned, values=carried, log_tail=tail)

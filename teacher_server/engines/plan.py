@@ -52,6 +52,7 @@ def plan_passes(
         by_prompt_length[prompt_length].append(row)
     passes: list[Pass] = []
     for prompt_length, rows in by_prompt_length.items():
+        # Where no prompt occurs twice there is nothing to share, and the second forward of a shared pass is lost.
         if not share or len({prompts[row] for row in rows}) == len(rows):
             plain += rows
             continue

@@ -153,6 +153,7 @@ def _remaining(rpc: Rpc, now: float) -> float:
     speed = server.throughput.speed(now)
     if not speed:
         return max(now - rpc.started, rpc.expected)
+    # A server works in order of arrival, so what was sent after this RPC does not delay it.
     later = sum(other.waiting_tokens for other in server.rpcs.values() if other.number > rpc.number)
     return max((server.ahead(now, speed) - later) / speed, server.throughput.since_answer(now))
 

@@ -80,6 +80,7 @@ class ScoreTask:
         barred = self.barred_now()
         if address in barred:
             return False
+        # Where every server has failed it once, the failure may be the row's own: better tried again than never.
         return address not in self.avoid or serving - barred <= self.avoid
 
     def barred_now(self) -> Set[str]:
@@ -193,6 +194,7 @@ class ServerLoad:
         Slow start as in TCP: what was answered may go out again, and as much on top, so the window doubles per round.
         """
         self.throughput.answered(tokens, now)
+        # Only an answer widens it: a server that takes rows and never answers would otherwise be given more and more.
         self.window = min(float(self._limit), self.window + 2 * tokens)
         self._first_rows = 2
         self.refused_since = _NEVER
@@ -200,6 +202,7 @@ class ServerLoad:
 
     def released(self, tokens: int, now: float) -> None:
         """A row of `tokens` left without an answer; the time it took counts."""
+        # Nothing was answered in that time, so it makes the server slower, as it should.
         self.throughput.answered(0, now)
         self._free(tokens)
 

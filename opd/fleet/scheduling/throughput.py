@@ -45,4 +45,5 @@ class Throughput:
         """Tokens per second, or None before anything was measured."""
         if self._tokens <= 0.0:
             return None
+        # The wait under way counts too, or a server that hangs would keep the speed it had.
         return self._tokens / max(self._seconds + self.since_answer(now), 1e-6)

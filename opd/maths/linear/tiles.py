@@ -83,6 +83,7 @@ def run_tiles(
             # T^power R^(1 - power) need not be normalised here: folding subtracts the log-normaliser of what it is
             # given.
             theirs.mul_(teacher_power).add_(spare[0], alpha=1.0 - teacher_power)
+        # Before the fold, which works in place.
         for block in row_blocks(ours) if topk else ():
             at = slice(tile.start + block.start, tile.start + block.stop)
             figures[:, at] = topk_rows(ours[block], theirs[block], topk, temperature)
