@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -211,8 +212,12 @@ def _version(package: str) -> str | None:
         return None
 
 
+@cache
 def _git_revision() -> str | None:
-    """Revision of the checkout the code runs from, with "+changes" when it has any; None outside a checkout."""
+    """Revision of the checkout the code runs from, with "+changes" when it has any; None outside a checkout.
+
+    Asked once: a process goes on with the code that it has imported, whatever becomes of the checkout.
+    """
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str:

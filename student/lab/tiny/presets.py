@@ -29,7 +29,7 @@ def _test() -> WorldPlan:
             "stranger": ModelPlan(Shape(hidden=32, layers=2, heads=2), shuffled=True),
         },
         max_new_tokens=12,
-        measured=8,
+        measured=4,
     )
 
 
