@@ -92,7 +92,9 @@ class Registry:
         try:
             found = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:
-            raise ConfigError(f"{self.kind} {name!r} at {path} cannot be imported: {error}.") from error
+            missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
+            fix = "; install its package, or name the folder of its file in PYTHONPATH" if missing else ""
+            raise ConfigError(f"{self.kind} {name!r} at {path} cannot be imported: {error}{fix}.") from error
         if self.member is not None and not hasattr(found, self.member):
             raise ConfigError(f"{self.kind} {name!r} at {path} is not of kind {self.kind}: it has no {self.member!r}.")
         return found

@@ -36,8 +36,10 @@ def test_a_duplicate_name_is_an_error_that_names_both_places() -> None:
 
 
 def test_a_path_that_does_not_import_is_an_error_with_its_reason() -> None:
-    with pytest.raises(ConfigError, match="no_such_module"):
+    with pytest.raises(ConfigError, match=r"No module named 'no_such_module'; install its package, or .* PYTHONPATH"):
         make().load("no_such_module:thing")
+    with pytest.raises(ConfigError, match=r"has no attribute .thing.\.$"):
+        make().load("math:thing")
 
 
 @pytest.mark.parametrize("name", [":e", ".math:e"])
