@@ -74,6 +74,7 @@ class Curve:
         """
         spent: list[float] = getattr(self, cost)
         for i in range(1, len(self.accuracy)):
+            # A single evaluation over the level may be luck.
             held = i + 1 == len(self.accuracy) or self.accuracy[i + 1] >= level
             if self.accuracy[i] >= level and held:
                 before, now = self.accuracy[i - 1], self.accuracy[i]

@@ -99,6 +99,7 @@ def decode(pair: Pair, prompts: Sequence[Prompt], scale: float, longest: int) ->
     caches: list[Any] = [None, None]
     fresh, written = ids, []
     for step in range(longest):
+        # Counted from the first real token: padding on the left must not move a row's positions.
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -fresh.shape[1] :]
         logs = []
         for index, model in enumerate((pair.teacher, pair.reference)):

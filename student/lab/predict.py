@@ -142,6 +142,7 @@ def _report(rows: Sequence[Row], windows: list[Window]) -> PremiseReport:
             raise ConfigError("the teachers sent no log-probs; see their log.")
         ratio = scores.sampled.astype(np.float64) - row.behaviour_logp
         place = np.arange(row.length) * DECILES // max(1, row.length)
+        # Not sums[place] += ...: of the many tokens of a decile that would add the last one alone.
         np.add.at(sums, place, -ratio)
         np.add.at(hits, place, row.response_ids == scores.ids[:, 0])
         np.add.at(counts, place, 1.0)

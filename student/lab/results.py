@@ -113,6 +113,7 @@ def choose_rate(plan: ExperimentPlan, arm: Arm) -> tuple[float, dict[str, float]
     if not swept:
         return plan.rates(arm)[0], {}
     sign = 1.0 if plan.experiment.tune == "accuracy" else -1.0
+    # A rate without a measure is never the best one; a comparison with nan would let it be.
     best = max(swept, key=lambda rate: -math.inf if math.isnan(swept[rate]) else sign * swept[rate])
     return float(best), swept
 

@@ -131,6 +131,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def merge(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of `tree` with dotted keys replaced; a number in a key is an index of a list."""
+    # A deep copy that makes lists of tuples too, as the YAML of a recipe has them.
     result: dict[str, Any] = json.loads(json.dumps(tree))
     for key, value in overrides.items():
         node: Any = result

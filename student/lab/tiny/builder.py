@@ -39,6 +39,7 @@ class Builder:
         longest, seed_of_answers = self.plan.max_new_tokens, self.world.seed
         with closing(Examiner(trained, longest=longest, seed=seed_of_answers, episodes=self.plan.episodes)) as examiner:
             greedy, sampled = self._measure(examiner)
+        # Measured first and moved whole: a build that is killed never leaves part of a model under its name.
         final = self.world.folder / name
         shutil.rmtree(final, ignore_errors=True)
         os.replace(trained, final)

@@ -78,6 +78,7 @@ class AdaptiveOversampling(Strategy):
     def size(self, prompts: int, waste: float | None = None) -> int:
         """Prompts of a round that shall leave `prompts` of them, at that waste or the average one."""
         most, waste = max(prompts, math.floor(self.settings.cap * prompts)), self.waste if waste is None else waste
+        # Less a little, because rounding in the quotient must not cost a further prompt.
         return most if waste >= 1.0 else min(math.ceil(prompts / (1.0 - waste) - 1e-9), most)
 
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:

@@ -78,6 +78,7 @@ class DynamicSampling(Strategy):
             drawn += len(groups)
             kept |= {group: None for group, rewards in groups.items() if len(rewards) > 1}
             sure = set(list(kept)[:want])
+            # Teachers can begin with these: later rounds only append, so nothing pushes them out.
             rollouts.keep([row for row in rows if row.key.group in sure])
             missing = want - len(kept)
             if missing <= 0 or not left:

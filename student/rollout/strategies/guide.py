@@ -62,6 +62,7 @@ class Guide(Hinted):
         rows = rollouts.judge(plan.rows)
         means = self._means(rows, rollouts)
         groups = by_uid(rows)
+        # A group without a known reward has not failed.
         hard = {uid for uid in groups if means.get(uid, s.low) < s.low}
         wanted = [self.hinted(row, [self._text(row)], rollouts) for row in plan.rows if row.key.uid in hard]
         hinted = rollouts.judge(rollouts.again([row for row in wanted if row is not None]))

@@ -109,8 +109,10 @@ class Replaying(Strategy):
         self._new = sorted(new, key=lambda group: order[group[0].key.group])
         self._drawn = self.drawn(plan.step, sum(rollouts.gather(len(groups))))
         count, index = rollouts.ranks
+        # All ranks draw the same groups, and each replays its part of them.
         old = [row for place in self._drawn[index::count] for row in self.groups[place]]
         rollouts.measure("replayed_share", len(old), len(old) + len(rows))
+        # Copies, because models are asked about them anew, and a step that is taken again needs them as they were kept.
         return rows + rollouts.rescore([row_from_state(row_to_state(row)) for row in old])
 
     def kept_of(self, group: Sequence[Row]) -> list[Row]:

@@ -100,6 +100,7 @@ class RoRecomp(Replaying):
 
     def observe(self, report: StepReport) -> None:
         """What joined the step waits no longer; what it left does."""
+        # By the outcomes and not by what was drawn, which a run that is resumed after the update does not know.
         joined = {f"{o.step}/{o.uid}" for o in report.outcomes if o.origin == "replay"}
         self.groups = [group for group in self.groups if f"{group[0].key.step}/{group[0].key.uid}" not in joined]
         super().observe(report)

@@ -69,4 +69,5 @@ class SelfInterference(Strategy):
         chosen = list(kept)[:want]
         rollouts.measure("self_interference/solved_share", tried - len(kept), tried)
         rollouts.measure("self_interference/filled", len(chosen), want)
+        # Chosen among the prompts of all ranks; each samples those that it has planned.
         return rollouts.score(rollouts.sample([row for uid in chosen for row in mine.get(uid, [])]))

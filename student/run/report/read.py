@@ -169,6 +169,7 @@ def _figures(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _idle(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     """Mechanisms that were measured and never acted: shares that are 0 in every step, and a gradient that is."""
+    # Answers that could not be judged are no mechanism: a share of 0 is what one hopes for.
     shares = [name for name in _names(metrics) if name.endswith("_share") and name != "unknown_share"]
     watched = [*shares, "grad_norm", "effopd/accepted"]
     return [name for name in watched if any(name in r for r in metrics) and all(r.get(name, 0) == 0 for r in metrics)]
