@@ -5,8 +5,10 @@ from typing import Any
 from student.lab.experiment import ROUTED, Arm, Claim, Direction, Experiment, Fires, Premise
 from student.lab.experiments.common import QUICK, RATES, recipe
 
-_STEPS = 150
-_ROWS = 96
+_STEPS = 60
+_ROWS = 64
+_WHOLE = 5
+"""Rollouts of the three stages (3 x 40 steps x 128 rows) and of the fusion, over those of the fusion."""
 _RL_RATES = (1.5e-4, 5e-4, 1.5e-3)
 MODES: dict[str, dict[str, Any]] = {
     "long": {"budget": 28, "prefix": "L"},
@@ -63,7 +65,7 @@ ARMS = (
     Arm(
         "joint_whole",
         "joint RL from the base with the rollouts of all stages",
-        {**_JOINT, "train.steps": 6 * _STEPS, "eval.every": 6 * _STEPS // 10},
+        {**_JOINT, "train.steps": _WHOLE * _STEPS, "eval.every": _WHOLE * _STEPS // 6},
         same_rate_as="joint",
         student="base",
     ),
@@ -113,22 +115,29 @@ EXPERIMENT = Experiment(
     letter="h",
     title="ORBIT: one student with three thinking budgets",
     question=(
-        "A base that can write every total of a running sum, every third one or none was reinforced in three stages, "
-        "each at half of the budget and under a mark of its own. Does distilling the three from their merge give one "
-        "student that is as accurate as each in its mode, and keeps the modes apart?"
+        "A base that can write every total of a running sum, all but the first five or none was reinforced in three "
+        "stages, each at half of the budget and under a mark of its own. Does distilling the three from their merge "
+        "give one student that is as accurate as each in its mode, and keeps the modes apart?"
     ),
     tasks=("running_sum",),
     world="modes",
     student="merge",
-    recipe=recipe(steps=_STEPS, rows=_ROWS, length=28, objective=_EXACT, modes=MODES),
+    recipe=recipe(
+        steps=_STEPS,
+        rows=_ROWS,
+        length=28,
+        objective=_EXACT,
+        modes=MODES,
+        # Every prompt is asked in four modes: with more of them a run would evaluate longer than it trains.
+        eval={"every": _STEPS // 6, "prompts": 96, "temperature": 1.0},
+    ),
     served=("long", "medium", "short"),
     routes={name: name for name in TRAINED},
     evaluated=("base", "merge", *TRAINED, ROUTED),
     answers_of=ROUTED,
     arms=ARMS,
     claims=CLAIMS,
-    worlds=(0, 1, 2),
-    seeds=(10, 11),
+    seeds=(10, 11, 12),
     premises=(
         Premise(
             "modes",
