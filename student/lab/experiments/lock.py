@@ -188,7 +188,7 @@ _RECIPE["rollout"]["episodes"] = {"turns": _TURNS, "turn_tokens": 2, "isolation"
 EXPERIMENT = Experiment(
     name="lock",
     letter="i",
-    title="TCOD: curricula over turns, under a teacher that is lost and one that is not",
+    title="TCOD: curricula over turns, under a blind teacher and a wise one",
     question=(
         "A wrong answer at the lock leads to states that perfect runs never visit. Teacher `blind` never saw them, "
         "teacher `wise` knows the way back. TCOD says that curricula over turns help because the teacher is wrong "
