@@ -23,14 +23,15 @@ _TEMPLATE = Path(__file__).parent / "results.md.jinja"
 def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAMES) -> list[Path]:
     """Write results.md and, below results/, a PNG and a JSON for each experiment that has an arm with all replicates.
 
-    An experiment without such an arm in `root` keeps the section of the JSON that `out` holds of it: experiments take
-    hours, and are run on more than one machine.
+    An experiment that is not asked for, or without such an arm in `root`, keeps the section of the JSON that `out`
+    holds of it: experiments take hours, and are run on more than one machine.
 
     Args:
         root: folder of the lab.
         out: folder of the report.
         form: "full" or "quick".
-        names: experiments, by name or file.
+        names: experiments to be read from `root`, by name or file. The page has those of opd besides where one of them
+            is named, and only yours otherwise.
 
     Returns:
         The files written.
@@ -38,8 +39,10 @@ def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAM
     Raises:
         ConfigError: when no experiment has been begun, rather than to write a report of nothing over another.
     """
-    experiments = [load_experiment(name) for name in names]
-    started = [one for one in experiments if (root / form / one.name).is_dir()]
+    listed = [*(name for name in names if name not in NAMES), *NAMES] if {*names} & {*NAMES} else names
+    experiments = [load_experiment(name) for name in listed]
+    asked = [one for name, one in zip(listed, experiments, strict=True) if name in names]
+    started = [one for one in asked if (root / form / one.name).is_dir()]
     if not started:
         raise ConfigError(f"there are no runs of the {form} form in {root}; give their folder with --root.")
     folder = out / "results"

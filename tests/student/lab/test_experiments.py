@@ -1,6 +1,7 @@
 """Every declared experiment is sound, and one runs in its short form from end to end."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -177,6 +178,19 @@ def test_an_experiment_runs_resumes_elsewhere_and_is_reported(
     monkeypatch.setattr("student.lab.report.find_plan", lambda *_: begun)
     assert write_report(begun.root, tmp_path / "docs", form="quick", names=["small"]) == [page]
     assert page.read_text().count("\n") == text.count("\n") and "6 of 6 runs" in page.read_text()
+
+
+def test_a_report_of_one_experiment_keeps_what_is_known_of_the_others(
+    small: Experiment, models: WorldModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(Path(__file__).parents[3] / "docs" / "results", tmp_path / "docs" / "results")
+    (tmp_path / "full" / "effopd").mkdir(parents=True)
+    begun = ExperimentPlan(small, "full", tmp_path, {0: models, 1: models})
+    monkeypatch.setattr("student.lab.report.find_plan", lambda *_: begun)
+    (page,) = write_report(tmp_path, tmp_path / "docs", form="full", names=["effopd"])
+    text = page.read_text()
+    assert "## (f) Estimators of the reverse KL" in text and "(d1)" in text
+    assert re.search(r"EffOPD.*: 0 of \d+ runs", text)
 
 
 def test_a_runs_folder_follows_its_recipe_and_world_and_not_its_place(
