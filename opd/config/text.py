@@ -15,7 +15,11 @@ def read_yaml(text: str) -> Any:
         yaml.YAMLError: when `text` is none.
         ValueError: for a value that its tag does not allow, as the date 2026-99-99.
     """
-    return yaml.load(text, Loader=_Loader)
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def write_yaml(value: Any, *, sort_keys: bool = False, allow_unicode: bool = False) -> str:

@@ -91,17 +91,18 @@ def test_a_run_with_a_history_resumes_bit_for_bit(
 
 
 @pytest.mark.parametrize(
-    "reward",
+    ("reward", "length"),
     [
-        {"name": "ttrv", "diversity": 0.0},
-        {"name": "function", "function": "judges_of_rewards:short"},
+        ({"name": "ttrv", "diversity": 0.0}, 1),  # so short that some of a group agree
+        ({"name": "function", "function": "judges_of_rewards:short"}, 12),
     ],
-    ids=lambda reward: str(reward["name"]),
+    ids=["ttrv", "function"],
 )
 def test_rewards_without_labels_need_no_answers(
-    alone: Callable[..., Recipe], tmp_path: Path, reward: dict[str, Any]
+    alone: Callable[..., Recipe], tmp_path: Path, reward: dict[str, Any], length: int
 ) -> None:
-    recipe = alone(reward, answers=False, run=str(tmp_path / "run"))
+    rollout = {"prompts_per_step": 4, "samples_per_prompt": 8, "max_new_tokens": length, "max_prompt_tokens": 32}
+    recipe = alone(reward, answers=False, run=str(tmp_path / "run"), rollout=rollout)
     assert "rewards" in check(recipe, offline=False)
     train(recipe)
     lines = records(recipe.run)
