@@ -40,17 +40,27 @@ def plot_experiment(data: Mapping[str, Any], title: str, path: Path) -> None:
         if measure == "reverse_kl":
             axes[i][0].set_yscale("log")
             axes[i][1].set_yscale("log")
-    for model, found in data["models"].items():
-        if found:
-            level = float(np.mean([at["accuracy"] for at in found.values()]))
-            for j in range(2):
-                axes[0][j].axhline(level, color="grey", linestyle=":", linewidth=1)
-                axes[0][j].annotate(model, (0.995, level), xycoords=("axes fraction", "data"), ha="right", va="bottom")
+    for level, names in _levels(data["models"]):
+        for axis in axes[0]:
+            axis.axhline(level, color="grey", linestyle=":", linewidth=1)
+            axis.annotate(names, (0.995, level), xycoords=("axes fraction", "data"), ha="right", va="bottom")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize="small")
     figure.suptitle(title)
     figure.savefig(path, dpi=72, metadata={"Software": None})
     pyplot.close(figure)
+
+
+def _levels(models: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[tuple[float, str]]:
+    """Mean accuracy of the models; those too near to each other for two labels share a line."""
+    found = sorted((float(np.mean([at["accuracy"] for at in by.values()])), name) for name, by in models.items() if by)
+    levels: list[tuple[float, str]] = []
+    for level, name in found:
+        if levels and level - levels[-1][0] < 0.015:
+            levels[-1] = (levels[-1][0], f"{levels[-1][1]}, {name}")
+        else:
+            levels.append((level, name))
+    return levels
 
 
 def _values(curve: Mapping[str, Sequence[float | None]], measure: str) -> list[float]:
