@@ -5,7 +5,7 @@ The prompt holds M program digits. The lock shows a register, one symbol; the ri
 into a letter, and only the answer "b" leaves that state, to the same position: a turn is lost. The lock opens after M
 right answers, within a limit of turns. With `show: both` the program's next digit is shown beside the register: a turn
 is then answered from what it shows, which a small model learns in a minute. A teacher that learnt from perfect runs
-alone has never seen a letter; one that learnt recoveries has.
+alone has never seen a letter; a teacher that learnt recoveries too has.
 
 Example, program 31, register 7: shown 7, answer 0 (7 + 3), shown 0, answer 1 (0 + 1), open.
 """

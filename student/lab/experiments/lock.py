@@ -223,8 +223,8 @@ EXPERIMENT = Experiment(
         "many turns, and success is read off where both arms have sampled the same number of tokens. Rates are swept "
         "for vanilla under each teacher, and for arms without one. TCOD's account is shown if a curriculum wins more "
         "than vanilla under the blind teacher and not under the wise one; refuted if under neither; something else "
-        "than drift is at work if under both. A curriculum stabilises if it falls less than vanilla. All arms but the "
-        "one that repeats the released settings' confound average in one way."
+        "than drift is at work if under both. A curriculum stabilises if it falls less than vanilla. All arms average "
+        "the loss in the same way, except the arm that repeats the released settings' confound."
     ),
     quick={**QUICK, "eval.prompts": 8, "methods.0.every": 1},
     note=(
