@@ -61,6 +61,24 @@ EXAMPLES: dict[str, str] = {
 }
 """Example lines of plug-ins that say more than their name."""
 
+PAPERS: dict[str, str] = {
+    "glm_mix": "2602.15763",
+    "kl_penalty": "1909.08593",
+    "lite_ppo": "2508.08221 2510.15110",
+    "minpro": "2601.22718",
+    "mixed_context": "2510.26519 2506.13923 2510.26109",
+    "outliers": "",
+    "pacs": "",
+    "rec": "",
+    "reinforce_pp": "2501.03262",
+    "rl_plus": "2508.00222",
+    "sngs": "2602.22190",
+    "stable_reinforce": "",
+    "trloo": "",
+    "weighted_grpo": "2602.03452",
+}
+"""Papers of plug-ins that share a module with those of others; empty where only code is known."""
+
 SYSTEMS = """
 LPO | advantage `lpo` with `divergence`
 Composition-RL | `opd compose`, method `depth_curriculum`
@@ -157,6 +175,8 @@ def formula(module: Any, name: str) -> str:
 def papers(module: Any, name: str) -> str:
     """ArXiv ids that a module names for `name`, or at all, as links."""
     text = module.__doc__ or ""
+    if name in PAPERS:
+        return " ".join(f"[{one}](https://arxiv.org/abs/{one})" for one in PAPERS[name].split())
     parts = [part for part in re.split(r";|\n\n|\n    ", text) if _letters(name) in _letters(part)]
     ids = [re.findall(r"\b\d{4}\.\d{4,5}\b", found) for found in (" ".join(parts), text)]
     return " ".join(f"[{one}](https://arxiv.org/abs/{one})" for one in dict.fromkeys(ids[0] or ids[1]))

@@ -199,6 +199,8 @@ class Controller:
     the other hooks of a step but what `state_dict` saves, because further steps are planned in between."""
     gives_answers: ClassVar[bool] = False
     """Whether its plans hold rows whose answer is given (`PlannedRow.answer`), which the student itself reads."""
+    gives_log_probs: ClassVar[bool] = False
+    """Whether the rows that it gives come with log-probs under a policy, for the ratio to it."""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings

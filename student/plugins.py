@@ -96,11 +96,25 @@ def build_plugins(recipe: Recipe) -> Plugins:
 
 
 def _check_given(terms: Sequence[Term], controllers: Sequence[Controller], strategy: Strategy) -> None:
-    """Refuse a term that learns from given rows alone where nothing gives any; plug-ins of others may.
+    """Refuse a term that learns from given rows alone where nothing gives any, or needs log-probs that they lack.
+
+    Plug-ins of others may give rows without saying so.
 
     Raises:
         ConfigError: naming it.
     """
+    bare = (part.settings.name for part in controllers if part.gives_answers and not part.gives_log_probs)
+    answering = next(bare, None)
+    for term in terms if answering is not None else ():
+        chain = getattr(term, "chain", None)
+        reading = [part.settings.name for part in chain.parts if part.reads_behaviour] if chain is not None else []
+        if term.settings.rows != "sampled" and (reading or getattr(term, "reads_behaviour", False)):
+            what = f"advantage {reading[0]!r}" if reading else "its importance ratio"
+            raise ConfigError(
+                f"term {term.settings.name!r} has rows: {term.settings.rows} and would learn from the given answers of "
+                f"method {answering}, which no policy sampled: {what} is made of log-probs that they lack; set "
+                "rows: sampled, or use objective rl_plus, or ratio: none with another advantage."
+            )
     giving = any(c.gives_answers or not type(c).__module__.startswith("student.") for c in controllers)
     if giving or strategy.gives_rows or not type(strategy).__module__.startswith("student."):
         return

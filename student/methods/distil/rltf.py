@@ -49,7 +49,7 @@ class Rltf(Controller):
     settings_type = RltfSettings
     settings: RltfSettings
     why_not_stale = "second attempts are read again by the student that learns, not by the one that sampled"
-    gives_answers = True
+    gives_answers = gives_log_probs = True
 
     def __init__(self, settings: RltfSettings) -> None:
         super().__init__(settings)

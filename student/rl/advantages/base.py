@@ -64,6 +64,10 @@ class Advantage:
             the first of a step, group by group, with the student's log-probs of then.
         refines: whether credit is by token, made in `refine`, so that modifiers of rows would have no effect.
         reads_values: whether it looks at a critic's values.
+        reads_behaviour: whether it looks at the log-probs of rows under the policy that sampled, which given answers
+            lack.
+        of_response: whether it is minus the derivative of a loss in the log-prob of a whole response, which ratio none
+            and aggregation constant give back as the gradient of that loss.
         sums_token_rewards: whether it looks at rewards by token.
         over_batch: of a modifier, whether it needs the rows of the whole step, not those of a group alone.
         only_errors: of a modifier, whether it changes negative credit alone.
@@ -84,9 +88,11 @@ class Advantage:
     over_batch: ClassVar[bool] = False
     refines: ClassVar[bool] = False
     reads_values: ClassVar[bool] = False
+    of_response: ClassVar[bool] = False
     sums_token_rewards: ClassVar[bool] = False
     constant: ClassVar[bool] = False
     recomputes: bool = False
+    reads_behaviour: bool = False
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings

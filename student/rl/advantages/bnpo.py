@@ -1,11 +1,12 @@
 """BNPO's advantage: the centred reward over a beta density fitted to the success rates of the whole batch.
 
-    A = (r - p) min(1 / Beta(p; alpha, beta), 1e6),   p the group's mean reward, in [0, 1]
+    A = (r - p) min(1 / Beta(p; alpha, beta), 1e6),   p the group's mean reward, both mapped to [0, 1]
     m, v mean and variance of p over the groups;   k = m (1 - m) / v - 1
     alpha = max(1, 1 + k m / 3),   beta = max(1, 1 + k (1 - m) / 3)
 
-alpha = beta = 1 is a plain baseline, alpha = beta = 3/2 is proportional to GRPO's 1 / sqrt(p (1 - p)). Statistics are
-of all ranks. Source: the released code, changyi7231/BNPO.
+alpha = beta = 1 is a plain baseline, alpha = beta = 3/2 is proportional to GRPO's 1 / sqrt(p (1 - p)). Rewards are
+mapped to [0, 1] by `lowest` and `highest`; outside there is no density, and a reward there ends the run. Statistics
+are of all ranks. Source: the released code, changyi7231/BNPO.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from student.rl.advantages.base import Advantage, Credit, known
+from pydantic import Field, model_validator
+
+from opd.errors import DataError
+from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,9 +28,24 @@ if TYPE_CHECKING:
 _LARGEST = 1e6
 
 
+class BnpoSettings(AdvantageSettings):
+    """Settings of BNPO."""
+
+    lowest: float = Field(0.0, description="Least reward that there is; it counts as 0.")
+    highest: float = Field(1.0, description="Largest reward that there is; it counts as 1.")
+
+    @model_validator(mode="after")
+    def _rise(self) -> BnpoSettings:
+        if self.lowest >= self.highest:
+            raise ValueError(f"lowest is {self.lowest:g} and highest {self.highest:g}; highest must be larger")
+        return self
+
+
 class Bnpo(Advantage):
     """The estimator; see the module for the formula."""
 
+    settings_type = BnpoSettings
+    settings: BnpoSettings
     evidence = "text and code"
     least_group = 2
     centred = True
@@ -41,18 +60,32 @@ class Bnpo(Advantage):
         ]
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
-        """See the module."""
+        """See the module.
+
+        Raises:
+            DataError: for a reward outside of the range.
+        """
         found: list[Credit] = [0.0] * len(outcomes)
         groups = self.groups(outcomes)
-        rates = [math.fsum(known(outcomes[place]) for place in group) / len(group) for group in groups]
+        rewards = [self._mapped(outcome) for outcome in outcomes]
+        rates = [math.fsum(rewards[place] for place in group) / len(group) for group in groups]
         alpha, beta = beta_of(rates)
         self.fired = {"alpha": (alpha, 1.0), "beta": (beta, 1.0)}
         for group, rate in zip(groups, rates, strict=True):
             weight = inverse_density(rate, alpha, beta)
-            equal = len({known(outcomes[place]) for place in group}) == 1
+            equal = len({rewards[place] for place in group}) == 1
             for place in group:
-                found[place] = 0.0 if equal else (known(outcomes[place]) - rate) * weight
+                found[place] = 0.0 if equal else (rewards[place] - rate) * weight
         return found
+
+    def _mapped(self, outcome: Outcome) -> float:
+        low, high, reward = self.settings.lowest, self.settings.highest, known(outcome)
+        if not low <= reward <= high:
+            raise DataError(
+                f"advantage 'bnpo' fits a density to rewards from {low:g} to {high:g}, and sample {outcome.sample} of "
+                f"prompt {outcome.uid} has {reward:g}; set lowest and highest to the ends of what the rewards give."
+            )
+        return (reward - low) / (high - low)
 
 
 def beta_of(rates: Sequence[float]) -> tuple[float, float]:

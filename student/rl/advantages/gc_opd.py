@@ -51,7 +51,7 @@ class GcOpd(Advantage):
     evidence = "text and code"
     equal_groups = "learns"
     centred = True
-    refines = True
+    refines = reads_behaviour = True
 
     def __init__(self, settings: GcOpdSettings) -> None:
         super().__init__(settings)

@@ -1,13 +1,15 @@
 """Credit of losses over a whole group, LPO and PACS: minus the derivative in the log-prob of each response.
 
-    s_k    log pi(y_k) - log mu(y_k) of the whole response, 0 in the first update on rows of the present policy
-    lpo    w = softmax(R / tau), P = softmax(s):   forward KL(w || P)  A_k = w_k - P_k
-                                                   reverse KL(P || w)  A_k = -P_k (d_k - sum P d),  d = s - R / tau
-    pacs   a_k = beta (s_k - mean of the others' s);   A = -d/ds of the cross-entropy of a and the labels, in which
-           right and wrong answers weigh the same
+    s_k    log pi(y_k) - log mu(y_k) of the whole response now,   s_tk the same when the step's rows were scored
+    lpo    w = softmax(R / tau + s_t), P = softmax(s):   forward KL(w || P)  A_k = w_k - P_k
+                                reverse KL(P || w)  A_k = -P_k (d_k - sum P d),  d = s - R / tau - s_t
+    pacs   a_k = beta (s_k - s_tk - mean of the others' s - s_t);   A = -d/ds of the cross-entropy of a and the labels,
+           in which right and wrong answers weigh the same
 
-With several updates per batch s is read again before each of them, at the cost of a forward pass over the rows
-(`recompute`). Without it credit stays that of s = 0. Sums over long responses grow: when `lpo/effective`, 1 / sum P^2,
+mu is the policy that sampled. s and s_t differ in further updates of a step, and both are 0 in the first one on rows
+of the present policy; s_t is not where an engine has other numerics, or rows are older. Equal rewards have no gradient
+where s = s_t. With several updates per batch s is read again before each of them, at the cost of a forward pass over
+the rows (`recompute`); without it both count as 0. Sums over long responses grow: when `lpo/effective`, 1 / sum P^2,
 is near 1, a single response has all the weight. The loss is -A sum_t log pi: use ratio none and aggregation
 constant. tau is a number, or the group's deviation (GRPO to first order) or mean (MaxRL). Sources: LPO, arXiv
 2605.06139 (text); PACS, the released code, ritzz-ai/PACS.
@@ -16,7 +18,7 @@ constant. tau is a number, or the group's deviation (GRPO to first order) or mea
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -28,7 +30,10 @@ from student.scoring.needs import STUDENT, Needs, SignalNeed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from student.controllers import StepReport
     from student.data.outcome import Outcome
+
+_ROW = ("step", "uid", "sample", "turn", "agent")
 
 
 class GroupLossSettings(AdvantageSettings):
@@ -46,10 +51,13 @@ class GroupLoss(Advantage):
     settings: GroupLossSettings
     least_group = 2
     centred = True
+    of_response = True
 
     def __init__(self, settings: GroupLossSettings) -> None:
         super().__init__(settings)
-        self.recomputes = settings.recompute
+        self.recomputes = self.reads_behaviour = settings.recompute
+        # s_t by row, as it was when the row was first seen in the step.
+        self._before: dict[tuple[Any, ...], float] = {}
 
     def needs(self) -> Needs:
         """The student's log-probs of the response tokens, where they are read again."""
@@ -63,19 +71,28 @@ class GroupLoss(Advantage):
         for places in self.groups(outcomes):
             rewards = [known(outcomes[place]) for place in places]
             gaps = [_log_ratio(outcomes[place]) if self.settings.recompute else 0.0 for place in places]
-            for place, value in zip(places, self.slopes(rewards, gaps), strict=True):
+            before = [
+                self._before.setdefault(outcomes[place].key(_ROW), gap) for place, gap in zip(places, gaps, strict=True)
+            ]
+            for place, value in zip(places, self.slopes(rewards, gaps, before), strict=True):
                 found[place] = value
         return found
 
-    def slopes(self, rewards: Sequence[float], gaps: Sequence[float]) -> list[float]:
-        """One credit for each reward of a group and log-ratio of its response."""
+    def slopes(self, rewards: Sequence[float], gaps: Sequence[float], before: Sequence[float]) -> list[float]:
+        """One credit for each response of a group, from its reward, s and s_t."""
         raise TypeError(f"{type(self).__name__} does not implement slopes")
+
+    def observe(self, report: StepReport) -> None:
+        """Forget the step."""
+        self._before = {}
 
 
 class LpoSettings(GroupLossSettings):
     """Settings of LPO."""
 
-    tau: float | Literal["std", "mean"] = Field(1.0, description="Temperature of the target, or a group statistic.")
+    tau: Annotated[float, Field(gt=0)] | Literal["std", "mean"] = Field(
+        1.0, description="Temperature of the target, or a group statistic."
+    )
     divergence: Literal["forward_kl", "reverse_kl"] = Field("forward_kl", description="The projection.")
 
 
@@ -91,18 +108,18 @@ class Lpo(GroupLoss):
         self.shift_free = "group" if settings.tau != "mean" else ""
         self.scale_free = "group" if isinstance(settings.tau, str) else ""
 
-    def slopes(self, rewards: Sequence[float], gaps: Sequence[float]) -> list[float]:
+    def slopes(self, rewards: Sequence[float], gaps: Sequence[float], before: Sequence[float]) -> list[float]:
         """See the module; metric effective."""
-        if len(rewards) < 2 or (len(set(rewards)) == 1 and not any(gaps)):
+        if len(rewards) < 2 or (len(set(rewards)) == 1 and list(gaps) == list(before)):
             return [0.0] * len(rewards)
         tau, present = self._tau(rewards), softmax(gaps)
-        old = self.fired.get("effective", (0.0, 0.0))
+        counted = self.fired.get("effective", (0.0, 0.0))
         # 1 / sum p^2: the number of answers that the weight is spread over.
-        self.fired["effective"] = (old[0] + 1.0 / math.fsum(p * p for p in present), old[1] + 1.0)
+        self.fired["effective"] = (counted[0] + 1.0 / math.fsum(p * p for p in present), counted[1] + 1.0)
+        wanted = [reward / tau + old for reward, old in zip(rewards, before, strict=True)]
         if self.settings.divergence == "forward_kl":
-            target = softmax([reward / tau for reward in rewards])
-            return [weight - p for weight, p in zip(target, present, strict=True)]
-        away = [gap - reward / tau for gap, reward in zip(gaps, rewards, strict=True)]
+            return [weight - p for weight, p in zip(softmax(wanted), present, strict=True)]
+        away = [gap - value for gap, value in zip(gaps, wanted, strict=True)]
         # The gradient of KL(present || target): each distance less their mean under the present weights.
         mean = math.fsum(p * d for p, d in zip(present, away, strict=True))
         return [-p * (d - mean) for p, d in zip(present, away, strict=True)]
@@ -134,20 +151,21 @@ class Pacs(GroupLoss):
         # Right and wrong do not change as long as the threshold lies between them.
         self.shift_free = self.scale_free = "group"
 
-    def slopes(self, rewards: Sequence[float], gaps: Sequence[float]) -> list[float]:
+    def slopes(self, rewards: Sequence[float], gaps: Sequence[float], before: Sequence[float]) -> list[float]:
         """See the module."""
         n, beta = len(rewards), self.settings.beta
         right = [reward >= self.settings.threshold for reward in rewards]
-        if n < 2 or (len(set(right)) == 1 and not any(gaps)):
+        moved = [gap - old for gap, old in zip(gaps, before, strict=True)]
+        if n < 2 or (len(set(right)) == 1 and not any(moved)):
             return [0.0] * n
         sizes = {label: max(1, right.count(label)) for label in (True, False)}
-        total = math.fsum(gaps)
+        total = math.fsum(moved)
         # Each log-ratio relative to the mean of the others'.
-        apart = [beta * (gap - (total - gap) / (n - 1)) for gap in gaps]
+        apart = [beta * (gap - (total - gap) / (n - 1)) for gap in moved]
         mixed = len(set(right)) > 1
         # Right and wrong answers weigh the same together, however many there are of each.
         slopes = [
-            (n / (2 * sizes[label]) if mixed else 1.0) * (1.0 / (1.0 + math.exp(-a)) - label) / n
+            (n / (2 * sizes[label]) if mixed else 1.0) * (_sigmoid(a) - label) / n
             for a, label in zip(apart, right, strict=True)
         ]
         # Chain rule through `apart`: every answer is also part of the mean that the others are compared with.
@@ -158,6 +176,12 @@ class Pacs(GroupLoss):
 def _log_ratio(outcome: Outcome) -> float:
     """S of a response; 0 where the student's log-probs were not read."""
     return outcome.sums.get(STUDENT, outcome.sums["behaviour"]) - outcome.sums["behaviour"]
+
+
+def _sigmoid(value: float) -> float:
+    # By the side on which exp cannot overflow: sums over long responses reach hundreds of nats.
+    power = math.exp(-abs(value))
+    return 1.0 / (1.0 + power) if value >= 0 else power / (1.0 + power)
 
 
 def softmax(values: Sequence[float]) -> list[float]:

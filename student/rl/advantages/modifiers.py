@@ -45,7 +45,7 @@ class Ace(Modifier):
     settings_type = AceSettings
     settings: AceSettings
     evidence = "text"
-    only_errors = True
+    only_errors = reads_behaviour = True
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a strength of 0.
@@ -69,9 +69,8 @@ class Ace(Modifier):
             gap = gap / max(1, outcome.tokens) if self.settings.per_token else gap
             shaped = max(gap, 0.0) if self.settings.shape == "relu" else float(np.logaddexp(0.0, gap))
             factor = 1.0 + self.settings.alpha * shaped
-            punished = bool(np.mean(value) < 0)
-            factors += [factor] * punished
-            found.append(value * factor if punished else value)
+            factors += [factor] * bool(np.min(value) < 0)
+            found.append(_errors_times(value, factor))
         self.fired = {"factor": (math.fsum(factors), float(len(factors)))}
         return found
 
@@ -109,11 +108,17 @@ class Sngs(Modifier):
             rate = sum(known(outcomes[place]) >= s.threshold for place in group) / len(group)
             factor = min(s.lambda0 + s.kappa * rate, 1.0)
             for place in group:
-                if np.mean(found[place]) < 0:
-                    found[place] = found[place] * factor
-                    factors.append(factor)
+                factors += [factor] * bool(np.min(found[place]) < 0)
+                found[place] = _errors_times(found[place], factor)
         self.fired = {"factor": (math.fsum(factors), float(len(factors)))}
         return found
+
+
+def _errors_times(value: Credit, factor: float) -> Credit:
+    """Negative credit times a factor, of each token where it is by token."""
+    if isinstance(value, np.ndarray):
+        return np.where(value < 0, value * np.float32(factor), value)
+    return value * factor if value < 0 else value
 
 
 class OutliersSettings(AdvantageSettings):

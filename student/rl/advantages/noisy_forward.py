@@ -19,7 +19,7 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from student.rl.advantages.base import AdvantageSettings, GroupEstimator
-from student.rl.rewards.appeals import ASKED, OVERTURNED
+from student.rl.rewards.appeals import ACCEPTED, ASKED, OVERTURNED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,12 +66,12 @@ class NoisyForward(GroupEstimator):
     def observe(self, report: StepReport) -> None:
         """Move fn by the appeals of the step."""
         asked = sum(outcome.notes.get(ASKED, 0.0) for outcome in report.outcomes)
-        known = [o.reward for o in report.outcomes if o.reward is not None and o.origin != "replay"]
-        if not self.settings.learns or not asked or not known:
+        judged = [outcome.notes[ACCEPTED] for outcome in report.outcomes if ACCEPTED in outcome.notes]
+        if not self.settings.learns or not asked:
             return
         share = sum(outcome.notes.get(OVERTURNED, 0.0) for outcome in report.outcomes) / asked
-        accepted = sum(reward >= 1.0 for reward in known)
-        wrong = share * (len(known) - accepted)
+        accepted = sum(judged)
+        wrong = share * (len(judged) - accepted)
         if accepted + wrong:
             memory = self.settings.memory
             self.rate = memory * self.rate + (1.0 - memory) * wrong / (accepted + wrong)

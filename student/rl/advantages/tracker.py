@@ -61,11 +61,25 @@ class Tracker(Advantage):
         """See the module; metric known, the share of rows whose prompt has a value."""
         if not outcomes:
             return []
-        mean = math.fsum(map(known, outcomes)) / len(outcomes)
-        gaps = [known(outcome) - self.values.get(outcome.uid, mean) for outcome in outcomes]
+        before = self._before(outcomes)
+        gaps = [known(outcome) - self.values.get(outcome.uid, before[outcome.uid]) for outcome in outcomes]
         self.fired = {"known": (float(sum(outcome.uid in self.values for outcome in outcomes)), float(len(outcomes)))}
         centre, width = math.fsum(gaps) / len(gaps), deviation(gaps, 1)
         return [(gap - centre) / (width + self.settings.epsilon) if width else 0.0 for gap in gaps]
+
+    @staticmethod
+    def _before(outcomes: Sequence[Outcome]) -> dict[str, float]:
+        """By prompt what the others of the step earned: a mean with its own rewards would follow them."""
+        mine: dict[str, list[float]] = {}
+        for outcome in outcomes:
+            mine.setdefault(outcome.uid, []).append(known(outcome))
+        sums = {uid: math.fsum(rewards) for uid, rewards in mine.items()}
+        total, alone = math.fsum(sums[uid] for uid in sorted(sums)), len(mine) == 1
+        # A single prompt has nothing but itself.
+        return {
+            uid: total / len(outcomes) if alone else (total - sums[uid]) / (len(outcomes) - len(rewards))
+            for uid, rewards in mine.items()
+        }
 
     def observe(self, report: StepReport) -> None:
         """Move the values."""

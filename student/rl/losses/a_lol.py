@@ -47,6 +47,13 @@ class ALol(WeightedGradient):
     settings_type = ALolSettings
     settings: ALolSettings
     evidence: ClassVar[str] = "text and code"
+    bounds: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high")
+    unread: ClassVar[tuple[str, ...]] = ("dual_clip",)
+
+    @property
+    def reads_behaviour(self) -> bool:
+        """No: its ratio is to the reference."""
+        return False
 
     def needs(self) -> Needs:
         """Also the reference's log-probs of the response tokens."""

@@ -2,8 +2,8 @@
 
     stable_reinforce   the clipped loss on rho = exp(clamp(log rho, -log 1000, log 1000))
     dhpo               loss = -(w clip(rho_t) + (1 - w) clip(s)) A,   s = (rho_1 ... rho_T)^(1/T)
-    minirl             loss = -sg(min(pi / mu, cap)) keep A log pi,   keep by the one-sided rule on pi / pi_old
                        with `mix_by` w = H_t / log V (entropy) or 1 - H_t / log V (certainty) in place of a constant
+    minirl             loss = -sg(min(pi / mu, cap)) keep A log pi,   keep by the one-sided rule on pi / pi_old
     rec                loss = -keep v A log pi + R,   keep by `rule` on rho, v by `weigh`, R by `regulariser`
 
     one_sided   A >= 0: rho <= 1 + clip_high;   A <= 0: rho >= 1 - clip_low
@@ -72,6 +72,7 @@ class Dhpo(PolicyGradient):
     settings: DhpoSettings
     evidence: ClassVar[str] = "inferred"
     bounds: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "sequence_low", "sequence_high")
+    unread: ClassVar[tuple[str, ...]] = ("dual_clip",)
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
         """See the module; metric clipped_share counts tokens with either part clipped."""
@@ -120,6 +121,8 @@ class Rec(PolicyGradient):
     settings_type = RecSettings
     settings: RecSettings
     evidence: ClassVar[str] = "text and code"
+    bounds: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high")
+    unread: ClassVar[tuple[str, ...]] = ("dual_clip",)
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
         """See the module; also metrics weight (mean over kept tokens) and regulariser (nats), where there are any."""
@@ -183,11 +186,31 @@ class Minirl(PolicyGradient):
     settings_type = MinirlSettings
     settings: MinirlSettings
     evidence: ClassVar[str] = "text"
+    bounds: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high")
+    unread: ClassVar[tuple[str, ...]] = ("dual_clip",)
 
     @property
     def why_not_stale(self) -> str:
         """Its own weight corrects for the policy that sampled."""
         return ""
+
+    @property
+    def reads_behaviour(self) -> bool:
+        """Always, for its own weight."""
+        return True
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a second weight for the same mismatch.
+
+        Raises:
+            ConfigError: naming it.
+        """
+        super().check(recipe)
+        if self.settings.importance_cap is not None:
+            raise ConfigError(
+                f"objective 'minirl' weighs tokens by the policy that sampled itself, up to cap "
+                f"{self.settings.cap:g}, and importance_cap would do it again; leave importance_cap out."
+            )
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
         """See the module; also metric capped_share."""

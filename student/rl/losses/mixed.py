@@ -63,6 +63,11 @@ class MixedContext(PolicyGradient):
     settings: MixedContextSettings
     evidence: ClassVar[str] = "text and code"
 
+    @property
+    def reads_behaviour(self) -> bool:
+        """Of other rows with denominator hint."""
+        return self.settings.denominator == "hint"
+
     def remarks(self, recipe: Recipe) -> list[str]:
         """Also that there are no hinted rows."""
         return super().remarks(recipe) + no_other_rows(recipe, self.settings.name)
@@ -102,6 +107,13 @@ class RlPlus(PolicyGradient):
     settings_type = RlPlusSettings
     settings: RlPlusSettings
     evidence: ClassVar[str] = "text and code"
+    bounds: ClassVar[tuple[str, ...]] = ()
+    unread: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "dual_clip")
+
+    @property
+    def reads_behaviour(self) -> bool:
+        """Not of given rows."""
+        return False
 
     def remarks(self, recipe: Recipe) -> list[str]:
         """Also that there are no given rows."""

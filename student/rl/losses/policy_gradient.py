@@ -64,6 +64,8 @@ class PolicyGradient(Term):
     evidence: ClassVar[str] = "text and code"
     bounds: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "dual_clip")
     """Settings that bound the ratio, and so do nothing while it is 1."""
+    unread: ClassVar[tuple[str, ...]] = ()
+    """Settings of the policy gradient that this loss passes over."""
 
     def __init__(self, settings: PolicyGradientSettings) -> None:
         super().__init__(settings)
@@ -80,17 +82,29 @@ class PolicyGradient(Term):
             return "ratio_to old compares with the student when the rows were scored; set ratio_to: behaviour"
         return ""
 
+    @property
+    def reads_behaviour(self) -> bool:
+        """Whether the loss divides by the log-probs under the policy that sampled, which given answers lack."""
+        return self.settings.ratio != "none" and self.settings.ratio_to == "behaviour"
+
     def needs(self) -> Needs:
         """Rewards, the student's log-probs of the response tokens, and what the advantages need."""
         old = (SignalNeed(STUDENT, PayloadSpec.sampled()),) if self.settings.ratio_to == "old" else ()
         return merge([Needs(signals=old, reward="any", student=frozenset({SCORES})), self.chain.needs()])
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse groups in which every advantage is 0.
+        """Refuse groups in which every advantage is 0, and settings without effect.
 
         Raises:
             ConfigError: with the setting to raise.
         """
+        passed = [name for name in self.unread if getattr(self.settings, name, None) is not None]
+        if passed:
+            own = f"; what bounds it is {' and '.join(self.bounds)}" if self.bounds else ""
+            raise ConfigError(
+                f"term {self.settings.name!r} has {' and '.join(passed)}, which its loss does not read{own}; leave out "
+                f"{' and '.join(passed)}, or use another loss."
+            )
         least, samples = self.chain.first.least_group, recipe.rollout.samples_per_prompt
         if samples < least and "uid" in self.chain.first.settings.group:
             raise ConfigError(
@@ -111,7 +125,18 @@ class PolicyGradient(Term):
 
     def remarks(self, recipe: Recipe) -> list[str]:
         """That no clip will ever act, where there is one update per batch of rows, and what the advantages have."""
-        return [*self._idle_bounds(recipe), *self.chain.remarks(recipe)]
+        return [*self._idle_bounds(recipe), *self._of_responses(), *self.chain.remarks(recipe)]
+
+    def _of_responses(self) -> list[str]:
+        """That a loss over whole responses is not what is minimised."""
+        s, first = self.settings, self.chain.first
+        if not first.of_response or (s.ratio == "none" and s.aggregation == "constant"):
+            return []
+        return [
+            f"advantage {first.settings.name!r} is the slope of a loss in the log-prob of whole responses, which term "
+            f"{s.name!r} with ratio {s.ratio} and aggregation {s.aggregation} changes; set ratio: none and "
+            "aggregation: constant"
+        ]
 
     def _idle_bounds(self, recipe: Recipe) -> list[str]:
         s, train = self.settings, recipe.train

@@ -6,9 +6,9 @@
 
 A is the reward less the group's mean, on every token; pi_old is the student when the rows were scored, whose hidden
 states are kept for it, so that the means are exact and no logits are. Nothing is clipped and no reference is held. In
-the first update next_t is 0 and the gradient is 2 rho A grad log pi. The authors' script for mathematics also divides A
-by the group's deviation (advantage group_mean, scale std) and samples at temperature 0.6. Sources: arXiv 2509.24981 and
-the released code, tinnerhrhe/ROVER.
+the first update next_t is 0 and the gradient is -2 rho A grad log pi. The authors' script for mathematics also divides
+A by the group's deviation (advantage group_mean, scale std) and samples at temperature 0.6. Sources: arXiv 2509.24981
+and the released code, tinnerhrhe/ROVER.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class Rover(PolicyGradient):
     settings_type = RoverSettings
     settings: RoverSettings
     evidence: ClassVar[str] = "text and code"
+    bounds: ClassVar[tuple[str, ...]] = ()
+    unread: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "dual_clip")
 
     def needs(self) -> Needs:
         """Also the student's hidden states when the rows were scored."""

@@ -50,7 +50,9 @@ class PolicyGradientSettings(TermSettings):
         False, description="Leave groups whose rewards all agree out of the means too (DAPO, arXiv 2503.14476)."
     )
     skip_truncated: bool = Field(
-        False, description="Leave out responses that hit the length limit, whose verdict is about the limit (DAPO)."
+        False,
+        description="Leave out responses that hit the length limit, whose verdict is about the limit: of the loss, as "
+        "DAPO does, and of their group's statistics too.",
     )
 
     def bounded(self, ratio: Tensor) -> Tensor:

@@ -52,6 +52,7 @@ class MimoMix(PolicyGradient):
     settings: MimoMixSettings
     evidence: ClassVar[str] = "text"
     bounds: ClassVar[tuple[str, ...]] = ("low", "high")
+    unread: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "dual_clip")
 
     def needs(self) -> Needs:
         """Also the teacher's log-probs of the response tokens."""

@@ -28,8 +28,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_CLIPS = ("clip_low", "clip_high", "dual_clip")
+
+
 class WeightedGradient(PolicyGradient):
     """The base; subclasses give `weight`."""
+
+    unread: ClassVar[tuple[str, ...]] = _CLIPS
 
     def weight(
         self, log_ratio: Float[Tensor, " n"], advantage: Float[Tensor, " n"], batch: TokenBatch
@@ -114,6 +119,8 @@ class Minpro(WeightedGradient):
 
     settings_type = ClippedSettings
     evidence: ClassVar[str] = "text"
+    bounds: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high")
+    unread: ClassVar[tuple[str, ...]] = ("dual_clip",)
 
     def weight(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Tensor:
         """See the module."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from student.recipe import Recipe
     from student.rl.rewards.base import RewardServices
 
-ASKED, OVERTURNED = "appeals/asked", "appeals/overturned"
+ASKED, OVERTURNED, ACCEPTED = "appeals/asked", "appeals/overturned", "appeals/accepted"
 _WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 
 
@@ -66,7 +66,11 @@ class Appeals(Asked):
         return ["reward 'appeals' measures and changes no reward; advantage noisy_forward with learns: true goes by it"]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
-        """Ask, and note the answers on the rows."""
+        """Ask, and note the answers on the rows, and on all of them what the verifier said."""
+        for row in rows:
+            accepted = is_correct(row)
+            # The verdict and not the reward, of which other parts may have made another number.
+            row.notes |= {} if accepted is None else {ACCEPTED: float(accepted)}
         chosen = [row for row in rows if is_correct(row) is False and self._drawn(row)]
         for row, value in zip(chosen, self.asked(chosen), strict=True):
             self.fire("unknown", float(value is None))

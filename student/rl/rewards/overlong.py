@@ -69,6 +69,16 @@ class Overlong(Reward):
                 f"{longest}; lower its limit, or leave it out."
             )
 
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
+        """That the answers with the whole penalty are not learnt from."""
+        leaving = [term.settings.name for term in terms if getattr(term.settings, "skip_truncated", False)]
+        if not leaving or self.limit < recipe.rollout.max_new_tokens:
+            return []
+        return [
+            f"reward 'overlong' penalises answers that are cut most, and term {leaving[0]!r} leaves those out "
+            "(skip_truncated); set skip_truncated: false, or keep the penalty for answers that end in the buffer"
+        ]
+
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """See the module."""
         buffer = self.settings.buffer

@@ -107,8 +107,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "EPO: a penalty of 0": (of({"name": "epo", "penalty": 0}), "greater than 0"),
     "importance cap beside the same ratio": (of({"name": "grpo", "importance_cap": 2}), "corrects for it already"),
     "REC: a regulariser without strength": (of({"name": "rec", "regulariser": "k2"}), "set both or neither"),
+    # Settings that a loss passes over.
+    "CISPO: a clip, which is not its cap": (of({"name": "cispo", "clip_high": 0.2}), "does not read.*floor|is cap"),
+    "DISPO, TOPR: a clip": (of({"name": "topr", "clip_low": 0.2}), "does not read"),
+    "MinPRO, REC, DHPO, MiniRL: a dual clip": (of({"name": "rec", "dual_clip": 3}), "does not read"),
+    "RL-PLUS, ROVER, MiMo: a clip": (of({"name": "rover", "clip_high": 0.2}), "does not read"),
+    "MiniRL: its weight a second time": (of({"name": "minirl", "importance_cap": 2}), "do it again"),
     # Parts that nothing feeds, or that feed nothing.
     "CHORD, OTR: no given rows": (of([PLAIN, {"name": "chord"}], **method("mrs")), "nothing gives any"),
+    "GRPO and others: a ratio of given rows": (
+        of({"name": "grpo", "rows": "all"}, **method("expert_rows", share=0.5)),
+        "its importance ratio is made of log-probs",
+    ),
+    "ACE, DRPO, LPO, PACS, GC-OPD: log-probs of given rows": (
+        of({**credit("drpo"), "rows": "all"}, **method("expert_rows", share=0.5)),
+        "advantage .drpo. is made of log-probs",
+    ),
     "LTE, Guide, ICPO: no term for hinted rows": (of(PLAIN, **strategy("lte")), "hinted rows"),
     "ICPO: no example": (of(MIXED, **strategy("icpo")), "no worked example"),
     "ICPO: groups of one": (
@@ -188,6 +202,11 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
     "RoRecomp: nothing is compensated": (of(ALL, **strategy("rorecomp", compensate=0)), "never learns"),
     "MRS: sampler and trainer are the same": (of(PLAIN, **method("mrs")), "mrs never acts"),
     "appeals that nothing learns from": (of(PLAIN, **reward("appeals", **CHAT)), "changes no reward"),
+    "LPO, PACS, DRPO: a ratio on slopes of whole responses": (
+        of({"name": "grpo", "advantage": {"name": "lpo"}}),
+        "'lpo' is the slope of a loss",
+    ),
+    "DAPO: the penalty of cut answers": (of({"name": "dapo"}, **reward("overlong", buffer=2)), "leaves those out"),
     "RLPR: a filter behind the end": (of(PLAIN, **reward("rlpr"), train={"steps": 10}), "never acts in this run"),
 }
 
@@ -196,6 +215,8 @@ FINE: dict[str, dict[str, Any]] = {
     "noise, backward: rates by domain and a mean that keeps the scale": noisy(credit("leave_one_out"), **BY_DOMAIN),
     "TTRV: an entropy without a group's mean": of(credit("reinforce"), **reward("ttrv")),
     "a clip with several updates": of({"name": "grpo"}, train={"minibatches": 2, "steps": 20}),
+    "RL-PLUS with given rows": of({"name": "rl_plus"}, **method("expert_rows", share=0.5)),
+    "LPO with plain slopes": of({**credit("lpo"), "aggregation": "constant"}),
     "CHORD with given rows": of([PLAIN, {"name": "chord"}], **method("expert_rows", share=0.5)),
     "mixed losses with hinted rows": of({**MIXED, "clip_low": None, "clip_high": None}, **strategy("lte")),
     "MoPPS by kind": of(PLAIN, **method("mopps", by="domain")),

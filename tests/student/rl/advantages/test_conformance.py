@@ -10,6 +10,7 @@ import torch
 from saved_state import save_state
 
 from opd.config import parse_settings
+from opd.errors import DataError
 from opd.wire.types import Scores
 from student.data.outcome import Outcome
 from student.plugins import build_terms
@@ -91,7 +92,10 @@ def test_what_does_not_see_a_constant_or_a_factor_says_so(name: str, flag: str, 
     declared, plain = getattr(chain(name), flag), credit(name, BINARY)
 
     def blind(groups: list[list[float]]) -> bool:
-        return credit(name, groups) == pytest.approx(plain, rel=1e-2, abs=1e-6)
+        try:
+            return credit(name, groups) == pytest.approx(plain, rel=1e-2, abs=1e-6)
+        except DataError:  # it wants rewards of a range
+            return False
 
     if "group_mean" in (part["name"] for part in parts_of(name)[:-1]):
         pytest.skip("a modifier after an estimator that is both")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from opd.config import parse_settings
-from opd.errors import ConfigError
+from opd.errors import ConfigError, DataError
 from student.controllers import StepReport
 from student.data.outcome import Outcome
 from student.plugins import build_plugins
@@ -20,7 +20,7 @@ from student.rl.advantages.emphasis import EntropyShaping, EntropyShapingSetting
 from student.rl.advantages.gc_opd import GcOpd, GcOpdSettings
 from student.rl.advantages.lpo import softmax
 from student.rl.advantages.noisy_forward import NoisyForward, NoisyForwardSettings
-from student.rl.rewards.appeals import ASKED, OVERTURNED
+from student.rl.rewards.appeals import ACCEPTED, ASKED, OVERTURNED
 from student.scoring.needs import REFERENCE, STUDENT, TEACHER
 
 
@@ -37,13 +37,24 @@ ONE = [1.0, 0.0, 0.0, 0.0]
 ONE_ZERO = [1.0, 0.0, 1.0, 0.0]
 
 
-def listwise(rewards: list[float], gaps: list[float], **entry: Any) -> Any:
-    """Credit of one group whose responses have these log-ratios to the policy that sampled them."""
-    rows = [
-        Outcome(0, "p", i, reward=reward, tokens=2, sums={"behaviour": -3.0, STUDENT: -3.0 + gap})
-        for i, (reward, gap) in enumerate(zip(rewards, gaps, strict=True))
-    ]
-    return AdvantageChain(entry, "a test").estimate(rows)
+def listwise(rewards: list[float], gaps: list[float], before: list[float] | None = None, **entry: Any) -> Any:
+    """Credit of one group in a further update of a step.
+
+    Args:
+        rewards: of its responses.
+        gaps: their log-ratios to the policy that sampled them.
+        before: what those were when the rows were scored; none: 0.
+        entry: the advantage.
+    """
+    chain = AdvantageChain(entry, "a test")
+    for now in (before or [0.0] * len(gaps), gaps):
+        found = chain.estimate(
+            [
+                Outcome(0, "p", i, reward=reward, tokens=2, sums={"behaviour": -3.0, STUDENT: -3.0 + gap})
+                for i, (reward, gap) in enumerate(zip(rewards, now, strict=True))
+            ]
+        )
+    return found
 
 
 @pytest.mark.parametrize("entry", [{"name": "group_mean", "scale": "none"}, {"name": "leave_one_out"}])
@@ -108,6 +119,17 @@ def test_the_beta_of_a_batch() -> None:
     assert beta_of([0.5]) == beta_of([0.5, 0.5]) == (1.0, 1.0)
     groups = [1.0, 0, 0, 0], [1.0, 1, 0, 0], [1.0, 1, 1, 0], [1.0, 1, 1, 1]
     assert credit(*groups, name="bnpo")[-4:] == [0.0] * 4
+
+
+def test_rewards_outside_of_the_density_are_mapped_or_refused() -> None:
+    with pytest.raises(DataError, match=r"sample 0 of prompt p0 has -1; set lowest"):
+        credit([-1.0, 1.0], name="bnpo")
+    groups = [0.0, 0, 0, 1], [0.0, 1, 1, 1], [0.0, 0, 1, 1]
+    plain = credit(*groups, name="bnpo")
+    moved = credit(*([4 * value - 2 for value in group] for group in groups), name="bnpo", lowest=-2.0, highest=2.0)
+    assert moved == pytest.approx(plain)
+    with pytest.raises(ConfigError, match="highest must be larger"):
+        credit([0.0, 1.0], name="bnpo", lowest=1.0, highest=1.0)
 
 
 def test_ace_punishes_confident_errors_alone() -> None:
@@ -183,6 +205,40 @@ def test_a_listwise_target_is_left_alone_once_it_is_reached() -> None:
     assert listwise(ONE, reached, name="lpo", recompute=False) == listwise(ONE, [0.0] * 4, name="lpo")
 
 
+def test_rows_of_another_policy_are_pulled_from_where_they_stand() -> None:
+    before = [0.2, -0.1, 0.0, 0.3]
+    started = softmax(before)
+    credit_ = listwise(ONE, before, before, name="lpo")
+    target = [value + p for value, p in zip(credit_, started, strict=True)]
+    gained = sum((w - p) * reward for w, p, reward in zip(target, started, ONE, strict=True))
+    apart = math.fsum((w - p) * (math.log(w) - math.log(p)) for w, p in zip(target, started, strict=True))
+    assert gained == pytest.approx(apart) and apart == pytest.approx(0.23210, abs=1e-5)  # tau times Jeffreys'
+    assert listwise(ONE, before, before, name="lpo", divergence="reverse_kl") == pytest.approx(
+        [p * (reward - started[0]) for p, reward in zip(started, ONE, strict=True)]
+    )
+    for entry in ({"name": "lpo"}, {"name": "lpo", "divergence": "reverse_kl"}, {"name": "pacs"}):
+        # Where nothing has moved since, equal rewards say nothing, whoever sampled.
+        assert listwise([0.5] * 4, before, before, **entry) == [0.0] * 4
+    assert listwise(ONE, before, before, name="pacs") == pytest.approx(listwise(ONE, [0.0] * 4, name="pacs"))
+
+
+def test_a_step_is_forgotten_when_it_has_been_observed() -> None:
+    chain = AdvantageChain({"name": "lpo"}, "a test")
+
+    def of(gap: float) -> Any:
+        sums = [{"behaviour": -3.0, STUDENT: -3.0 + gap}, {"behaviour": -3.0, STUDENT: -3.0}]
+        return chain.estimate([Outcome(0, "p", i, reward=0.5, sums=one) for i, one in enumerate(sums)])
+
+    assert of(0.0) == [0.0, 0.0] and of(1.0)[0] < 0
+    chain.observe(StepReport(0, {}, []))
+    assert of(1.0) == [0.0, 0.0]
+
+
+def test_log_ratios_of_long_responses_do_not_overflow() -> None:
+    found = listwise(ONE, [-2000.0, 2000.0, 0.0, 0.0], name="pacs", beta=2.0)
+    assert all(map(math.isfinite, found)) and found[0] > 0 > found[1]
+
+
 def test_labels_let_go_of_what_they_have_told_apart() -> None:
     near, far = (listwise(ONE, [gap, 0.0, 0.0, 0.0], name="pacs") for gap in (1.0, 8.0))
     assert near[0] < 1 / 3 and 0 < far[0] < 0.02 and sum(near) == pytest.approx(0.0, abs=1e-12)
@@ -214,6 +270,15 @@ def test_a_tracker_finds_the_success_rate_of_a_prompt_and_needs_no_group() -> No
     assert values["easy"] == pytest.approx(0.75, abs=0.1) and values["hard"] == 0.0
     found = chain.estimate([Outcome(99, "easy", 0, reward=0.0), Outcome(99, "hard", 0, reward=1.0)])
     assert found[0] < 0 < found[1] and sum(found) == pytest.approx(0.0)
+
+
+def test_a_prompt_without_a_past_is_compared_with_the_others_of_the_step() -> None:
+    chain = AdvantageChain({"name": "tracker", "epsilon": 0.0}, "a test")
+    chain.load_state_dict({"0": {"values": {"p0": 0.5}}})
+    found = chain.estimate([Outcome(0, f"p{i}", 0, reward=reward) for i, reward in enumerate([1.0, 0.0, 1.0])])
+    gaps = [0.5, -1.0, 0.5]  # the last two from the mean of the others
+    assert found == pytest.approx([gap / math.sqrt(0.75) for gap in gaps])
+    assert sum(credit([1.0, 0.0], name="tracker")) == pytest.approx(0.0)  # a prompt alone has its own mean
 
 
 def test_rare_outcomes_weigh_more_at_the_same_mean() -> None:
@@ -278,8 +343,13 @@ def test_a_teachers_reward_is_moved_where_the_verifier_ranks_otherwise() -> None
 
 def test_the_rate_of_refused_right_answers_is_learnt_from_appeals() -> None:
     made = NoisyForward(NoisyForwardSettings(name="noisy_forward", learns=True, memory=0.5, false_negative=0.1))
+    said = [{ACCEPTED: float(i < 6)} for i in range(10)]
     notes = [{}] * 6 + [{ASKED: 1.0, OVERTURNED: 1.0}, {ASKED: 1.0, OVERTURNED: 0.0}, {}, {}]
-    rows = [Outcome(0, "p", i, reward=float(i < 6), notes=note) for i, note in enumerate(notes)]
+    # Another reward has moved all of them: what was accepted is what the verifier accepted.
+    rows = [
+        Outcome(0, "p", i, reward=float(i < 6) - 0.3, notes=one | more)
+        for i, (one, more) in enumerate(zip(said, notes, strict=True))
+    ]
     made.observe(StepReport(0, {}, rows))
     assert made.rate == pytest.approx(0.5 * 0.1 + 0.5 * 2 / 8)  # half of the four refused ones were right
     fresh = NoisyForward(made.settings)

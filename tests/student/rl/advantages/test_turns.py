@@ -10,6 +10,7 @@ import pytest
 from student.data.outcome import Outcome
 from student.rl.advantages.a2tgpo import accumulated
 from student.rl.advantages.chain import AdvantageChain
+from student.scoring.needs import REFERENCE
 
 
 def episode(sample: int, rewards: tuple[float, ...], uid: str = "p", reward: float = 0.0) -> Outcome:
@@ -143,3 +144,28 @@ def test_agents_with_other_ranges_of_reward_get_credit_of_one_size() -> None:
     assert alone == [11.0]  # one sample of the judge keeps its reward
     single = [played(i, float(i), "solver") for i in range(3)]
     assert [a for (a,) in by_turn(single, name="dr_mas")] == pytest.approx([-1.0, 0.0, 1.0], abs=1e-5)
+
+
+@pytest.mark.parametrize(("name", "factor"), [("ace", 1.0 + math.log(2.0)), ("sngs", 0.75)])
+def test_credit_by_token_is_punished_where_it_is_negative(name: str, factor: float) -> None:
+    rows = [
+        Outcome(
+            0,
+            "p",
+            i,
+            reward=reward,
+            length=4,
+            tokens=4,
+            spans=((0, 2), (2, 4)),
+            turn_rewards=turns,
+            sums={"behaviour": -1.0, REFERENCE: -1.0},
+        )
+        for i, (reward, turns) in enumerate([(1.0, (0.0, 1.0)), (0.0, (1.0, 0.0))])
+    ]
+    plain, found = (
+        AdvantageChain([{"name": "mapo", "mix": 0.0, "discount": 0.0}, *more], "a test").estimate(rows)
+        for more in ([], [{"name": name}])
+    )
+    for before, after in zip(plain, found, strict=True):
+        assert {*np.sign(before)} == {-1.0, 1.0}  # both signs in one response
+        assert after == pytest.approx(np.where(before < 0, before * factor, before), rel=1e-6)
