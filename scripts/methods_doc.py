@@ -15,10 +15,11 @@ ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "docs" / "methods"
 NOTES = Path(__file__).with_name("method_notes.yaml")
 RESULTS = {"results.md": "", "results/first-edition.md": " (under review)"}
-SHARED = {"weight", "weight.start", "weight.to", "weight.steps", "rows", "aggregation"}
+SHARED = {"weight", "weight.start", "weight.to", "weight.steps", "rows", "aggregation", "first_turns"}
 """Settings of every term of an objective."""
 SHARED_TEXT = (
-    "All terms also have `weight`, `aggregation` and `rows`; `opd plugins show NAME` prints them with their defaults."
+    "All terms also have `weight`, `aggregation`, `rows` and `first_turns`; `opd plugins show NAME` prints them with "
+    "their defaults."
 )
 
 

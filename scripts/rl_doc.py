@@ -35,6 +35,7 @@ deeper prompts come from `opd compose prompts.jsonl --out composed.jsonl`.
 
 ELSEWHERE = (
     "student/rollout/test_strategies.py",
+    "student/rollout/strategies/test_critique.py",
     "student/rollout/strategies/test_replay.py",
     "student/rollout/test_rounds.py",
     "opd/tasks/test_chat.py",
@@ -142,7 +143,8 @@ CHORD | objective `chord` beside `grpo`
 Tulu 3 (RLVR) | rewards `tulu3`, `kl_penalty`, objective `ppo`
 GC-OPD | advantage `gc_opd`, objective `policy_gradient`
 UFO | environment `again` with `reward: ufo`
-SCoRe (second stage) | environment `again` with `reward: score`, advantage `trloo`
+SCoRe | environment `again` with `reward: last`, `reference_kl` with `first_turns`; then `reward: score`; `trloo`
+Critique-GRPO | strategy `critique`, objective `mixed_context` with `denominator: one` and no clips
 RLTF-SD, RLTF-FM | method `rltf`
 GiGPO | advantage `gigpo`
 A2TGPO | reward `igpo`, advantage and objective `a2tgpo`

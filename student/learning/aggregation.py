@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -66,7 +66,7 @@ def position_weights(
         # The same order on all ranks: `token_weights` adds up counts over ranks by index.
         every = sorted({*known, *labels})
         parts[str(index)] = maths.LossWeights(
-            mask=trained & spread([term.selects(row) for row in rows]).bool(),
+            mask=trained & spread([term.selects(row) for row in rows]).bool() & positions_of(term, rows).to(device),
             mode=_MODES[mode],
             sequence=of_token,
             num_sequences=count,
@@ -78,6 +78,11 @@ def position_weights(
     found = maths.token_weights(parts)
     # A row's own weight comes after the division, so that it scales the row's gradient and not the denominator.
     return [found[str(index)] * factor for index in range(len(terms))]
+
+
+def positions_of(term: Term, rows: Sequence[Row]) -> Bool[Tensor, " N"]:
+    """The positions of `rows`, row after row, that a term may learn from where it learns from the row."""
+    return torch.from_numpy(np.concatenate([np.zeros(0, np.bool_), *(term.within(row) for row in rows)]))
 
 
 def turn_numbers(rows: Sequence[Row]) -> tuple[NDArray[np.int64], int]:

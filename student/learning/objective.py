@@ -15,7 +15,7 @@ from torch import Tensor
 from student.controllers import StepReport
 from student.data.outcome import Outcome
 from student.data.row import Row
-from student.learning.aggregation import position_weights
+from student.learning.aggregation import position_weights, positions_of
 from student.learning.terms import Term, TermOutput, TokenBatch, WeightSchedule, losses_of
 from student.scoring.needs import Needs, merge
 
@@ -99,8 +99,10 @@ class Objective:
         for term, given in zip(self.terms, weights, strict=True):
             label = term.label
             # Each term sees the batch with its own mask and weights: two terms may learn from different rows.
-            mine = dataclasses.replace(batch, mask=batch.mask & batch.of_rows([term.selects(r) for r in batch.rows]))
-            mine = dataclasses.replace(mine, weights=given * mine.mask)
+            mask = batch.mask & batch.of_rows([term.selects(r) for r in batch.rows])
+            if term.settings.first_turns is not None:
+                mask = mask & positions_of(term, batch.rows).to(mask.device)
+            mine = dataclasses.replace(batch, mask=mask, weights=given * mask)
             output = losses_of(term, mine)
             part = _weighted(output, mine)
             weight = term.settings.weight

@@ -243,6 +243,8 @@ class TermSettings(Settings):
     rows: Literal["all", "sampled", "expert"] = "all"
     """Which rows the term learns from and averages over: all, those that the student sampled under the prompt that they
     are trained under, or all others (see method expert_rows)."""
+    first_turns: int | None = Field(None, ge=1)
+    """Only the first so many turns of an episode are learnt from and averaged over; null for all."""
 
 
 class Term:
@@ -308,6 +310,13 @@ class Term:
         """Whether the term learns from `row`; called after `prepare`. Other rows count in no mean of the term."""
         unread = row.unread and any(need.role in row.unread for need in self.needs().signals)
         return row.trained and self.admits(row) and not unread
+
+    def within(self, row: Row) -> NDArray[np.bool_]:
+        """[T] the positions of a selected row that the term may learn from, by the setting `first_turns`."""
+        first = self.settings.first_turns
+        if first is None or not row.turns:
+            return np.ones(row.length, np.bool_)
+        return np.arange(row.length) < row.turns[:first][-1][1]
 
     def sequence(self, row: Row) -> Hashable:
         """Rows for which this is equal count as one response in aggregation: those of an episode."""

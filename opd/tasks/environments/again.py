@@ -3,11 +3,13 @@
     each    r_t = R(y_t), what the verifier gives attempt t
     ufo     0.5^t - 0.5 (1 - E / T) at the end, t from 0; E different answers among T; without a right one 0 - ...
     score   r_1 = R(y_1), r_2 = R(y_2) + alpha (R(y_2) - R(y_1)); both attempts are always made
+    last    R(y_T) for the last attempt and 0 for those before; all attempts are always made
 
 UFO ("Let's try again", github lichengliu03/unary-feedback, read): `attempts: 5, reward: ufo`, and the word says nothing
-but that the answer is wrong. SCoRe (arXiv 2409.12917, at second hand; alpha 10): `reward: score`; of its two stages
-this is the second, the first wants a KL on attempt 1 alone. RLTF and refinement: `reward: each`, with {reason} in
-`word` for what the verifier says. A verdict that is unknown ends the episode without one.
+but that the answer is wrong. SCoRe (arXiv 2409.12917, at second hand; alpha 10): `reward: last` in its first stage,
+beside a strong reference_kl with `first_turns: 1`, and `reward: score` in the second; the word must fit a right attempt
+too. RLTF and refinement: `reward: each`, with {reason} in `word` for what the verifier says. A verdict that is unknown
+ends the episode without one.
 """
 
 from typing import Any, ClassVar, Literal
@@ -25,7 +27,9 @@ class AgainOptions(Settings):
 
     verifier: str = Field("numeric", description="Judges each attempt; see `opd plugins list`.")
     attempts: int = Field(2, ge=2, le=50, description="Most attempts.")
-    reward: Literal["each", "ufo", "score"] = Field("each", description="What attempts are paid; see the module.")
+    reward: Literal["each", "ufo", "score", "last"] = Field(
+        "each", description="What attempts are paid; see the module."
+    )
     alpha: float = Field(10.0, ge=0, description="Of reward score, for the step from one attempt to the next.")
     word: str = Field(
         "That is not right. Think again.", description="Said of a wrong attempt; {reason} is what the verifier says."
@@ -64,7 +68,7 @@ class Again:
         self._answers.append(str((extract(self._prompt, action) if extract else None) or action.strip()))
         self._values.append(verdict.value)
         right = verdict.value >= 1.0
-        done = len(self._values) == options.attempts or (right and options.reward != "score")
+        done = len(self._values) == options.attempts or (right and options.reward not in ("score", "last"))
         return Observation(
             "" if done else options.word.replace("{reason}", verdict.reason),
             reward=self._reward(right, done),
@@ -80,6 +84,8 @@ class Again:
                 return 0.0
             repeated = 1 - len(set(self._answers)) / len(self._answers)
             return (0.5 ** (len(values) - 1) if right else 0.0) - 0.5 * repeated
+        if kind == "last":
+            return values[-1] if done else 0.0
         gained = values[-1] - values[-2] if kind == "score" and len(values) > 1 else 0.0
         return values[-1] + self.options.alpha * gained
 

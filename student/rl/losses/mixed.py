@@ -2,7 +2,7 @@
 
     mixed_context   sampled rows: the clipped loss;   hinted rows: loss = -r / (r + gamma) A,   never clipped
         denominator hint   r = pi(y_t | x) / mu(y_t | x, hint), 1 for an empty hint          (LTE, Guide)
-        denominator one    r = pi(y_t | x)                                                   (ICPO)
+        denominator one    r = pi(y_t | x)                                          (ICPO, Critique-GRPO)
     rl_plus         sampled rows: loss = -rho A, unclipped
                     given rows:   loss = -r A (1 - sg(pi))^power,   r = 2 pi / (pi_old + (pi_old + 1) / 2)
 
@@ -38,7 +38,7 @@ _LARGEST = 20.0
 
 def no_other_rows(recipe: Recipe, name: str) -> list[str]:
     """The remark that a mixed loss has no rows but those that the student sampled; plug-ins of others may give some."""
-    giving = ("icpo", "lte", "guide", "replay", "rorecomp", "expert_rows")
+    giving = ("icpo", "lte", "guide", "critique", "replay", "rorecomp", "expert_rows")
     names = [str(entry.get("name", "")) for entry in (recipe.rollout.strategy, *recipe.methods)]
     if any(one in giving or ":" in one for one in names):
         return []

@@ -74,6 +74,23 @@ def test_a_turn_mean_gives_every_turn_the_same_weight(example: Any) -> None:
     assert loss(example, given(aggregation="turn_mean")) == pytest.approx((1 + 2 + 2 + 4 + 4) / 5)
 
 
+def test_the_first_turns_alone_are_learnt_from_and_counted(example: Any) -> None:
+    """Losses 1, 2 and 4 of rows of one, two and three turns."""
+    example.rows[1].turns, example.rows[2].turns = ((0, 1), (2, 3)), ((0, 2), (3, 4), (5, 6))
+    for first, aggregation, expected in [
+        (1, "token_mean", (1 + 2 + 4 * 2) / 4),
+        (2, "token_mean", (1 + 2 * 3 + 4 * 4) / 8),
+        (3, "token_mean", 3.1),
+        (1, "sequence_mean", 7 / 3),
+        (1, "turn_mean", 7 / 3),
+        (2, "turn_mean", (1 + 2 + 2 + 4 + 4) / 5),
+        (1, "constant", (1 + 2 + 4 * 2) / (3 * 8)),
+    ]:
+        assert loss(example, given(first_turns=first, aggregation=aggregation)) == pytest.approx(expected)
+    example.rows[0].turns = ()
+    assert loss(example, given(first_turns=1)) == pytest.approx((1 + 2 + 8) / 4)
+
+
 def test_a_longer_bad_response_does_not_change_the_weight_of_good_ones(toy: Any) -> None:
     found = []
     for last in (6, 12):

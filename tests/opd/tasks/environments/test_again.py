@@ -57,6 +57,13 @@ def test_score_pays_the_step_from_one_attempt_to_the_next(attempts: tuple[str, s
     assert [one.reward for one in seen] == rewards and [one.done for one in seen] == [False, True]
 
 
+def test_last_pays_the_last_of_all_attempts_alone_whatever_came_before() -> None:
+    for attempts, rewards in (("42", "1", "42"), [0.0, 0.0, 1.0]), (("42", "42", "1"), [0.0, 0.0, 0.0]):
+        seen = play(*attempts, reward="last", attempts=3, word="Look again, and correct what is wrong, if anything.")
+        assert [one.reward for one in seen] == rewards and [one.done for one in seen] == [False, False, True]
+        assert "not right" not in seen[0].text
+
+
 def test_a_verdict_that_is_unknown_ends_the_episode_without_one() -> None:
     (seen,) = play("42", prompt=Prompt.make("?"))
     assert seen.done and seen.success is None and seen.reward is None and seen.info["unknown"]

@@ -1,0 +1,77 @@
+"""Methods for episodes and second attempts in real trainings of two steps, with settings of docs/multi-turn.md."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from opd.config import parse_settings
+from student.loop import train
+from student.recipe import Recipe
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = [
+    yaml.safe_load(block)
+    for block in re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "multi-turn.md").read_text(), flags=re.DOTALL)
+]
+Steps = Callable[..., list[dict[str, Any]]]
+
+
+def page(words: str) -> dict[str, Any]:
+    """The fragment of docs/multi-turn.md that says `words`."""
+    (found,) = [block for block in BLOCKS if words in json.dumps(block)]
+    return dict(found)
+
+
+@pytest.fixture
+def steps_of(world: Path, tmp_path: Path) -> Steps:
+    """Train for two steps and give the lines of metrics.jsonl."""
+
+    def run(fragment: dict[str, Any], columns: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
+        table = tmp_path / "prompts.jsonl"
+        rows = [{"prompt": f"{i}+{i + 1}=", "answer": str(2 * i + 1), **columns} for i in range(16)]
+        table.write_text("\n".join(map(json.dumps, rows)))
+        small = {"prompts_per_step": 3, "samples_per_prompt": 4, "max_new_tokens": 24, "max_prompt_tokens": 256}
+        given = {key: value for key, value in fragment.get("rollout", {}).items() if key not in small}
+        data = {
+            "run": str(tmp_path / "run"),
+            "model": {"path": str(world / "student")},
+            "prompts": {"file": str(table), "verifier": "student_plugins:Even", "heldout": 0},
+            "train": {"steps": 2, "learning_rate": 1e-2, "threads": 1, "checkpoint_every": 0},
+            "eval": {"prompts": 0},
+            **{key: value for key, value in fragment.items() if key not in ("prompts", "rollout")},
+            **{key: value for key, value in changes.items() if key != "rollout"},
+            "rollout": {**small, **given, **changes.get("rollout", {})},
+        }
+        recipe = parse_settings(Recipe, data)
+        train(recipe)
+        return [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
+
+    return run
+
+
+EPISODES = {"turns": 2, "turn_tokens": 4, "isolation": "none"}
+
+
+def test_the_first_stage_of_score_pays_second_attempts_and_holds_the_first_ones(steps_of: Steps) -> None:
+    options = {"verifier": "student_plugins:Even", "reward": "last", "word": "="}
+    first, second = steps_of(
+        page("first_turns"),
+        {"environment": {"name": "again", "options": options}},
+        teachers={"reference": "initial"},
+        rollout={"episodes": EPISODES},
+    )
+    assert first["grad_norm"] > 0 and first["loss/reference_kl"] == pytest.approx(0, abs=1e-5)
+    assert first["reference_kl"] == pytest.approx(0, abs=1e-5) and abs(second["reference_kl"]) > 1e-5
+    assert first["advantage_magnitude"] > 0
+
+
+def test_critique_grpo_learns_from_refinements_under_the_plain_prompt(steps_of: Steps) -> None:
+    steps = steps_of(page("critique"), {}, rollout={"max_new_tokens": 5})
+    assert all(step["critique/refined_share"] == 1 and step["hinted_share"] == 0.25 for step in steps)
+    assert any(step["grad_norm"] > 0 and 0 < step["shaped_gain"] < 1 for step in steps)
+    assert all(step["sampled_rows"] == 3 * (3 + 3) for step in steps)
