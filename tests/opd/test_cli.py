@@ -3,8 +3,10 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
+import typer
 
 import opd
 import opd.cli
@@ -29,6 +31,29 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_version_needs_no_verb(call: Call) -> None:
     assert call("--version") == (0, f"opd {opd.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "loaded"),
+    [
+        (["-v", "train", "serve"], ["train"]),
+        (["trian"], ["serve", "train"]),  # to say what it might be
+        (["--help"], ["serve", "train"]),
+        ([], ["serve", "train"]),
+    ],
+)
+def test_a_verb_is_loaded_without_the_others(
+    words: list[str], loaded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def point(name: str) -> SimpleNamespace:
+        return SimpleNamespace(name=name, load=lambda: asked.append(name) or typer.Typer())
+
+    monkeypatch.setattr(opd.cli, "app", typer.Typer())
+    monkeypatch.setattr(opd.cli, "entry_points", lambda group: [point("train"), point("serve")])
+    opd.cli._add_verbs(words)
+    assert asked == loaded
 
 
 def test_help_shows_defaults_in_brackets(call: Call) -> None:
