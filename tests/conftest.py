@@ -1,13 +1,11 @@
 """Fixtures that several rooms share: the test world, built once per run, and real server processes."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import forked
@@ -139,13 +137,7 @@ def forked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers that the product starts for itself (`student.run.local_server`) are forked from a warm process."""
     from student.run import local_server
 
-    def start(command: list[str], *, stdout: Any, stderr: int, env: dict[str, str]) -> forked.Program:
-        assert stderr == subprocess.STDOUT
-        served = command[command.index(str(os.getpid())) + 1 :]  # behind what ties it to its parent
-        return forked.Program(served, env=env, log=Path(stdout.name))
-
-    names = SimpleNamespace(Popen=start, STDOUT=subprocess.STDOUT, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr(local_server, "subprocess", names)
+    monkeypatch.setattr(local_server, "subprocess", forked.servers())
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ processes and not the imports; tests of start-up and of imports themselves start
 
 import atexit
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import runpy
 import signal
@@ -17,6 +18,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import IO
 
 from waiting import wait_until
 
@@ -50,10 +53,12 @@ class Program:
             path.touch()
         environment = dict(os.environ if env is None else env)
         settings = (environment, str(cwd or Path.cwd()), [str(path) for path in self._streams], start_new_session)
-        self._process = _CONTEXT.Process(target=_run, args=(list(map(str, command[1:])), *settings))
         before = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # for the process that is forked from, if it starts now
         try:
+            multiprocessing.forkserver.ensure_running()
+            settings = (*settings, multiprocessing.forkserver._forkserver._forkserver_address)  # type: ignore[attr-defined]
+            self._process = _CONTEXT.Process(target=_run, args=(list(map(str, command[1:])), *settings))
             self._process.start()
         finally:
             if before is None:
@@ -137,10 +142,31 @@ def finish(programs: Sequence[Program], seconds: float) -> None:
     assert not any(codes), f"exit codes {codes}\n" + "\n".join(one.output()[1] for one in programs)
 
 
+def servers() -> SimpleNamespace:
+    """What `student.run.local_server` takes for `subprocess`, so that the servers which it starts are forked."""
+
+    def start(command: list[str], *, stdout: IO[bytes], stderr: int, env: dict[str, str]) -> Program:
+        assert stderr == subprocess.STDOUT
+        served = command[command.index(str(os.getpid())) + 1 :]  # behind what ties it to its parent
+        return Program(served, env=env, log=Path(stdout.name))
+
+    return SimpleNamespace(Popen=start, STDOUT=subprocess.STDOUT, TimeoutExpired=subprocess.TimeoutExpired)
+
+
 def _run(
-    words: list[str], environment: dict[str, str], folder: str, streams: list[str], start_new_session: bool
+    words: list[str],
+    environment: dict[str, str],
+    folder: str,
+    streams: list[str],
+    start_new_session: bool,
+    fork_server: str | bytes,
 ) -> None:
     """Be `python *words` in a process that was just forked."""
+    # What it forks in turn comes from the same warm process. Python 3.11 would start another: it looks for a child of
+    # its own, which that process is not.
+    shared = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+    shared._forkserver_address = fork_server
+    shared.ensure_running = lambda: None
     if start_new_session:
         os.setsid()
     os.environ.clear()

@@ -1,18 +1,19 @@
 """The lab's runs in worker processes: a stop is obeyed at once and loses nothing."""
 
-import contextlib
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from waiting import wait_until
 
 SCRIPT = """
 import signal, sys
 from pathlib import Path
+import forked
+from student.run import local_server
 from student.lab.tiny.summary import read_summary
 from student.lab.experiment import Arm, Experiment
 from student.lab.experiments.common import recipe
@@ -21,6 +22,7 @@ from student.lab.runner import run_experiment
 from student.lab.world import WorldModels
 
 if __name__ == "__main__":
+    local_server.subprocess = forked.servers()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     world, root = Path(sys.argv[1]), Path(sys.argv[2])
     experiment = Experiment(
@@ -36,14 +38,8 @@ if __name__ == "__main__":
 def test_a_stopped_lab_saves_its_runs_and_begins_no_others(world: Path, tmp_path: Path) -> None:
     script, log = tmp_path / "lab.py", tmp_path / "lab.log"
     script.write_text(SCRIPT)
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            [sys.executable, str(script), str(world), str(tmp_path)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
+    command = [sys.executable, str(script), str(world), str(tmp_path)]
+    process = forked.Program(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, log=log)
     folder = tmp_path / "quick" / "long"
 
     def said() -> str:
@@ -61,8 +57,7 @@ def test_a_stopped_lab_saves_its_runs_and_begins_no_others(world: Path, tmp_path
         wait_until(lambda: process.poll() is not None, 240, why=said)
         assert process.returncode == 128 + signal.SIGTERM, said()
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with its workers and its server, should the test have failed
-        process.wait()
+        process.kill()
+        process.wait(120)
     assert len(list(folder.glob("*/*/seed-*.log"))) == 2, said()
     assert len(list(folder.glob("*/*/seed-*/checkpoints/step-*"))) == 2, said()
