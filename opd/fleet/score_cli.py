@@ -1,5 +1,6 @@
 """`opd score`: score a file of rows against a fleet, to read the numbers or to train from them without a teacher."""
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -96,13 +97,14 @@ def _check_stored(
     scores: "Sequence[Scores]",
 ) -> None:
     """Check that every row is in the store: the cache that writes them only warns when the disk fails."""
-    from opd.fleet.record.store import ScoreStore, score_key
+    from opd.fleet.record.row import score_key
+    from opd.fleet.record.store import ScoreStore
 
-    store = ScoreStore(out)
     keys = [score_key(found.weights_hash, item, spec, temperature) for item, found in zip(items, scores, strict=True)]
-    missing = sum(key not in store for key in keys)
-    info = store.teachers().get(teacher)
-    headless = spec.kind == "hidden" and (info is None or store.head(info.head.hash) is None)
+    with contextlib.closing(ScoreStore(out)) as store:
+        missing = sum(key not in store for key in keys)
+        info = store.teachers().get(teacher)
+        headless = spec.kind == "hidden" and (info is None or store.head(info.head.hash) is None)
     if missing or info is None or headless:
         what = "the head" if headless and not missing else f"{missing} of {len(keys)} rows"
         raise DataError(

@@ -2,10 +2,13 @@
 
 import concurrent.futures
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from opd.fleet.record.store import ScoreStore, score_key
+from opd.errors import DataError
+from opd.fleet.record.row import StoredRow, score_key
+from opd.fleet.record.store import ScoreStore
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 
@@ -24,6 +27,8 @@ class CachedScores:
     def __init__(self, store: ScoreStore) -> None:
         self._store = store
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="opd-fleet-cache")
+        self._lock = threading.Lock()
+        self._waiting: list[StoredRow] = []
         self._described: set[tuple[str, str]] = set()
         self.hits = 0
         self.misses = 0
@@ -50,7 +55,7 @@ class CachedScores:
                 future.set_result(found)
             else:
                 self.misses += 1
-                future.add_done_callback(self._keeper(info.name, item, spec, temperature))
+                future.add_done_callback(_Keeper(self, info.name, item, spec, temperature))
 
     def keep_head(self, head: Head) -> None:
         """Keep a fetched head beside the hidden states that need it."""
@@ -59,19 +64,28 @@ class CachedScores:
     def close(self) -> None:
         """Finish what is being written."""
         self._writer.shutdown(wait=True)
+        self._attempt(self._store.close)
 
-    def _keeper(self, teacher: str, item: ScoreItem, spec: PayloadSpec, temperature: float) -> "_Keeper":
-        return _Keeper(self, teacher, item, spec, temperature)
+    def write(self, row: StoredRow) -> None:
+        """Keep a row, soon."""
+        with self._lock:
+            self._waiting.append(row)
+        self._writer.submit(self._write_waiting)
 
-    def write(self, teacher: str, item: ScoreItem, spec: PayloadSpec, temperature: float, scores: Scores) -> None:
-        """Keep a row's scores, soon."""
-        self._writer.submit(self._attempt, lambda: self._store.put(teacher, item, spec, temperature, scores))
+    def _write_waiting(self) -> None:
+        with self._lock:  # what came while the last rows were written goes to the disk together
+            rows, self._waiting = self._waiting, []
+        if rows:
+            self._attempt(lambda: self._store.put(rows))
 
     def _attempt(self, action: Callable[[], T]) -> T | None:
         try:
             return action()
         except OSError as error:
             log.warning("the score cache %s cannot be used: %s", self._store.folder, error.strerror)
+            return None
+        except DataError as error:
+            log.warning("%s", error)
             return None
 
 
@@ -86,4 +100,4 @@ class _Keeper:
 
     def __call__(self, future: concurrent.futures.Future[Scores]) -> None:
         if not future.cancelled() and future.exception() is None:
-            self._cache.write(*self._row, future.result())
+            self._cache.write(StoredRow(*self._row, future.result()))

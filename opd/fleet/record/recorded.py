@@ -15,7 +15,8 @@ import numpy as np
 from opd.errors import ConfigError, DataError, TeacherNotFoundError
 from opd.fleet.membership.agreement import AgreementReport
 from opd.fleet.membership.outage import Outage, OutageHooks
-from opd.fleet.record.store import ScoreStore, score_key
+from opd.fleet.record.row import score_key
+from opd.fleet.record.store import ScoreStore
 from opd.fleet.source import ScoreFuture, ScoreSource
 from opd.fleet.status.records import FleetCounters, FleetStatus, TeacherStatus
 from opd.fleet.weights import WeightsUpdate
@@ -143,4 +144,5 @@ class RecordedFleet(ScoreSource):
         """Never calls the watcher: a recorded row has no latency to observe."""
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Close the store's file."""
+        self.store.close()

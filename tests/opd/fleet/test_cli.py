@@ -202,14 +202,14 @@ def test_hidden_states_without_a_store_are_refused_before_they_are_computed(
 def test_rows_that_could_not_be_kept_are_not_called_stored(
     tiny: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, data: bytes) -> None:
+    def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     server = tiny.serve()
     write_rows(tmp_path / "rows.jsonl", 2)
     arguments = ["--rows", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "store")]
     with monkeypatch.context() as disk:
-        disk.setattr("opd.fleet.record.store._write", full)
+        disk.setattr("opd.fleet.record.blobs.Blobs.put", full)
         with pytest.raises(DataError, match=r"2 of 2 rows .* could not be kept"):
             run("score", server.address, *arguments)
     assert "2 rows" in run("score", server.address, *arguments)

@@ -1,4 +1,8 @@
-import os
+import contextlib
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,7 +11,8 @@ import pytest
 
 from opd.errors import ConfigError, DataError, TeacherNotFoundError
 from opd.fleet.client import TeacherFleet
-from opd.fleet.record.store import ScoreStore, score_key
+from opd.fleet.record.row import StoredRow, score_key, to_bytes
+from opd.fleet.record.store import ScoreStore
 from opd.fleet.settings import CacheSettings
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
 
@@ -57,17 +62,33 @@ def test_a_record_replaces_the_teacher(tiny: SimpleNamespace, tmp_path: Path) ->
             fleet.describe("code")
 
 
-def test_a_store_can_be_iterated_as_a_data_set(tmp_path: Path) -> None:
-    store = ScoreStore(tmp_path)
-    rows = {}
-    for i in range(5):
-        item = ScoreItem(np.arange(i + 3, dtype=np.uint32), 2)
-        scores = Scores(sampled=np.full(i + 1, -1.0, np.float32), weights_hash="w", wire_bytes=4)
-        rows[store.put("t", item, PayloadSpec.sampled(), 0.7, scores)] = item
-    found = {entry.key: entry for entry in store.entries()}
-    assert found.keys() == rows.keys() and len(store) == 5
-    for key, entry in found.items():
-        assert np.array_equal(entry.item.token_ids, rows[key].token_ids) and entry.item.prompt_length == 2
+def row(number: int, size: int = 100) -> StoredRow:
+    item = ScoreItem(np.full(size, number, dtype=np.uint32), 1)
+    scores = Scores(sampled=np.full(size - 1, -2.0, np.float32), weights_hash="w", wire_bytes=4)
+    return StoredRow("t", item, PayloadSpec.sampled(), 0.7, scores)
+
+
+def overwrite(folder: Path, key: str, data: bytes) -> None:
+    with contextlib.closing(sqlite3.connect(folder / "scores.sqlite")) as database, database:
+        of_key = "WHERE id = (SELECT id FROM rows WHERE key = ?)"
+        changed = database.execute(f"UPDATE payloads SET data = ? {of_key}", (data, bytes.fromhex(key)))
+        assert changed.rowcount == 1
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ScoreStore]:
+    with contextlib.closing(ScoreStore(tmp_path)) as store:
+        yield store
+
+
+def test_a_store_can_be_iterated_as_a_data_set(store: ScoreStore) -> None:
+    rows = {row(number).key: row(number) for number in range(5)}
+    assert store.put(list(rows.values())) == list(rows)
+    store.put([row(3)])
+    found = list(store.entries())
+    assert [entry.key for entry in found] == sorted(rows) and len(store) == 5
+    for entry in found:
+        assert np.array_equal(entry.item.token_ids, rows[entry.key].item.token_ids) and entry.item.prompt_length == 1
         assert entry.temperature == 0.7 and entry.teacher == "t" and entry.scores.wire_bytes == 4
 
 
@@ -91,84 +112,138 @@ def test_everything_the_numbers_depend_on_is_in_the_key() -> None:
     assert base == score_key("w", ScoreItem(ids.copy(), 2, gather.copy()), PayloadSpec.gather(1), 1.0)
 
 
-def put_one(store: ScoreStore, number: int = 0, size: int = 100) -> Path:
-    item = ScoreItem(np.full(size, number, dtype=np.uint32), 1)
-    scores = Scores(sampled=np.full(size - 1, -2.0, np.float32), weights_hash="w")
-    key = store.put("t", item, PayloadSpec.sampled(), 1.0, scores)
-    return store.folder / "scores" / key[:2] / f"{key}.safetensors"
-
-
 @pytest.mark.parametrize("position", [3, 60, 400, -1])
-def test_a_damaged_entry_is_dropped_from_a_cache_and_named_by_a_data_set(tmp_path: Path, position: int) -> None:
-    store = ScoreStore(tmp_path)
-    path = put_one(store)
-    data = bytearray(path.read_bytes())
+def test_a_damaged_row_is_dropped_from_a_cache_and_named_by_a_data_set(store: ScoreStore, position: int) -> None:
+    key, kept = store.put([row(0), row(1)])
+    data = bytearray(to_bytes(row(0)))
     data[position] ^= 0x10
-    path.write_bytes(data)
-    with pytest.raises(DataError, match=path.stem):
+    overwrite(store.folder, key, bytes(data))
+    with pytest.raises(DataError, match=key):
         list(store.entries())
-    assert store.get(path.stem) is None and not path.exists()
+    assert store.get(key) is None and key not in store
+    assert store.get(kept) is not None and len(store) == 1
 
 
-def test_a_damaged_entry_of_a_record_is_named_and_left_where_it_is(tiny: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_damaged_row_of_a_record_is_named_and_left_where_it_is(tiny: SimpleNamespace, tmp_path: Path) -> None:
     item = tiny.items(1)[0]
     with TeacherFleet.connect(tiny.serve().address, settings=caching(tiny, tmp_path)) as fleet:
         fleet.score("math", [item], PayloadSpec.sampled())
-    (path,) = (tmp_path / "scores").rglob("*.safetensors")
-    data = path.read_bytes()
+    with contextlib.closing(ScoreStore(tmp_path)) as store:
+        (found,) = store.entries()
+    data = to_bytes(found)
     for damaged in (data[:-1], data.replace(b'"k":"0"', b'"k":"1"')):
         assert damaged != data
-        path.write_bytes(damaged)
-        with TeacherFleet.connect(f"store:{tmp_path}") as fleet, pytest.raises(DataError, match=path.stem):
-            fleet.score("math", [item], PayloadSpec.sampled())
-        assert path.read_bytes() == damaged
+        overwrite(tmp_path, found.key, damaged)
+        with TeacherFleet.connect(f"store:{tmp_path}") as fleet:
+            for _ in range(2):
+                with pytest.raises(DataError, match=found.key):
+                    fleet.score("math", [item], PayloadSpec.sampled())
 
 
-def test_a_truncated_entry_is_dropped(tmp_path: Path) -> None:
-    store = ScoreStore(tmp_path)
-    path = put_one(store)
-    path.write_bytes(path.read_bytes()[:-7])
-    assert store.get(path.stem) is None
+def test_a_row_under_a_foreign_key_is_refused(store: ScoreStore) -> None:
+    one, two = store.put([row(1), row(2)])
+    overwrite(store.folder, two, to_bytes(row(1)))
+    assert store.get(two) is None and store.get(one) is not None
 
 
-def test_an_entry_under_a_foreign_name_is_refused(tmp_path: Path) -> None:
-    store = ScoreStore(tmp_path)
-    one, two = put_one(store, 1), put_one(store, 2)
-    two.write_bytes(one.read_bytes())
-    assert store.get(two.stem) is None and store.get(one.stem) is not None
-
-
-def test_the_least_recently_used_entries_make_room_and_the_log_says_so_once(
+def test_the_least_recently_used_rows_make_room_and_the_log_says_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    size = put_one(ScoreStore(tmp_path / "one")).stat().st_size
-    store = ScoreStore(tmp_path / "cache", max_bytes=10 * size)
-    paths = []
-    for number in range(10):
-        paths.append(put_one(store, number))
-        os.utime(paths[-1], ns=(number, number))
-    assert store.get(paths[0].stem) is not None
-    assert not caplog.records
-    put_one(store, 10)
-    assert paths[0].exists() and not paths[1].exists()
-    assert len(store) <= 10
-    for number in range(11, 20):
-        put_one(store, number)
-    assert len(store) <= 10 and "used least recently are dropped" in "".join(r.message for r in caplog.records)
-    assert len(caplog.records) == 1
+    bound = 400_000
+    size = 4 * 2500
+    keys = []
+    with contextlib.closing(ScoreStore(tmp_path, bound)) as store:
+        for number in range(10):
+            keys += store.put([row(number, size // 8)])
+        assert store.get(keys[0]) is not None
+    assert not caplog.records and len(keys) == 10
+    # The use of the first row outlives the process that read it.
+    with contextlib.closing(ScoreStore(tmp_path, bound)) as store:
+        number = 10
+        while keys[1] in store:
+            keys += store.put([row(number, size // 8)])
+            number += 1
+        assert keys[0] in store and keys[-1] in store and 12 < len(store) < number < 60
+        for more in range(number, number + 60):
+            keys += store.put([row(more, size // 8)])
+            assert (tmp_path / "scores.sqlite").stat().st_size <= bound
+        kept = [key in store for key in keys]
+        assert kept == sorted(kept) and kept[-12]  # the oldest go first
+    (said,) = caplog.records
+    assert "used least recently are dropped" in said.message
+    with contextlib.closing(ScoreStore(tmp_path, bound // 4)) as store:
+        assert keys[-1] in store
+        store.put([row(99), row(100, bound)])
+        assert row(99).key in store and row(100, bound).key not in store  # one that never fits is not kept
+        assert (tmp_path / "scores.sqlite").stat().st_size <= bound // 4
     assert CacheSettings().max_bytes == 50 * 2**30
 
 
-def test_no_half_written_file_stays_behind(tmp_path: Path) -> None:
-    store = ScoreStore(tmp_path)
-    put_one(store)
-    assert not list(tmp_path.rglob(".writing-*"))
+WRITER = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from test_store import ScoreStore, row
+store, first = ScoreStore(Path(sys.argv[1])), int(sys.argv[3])
+print("open", flush=True)
+for number in range(first, first + int(sys.argv[4])):
+    store.put([row(number, 2000)])
+    print(number, flush=True)
+"""
+
+
+def writer(folder: Path, first: int, rows: int) -> "subprocess.Popen[str]":
+    arguments = [sys.executable, "-c", WRITER, str(folder), str(Path(__file__).parent), str(first), str(rows)]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "open\n"
+    return process
+
+
+def test_a_killed_writer_leaves_whole_rows_and_others_go_on(tmp_path: Path) -> None:
+    killed, other = writer(tmp_path, 0, 10**6), writer(tmp_path, 10**6, 20)
+    try:
+        assert killed.stdout is not None
+        written = [int(killed.stdout.readline()) for _ in range(10)]
+        killed.kill()
+        written += [int(line) for line in killed.stdout.read().split()]
+        rest, _ = other.communicate(timeout=300)
+    finally:
+        for process in (killed, other):
+            process.kill()
+            process.communicate()
+    assert other.returncode == 0
+    written += [int(line) for line in rest.split()]
+    with contextlib.closing(ScoreStore(tmp_path)) as store:
+        found = {int(entry.item.token_ids[0]) for entry in store.entries()}  # every row passes its checksum
+        assert found >= set(written) and len(found - set(written)) <= 1  # one may have been kept and not told
+        store.put([row(7 * 10**6)])
+        assert row(7 * 10**6).key in store
+
+
+def test_a_store_that_is_cut_off_or_of_another_form_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    for name in ("torn", "newer"):
+        with contextlib.closing(ScoreStore(tmp_path / name)) as store:
+            store.put([row(number) for number in range(200)])
+    torn = tmp_path / "torn" / "scores.sqlite"
+    torn.write_bytes(torn.read_bytes()[: -torn.stat().st_size // 2])
+    with pytest.raises(DataError, match=r"torn.* is damaged"):
+        ScoreStore(torn.parent)
+    torn.write_bytes(b"no store " * 1000)
+    with pytest.raises(DataError, match=r"torn.* is damaged: file is not a database; remove it"):
+        ScoreStore(torn.parent)
+    with contextlib.closing(sqlite3.connect(tmp_path / "newer" / "scores.sqlite")) as database:
+        database.execute("PRAGMA user_version = 9")
+    with pytest.raises(DataError, match="has form 9, this opd reads form 1"):
+        ScoreStore(tmp_path / "newer")
+    (tmp_path / "old" / "scores" / "ab").mkdir(parents=True)
+    with pytest.raises(DataError, match="has a file per row, as earlier versions wrote it"):
+        ScoreStore(tmp_path / "old")
 
 
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a score store"):
         TeacherFleet.connect(f"store:{tmp_path}")
-    ScoreStore(tmp_path)
+    ScoreStore(tmp_path).close()
     with pytest.raises(DataError, match="holds no teacher"):
         TeacherFleet.connect(f"store:{tmp_path}")
     with pytest.raises(ConfigError, match="must stand alone"):

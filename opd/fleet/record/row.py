@@ -1,0 +1,112 @@
+"""A stored row: its key, and its form as bytes.
+
+The key is the SHA-256 of everything the numbers depend on: weights hash, token ids, prompt length, ids to gather,
+payload and temperature. The bytes are a safetensors file with a CRC32C of the arrays, and hold the row as well as its
+scores, so that a store can be iterated as a data set.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from opd.errors import DataError, InvalidRequestError
+from opd.wire.checksum import crc32c
+from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
+
+_FIELDS = ("sampled", "values", "ids", "log_tail", "hidden", "logits")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRow:
+    """One stored row: what was asked and what came back."""
+
+    teacher: str
+    item: ScoreItem
+    spec: PayloadSpec
+    temperature: float
+    scores: Scores
+
+    @property
+    def key(self) -> str:
+        """Where the store keeps it."""
+        return score_key(self.scores.weights_hash, self.item, self.spec, self.temperature)
+
+
+def score_key(weights_hash: str, item: ScoreItem, spec: PayloadSpec, temperature: float = 1.0) -> str:
+    """SHA-256, in hex, of everything the scores of a row depend on."""
+    digest = hashlib.sha256()
+    what = [weights_hash, spec.kind.value, spec.k, spec.value_dtype, float(temperature), item.prompt_length]
+    digest.update(json.dumps([*what, len(item.token_ids)]).encode())
+    digest.update(np.ascontiguousarray(item.token_ids, "<u4").tobytes())
+    if item.gather_ids is not None and spec.kind is PayloadKind.GATHER:
+        digest.update(np.ascontiguousarray(item.gather_ids, "<u4").tobytes())
+    return digest.hexdigest()
+
+
+def to_bytes(row: StoredRow) -> bytes:
+    """A row as a store keeps it."""
+    arrays = {name: getattr(row.scores, name) for name in _FIELDS if getattr(row.scores, name) is not None}
+    if row.spec.kind is PayloadKind.GATHER and row.item.gather_ids is not None:
+        # The caller's own ids come back as `ids`; they are kept once.
+        arrays.pop("ids", None)
+        arrays["gather_ids"] = row.item.gather_ids
+    arrays["token_ids"] = np.asarray(row.item.token_ids, np.uint32)
+    arrays = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
+    meta = {
+        "teacher": row.teacher,
+        "prompt_length": str(row.item.prompt_length),
+        "kind": row.spec.kind.value,
+        "k": str(row.spec.k),
+        "value_dtype": row.spec.value_dtype,
+        "temperature": repr(float(row.temperature)),
+        "weights_hash": row.scores.weights_hash,
+        "wire_bytes": str(row.scores.wire_bytes),
+        "crc32c": str(_checksum(arrays)),
+    }
+    return save(arrays, meta)
+
+
+def from_bytes(key: str, data: bytes, where: object) -> StoredRow:
+    """The row that `to_bytes` wrote.
+
+    Raises:
+        DataError: the bytes are damaged, or are not those of the key; names the key and `where` it was kept.
+    """
+    try:
+        arrays, meta = load_with_meta(data)
+        if _checksum(arrays) != int(meta["crc32c"]):
+            raise ValueError("its checksum does not match")
+        spec = PayloadSpec(PayloadKind(meta["kind"]), int(meta["k"]), meta["value_dtype"])
+        gather = arrays.get("gather_ids")
+        item = ScoreItem(arrays["token_ids"], int(meta["prompt_length"]), gather)
+        fields: dict[str, Any] = {name: arrays.get(name) for name in _FIELDS}
+        if spec.kind is PayloadKind.GATHER:
+            fields["ids"] = gather
+        scores = Scores(**fields, weights_hash=meta["weights_hash"], wire_bytes=int(meta["wire_bytes"]))
+        row = StoredRow(meta["teacher"], item, spec, float(meta["temperature"]), scores)
+        if row.key != key:
+            raise ValueError("they do not belong to their key")
+    except (KeyError, ValueError, InvalidRequestError, SafetensorError) as error:
+        raise DataError(f"stored scores {key} in {where} are damaged: {error}; remove it and score again.") from error
+    return row
+
+
+def load_with_meta(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Arrays and metadata of a safetensors file."""
+    arrays = load(data)
+    # `load` drops the metadata, which stand in the header: 8 bytes of its length, then JSON.
+    length = int.from_bytes(data[:8], "little")
+    return arrays, json.loads(data[8 : 8 + length]).get("__metadata__", {})
+
+
+def _checksum(arrays: dict[str, NDArray[Any]]) -> int:
+    value = 0
+    for name in sorted(arrays):
+        value = crc32c(arrays[name].tobytes(), value)
+    return value
