@@ -29,6 +29,7 @@ STEP = (
         "updates_skipped",
         "rollout_rounds",
         "sampled_rows",
+        "episodes_broken",
         "grad_norm",
     ),
     *("grad_clipped", "learning_rate", "response_length", "truncation_rate", "repetition", "stop_log_ratio"),

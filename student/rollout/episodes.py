@@ -15,6 +15,7 @@ its turns.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 Sample = Callable[[Sequence[PlannedRow], "tuple[object, ...]"], "list[Row]"]
 OnRow = Callable[[Row], None]
+log = logging.getLogger(__name__)
 
 
 class EpisodeSettings(Settings):
@@ -51,9 +53,11 @@ class EpisodeSettings(Settings):
     isolation: Literal["process", "none"] = Field(
         "process",
         description="process: every episode in a process of its own, with time limits; none: in the student's process, "
-        "for environments that neither hang nor crash.",
+        "for environments that neither hang nor crash it. What raises costs its own episode either way.",
     )
-    limits: PoolSettings = Field(default_factory=PoolSettings, description="Of environments in processes.")
+    limits: PoolSettings = Field(
+        default_factory=PoolSettings, description="Of episodes; time and memory are limited in processes alone."
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +82,7 @@ class _Episode:
     tools: bool = False
     bad_calls: float = 0.0
     ended: str = ""
+    why: str = ""  # it broke: one clause for people
     success: bool | None = None
 
     def take(self, row: Row) -> None:
@@ -104,6 +109,10 @@ class _Episode:
             self.states.append(self.shown[0])
             self.agents.append(self.shown[1])
         self.hear(ids, k, learnt=learnt)
+
+    def stop(self, error: EpisodeError) -> None:
+        """End it as broken."""
+        self.ended, self.why = f"broken: {error.kind}", error.reason
 
     def see(self, seen: Observation) -> None:
         """Keep where the environment stands: what it says of itself in info, or else what it shows."""
@@ -167,6 +176,7 @@ class EpisodePlayer:
                     on_row(rows[number])
             active = {number: episode for number, episode in episodes.items() if not episode.ended}
             if not active:
+                _tell(list(episodes.values()))
                 return [rows[number] for number in range(len(planned))]
             self._turn(active, sample, purpose)
 
@@ -190,7 +200,7 @@ class EpisodePlayer:
 
     def _open(self, episode: _Episode, seen: Seen) -> None:
         if isinstance(seen, EpisodeError):
-            episode.ended = f"broken: {seen.kind}"
+            episode.stop(seen)
             return
         episode.prompt = with_observation(episode.planned.prompt, seen.text, self._tokenizer, seen.tools)
         episode.tools = bool(seen.tools)
@@ -257,7 +267,7 @@ class EpisodePlayer:
     def _answer(self, episode: _Episode, seen: Seen) -> None:
         """Take in what the environment answered to the last action."""
         if isinstance(seen, EpisodeError):
-            episode.ended = f"broken: {seen.kind}"
+            episode.stop(seen)
             return
         episode.bad_calls += float(seen.info.get("bad_calls", 0))
         if episode.turns and len(episode.rewards) < len(episode.turns):
@@ -346,6 +356,22 @@ class EpisodePlayer:
             if text not in self._worlds:
                 spec = json.loads(text)
                 isolated = self._settings.isolation == "process"
-                self._worlds[text] = EnvironmentPool(spec, self._settings.limits) if isolated else InProcess(spec)
+                limits = self._settings.limits
+                self._worlds[text] = EnvironmentPool(spec, limits) if isolated else InProcess(spec, limits)
             found |= call(self._worlds[text], numbers)
         return {number: found[number] for number in episodes}
+
+
+def _tell(episodes: Sequence[_Episode]) -> None:
+    """Say how many episodes broke, and how the first of them did."""
+    broken = [episode for episode in episodes if episode.why]
+    if broken:
+        name = broken[0].planned.prompt.extra[ENVIRONMENT].get("name")
+        log.warning(
+            "%d of %d episodes broke; the first, of environment %r, %s: %s.",
+            len(broken),
+            len(episodes),
+            name,
+            broken[0].ended.removeprefix("broken: "),
+            broken[0].why,
+        )

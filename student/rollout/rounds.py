@@ -253,7 +253,10 @@ class Rollouts:
 
     def counts(self) -> dict[str, float]:
         """Of this rank, to be added up over ranks: what `metrics` wants."""
+        ended = [row.tags["ended"] for row in self.rows if "ended" in row.tags]
+        broken = sum(how.startswith("broken") for how in ended)
         found: dict[str, float] = {"sampled_rows": float(len(self.rows))}
+        found |= {"top/episodes_broken": float(broken), "bottom/episodes_broken": float(len(ended))}
         for name, (top, bottom) in self.measured.items():
             found |= {f"top/{name}": top, f"bottom/{name}": bottom}
         return found

@@ -66,6 +66,37 @@ def test_episodes_in_processes_give_the_run_that_they_give_in_process(
 
 
 @pytest.mark.slow
+def test_an_environment_that_goes_wrong_costs_its_episodes_and_not_the_run_in_process_or_not(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]]
+) -> None:
+    found, shares = [], []
+    unruly = {"task": "tests.support.environments:Unruly", "options": {"digits": 3, "turns": 5}}
+    for isolation in ("none", "process"):
+        rollout = LOCK["rollout"] | {"episodes": LOCK["rollout"]["episodes"] | {"isolation": isolation}}
+        objective = [{"name": "opd", "payload": "gather", "k": 8}, {"name": "grpo"}]
+        rollout |= {"prompts_per_step": 4, "samples_per_prompt": 2}
+        changes = {"prompts": unruly, "rollout": rollout, "objective": objective, "train": {"steps": 3}}
+        recipe = make_recipe(**LOCK | changes, run=str(tmp_path / isolation))
+        found.append(hashes(Path(train(recipe)["checkpoint"])))
+        shares.append([line["episodes_broken"] for line in metrics(recipe)])
+    assert found[0] == found[1] and shares[0] == shares[1]
+    assert all(0 < share < 1 for share in shares[0]), shares
+
+
+@pytest.mark.slow
+def test_a_run_whose_every_episode_breaks_ends_with_the_weights_it_began_with(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]]
+) -> None:
+    useless = {"task": "tests.support.environments:Useless", "options": {"digits": 3, "turns": 5}}
+    recipe = make_recipe(**LOCK | {"prompts": useless}, run=str(tmp_path / "run"), train={"steps": 2})
+    checkpoint = Path(train(recipe)["checkpoint"])
+    assert all(line["episodes_broken"] == 1 and line["updates_skipped"] == 1 for line in metrics(recipe))
+    began = load_file(Path(recipe.model.path) / "model.safetensors")
+    ended = load_file(checkpoint / "model" / "model.safetensors")
+    assert all(torch.equal(ended[name], tensor) for name, tensor in began.items())
+
+
+@pytest.mark.slow
 def test_a_run_that_is_killed_inside_an_episode_resumes_to_the_same_weights(
     make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]]
 ) -> None:

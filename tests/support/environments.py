@@ -21,18 +21,28 @@ class Naughty:
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
         self.turn = 0
+        if prompt.text == "raise":
+            raise ValueError("as asked")
         return Observation(prompt.text or "")
 
     def step(self, action: str) -> Any:
         self.turn += 1
         if action == "raise":
             raise ValueError("as asked")
+        if action == "leave":
+            raise SystemExit("as asked")
         if action == "hang":
             time.sleep(1000)
         if action == "exit":
             os._exit(3)
         if action == "number":
             return 7
+        if action == "surrogate":
+            return Observation("\ud800")
+        if action == "tools":
+            return Observation("", tools=("hammer",))  # type: ignore[arg-type]
+        if action == "calls":
+            return Observation("", info={"bad_calls": "many"})
         if action == "bytes":
             return Observation(b"x")  # type: ignore[arg-type]
         if action == "gigabytes":
@@ -82,3 +92,41 @@ class Deadly(Lock):
             open(self.options.flag, "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
         return seen
+
+
+WAYS = ("reset", "step", "number", "bytes", "megabytes", "fine", "fine", "fine", "fine", "fine")
+"""What goes wrong with an unruly lock, by the last digit of its program."""
+
+
+class Unruly(Lock):
+    """A lock that goes wrong in half of its problems, and raises whenever it is closed after an episode."""
+
+    name = "tests.support.environments:Unruly"
+    way = ""
+
+    def reset(self, prompt: Prompt, seed: int) -> Observation:
+        self.way = WAYS[int(prompt.extra["program"][-1])]
+        if self.way == "reset":
+            raise OSError("as asked")
+        return super().reset(prompt, seed)
+
+    def step(self, action: str) -> Any:
+        seen = super().step(action)
+        if self._turn < 2 or self.way == "fine":
+            return seen
+        if self.way == "step":
+            raise ValueError("as asked")
+        return {"number": 7, "bytes": Observation(b"x"), "megabytes": Observation("x" * 2**21)}[self.way]  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        if self.way:
+            raise OSError("as asked")
+
+
+class Useless(Lock):
+    """A lock that cannot be begun."""
+
+    name = "tests.support.environments:Useless"
+
+    def reset(self, prompt: Prompt, seed: int) -> Observation:
+        raise OSError("as asked")

@@ -66,14 +66,23 @@ class Observation:
         """What `to_dict` gave, checked.
 
         Raises:
-            DataError: for text that is no string or longer than `longest` characters, or a reward that is not finite.
+            DataError: for text that is no string, not Unicode, or longer than `longest` characters, a reward that is
+                not finite, or tools and info that are not what they should be.
         """
         text, reward = data.get("text"), data.get("reward")
         if not isinstance(text, str):
             raise DataError(f"the observation is {type(text).__name__}, not text")
-        results = tuple(data.get("results") or ())
-        if not all(isinstance(result, str) for result in results):
+        tools, info, results = data.get("tools") or (), data.get("info") or {}, data.get("results") or ()
+        if not (isinstance(results, (list, tuple)) and all(isinstance(result, str) for result in results)):
             raise DataError("a tool's result is not text")
+        if not (isinstance(tools, (list, tuple)) and all(isinstance(tool, Mapping) for tool in tools)):
+            raise DataError("its tools are not a list of JSON schemas")
+        if not (isinstance(info, Mapping) and isinstance(info.get("bad_calls", 0), (int, float))):
+            raise DataError("its info is not a mapping, or info.bad_calls is not a number")
+        try:
+            "".join([text, *results]).encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"the observation is not Unicode text ({error.reason})") from error
         length = len(text) + sum(map(len, results))
         if length > longest:
             raise DataError(f"the observation has {length} characters, over the limit of {longest}")
@@ -81,12 +90,12 @@ class Observation:
             raise DataError(f"the reward {reward!r} is not a finite number")
         return cls(
             text=text,
-            tools=tuple(data.get("tools") or ()),
+            tools=tuple(tools),
             reward=None if reward is None else float(reward),
             done=bool(data.get("done")),
             success=data.get("success"),
-            info=data.get("info") or {},
-            results=results,
+            info=info,
+            results=tuple(results),
         )
 
 

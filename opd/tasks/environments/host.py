@@ -60,9 +60,24 @@ def answer(environment: Environment, request: dict[str, Any]) -> dict[str, Any]:
         seen = environment.reset(prompt_from_dict(request["prompt"]), request["seed"])
     else:
         seen = environment.step(request["action"])
+    return answer_with(seen)
+
+
+def answer_with(seen: object) -> dict[str, Any]:
+    """What is sent for what an environment returned.
+
+    Raises:
+        TypeError: when that is no observation.
+    """
     if not isinstance(seen, Observation):
         raise TypeError(f"it returned {type(seen).__name__} instead of an Observation")
     return {"observation": seen.to_dict()}
+
+
+def explain(error: BaseException) -> str:
+    """What was raised, and where: one clause."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({os.path.basename(place.filename)}:{place.lineno})"
 
 
 def _play(connection: socket.socket, spec: dict[str, Any]) -> None:
@@ -74,9 +89,7 @@ def _play(connection: socket.socket, spec: dict[str, Any]) -> None:
             try:
                 reply = json.dumps(answer(environment, json.loads(line)))
             except Exception as error:
-                place = traceback.extract_tb(error.__traceback__)[-1]
-                where = f"{os.path.basename(place.filename)}:{place.lineno}"
-                reply = json.dumps({"error": f"{type(error).__name__}: {error} ({where})"})
+                reply = json.dumps({"error": explain(error)})
             lines.write(reply.encode() + b"\n")
             lines.flush()
     finally:

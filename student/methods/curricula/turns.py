@@ -45,8 +45,8 @@ def turn_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Metrics of a step's episodes.
 
     Returns:
-        turns: mean turns of the student; episodes_broken and episodes_ended_in_replay: their shares; trajectory_kl:
-        mean sum of an episode, nats; kl_by_turn/N: mean of turn N, nats; kl_escalation: mean of the last third of the
+        turns: mean turns of the student; episodes_ended_in_replay: their share; trajectory_kl: mean sum of an episode,
+        nats; kl_by_turn/N: mean of turn N, nats; kl_escalation: mean of the last third of the
         turns over that of the first third, above 1 where the student drifts away as episodes go on.
     """
     played = [outcome for outcome in outcomes if "ended" in outcome.tags]
@@ -55,7 +55,6 @@ def turn_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     ended = [outcome.tags["ended"] for outcome in played]
     metrics = {
         "turns": float(np.mean([outcome.notes.get("turns", 0.0) for outcome in played])),
-        "episodes_broken": float(np.mean([how.startswith("broken") for how in ended])),
         "episodes_ended_in_replay": float(np.mean([how == "replay" for how in ended])),
     }
     by_turn = turn_divergences(played)

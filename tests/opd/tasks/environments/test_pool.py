@@ -58,6 +58,9 @@ def test_many_episodes_play_as_one_does_alone() -> None:
         ("number", "raised", "returned int instead of an Observation"),
         ("megabytes", "invalid", "over the limit of 1000"),
         ("bytes", "raised", "not JSON serializable"),
+        ("surrogate", "invalid", "not Unicode text"),
+        ("tools", "raised", "ValueError"),
+        ("calls", "invalid", "info.bad_calls is not a number"),
     ],
 )
 def test_an_episode_that_breaks_is_told_apart_and_leaves_the_others_alone(

@@ -110,7 +110,7 @@ def test_metrics_tell_escalation_and_broken_episodes() -> None:
     assert turn_divergences(found) == {0: 2.0, 1: 2.0, 2: 3.0}
     metrics = turn_metrics(found)
     assert metrics["kl_escalation"] == pytest.approx(1.5) and metrics["trajectory_kl"] == pytest.approx(5.5)
-    assert metrics["episodes_broken"] == 0.5 and metrics["kl_by_turn/3"] == 3.0 and metrics["turns"] == 2.5
+    assert metrics["kl_by_turn/3"] == 3.0 and metrics["turns"] == 2.5
     assert turn_metrics([]) == {}
     services: Any = SimpleNamespace(outcomes=found)
     assert make().after_update(4, services)["turn_depth"] == 3.0
