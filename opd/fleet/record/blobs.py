@@ -140,6 +140,8 @@ class Blobs:
         """
         if not self._max_bytes:
             return True
+        if size > _TRIM_TO * self._max_bytes:
+            return False
         surplus = (self._pages("page_count") - self._pages("freelist_count")) * _PAGE + size - self._max_bytes
         if surplus > 0:
             self._say_so_once()
@@ -152,7 +154,7 @@ class Blobs:
                 dropped.append(key)
                 surplus -= length
             _delete(database, dropped)
-        return size <= _TRIM_TO * self._max_bytes
+        return True
 
     def _shrink(self) -> None:
         """Give the disk back what a file that had a larger bound holds beyond this one."""
