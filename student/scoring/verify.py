@@ -3,6 +3,7 @@
 An answer whose check hangs holds up its own row, for as long as the verifier's time limit; the others go on.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError as Withdrawn
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -12,6 +13,8 @@ from opd.tasks.verdict import Verdict
 from student.data.row import Row
 
 _POLL_SECONDS = 0.5
+_MOST_REASONS = 3
+_log = logging.getLogger(__name__)
 
 
 class Verification:
@@ -26,6 +29,7 @@ class Verification:
         self._source = source
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="verify")
         self._pending: dict[int, Future[Verdict]] = {}
+        self._told: set[str] = set()
 
     def submit(self, row: Row) -> None:
         """Begin to judge a row; returns at once. One that has a verdict, its environment's, keeps it."""
@@ -57,6 +61,18 @@ class Verification:
                 future.cancel()
         for row in rows:
             row.verdict = _verdict(futures[id(row)])
+            self._tell(row)
+
+    def _tell(self, row: Row) -> None:
+        """Say why a verdict is unknown, each reason once: else a judge that is down is only a number in the metrics."""
+        reason = "" if row.verdict is None or row.verdict.known else row.verdict.reason
+        if reason and reason not in self._told and len(self._told) < _MOST_REASONS:
+            self._told.add(reason)
+            _log.warning(
+                "the verdict on an answer to %s is unknown: %s; metric unknown_share counts further ones",
+                row.prompt.name,
+                reason.rstrip("."),
+            )
 
     def extract(self, rows: Sequence[Row]) -> list[str | None]:
         """The final answer of each row, in a form that equal answers share; None where there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+_MOST_REASONS = 3
+_log = logging.getLogger(__name__)
 
 
 class AskedSettings(RewardSettings):
@@ -44,6 +47,7 @@ class Asked(Reward):
     def __init__(self, settings: AskedSettings) -> None:
         super().__init__(settings)
         self.kind: Literal["whole", "part"] = "part" if settings.adds else "whole"  # type: ignore[misc]
+        self._told: set[str] = set()
 
     def needs(self) -> Needs:
         """A verdict to add to, or nothing."""
@@ -75,15 +79,25 @@ class Asked(Reward):
     def told(self, rows: Sequence[Row], ask: Callable[[Prompt, str], T | None]) -> list[T | None]:
         """What `ask` says about each answer, several at once; None where nobody could be asked."""
 
-        def safely(row: Row) -> T | None:
+        def safely(row: Row) -> tuple[T | None, str]:
             try:
-                return ask(row.prompt, row.text)
-            except (ChatFailed, CheckFailed):
-                return None
+                return ask(row.prompt, row.text), ""
+            except (ChatFailed, CheckFailed) as error:
+                return None, str(error)
 
         # Threads, because a service is waited for; code that may hang runs in processes of its own (reward function).
         with ThreadPoolExecutor(self.settings.workers) as threads:
-            return list(threads.map(safely, rows))
+            found = list(threads.map(safely, rows))
+        for reason in dict.fromkeys(reason for _, reason in found if reason):
+            if reason not in self._told and len(self._told) < _MOST_REASONS:
+                self._told.add(reason)
+                _log.warning(
+                    "reward %s is unknown for an answer: %s; metric %s/unknown counts further ones",
+                    self.label,
+                    reason.rstrip("."),
+                    self.label,
+                )
+        return [value for value, _ in found]
 
     def value(self, prompt: Prompt, answer: str) -> float | None:
         """What an answer is worth; None where that cannot be told.

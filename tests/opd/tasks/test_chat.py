@@ -90,7 +90,9 @@ def test_a_judge_grades_and_what_it_does_not_say_is_unknown(server: Server) -> N
     assert "1+1=" in asked and "answer 0 {reference}" in asked and "Reference:\n2" in asked
 
 
-def test_a_judge_that_is_down_leaves_rows_unknown_and_counts_them(server: Server) -> None:
+def test_a_judge_that_is_down_leaves_rows_unknown_and_counts_them(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     server.say = lambda path, body: 500
 
     class Row:
@@ -100,6 +102,10 @@ def test_a_judge_that_is_down_leaves_rows_unknown_and_counts_them(server: Server
         made, rows = reward(server, name), [Row(), Row()]
         made.reward(rows, None)
         assert [row.reward for row in rows] == [None, None] and made.fired["unknown"] == (2.0, 2.0)
+    # Why is said, once by each of those that ask a single question.
+    assert (
+        caplog.text.count("is unknown for an answer: http://127.0.0.1") == 2 and "judge/unknown counts" in caplog.text
+    )
 
 
 def test_any_service_can_score(server: Server) -> None:

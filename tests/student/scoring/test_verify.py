@@ -91,14 +91,16 @@ def test_an_answer_that_hangs_holds_up_no_other() -> None:
     verification.close()
 
 
-def test_a_verifier_that_raises_says_nothing_about_the_answer() -> None:
+def test_a_verifier_that_raises_says_nothing_about_the_answer(caplog: pytest.LogCaptureFixture) -> None:
     def judge(prompt: Prompt, text: str) -> Verdict:
         raise ZeroDivisionError("oops")
 
     verification = Verification(Source(judge), 1)  # type: ignore[arg-type]
-    (row,) = rows("a")
+    row, other = rows("a", "b")
     verification.collect([row])
+    verification.collect([other])
     assert row.verdict is not None and not row.verdict.known and "oops" in row.verdict.reason
+    assert caplog.text.count("oops; metric unknown_share counts further ones") == 1  # said once, not for every answer
     verification.close()
 
 
