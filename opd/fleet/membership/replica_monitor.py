@@ -214,5 +214,11 @@ class ReplicaMonitor:
                 self.apply(name, life.identity_changed(now, "its weights were replaced"))
             elif life.state is ReplicaState.RETIRED and self.admission.ready(info) and not self.leaving:
                 self.apply(name, life.identity_changed(now, "serves again, to be checked"))
+        loading = any(info.state == pb.TEACHER_STATE_LOADING for info in found.teachers.values())
         for name in set(self.lives) - set(wanted):
-            self.apply(name, self.lives[name].retired(now, "no longer served here"))
+            if self.lives[name].state is ReplicaState.UNVERIFIED and loading:
+                # A server loads its teachers one after the other and lists each when its turn comes. What is known of
+                # this one was said by the process before; in that state it is not checked, and not given up either.
+                self.infos[name].state = pb.TEACHER_STATE_LOADING
+            else:
+                self.apply(name, self.lives[name].retired(now, "no longer served here"))

@@ -66,6 +66,21 @@ def test_a_killed_server_is_survived_and_its_successor_is_used(tiny: SimpleNames
         tiny.wait_until(lambda: fleet.score("math", items, SPEC) and revived.scored_rows() > 0)
 
 
+def test_a_teacher_that_a_restarted_server_has_yet_to_load_is_awaited_and_not_retired(tiny: SimpleNamespace) -> None:
+    one = tiny.serve(names=("math", "code"))
+    with TeacherFleet.connect(one.address, settings=tiny.settings) as fleet:
+        wait_for_all(fleet, one)
+        # Another process, which loads its first teacher and has not come to the second.
+        code, one.state = one.models.pop("code"), pb.TEACHER_STATE_LOADING
+        one.instance = "restarted"
+        tiny.wait_until(lambda: {r.reason for r in fleet.status().replicas} == {"its state is loading"})
+        assert {r.state for r in fleet.status().replicas} == {"unverified"}
+        one.models["code"] = code
+        one.state = pb.TEACHER_STATE_READY
+        wait_for_all(fleet, one)
+        assert len(fleet.score("code", tiny.items(2), SPEC)) == 2
+
+
 def test_a_server_restarted_with_other_weights_is_not_readmitted(tiny: SimpleNamespace) -> None:
     one, two = tiny.serve(), tiny.serve()
     items = tiny.items(40)
