@@ -51,16 +51,27 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, cls: type, method: str, call: int, 
     monkeypatch.setattr(cls, method, wrapper)
 
 
+CALM: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {}
+"""Weights and metrics of runs that nothing interrupted, by their recipes: most cases here share one."""
+
+
 @pytest.fixture
 def check(
     make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]]
 ) -> Callable[..., str]:
     """Run a recipe calmly, and interrupted and resumed; compares both and gives the message of the interruption."""
 
+    def calm(**changes: Any) -> tuple[dict[str, str], list[dict[str, Any]]]:
+        recipe = make_recipe(run=str(tmp_path / "calm"), **changes)
+        key = recipe.model_dump_json(exclude={"run"})
+        if key not in CALM:
+            summary = train(recipe)
+            CALM[key] = hashes(Path(summary["checkpoint"])), records(recipe)
+        return CALM[key]
+
     def run(stop: Callable[[pytest.MonkeyPatch], None], **changes: Any) -> str:
         changes = {"train": {"steps": 4, "checkpoint_every": 0}, "eval": {"prompts": 0}, **changes}
-        calm_recipe = make_recipe(run=str(tmp_path / "calm"), **changes)
-        calm = train(calm_recipe)
+        weights, metrics = calm(**changes)
         recipe = make_recipe(run=str(tmp_path / "cut"), **changes)
         with pytest.MonkeyPatch.context() as patch:
             stop(patch)
@@ -68,8 +79,8 @@ def check(
                 train(recipe)
         assert not (recipe.run / "summary.json").exists()
         resumed = train(recipe, resume=True)
-        assert hashes(Path(resumed["checkpoint"])) == hashes(Path(calm["checkpoint"]))
-        assert records(recipe) == records(calm_recipe)
+        assert hashes(Path(resumed["checkpoint"])) == weights
+        assert records(recipe) == metrics
         message = str(caught.value)
         assert isinstance(caught.value, CancelledError) == message.startswith("stopped after"), message
         return message
@@ -141,6 +152,7 @@ def test_a_controller_observes_after_a_resume_what_it_would_have_observed(
 ) -> None:
     monkeypatch.setitem(sys.modules, "witness", SimpleNamespace(Witness=Witness))
     monkeypatch.setattr(Witness, "seen", [])
+    monkeypatch.setitem(globals(), "CALM", {})  # both runs are made here
     check(
         lambda patch: stop_at(patch, LoopServices, "evaluate", 2, "signal"),
         objective=EXACT,
