@@ -34,10 +34,14 @@ def ks_up_to(samples: int) -> list[int]:
 def half_width(values: Sequence[float]) -> float | None:
     """Half the width of a 95 % interval of the mean of `values`, by the normal approximation; None below two values.
 
-    The values are one per prompt: answers to one prompt are not independent of each other.
+    The values are one per prompt, shares in [0, 1]: answers to one prompt are not independent of each other. Where all
+    are 0, or all are 1, they have no spread to approximate by, and yet the next prompt may be another one: this is then
+    the reach of Wilson's interval, z^2 / (n + z^2), as for a coin that always fell on one side.
     """
     if len(values) < 2:
         return None
+    if set(values) in ({0.0}, {1.0}):
+        return _NORMAL_95**2 / (len(values) + _NORMAL_95**2)
     return _NORMAL_95 * float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 

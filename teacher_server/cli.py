@@ -7,7 +7,6 @@ Every flag is a setting of `teacher_server.settings`; `--config FILE` takes them
 """
 
 import asyncio
-import contextlib
 import os
 import signal
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from opd.config.load import parse_settings, read_mapping
+from opd.config.text import read_options
 from opd.errors import ConfigError
 from opd.files import write_whole
 
@@ -78,7 +78,7 @@ def serve(
 ) -> None:
     """Serve one or more teacher models over gRPC until SIGTERM."""
     values = {_FLAGS[flag]: value for flag, value in locals().items() if flag in _FLAGS}
-    values["engine.options"] = _options(engine_option) or None
+    values["engine.options"] = read_options("--engine-option", engine_option) or None
     values["security.trust_remote_code"] = trust_remote_code or None
     code = asyncio.run(_serve(_settings(config, values), _teachers(model, name), port_file, threads))
     if code:
@@ -115,25 +115,6 @@ def _teachers(models: list[str], name: str) -> dict[str, str]:
     if name and len(models) > 1:
         raise ConfigError("--name goes with a single --model; use --model NAME=MODEL for several.")
     return teachers
-
-
-def _options(entries: list[str] | None) -> dict[str, Any]:
-    import yaml
-
-    options = {}
-    for entry in entries or ():
-        key, separator, value = entry.partition("=")
-        if not separator or not key:
-            raise ConfigError(f"--engine-option {entry!r} must be KEY=VALUE.")
-        try:
-            options[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--engine-option {entry!r} is not valid YAML; quote the value.") from error
-        if isinstance(options[key], str):
-            # YAML 1.1 reads 1e-5, which lacks a dot, as a string.
-            with contextlib.suppress(ValueError):
-                options[key] = float(value)
-    return options
 
 
 async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None, threads: int) -> int:

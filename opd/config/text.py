@@ -1,8 +1,12 @@
 """YAML in both directions, by libyaml where PyYAML was built with it: several times as fast as its Python code."""
 
+import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 import yaml
+
+from opd.errors import ConfigError
 
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper: type[yaml.SafeDumper] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -20,6 +24,28 @@ def read_yaml(text: str) -> Any:
         return loader.get_single_data()
     finally:
         loader.dispose()
+
+
+def read_options(flag: str, entries: Iterable[str] | None) -> dict[str, Any]:
+    """The values of a flag that is given as KEY=VALUE any number of times, each value YAML.
+
+    Raises:
+        ConfigError: for an entry that is not of this form.
+    """
+    options = {}
+    for entry in entries or ():
+        key, separator, value = entry.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"{flag} {entry!r} must be KEY=VALUE.")
+        try:
+            options[key] = read_yaml(value)
+        except (yaml.YAMLError, ValueError) as error:
+            raise ConfigError(f"{flag} {entry!r} is not valid YAML; quote the value.") from error
+        if isinstance(options[key], str):
+            # YAML 1.1 reads 1e-5, which lacks a dot, as a string.
+            with contextlib.suppress(ValueError):
+                options[key] = float(value)
+    return options
 
 
 def write_yaml(value: Any, *, sort_keys: bool = False, allow_unicode: bool = False) -> str:

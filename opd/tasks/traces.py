@@ -70,10 +70,7 @@ class Restate(_WholeAnswer):
 class RunningSumOptions(Settings):
     """Length of the chain."""
 
-    terms: int = Field(default=8, ge=2, le=128, description="How many numbers are added up or taken away, at most.")
-    fewest: int = Field(
-        default=0, ge=0, le=128, description="How many there are at least, every length as often; 0: always `terms`."
-    )
+    terms: int = Field(default=8, ge=2, le=128, description="How many numbers are added up or taken away.")
     every: int = Field(
         default=1, ge=0, description="Totals that solutions write: all, every second, every third ...; 0: none."
     )
@@ -90,9 +87,7 @@ class RunningSumOptions(Settings):
     mark: str = Field(default="", description="Text before each problem, to ask for one way of writing.")
 
     @model_validator(mode="after")
-    def _lengths(self) -> "RunningSumOptions":
-        if self.fewest == 1 or self.fewest > self.terms:
-            raise ValueError(f"fewest is {self.fewest}; use 0 or a number from 2 to terms, {self.terms}")
+    def _totals(self) -> "RunningSumOptions":
         if self.modulo == 1:
             raise ValueError("modulo is 1, so that every total would be 0; use 0, or a number from 2 to 100")
         return self
@@ -117,10 +112,9 @@ class RunningSum(_WholeAnswer):
         """One problem."""
         options = self.options
         bound, modulo = options.largest + 1, options.modulo or 100
-        terms = random.randrange(options.fewest, options.terms + 1) if options.fewest else options.terms
         total = random.randrange(1, bound)
         text, totals = str(total), list[str]()
-        for _ in range(terms - 1):
+        for _ in range(options.terms - 1):
             term = random.randrange(1, bound)
             down = not options.modulo and (total + term > 99 or (total >= term and random.random() < 0.5))
             total = (total - term if down else total + term) % modulo

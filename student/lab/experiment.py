@@ -133,7 +133,7 @@ class Claim:
     arm: str
     rival: str
     measure: Measure | str
-    direction: Direction
+    direction: Direction = "more"
     level: float = 0.95
     factor: float = 1.0
     premise: str | None = None

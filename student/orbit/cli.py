@@ -49,8 +49,7 @@ def orbit(
 
 def _check(job: "OrbitRecipe", *, offline: bool, show: bool) -> None:
     """Everything that would stop a stage hours later: all recipes, their plug-ins, and the marks."""
-    import yaml
-
+    from opd.config.text import write_yaml
     from student.orbit.recipe import FUSION, fusion_recipe, merge_settings, rl_recipe
     from student.plugins import build_plugins
 
@@ -62,8 +61,8 @@ def _check(job: "OrbitRecipe", *, offline: bool, show: bool) -> None:
         build_plugins(found)
         if show:
             if stage == FUSION:
-                typer.echo(f"# merge\n{yaml.safe_dump(merged.model_dump(mode='json'))}")
-            typer.echo(f"# stage {stage}\n{yaml.safe_dump(found.model_dump(mode='json', exclude_defaults=True))}")
+                typer.echo(f"# merge\n{write_yaml(merged.model_dump(mode='json'))}")
+            typer.echo(f"# stage {stage}\n{write_yaml(found.model_dump(mode='json', exclude_defaults=True))}")
     if offline:
         return
     from opd.tasks.build import build_prompts

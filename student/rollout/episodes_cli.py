@@ -92,16 +92,14 @@ def gold(task: str, options: list[str], count: int, seed: int) -> Iterator[dict[
     Raises:
         ConfigError: for a task that knows no paths.
     """
-    import yaml
-
     from opd.config import parse_settings
+    from opd.config.text import read_options
     from opd.tasks.build import build_prompts
     from opd.tasks.environments.base import ENVIRONMENT, PATH
     from opd.tasks.environments.host import make_environment
     from opd.tasks.settings import TaskSettings
 
-    pairs = [option.partition("=") for option in options]
-    chosen = {key: yaml.safe_load(value) for key, _, value in pairs}
+    chosen = read_options("option", options)
     source = build_prompts(parse_settings(TaskSettings, {"task": task, "options": chosen}), seed=seed)
     try:
         for prompt in source.prompts("train", count):

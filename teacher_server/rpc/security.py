@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import yaml
 
+from opd.config.text import read_yaml
 from opd.errors import AuthError, ConfigError, ScopeError
 from opd.wire.bounds import MAX_NAME_CHARS
 from opd.wire.channel import is_loopback
@@ -143,7 +143,7 @@ def _read_tokens(path: Path) -> list[tuple[bytes, Principal]]:
     try:
         if path.stat().st_size > MAX_TOKEN_FILE_BYTES:
             raise ConfigError(f"token file {path} has more than {MAX_TOKEN_FILE_BYTES} bytes; give another.")
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = read_yaml(path.read_text(encoding="utf-8"))
         if not isinstance(data, list) or not data:
             raise ConfigError(f"token file {path} must be a YAML list of name, token or sha256, and scopes.")
         return [_read_entry(path, index, entry) for index, entry in enumerate(data)]

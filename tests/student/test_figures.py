@@ -44,6 +44,14 @@ def test_an_interval_needs_two_prompts_and_covers_the_mean() -> None:
     assert 0.92 < np.mean(covered) < 0.97
 
 
+def test_answers_that_are_all_wrong_or_all_right_are_not_certain() -> None:
+    assert half_width([0.0] * 32) == half_width([1.0] * 32) == pytest.approx(1.96**2 / (32 + 1.96**2), rel=1e-4)
+    rng = np.random.default_rng(0)
+    # Half of these draws are 32 times wrong.
+    covered = [abs(np.mean(draw) - 0.02) <= (half_width(list(draw)) or 0) for draw in rng.random((2000, 32)) < 0.02]
+    assert np.mean(covered) > 0.95
+
+
 def test_repetition_tells_a_loop_from_a_text() -> None:
     text = np.random.default_rng(0).integers(0, 1000, 200).astype(np.uint32)
     assert repetition(text) == 0.0

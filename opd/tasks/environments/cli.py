@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from opd.config.text import read_options
 from opd.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Environments that students act in: list them, serve one.")
@@ -31,20 +32,13 @@ def serve(
     sessions: Annotated[int, typer.Option(min=1, help="Most episodes at a time.")] = 64,
 ) -> None:
     """Offer an environment as an OpenEnv server (WebSocket /ws) until Ctrl-C or SIGTERM."""
-    import yaml
-
     try:
         import websockets  # noqa: F401
     except ImportError as error:
         raise ConfigError("`opd env serve` needs websockets; install the extra envs.") from error
     from opd.tasks.environments.openenv_server import serve_environment
 
-    chosen: dict[str, Any] = {}
-    for option in options or ():
-        key, found, value = option.partition("=")
-        if not found:
-            raise ConfigError(f"option {option!r} is not key=value.")
-        chosen[key] = yaml.safe_load(value)
+    chosen = read_options("option", options)
 
     def ready(server: Any, port: int) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):

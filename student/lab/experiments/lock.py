@@ -1,5 +1,6 @@
 """(i) TCOD: do curricula over turns help where the teacher is lost, and only there?"""
 
+from functools import partial
 from typing import Any
 
 from student.lab.experiment import Arm, Claim, Experiment, Fires, Premise
@@ -140,9 +141,7 @@ ARMS = (
 _CURRICULA = {"f2b": "F2B", "b2f": "B2F", "adaptive": "Adaptive depth"}
 
 
-def _blind(text: str, arm: str, rival: str, measure: str = "accuracy_at_tokens", **more: Any) -> Claim:
-    return Claim(text, arm, rival, measure, more.pop("direction", "more"), premise="drift", **more)
-
+_blind = partial(Claim, measure="accuracy_at_tokens", premise="drift")
 
 CLAIMS = (
     *(
@@ -155,13 +154,14 @@ CLAIMS = (
             f"{arm}_wise",
             "vanilla_wise",
             "accuracy_at_tokens",
-            "more",
             premise="recovers",
         )
         for arm, name in _CURRICULA.items()
     ),
     *(
-        _blind(f"{name} falls less than vanilla under the blind teacher", arm, "vanilla", "fall", direction="less")
+        _blind(
+            f"{name} falls less than vanilla under the blind teacher", arm, "vanilla", measure="fall", direction="less"
+        )
         for arm, name in _CURRICULA.items()
     ),
     _blind("F2B wins more than a fixed horizon of a quarter", "f2b", "fixed_2"),
@@ -178,7 +178,6 @@ CLAIMS = (
         "vanilla_wise",
         "vanilla",
         "accuracy_at_tokens",
-        "more",
     ),
 )
 

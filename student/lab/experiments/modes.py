@@ -1,8 +1,9 @@
 """(h) ORBIT: does fusing the teachers of three thinking budgets give one student that has all three modes?"""
 
+from functools import partial
 from typing import Any
 
-from student.lab.experiment import ROUTED, Arm, Claim, Direction, Experiment, Fires, Premise
+from student.lab.experiment import ROUTED, Arm, Claim, Experiment, Fires, Premise
 from student.lab.experiments.common import QUICK, RATES, recipe
 
 _STEPS = 60
@@ -72,16 +73,13 @@ ARMS = (
 )
 
 
-def _claim(
-    text: str, rival: str, measure: str, arm: str = "orbit", direction: Direction = "more", **more: Any
-) -> Claim:
-    return Claim(text, arm, rival, measure, direction, premise="modes", **more)
-
+_claim = partial(Claim, premise="modes")
 
 CLAIMS = (
     *(
         _claim(
             f"ORBIT keeps 95 % of its teacher's accuracy in mode {name}",
+            "orbit",
             f"model:{ROUTED}",
             f"mode/accuracy/{name}",
             share=0.95,
@@ -90,20 +88,24 @@ CLAIMS = (
     ),
     *(
         _claim(
-            f"ORBIT's mode {name} takes 1.5 times the tokens of the next", "value:1.5", f"mode/neighbour_ratio/{name}"
+            f"ORBIT's mode {name} takes 1.5 times the tokens of the next",
+            "orbit",
+            "value:1.5",
+            f"mode/neighbour_ratio/{name}",
         )
         for name in TRAINED[:-1]
     ),
-    _claim("ORBIT is more accurate than joint RL at equal tokens", "joint", "accuracy_at_tokens"),
-    _claim("ORBIT is more accurate than joint RL with the rollouts of all stages", "joint_whole", "accuracy"),
-    _claim("ORBIT is more accurate than the merge alone", "model:merge", "accuracy"),
-    _claim("ORBIT is more accurate than the base, which knows the marks a little", "model:base", "accuracy"),
-    _claim("ORBIT is more accurate than OPD from the base", "opd_base", "accuracy"),
-    _claim("ORBIT is more accurate than SFT on the mode teachers' answers", "sft", "accuracy"),
-    _claim("ORBIT has a larger hypervolume than the lambda dial", "dial", "mode/hypervolume"),
-    _claim("Rows where a mode lags make ORBIT more accurate", "orbit", "accuracy", arm="adaptive"),
+    _claim("ORBIT is more accurate than joint RL at equal tokens", "orbit", "joint", "accuracy_at_tokens"),
+    _claim("ORBIT is more accurate than joint RL with the rollouts of all stages", "orbit", "joint_whole", "accuracy"),
+    _claim("ORBIT is more accurate than the merge alone", "orbit", "model:merge", "accuracy"),
+    _claim("ORBIT is more accurate than the base, which knows the marks a little", "orbit", "model:base", "accuracy"),
+    _claim("ORBIT is more accurate than OPD from the base", "orbit", "opd_base", "accuracy"),
+    _claim("ORBIT is more accurate than SFT on the mode teachers' answers", "orbit", "sft", "accuracy"),
+    _claim("ORBIT has a larger hypervolume than the lambda dial", "orbit", "dial", "mode/hypervolume"),
+    _claim("Rows where a mode lags make ORBIT more accurate", "adaptive", "orbit", "accuracy"),
     _claim(
         "ORBIT's tokens under the marks of long and medium lie nearer to medium than to long",
+        "orbit",
         "value:0.5",
         "mode/interpolation/between",
         direction="less",
