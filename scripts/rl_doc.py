@@ -109,12 +109,13 @@ Direct Advantage PO | objective `dapo_direct`, method `critic`
 NGRPO | advantage `ngrpo`, `clip_low: 0.16`, `clip_high: 0.24`
 Dr. Kernel: MRS | method `mrs`, objective `minirl`
 TOPR | objective `topr`
-REC, OPMD, AsymRE | objective `rec` with `rule`, `weigh` and `regulariser`, advantages `opmd`, `asym_re`
+REC, OPMD, AsymRE | objective `rec` with `rule`, `weigh` and `regulariser`, advantages `rec_balance`, `opmd`, `asym_re`
 MC-GRPO | advantage `mc_grpo`
 BNPO | advantage `bnpo`
 PSR, NSR, W-REINFORCE | advantage `signed`
 Reinforce-Ada | strategy `reinforce_ada`, advantage `group_mean` with `scale: none`
-MiniRL | objective `minirl`
+MiniRL | objective `minirl`, with `beyond` for masks; method `mrs`
+Truncated, masked importance sampling | `importance_cap`, `importance_band` of any policy loss
 R1-Reward: StableReinforce | objective `stable_reinforce`, modifier `outliers`
 Positive-negative pairing, weighted GRPO | method `positive_negative`, modifier `weighted_grpo`
 DHPO | objective `dhpo`, with `mix_by` for a mix by entropy

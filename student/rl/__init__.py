@@ -18,6 +18,11 @@ for name, path, summary in [
     ("signed", "advantages.signed:Signed", "right and wrong answers by fixed weights: PSR, NSR, W-REINFORCE"),
     ("opmd", "advantages.shifted:Opmd", "reward minus the group's mean or soft maximum, for mirror descent"),
     ("asym_re", "advantages.shifted:AsymRe", "reward minus a shifted group mean (AsymRE)"),
+    (
+        "rec_balance",
+        "advantages.rec_balance:RecBalance",
+        "reward minus the mean of as many wrong as right answers (REC)",
+    ),
     ("mc_grpo", "advantages.mc_grpo:McGrpo", "reward against the group's median and absolute deviation"),
     ("bnpo", "advantages.bnpo:Bnpo", "centred reward over a beta density fitted to the batch"),
     ("lpo", "advantages.lpo:Lpo", "a listwise target's weight minus the policy's, for each response"),

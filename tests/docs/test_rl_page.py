@@ -30,7 +30,18 @@ def test_every_line_of_a_recipe_is_valid_and_every_plug_in_has_golden_numbers() 
     assert not missing and seen > 90
 
 
-SETTINGS = ("first_turns", "divergence", "until", "rule", "weigh", "regulariser", "mix_by")
+SETTINGS = (
+    "first_turns",
+    "divergence",
+    "until",
+    "rule",
+    "weigh",
+    "regulariser",
+    "mix_by",
+    "beyond",
+    "importance_cap",
+    "importance_band",
+)
 
 
 def test_a_system_is_chosen_by_names_that_exist() -> None:

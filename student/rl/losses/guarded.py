@@ -4,6 +4,7 @@
     dhpo               loss = -(w clip(rho_t) + (1 - w) clip(s)) A,   s = (rho_1 ... rho_T)^(1/T)
                        with `mix_by` w = H_t / log V (entropy) or 1 - H_t / log V (certainty) in place of a constant
     minirl             loss = -sg(min(pi / mu, cap)) keep A log pi,   keep by the one-sided rule on pi / pi_old
+                       with `beyond: drop` tokens with pi / mu above cap or below 1 / cap are left out instead
     rec                loss = -keep v A log pi + R,   keep by `rule` on rho, v by `weigh`, R by `regulariser`
 
     one_sided   A >= 0: rho <= 1 + clip_high;   A <= 0: rho >= 1 - clip_low
@@ -15,7 +16,7 @@
 
 All are REINFORCE on policy; metric dropped_share counts the tokens that are not kept. Sources: the released code of
 R1-Reward; DHPO, arXiv 2601.05607 (notes; that w goes by the entropy is stated, its map is ours); MiniRL, 2512.01374;
-REC, the released code of Trinity-RFT. Its balance of right and wrong rows is strategy reinforce_ada's choice here.
+REC, the released code of Trinity-RFT, whose balance of right and wrong answers is advantage rec_balance.
 """
 
 from __future__ import annotations
@@ -178,6 +179,9 @@ class MinirlSettings(PolicyGradientSettings):
     clip_low: float = Field(0.2, gt=0, le=1, description=_LOW)
     clip_high: float = Field(0.2, gt=0, description=_HIGH)
     cap: float = Field(2.0, gt=0, description="Largest weight for the mismatch with the policy that sampled.")
+    beyond: Literal["cap", "drop"] = Field(
+        "cap", description="Weights above cap are cut to it, or such tokens, and those below 1 / cap, left out."
+    )
 
 
 class Minirl(PolicyGradient):
@@ -206,10 +210,16 @@ class Minirl(PolicyGradient):
             ConfigError: naming it.
         """
         super().check(recipe)
-        if self.settings.importance_cap is not None:
+        for name in ("importance_cap", "importance_band"):
+            if getattr(self.settings, name) is not None:
+                raise ConfigError(
+                    f"objective 'minirl' weighs tokens by the policy that sampled itself, up to cap "
+                    f"{self.settings.cap:g}, and {name} would do it again; leave {name} out."
+                )
+        if self.settings.beyond == "drop" and self.settings.cap <= 1.0:
             raise ConfigError(
-                f"objective 'minirl' weighs tokens by the policy that sampled itself, up to cap "
-                f"{self.settings.cap:g}, and importance_cap would do it again; leave importance_cap out."
+                f"objective 'minirl' with beyond: drop and cap {self.settings.cap:g} leaves out every token; raise cap "
+                "above 1."
             )
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
@@ -218,6 +228,8 @@ class Minirl(PolicyGradient):
         keep = (ratio <= 1.0 + s.clip_high).where(advantage > 0, (advantage == 0) | (ratio >= 1.0 - s.clip_low))
         gap = (live.detach() - batch.behaviour_logp.to(live.dtype)).where(batch.mask, live.new_zeros(()))
         weight = gap.exp().clamp(max=s.cap)
+        if s.beyond == "drop":
+            keep = keep & (gap.abs() <= math.log(s.cap))
         dropped, capped = batch.mask & ~keep, batch.mask & (gap.exp() > s.cap)
         return TermOutput(
             -weight * keep.to(live.dtype) * advantage * live,

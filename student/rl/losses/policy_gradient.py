@@ -116,10 +116,18 @@ class PolicyGradient(Term):
                 f"term {self.settings.name!r} has skip_degenerate, which drops the groups that advantage "
                 f"{self.chain.first.settings.name!r} is there to learn from; leave one of them out."
             )
-        if self.settings.importance_cap is not None and self.settings.ratio_to != "old":
+        weights = {name: getattr(self.settings, name) for name in ("importance_cap", "importance_band")}
+        given = {name: value for name, value in weights.items() if value is not None}
+        for name, value in given.items():
+            if self.settings.ratio_to != "old":
+                raise ConfigError(
+                    f"term {self.settings.name!r} has {name} {value:g}, but its ratio is to the behaviour policy, "
+                    "which corrects for it already; set ratio_to to old, or leave it out."
+                )
+        if len(given) > 1:
             raise ConfigError(
-                f"term {self.settings.name!r} has importance_cap {self.settings.importance_cap:g}, but its ratio is to "
-                "the behaviour policy, which corrects for it already; set ratio_to to old, or leave it out."
+                f"term {self.settings.name!r} has importance_cap and importance_band, which are two ways of one "
+                "correction; leave one of them out."
             )
         self.chain.check(recipe)
 
@@ -241,17 +249,23 @@ class PolicyGradient(Term):
     def _corrected(self, output: TermOutput, batch: TokenBatch) -> TermOutput:
         """The loss under the policy that sampled, weighted to be that under the student when the rows were scored.
 
-        The expected gradient lacks the tokens with old > cap * behaviour in part: those beyond the cap count less.
+        The expected gradient lacks the tokens with old > cap * behaviour in part, or those outside of the band: beyond
+        the cap they count less, beyond the band not at all.
         """
-        cap = self.settings.importance_cap
-        if cap is None:
+        cap, band = self.settings.importance_cap, self.settings.importance_band
+        if cap is None and band is None:
             return output
         from opd.maths.head_tail import importance_weight, truncation
 
         weight = importance_weight(self.denominator(batch), batch.behaviour_logp, cap, batch.mask)
+        found = {} if cap is None else truncation(weight, cap)
+        if band is not None:
+            kept = (weight >= 1.0 / band) & (weight <= band)
+            weight = weight * kept
+            found["importance_dropped"] = (~kept).to(weight.dtype)
         loss = have(output.loss, "loss per position") * weight
         count = batch.mask.sum()
-        found = {"importance_weight": weight} | truncation(weight, cap)
+        found = {"importance_weight": weight} | found
         shown = {name: ((value * batch.mask).sum(), count) for name, value in found.items()}
         return TermOutput(loss, None, output.metrics | shown)
 

@@ -39,6 +39,12 @@ class PolicyGradientSettings(TermSettings):
         description="With ratio_to old: weight each token with min(old / behaviour, cap), detached: for what the "
         "engine's other numerics change (truncated importance sampling); null: no weight.",
     )
+    importance_band: float | None = Field(
+        None,
+        gt=1,
+        description="The same weight, and tokens for which it is below 1 / this or above this left out of the loss "
+        "(masked importance sampling); null: no weight.",
+    )
     clip_low: float | None = Field(None, gt=0, le=1, description="The ratio is clipped at 1 - clip_low; null: not.")
     clip_high: float | None = Field(None, gt=0, description="The ratio is clipped at 1 + clip_high; null: not.")
     dual_clip: float | None = Field(

@@ -2,22 +2,24 @@
 
     a_t       log T(y_t) - log S(y_t), without gradient: the sampled reverse KL's reward by token
     mimo_mix  loss_t = -w_t (a_t + alpha A) log S(y_t),   w_t = rho_t where low <= rho_t <= high, else 0
-    glm_mix   the clipped loss on a_t alone,              group of one, no rewards
+    glm_mix   w_t times the clipped loss on a_t alone,    group of one, no rewards
+              w_t = S_old / mu where that is from 1 / importance_band to importance_band, else 0
 
 A is the credit of the outcome, from the advantage chain; rho_t = S / mu with mu the policy that sampled, without
 gradient in mimo_mix. T is the teacher that the route gives a row, for example the expert of its domain (mimo_mix), or
-the checkpoint of an earlier stage (glm_mix). Rows whose reward is unknown are learnt from the teacher alone. GLM-5's
-second factor, which drops tokens where sampler and trainer differ, is not offered.
+the checkpoint of an earlier stage (glm_mix), whose ratio is to the student when the rows were scored. Rows whose reward
+is unknown are learnt from the teacher alone.
 Sources: MiMo-V2-Flash, arXiv 2601.02780, eq. 5 to 9 (text; alpha and the bounds are not stated, those here are ours);
 GLM-5, 2602.15763, section 3.5 (text).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from opd.errors import ConfigError
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.learning.terms import Term, TermOutput, TokenBatch, have
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, PolicyGradientSettings
@@ -85,6 +87,15 @@ class GlmMixSettings(ClippedSettings):
 
     aggregation: str = "sequence_mean"
     clip_high: float | None = Field(0.28, gt=0, description="The ratio is clipped at 1 + clip_high; null: not.")
+    ratio_to: Literal["behaviour", "old"] = Field(
+        "old", description="The policy under the ratio: the one that sampled, or the student when the rows were scored."
+    )
+    importance_band: float | None = Field(
+        2.0,
+        gt=1,
+        description="Tokens with old / behaviour below 1 / this or above this are left out, the others weighted by it; "
+        "null: no weight.",
+    )
 
 
 class GlmMix(PolicyGradient):
@@ -101,7 +112,16 @@ class GlmMix(PolicyGradient):
         return Needs(signals=signals, student=wanted.student)
 
     def check(self, recipe: Recipe) -> None:
-        """Nothing: there are no groups."""
+        """Refuse a weight for what the ratio corrects for; there are no groups.
+
+        Raises:
+            ConfigError: with the setting to change.
+        """
+        if self.settings.importance_band is not None and self.settings.ratio_to != "old":
+            raise ConfigError(
+                "objective 'glm_mix' with ratio_to: behaviour corrects for the policy that sampled by its ratio; set "
+                "importance_band: null, or ratio_to: old."
+            )
 
     def selects(self, row: Row) -> bool:
         """Every row that is admitted."""

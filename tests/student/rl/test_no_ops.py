@@ -105,6 +105,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "EntroPIC: both gains 0": (of({"name": "entropic", "k_p": 0, "k_i": 0}), "holds no entropy"),
     "EPO: a penalty of 0": (of({"name": "epo", "penalty": 0}), "greater than 0"),
+    "importance cap and band at once": (
+        of({"name": "grpo", "ratio_to": "old", "importance_cap": 2, "importance_band": 2}),
+        "two ways of one correction",
+    ),
+    "GLM-5: a band beside the same ratio": (of({"name": "glm_mix", "ratio_to": "behaviour"}), "by its ratio"),
+    "MiniRL: a mask of every token": (of({"name": "minirl", "beyond": "drop", "cap": 1}), "every token"),
     "importance cap beside the same ratio": (of({"name": "grpo", "importance_cap": 2}), "corrects for it already"),
     "REC: a regulariser without strength": (of({"name": "rec", "regulariser": "k2"}), "set both or neither"),
     # Settings that a loss passes over.

@@ -96,6 +96,20 @@ def test_credit_of_one_group(entry: dict[str, Any], rewards: list[float], expect
     assert credit(rewards, **entry) == pytest.approx(expected, abs=1e-4)
 
 
+def test_as_many_wrong_answers_as_right_ones_are_compared() -> None:
+    found = credit(ONE, name="rec_balance")
+    assert sorted(found) == [-0.5, 0.0, 0.0, 0.5] and found[0] == 0.5  # two of the three wrong ones are left out
+    assert credit([1.0, 1.0, 1.0, 0.0], name="rec_balance") == [0.25, 0.25, 0.25, -0.75]
+    scaled = credit(ONE, name="rec_balance", scale="std", epsilon=0.0)
+    assert sorted(scaled) == pytest.approx([-1.0, 0.0, 0.0, 1.0])
+    assert credit([0.1] * 3, [0.0] * 4, name="rec_balance") == [0.0] * 7
+    seeds = {tuple(credit([1.0] + [0.0] * 7, name="rec_balance", seed=seed)) for seed in range(20)}
+    assert len(seeds) > 1  # chance leaves out others
+    chain = AdvantageChain({"name": "rec_balance"}, "a test")
+    chain.estimate([Outcome(0, "p", i, reward=reward) for i, reward in enumerate(ONE)])
+    assert chain.metrics() == {"rec_balance/dropped": (2.0, 4.0)}
+
+
 def test_groups_share_the_deviation_of_the_batch() -> None:
     groups = [1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]
     centred = [0.75, -0.25, -0.25, -0.25, 0.25, 0.25, 0.25, -0.75]

@@ -75,6 +75,8 @@ def test_on_policy_every_loss_is_reinforce(toy: Any, name: str, good: bool) -> N
         ("rec", {"rule": "ring"}, False, [1.3, 3.5, 1.1], [0.0, 1.0, 1.0]),
         ("minirl", {"ratio_to": "behaviour"}, True, [1.3, 0.5], [0.0, 0.5]),
         ("minirl", {"ratio_to": "behaviour"}, False, [1.3, 0.5, 7.0], [1.3, 0.0, 2.0]),
+        ("minirl", {"ratio_to": "behaviour", "beyond": "drop"}, True, [1.1, 0.6, 0.4], [1.1, 0.6, 0.0]),
+        ("minirl", {"ratio_to": "behaviour", "beyond": "drop"}, False, [1.3, 7.0, 1.9], [1.3, 0.0, 1.9]),
         ("dapo", {}, True, [1.25, 1.3, 0.5], [1.25, 0.0, 0.5]),
         ("stable_reinforce", {}, True, [1.1, math.exp(50)], [1.1, 0.0]),
         ("stable_reinforce", {}, False, [1.1, math.exp(50)], [1.1, 0.0]),
@@ -203,7 +205,7 @@ def test_a_teacher_and_an_outcome_add_up_and_far_tokens_are_dropped(toy: Any) ->
         ("glm_mix", None),
     ]:
         made.hidden = made.hidden.detach().clone().requires_grad_()
-        (term,) = build_terms([{"name": name, "advantage": FIXED}])
+        (term,) = build_terms([{"name": name, "advantage": FIXED, "ratio_to": "behaviour", "importance_band": None}])
         term.prepare(made.rows)
         batch = made.batch()
         output = term.token_losses(batch)

@@ -1,5 +1,6 @@
-"""`importance_cap` of policy losses: the sampler's other numerics are weighted out, up to the cap."""
+"""`importance_cap` and `importance_band` of policy losses: the sampler's other numerics are weighted out, or cut."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
+from opd.wire.types import PayloadKind
 from student.learning.objective import Objective
+from student.learning.terms import SignalTokens
 from student.plugins import build_plugins, build_terms
 from student.recipe import Recipe
 
@@ -25,6 +28,42 @@ def test_each_token_weighs_as_old_over_behaviour_up_to_the_cap(toy: Any, cap: fl
     assert (weight > 0.9).any() and (weight < 0.9).any()
     expected = gradient(made) * weight.clamp(max=cap)[:, None]
     torch.testing.assert_close(gradient(made, importance_cap=cap), expected, rtol=1e-5, atol=1e-9)
+
+
+def test_tokens_outside_of_the_band_are_left_out(toy: Any) -> None:
+    made = toy(lengths=(3, 2, 4, 1), masked=False)
+    old = made.logp(*made.models["student"]).gather(1, made.token_ids[:, None])[:, 0]
+    behaviour = torch.cat([torch.from_numpy(row.behaviour_logp.copy()) for row in made.rows]).double()
+    weight = (old - behaviour).exp()
+    band = float(torch.maximum(weight, 1 / weight).sort().values[4:6].mean())  # half of the tokens lie outside
+    kept = (weight >= 1 / band) & (weight <= band)
+    assert kept.any() and (weight > band).any() and (weight < 1 / band).any()
+    expected = gradient(made) * (weight * kept)[:, None]
+    torch.testing.assert_close(gradient(made, importance_band=band), expected, rtol=1e-5, atol=1e-9)
+
+
+def test_stages_are_distilled_as_the_report_has_it(toy: Any) -> None:
+    """The row of numbers: rho, r and A by token give the loss -0.35456 as a mean over the five tokens."""
+    made = toy(lengths=(5,), group=1, masked=False)
+    logp = made.logp(made.hidden, made.head).gather(1, made.token_ids[:, None])[:, 0].detach()
+    rho, ratio, gap = (
+        torch.tensor(values, dtype=torch.float64)
+        for values in ([0.4, 0.6, 1.0, 1.9, 2.5], [1.0, 1.3, 0.7, 1.5, 1.0], [-0.5, 0.4, -0.6, 0.8, 0.2])
+    )
+    old = logp - ratio.log()
+    made.behaviour = old - rho.log()
+    (term,) = build_terms([{"name": "glm_mix", "clip_low": 0.2, "clip_high": 0.28}])
+    assert term.settings.importance_band == 2.0 and term.settings.ratio_to == "old"
+    term.prepare(made.rows)
+    signals = {
+        ("student", PayloadKind.SAMPLED): SignalTokens(old),
+        ("teacher", PayloadKind.SAMPLED): SignalTokens(logp + gap),
+    }
+    output = term.token_losses(dataclasses.replace(made.batch(), signals=signals))
+    assert output.loss is not None
+    assert output.loss.tolist() == pytest.approx([0.0, -0.3072, 0.48, -1.9456, 0.0], rel=1e-6)
+    assert float(output.loss.mean()) == pytest.approx(-0.35456, rel=1e-6)
+    assert float(output.metrics["importance_dropped"][0]) == 2
 
 
 def test_the_metrics_show_whether_the_cap_acts(toy: Any) -> None:

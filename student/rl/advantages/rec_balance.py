@@ -1,0 +1,83 @@
+"""REC's balance: as many wrong answers as right ones, and the mean of those that are left.
+
+    right   answers with r >= mean r of the group
+    where there are more wrong ones than right ones, the surplus of wrong ones, chosen at random, has A_i = 0
+    A_i = (r_i - mean r) / std r over those that are left,   std (n) with `scale: std`, else 1
+
+What is left out stays in the denominators. It goes with objective rec. Which answers are left out is drawn by step and
+prompt, so that a step that is taken again leaves out the same. Source: the released code of Trinity-RFT (its advantage
+rec with drop: balance, read).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from student.data.streams import stream
+from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
+from student.rl.advantages.batch_scale import deviation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.outcome import Outcome
+
+
+class RecBalanceSettings(AdvantageSettings):
+    """Settings of the balance."""
+
+    scale: Literal["std", "none"] = Field("none", description="Divide by the deviation of those that are left or not.")
+    epsilon: float = Field(1e-6, ge=0, description="Added to the deviation.")
+    seed: int = Field(0, ge=0, description="Decides which wrong answers are left out.")
+
+
+class RecBalance(Advantage):
+    """The estimator; see the module for the formula. Metric dropped, a share of the answers."""
+
+    settings_type = RecBalanceSettings
+    settings: RecBalanceSettings
+    evidence = "text and code"
+    least_group = 2
+    centred = True
+
+    def __init__(self, settings: RecBalanceSettings) -> None:
+        super().__init__(settings)
+        self.shift_free = "group"
+        self.scale_free = "group" if settings.scale == "std" else ""
+
+    def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
+        """See the module."""
+        found: list[Credit] = [0.0] * len(outcomes)
+        dropped = 0
+        for places in self.groups(outcomes):
+            # By the keys, because the order of the outcomes must decide nothing.
+            left = self._left(sorted(places, key=lambda place: _key(outcomes[place])), outcomes)
+            dropped += len(places) - len(left)
+            rewards = [known(outcomes[place]) for place in left]
+            if len(set(rewards)) == 1:
+                continue
+            mean = math.fsum(rewards) / len(rewards)
+            width = deviation(rewards, 0) + self.settings.epsilon if self.settings.scale == "std" else 1.0
+            for place, reward in zip(left, rewards, strict=True):
+                found[place] = (reward - mean) / width
+        self.fired = {"dropped": (float(dropped), float(len(outcomes)))}
+        return found
+
+    def _left(self, places: Sequence[int], outcomes: Sequence[Outcome]) -> list[int]:
+        mean = math.fsum(known(outcomes[place]) for place in places) / len(places)
+        wrong = [place for place in places if known(outcomes[place]) < mean]
+        surplus = 2 * len(wrong) - len(places)
+        first = outcomes[places[0]]
+        # Rounding of a mean of equal rewards makes no answer wrong.
+        if surplus <= 0 or len(wrong) == len(places):
+            return list(places)
+        order = stream(self.settings.seed, "rec_balance", first.step, first.uid).permutation(len(wrong))
+        out = {wrong[int(index)] for index in order[:surplus]}
+        return [place for place in places if place not in out]
+
+
+def _key(outcome: Outcome) -> tuple[object, ...]:
+    return outcome.key(("step", "uid", "sample", "turn", "agent"))
