@@ -36,6 +36,7 @@ deeper prompts come from `opd compose prompts.jsonl --out composed.jsonl`.
 ELSEWHERE = (
     "student/rollout/test_strategies.py",
     "student/rollout/strategies/test_critique.py",
+    "student/rollout/strategies/test_arpo.py",
     "student/rollout/strategies/test_replay.py",
     "student/rollout/test_rounds.py",
     "opd/tasks/test_chat.py",
@@ -107,7 +108,8 @@ RoRecomp | strategy `rorecomp`
 Dr. MAS | advantage `dr_mas`; `group: [uid, agent]` of any estimator where agents have rows of their own
 Direct Advantage PO | objective `dapo_direct`, method `critic`
 NGRPO | advantage `ngrpo`, `clip_low: 0.16`, `clip_high: 0.24`
-Dr. Kernel: MRS | method `mrs`, objective `minirl`
+Dr. Kernel: TRLOO, PR, PRS, MRS | advantage `trloo`, reward `profiling`, methods `prs` and `mrs`, objective `minirl`
+ARPO (soft advantage) | strategy `arpo`
 TOPR | objective `topr`
 REC, OPMD, AsymRE | objective `rec` with `rule`, `weigh` and `regulariser`, advantages `rec_balance`, `opmd`, `asym_re`
 MC-GRPO | advantage `mc_grpo`
@@ -162,6 +164,7 @@ ALP | learnt noise in the input of every layer; known from its abstract alone, a
 SG-OPD | the gate between extrapolation and interpolation is not published; `gated_exopd` is another one
 R2-OPD | spans, the progress reward and the test of disagreement are not published
 S-PPO, ST-PPO: correction of clipping | the divisor is not published; Turn-PPO's ratio is `ratio: turn`
+ARPO: hard advantage | the mean of the descendants for shared tokens; branches have the soft form
 Routing replay (R2, R3) | needs the experts that the rollout engine chose, which no engine here records
 Guide: gamma by quantile | a quantile over the tokens of all ranks before each update; a constant gamma stands in
 """

@@ -4,7 +4,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from opd.tasks.prompt import Prompt
-from student.data.row import RowKey
+from student.data.row import Row, RowKey
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Branch:
+    """The beginning of another episode of the step, which an episode begins with; never part of a saved plan.
+
+    Attributes:
+        row: the other episode.
+        turns: how many of its turns; ids and log-probs are taken as they are, and learnt from like the rest.
+        seed: sample index that its environment was reset for, where it is a branch itself that of the first one.
+    """
+
+    row: Row
+    turns: int
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +31,14 @@ class EpisodePlan:
         replay: actions that are played first, as given: they are in the history, and nothing is learnt from them.
         given: whether `replay` is the whole episode and is learnt from instead: a row of origin expert.
         passed_over: places in `replay` of actions that are not learnt from all the same, mistakes for example.
+        branch: the episode that it begins with; None to begin at the start.
     """
 
     turns: int = 0
     replay: tuple[str, ...] = ()
     given: bool = False
     passed_over: tuple[int, ...] = ()
+    branch: Branch | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Plans to and from checkpoints, for steps whose rows were still being sampled when the run was saved."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from opd.tasks.prompt import Prompt
@@ -31,7 +31,7 @@ def plan_to_state(plan: StepPlan) -> dict[str, Any]:
             "prefix_ids": list(row.prefix_ids),
             "stop_ids": sorted(row.stop_ids),
             "tags": dict(row.tags),
-            "episode": None if row.episode is None else asdict(row.episode),
+            "episode": None if row.episode is None else _episode_to_state(row.episode),
         }
         for row in plan.rows
     ]
@@ -57,6 +57,11 @@ def plan_from_state(state: dict[str, Any]) -> StepPlan:
         for row in state["rows"]
     ]
     return StepPlan(int(state["step"]), tuple(rows))
+
+
+def _episode_to_state(episode: EpisodePlan) -> dict[str, Any]:
+    # A branch is made within a step and gone with it.
+    return asdict(replace(episode, branch=None))
 
 
 def _episode(state: dict[str, Any]) -> EpisodePlan:

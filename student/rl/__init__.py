@@ -111,6 +111,7 @@ for name, path, summary in [
     ("igpo", "igpo:Igpo", "turns by what they add to the belief in the right answer (IGPO)"),
     ("toolrl", "toolrl:ToolRl", "how well tool calls match reference calls (ToolRL)"),
     ("matchtir", "matchtir:MatchTir", "turns by how well their tool calls match reference calls (MatchTIR)"),
+    ("profiling", "profiling:Profiling", "turns by correctness, speed-up and profiled coverage (Dr.Kernel's PR)"),
     ("tulu3", "tulu3:Tulu3", "ten for a right answer, minus ten for an unfinished one (Tulu 3 RLVR)"),
     ("kl_penalty", "by_token:KlPenalty", "by token: minus the log-ratio to the reference (PPO's KL in the reward)"),
     ("rto", "by_token:Rto", "by token: the log-ratio of a DPO model to the reference (RTO)"),
@@ -148,6 +149,7 @@ for name, path, summary in [
     ("critic", "critic:Critic", "value heads on the student's features, for advantage gae"),
     ("seeupo", "seeupo:SeeUpo", "an update for each turn of the episodes, the last one first (SeeUPO)"),
     ("mrs", "mrs:Mrs", "leaves out answers on which sampler and trainer disagree (MRS)"),
+    ("prs", "prs:Prs", "right turns whose own code hardly runs are mostly dropped (Dr.Kernel's PRS)"),
     ("update_sparsity", "update_sparsity:UpdateSparsity", "measures how many weights are left as they were"),
 ]:
     CONTROLLERS.add(name, f"student.rl.{path}", summary)

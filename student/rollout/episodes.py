@@ -17,15 +17,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from opd.config import Settings
-from opd.tasks.environments.base import ENVIRONMENT, Observation
+from opd.tasks.environments.base import ENVIRONMENT, Observation, measures_of
 from opd.tasks.environments.pool import EnvironmentPool, EpisodeError, PoolSettings
 from opd.tasks.environments.worlds import InProcess, Seen, Worlds
 from opd.tasks.turns import check_append_only, encode_turn, with_observation
@@ -33,9 +32,9 @@ from opd.tasks.verdict import Verdict
 from student.data.plan import EpisodePlan, PlannedRow
 from student.data.row import Row
 from student.data.streams import stream
+from student.rollout.episode import Episode
 
 if TYPE_CHECKING:
-    from opd.tasks.prompt import Prompt
     from student.rollout.spec import RolloutSpec
 
 Sample = Callable[[Sequence[PlannedRow], "tuple[object, ...]"], "list[Row]"]
@@ -58,74 +57,6 @@ class EpisodeSettings(Settings):
     limits: PoolSettings = Field(
         default_factory=PoolSettings, description="Of episodes; time and memory are limited in processes alone."
     )
-
-
-@dataclass(slots=True, eq=False)
-class _Episode:
-    """An episode under way."""
-
-    planned: PlannedRow
-    plan: EpisodePlan
-    prompt: Prompt  # with the first observation
-    ids: list[int] = field(default_factory=list)
-    own: list[bool] = field(default_factory=list)  # True where the student sampled the id
-    logp: list[float] = field(default_factory=list)
-    candidates: list[np.ndarray] = field(default_factory=list)
-    prompt_ids: np.ndarray | None = None
-    version: int = 0
-    turns: list[tuple[int, int]] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    states: list[str] = field(default_factory=list)
-    agents: list[str] = field(default_factory=list)
-    shown: tuple[str, str] = ("", "")  # where the environment stands, and who acts next
-    tools: bool = False
-    bad_calls: float = 0.0
-    ended: str = ""
-    why: str = ""  # it broke: one clause for people
-    success: bool | None = None
-
-    def take(self, row: Row) -> None:
-        """Add the student's turn, sampled as the continuation of everything before."""
-        start = len(self.ids)
-        self.prompt_ids = row.prompt_ids
-        self.version = int(row.policy_version[-1])
-        self.ids += row.response_ids[start:].tolist()
-        self.own += [True] * (row.length - start)
-        self.logp += row.behaviour_logp[start:].tolist()
-        if row.candidates is not None:
-            self.candidates += list(row.candidates[start:])
-        self.turns.append((start, row.length))
-        self.texts.append(row.text)
-        self.states.append(self.shown[0])
-        self.agents.append(self.shown[1])
-
-    def give(self, text: str, ids: Sequence[int], k: int, turn: int) -> None:
-        """Add an action that is learnt from as it was given, unless the plan passes it over."""
-        learnt = turn not in self.plan.passed_over
-        if learnt:
-            self.turns.append((len(self.ids), len(self.ids) + len(ids)))
-            self.texts.append(text)
-            self.states.append(self.shown[0])
-            self.agents.append(self.shown[1])
-        self.hear(ids, k, learnt=learnt)
-
-    def stop(self, error: EpisodeError) -> None:
-        """End it as broken."""
-        self.ended, self.why = f"broken: {error.kind}", error.reason
-
-    def see(self, seen: Observation) -> None:
-        """Keep where the environment stands: what it says of itself in info, or else what it shows."""
-        said = json.dumps([seen.info.get("state", seen.text), *seen.results])
-        self.shown = (blake2b(said.encode(), digest_size=8).hexdigest(), str(seen.info.get("agent", "")))
-
-    def hear(self, ids: Sequence[int], k: int, *, learnt: bool = False) -> None:
-        """Add ids of the environment, or of actions that were replayed; `learnt` ones are trained on."""
-        self.ids += ids
-        self.own += [learnt] * len(ids)
-        self.logp += [float("nan")] * len(ids)
-        if k:
-            self.candidates += [np.arange(k, dtype=np.uint32)] * len(ids)
 
 
 class EpisodePlayer:
@@ -168,6 +99,7 @@ class EpisodePlayer:
         for number, found in seen.items():
             self._open(episodes[number], found)
         self._replay(episodes)
+        self._repeat(episodes)
         rows: dict[int, Row] = {}
         while True:
             for number, episode in episodes.items():
@@ -187,18 +119,19 @@ class EpisodePlayer:
         self._worlds.clear()
 
     def _seed(self, planned: PlannedRow, purpose: tuple[object, ...]) -> int:
-        key = planned.key
-        return int(stream(self._spec.seed, *purpose, "environment", key.step, key.uid, key.sample).integers(2**31))
+        key, branch = planned.key, planned.episode.branch if planned.episode else None
+        sample = branch.seed if branch else key.sample
+        return int(stream(self._spec.seed, *purpose, "environment", key.step, key.uid, sample).integers(2**31))
 
-    def _begin(self, planned: PlannedRow) -> _Episode:
+    def _begin(self, planned: PlannedRow) -> Episode:
         if not self._checked:
             check_append_only(planned.prompt, self._tokenizer)
             self._checked = True
         plan = planned.episode or EpisodePlan()
         turns = min(plan.turns or self._settings.turns, self._settings.turns)
-        return _Episode(planned, replace(plan, turns=turns), planned.prompt)
+        return Episode(planned, replace(plan, turns=turns), planned.prompt)
 
-    def _open(self, episode: _Episode, seen: Seen) -> None:
+    def _open(self, episode: Episode, seen: Seen) -> None:
         if isinstance(seen, EpisodeError):
             episode.stop(seen)
             return
@@ -207,7 +140,7 @@ class EpisodePlayer:
         episode.see(seen)
         self._judge(episode, seen)
 
-    def _replay(self, episodes: Mapping[int, _Episode]) -> None:
+    def _replay(self, episodes: Mapping[int, Episode]) -> None:
         """Play the given actions first: they are in the history, and learnt from only where the plan says so."""
         for turn in range(max((len(episode.plan.replay) for episode in episodes.values()), default=0)):
             due = {n: e for n, e in episodes.items() if not e.ended and turn < len(e.plan.replay)}
@@ -228,11 +161,31 @@ class EpisodePlayer:
             if episode.plan.given and not episode.ended:
                 episode.ended = "turns"  # the path led nowhere
 
-    def _turn(self, active: Mapping[int, _Episode], sample: Sample, purpose: tuple[object, ...]) -> None:
+    def _repeat(self, episodes: Mapping[int, Episode]) -> None:
+        """Play the beginnings of branches again, with the ids that were sampled; the environment must answer alike."""
+        branches = {n: (e, branch) for n, e in episodes.items() if (branch := e.plan.branch) is not None}
+        for turn in range(max((branch.turns for _, branch in branches.values()), default=0)):
+            due = {n: e for n, (e, branch) in branches.items() if not e.ended and turn < branch.turns}
+            for number, episode in due.items():
+                row = branches[number][1].row
+                start, end = row.turns[turn]
+                ids = row.response_ids[start:end].tolist()
+                episode.take(row, end, str(self._tokenizer.decode(ids, skip_special_tokens=True)))
+            actions = {number: self._action(episode) for number, episode in due.items()}
+            for number, seen in self._step(due, actions).items():
+                episode, row = due[number], branches[number][1].row
+                self._answer(episode, seen)
+                if episode.ended.startswith("broken"):
+                    continue
+                if episode.ended or episode.ids != row.response_ids[: row.turns[turn + 1][0]].tolist():
+                    episode.success = None
+                    episode.stop(EpisodeError("diverged", "it answered a repeated action otherwise"))
+
+    def _turn(self, active: Mapping[int, Episode], sample: Sample, purpose: tuple[object, ...]) -> None:
         """One turn of the student and one of the environment in all episodes that go on."""
         rows = sample([self._planned(episode) for episode in active.values()], purpose)
         for episode, row in zip(active.values(), rows, strict=True):
-            episode.take(row)
+            episode.take(row, row.length, row.text)
         actions = {number: self._action(episode) for number, episode in active.items()}
         for number, seen in self._step(active, actions).items():
             episode = active[number]
@@ -242,7 +195,7 @@ class EpisodePlayer:
             if not episode.ended and len(episode.ids) >= episode.planned.max_new_tokens:
                 episode.ended = "tokens"
 
-    def _action(self, episode: _Episode) -> str:
+    def _action(self, episode: Episode) -> str:
         """The student's turn as the environment reads it.
 
         Where there are tools, special tokens stay: some tokenizers mark calls by them.
@@ -253,7 +206,7 @@ class EpisodePlayer:
         ids = [i for i in episode.ids[start:end] if i not in self._stops]
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
-    def _planned(self, episode: _Episode) -> PlannedRow:
+    def _planned(self, episode: Episode) -> PlannedRow:
         left = episode.planned.max_new_tokens - len(episode.ids)
         return replace(
             episode.planned,
@@ -264,7 +217,7 @@ class EpisodePlayer:
             episode=None,
         )
 
-    def _answer(self, episode: _Episode, seen: Seen) -> None:
+    def _answer(self, episode: Episode, seen: Seen) -> None:
         """Take in what the environment answered to the last action."""
         if isinstance(seen, EpisodeError):
             episode.stop(seen)
@@ -272,6 +225,7 @@ class EpisodePlayer:
         episode.bad_calls += float(seen.info.get("bad_calls", 0))
         if episode.turns and len(episode.rewards) < len(episode.turns):
             episode.rewards.append(seen.reward or 0.0)
+            episode.measures |= {f"{name}/{len(episode.turns) - 1}": value for name, value in measures_of(seen).items()}
         self._judge(episode, seen)
         episode.see(seen)
         if not episode.ended:
@@ -288,7 +242,7 @@ class EpisodePlayer:
             else:
                 episode.hear(ids, self._spec.candidates)
 
-    def _judge(self, episode: _Episode, seen: Observation) -> None:
+    def _judge(self, episode: Episode, seen: Observation) -> None:
         if not seen.done:
             return
         if seen.success is None and seen.reward is None and ("unknown" in seen.info or not any(episode.rewards)):
@@ -297,7 +251,7 @@ class EpisodePlayer:
         episode.success = seen.success if seen.success is not None else (seen.reward or 0.0) > 0
         episode.ended = "success" if episode.success else "failure"
 
-    def _row(self, episode: _Episode) -> Row:
+    def _row(self, episode: Episode) -> Row:
         """The episode as one row; its key is the planned one."""
         length, own = len(episode.ids), np.array(episode.own, dtype=np.bool_)
         broken = episode.ended.startswith("broken") or not episode.turns
@@ -305,7 +259,7 @@ class EpisodePlayer:
         verdict = Verdict.unknown(f"the episode ended by {episode.ended}")
         if not broken and (cut or episode.success is not None):
             verdict = Verdict.of(bool(episode.success), f"the episode ended by {episode.ended}")
-        prompt_ids, given = episode.prompt_ids, episode.plan.given
+        prompt_ids, given, branch = episode.prompt_ids, episode.plan.given, episode.plan.branch
         if prompt_ids is None:
             from opd.tasks.encode import encode_prompt
 
@@ -324,7 +278,7 @@ class EpisodePlayer:
             truncated=cut,
             text="\n".join(episode.texts),
             candidates=np.stack(episode.candidates) if episode.candidates else None,
-            origin="expert" if given else "policy",
+            origin="expert" if given else "branch" if branch else "policy",
             tool_mask=~own,
             turns=tuple(episode.turns),
             turn_rewards=tuple(episode.rewards),
@@ -335,15 +289,18 @@ class EpisodePlayer:
             trained=not broken,
         )
         row.notes |= {"turns": float(len(episode.turns)), "replayed": 0.0 if given else float(len(episode.plan.replay))}
+        row.notes |= episode.measures
+        if branch is not None:
+            row.notes["branched"] = float(branch.turns)
         if episode.tools:
             row.notes["bad_calls"] = episode.bad_calls
         return row
 
-    def _step(self, episodes: Mapping[int, _Episode], actions: Mapping[int, str]) -> dict[int, Seen]:
+    def _step(self, episodes: Mapping[int, Episode], actions: Mapping[int, str]) -> dict[int, Seen]:
         return self._each(episodes, lambda worlds, numbers: worlds.step({n: actions[n] for n in numbers}))
 
     def _each(
-        self, episodes: Mapping[int, _Episode], call: Callable[[Worlds, list[int]], dict[int, Seen]]
+        self, episodes: Mapping[int, Episode], call: Callable[[Worlds, list[int]], dict[int, Seen]]
     ) -> dict[int, Seen]:
         """`call` once for each environment, with the numbers of its episodes."""
         by_spec: dict[str, list[int]] = {}
@@ -362,7 +319,7 @@ class EpisodePlayer:
         return {number: found[number] for number in episodes}
 
 
-def _tell(episodes: Sequence[_Episode]) -> None:
+def _tell(episodes: Sequence[Episode]) -> None:
     """Say how many episodes broke, and how the first of them did."""
     broken = [episode for episode in episodes if episode.why]
     if broken:

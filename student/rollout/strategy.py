@@ -7,6 +7,7 @@
     self_interference       only prompts that greedy decoding does not solve
     lte, guide, icpo        a second pass, or an answer, under a hint that is not trained on
     critique                one answer of each group is refined from another one and its critique
+    arpo                    episodes that branch where the student became uncertain
     replay, rorecomp        groups of earlier steps along with the new ones
 
 A strategy samples, has rows scored, looks at their outcomes on all ranks, and may sample more. It asks everything
@@ -60,6 +61,7 @@ for name, path, summary in [
     ("guide", "strategies.guide:Guide", "all-wrong groups try again under a stored hint"),
     ("icpo", "strategies.icpo:Icpo", "one answer of each group is written after a worked example"),
     ("critique", "strategies.critique:Critique", "one answer of each group is refined by a critique (Critique-GRPO)"),
+    ("arpo", "strategies.arpo:Arpo", "episodes branch at turns whose entropy rose (ARPO)"),
     ("replay", "strategies.replay:Replay", "groups of earlier steps along with the new ones"),
     ("rorecomp", "strategies.rorecomp:RoRecomp", "short right and long wrong answers first, the rest later"),
 ]:

@@ -33,8 +33,9 @@ def positions(rows: Sequence[Row]) -> int:
 
 
 def _written(row: Row) -> int:
-    """Response tokens of a row without those of its environment or of replayed actions."""
-    return row.length - (0 if row.tool_mask is None else int(row.tool_mask.sum()))
+    """Response tokens of a row without those of its environment, of replayed actions or of the row it branched from."""
+    shared = row.turns[: int(row.notes.get("branched", 0.0))]
+    return row.length - (0 if row.tool_mask is None else int(row.tool_mask.sum())) - sum(b - a for a, b in shared)
 
 
 class Costs:

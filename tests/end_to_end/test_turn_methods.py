@@ -75,3 +75,27 @@ def test_critique_grpo_learns_from_refinements_under_the_plain_prompt(steps_of: 
     assert all(step["critique/refined_share"] == 1 and step["hinted_share"] == 0.25 for step in steps)
     assert any(step["grad_norm"] > 0 and 0 < step["shaped_gain"] < 1 for step in steps)
     assert all(step["sampled_rows"] == 3 * (3 + 3) for step in steps)
+
+
+def test_arpo_branches_episodes_and_learns_from_the_shared_beginnings(steps_of: Steps) -> None:
+    steps = steps_of(
+        page("arpo"),
+        {},
+        prompts={"task": "lock", "options": {"digits": 3, "turns": 4}},
+        rollout={"episodes": {"turns": 4, "turn_tokens": 3, "isolation": "none"}},
+    )
+    for step in steps:
+        assert step["arpo/branched_share"] > 0 and step["arpo/diverged_share"] == 0
+        assert step["sampled_rows"] == 12 and step["rollout_rounds"] >= 3
+        # What a branch took over was not sampled by it, and is learnt from.
+        assert step["cost/train/sampled_tokens"] < step["response_tokens"]
+
+
+def test_dr_kernel_pays_and_drops_turns_by_what_was_measured(steps_of: Steps) -> None:
+    (first, second) = steps_of(
+        page("prs"),
+        {"environment": {"name": "tests.support.environments:Profiled"}},
+        rollout={"episodes": EPISODES},
+    )
+    assert 0 < first["prs/dropped"] < 1 and 0 < first["prs/correct"] <= 2
+    assert first["profiling/unmeasured"] == 0 and first["profiling/correct"] > 0 and second["grad_norm"] > 0

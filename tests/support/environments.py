@@ -66,6 +66,16 @@ class Pair(Naughty):
         return Observation(action, info={"agent": ("solver", "critic")[self.turn % 2]}, done=self.turn == 3, reward=1.0)
 
 
+class Profiled(Naughty):
+    """Measures actions: digits are correct, an odd one covers all of the time and an even one none."""
+
+    def step(self, action: str) -> Observation:
+        self.turn += 1
+        digits = [int(letter) for letter in action if letter.isdigit()]
+        measures = {"correct": bool(digits), "speedup": sum(digits) / 4, "coverage": sum(digits) % 2, "name": "x"}
+        return Observation("", info={"measures": measures}, done=self.turn == 2, success=bool(digits), reward=0.0)
+
+
 class Stillborn(Naughty):
     """Cannot be made."""
 

@@ -38,7 +38,8 @@ class Observation:
         done: whether the episode has ended.
         success: whether the task was solved; None before the end, and where the environment cannot tell.
         info: anything else, for metrics and recordings; JSON values. "state" says where the environment stands, where
-            its text does not tell (for credit among equal states), and "agent" who acts next, where there are several.
+            its text does not tell (for credit among equal states), "agent" who acts next, where there are several,
+            and "measures" what was measured of the action, numbers by name.
     """
 
     text: str
@@ -97,6 +98,13 @@ class Observation:
             info=info,
             results=tuple(results),
         )
+
+
+def measures_of(seen: Observation) -> dict[str, float]:
+    """The finite numbers of an observation's "measures"; anything else there is left out."""
+    found = seen.info.get("measures")
+    items = found.items() if isinstance(found, Mapping) else ()
+    return {str(k): float(v) for k, v in items if isinstance(v, (int, float)) and math.isfinite(v)}
 
 
 @runtime_checkable

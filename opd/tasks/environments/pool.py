@@ -32,7 +32,7 @@ from opd.tasks.environments.base import Observation
 from opd.tasks.environments.host import prompt_to_dict
 from opd.tasks.prompt import Prompt
 
-Failure = Literal["raised", "hung", "died", "invalid"]
+Failure = Literal["raised", "hung", "died", "invalid", "diverged"]
 
 
 class PoolSettings(Settings):
@@ -50,7 +50,7 @@ class EpisodeError:
 
     Attributes:
         kind: raised (an exception of the environment), hung (over the time limit), died (its process ended) or invalid
-            (what it answered is no observation).
+            (what it answered is no observation), diverged (a repeated action got another answer).
         reason: one clause for people.
     """
 

@@ -15,6 +15,7 @@ from student.plugins import build_plugins
 from student.recipe import Recipe
 from student.rl.rewards.igpo import Igpo, IgpoSettings
 from student.rl.rewards.matchtir import MatchTir, MatchTirSettings, similarity, transport
+from student.rl.rewards.profiling import Profiling, ProfilingSettings
 from student.rl.rewards.toolrl import ToolRl, ToolRlSettings, match_share
 
 
@@ -136,3 +137,22 @@ def test_a_turn_is_paid_the_mean_of_its_calls_and_the_last_one_the_verdict(make_
     reward.reward([row], services)
     assert row.turn_rewards == pytest.approx((0.5, 0.0, 1.0)) and row.reward is None
     assert reward.fired == {"calls": (2.0, 1.0), "matched": (1.0, 2.0)}
+
+
+def test_a_profiled_turn_is_paid_by_correctness_speed_and_coverage(make_row: Any, services: Any) -> None:
+    reward = Profiling(parse_settings(ProfilingSettings, {"name": "profiling", "penalty": -0.5, "floor": 1.0}))
+    right = {"correct": 1.0, "speedup": 1.5, "coverage": 0.4, "decoy": 0.0}
+    assert reward.paid(right) == pytest.approx(1 + 1.5 + 0.5 * 0.4)
+    assert reward.paid({**right, "speedup": 7.0}) == pytest.approx(1 + 3 + 0.2)  # capped
+    assert reward.paid({**right, "speedup": 0.9}) == pytest.approx(1 + 0.2)  # under the floor
+    assert reward.paid({**right, "decoy": 1.0}) == reward.paid({}) == -0.5
+    assert reward.paid({"correct": 0.0, "coverage": 1.0}) == 0.0  # coverage of what is wrong counts for nothing
+    # However fast a decoy seems, an honest slow kernel is paid more.
+    assert reward.paid({**right, "speedup": 99.0, "decoy": 1.0}) < reward.paid({"correct": 1.0, "speedup": 0.1})
+    row, other = make_row(value=1.0, length=4), make_row(value=1.0, length=4)
+    row.turns = other.turns = ((0, 1), (2, 4))
+    row.notes = {f"{name}/1": value for name, value in right.items()}
+    other.turn_rewards = (3.0, 4.0)
+    reward.reward([row, other], services)
+    assert row.turn_rewards == pytest.approx((-0.5, 2.7)) and other.turn_rewards == (3.0, 4.0)
+    assert reward.fired["unmeasured"] == (1.0, 2.0) and reward.fired["speedup"] == (1.5, 1.0)

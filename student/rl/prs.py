@@ -1,0 +1,81 @@
+"""PRS (Dr.Kernel): right turns whose own code hardly runs are mostly not learnt from.
+
+    a correct turn is kept with probability clip((coverage - threshold) / width, 0, 1), others always
+
+or, with `speedup`, where it is at least that much faster. What a turn measured comes from the environment, as for
+reward `profiling`. A turn that is not kept leaves the loss and the means over tokens; its return still counts in the
+statistics of its group, and other turns of the episode are learnt from as before. Source: the released code
+(hkust-nlp/KernelGYM, read): threshold 0.3, width 0.1, time coverage, no speed-up; whether there the statistics leave
+the turn out as well was not seen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from student.controllers import Controller, ControllerSettings
+from student.data.streams import stream
+from student.rl.rewards.profiling import measured
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from student.controllers import Services
+    from student.data.row import Row
+
+_RIGHT, _DROPPED = "prs/correct", "prs/dropped"
+
+
+class PrsSettings(ControllerSettings):
+    """Settings of PRS."""
+
+    threshold: float = Field(0.3, ge=0, le=1, description="Coverage up to which no correct turn is kept.")
+    width: float = Field(0.1, gt=0, le=1, description="Coverage above it at which all are.")
+    speedup: float | None = Field(
+        None, gt=0, description="Speed-up that keeps a turn whatever its coverage; null: none."
+    )
+    seed: int = Field(0, ge=0, description="Decides which turns are kept.")
+
+
+class Prs(Controller):
+    """The method; it has no state."""
+
+    settings_type = PrsSettings
+    settings: PrsSettings
+    evidence: ClassVar[str] = "text and code"
+    why_not_stale = ""
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        """Take the turns that are not kept out of the loss."""
+        for row in rows:
+            for turn, (start, end) in enumerate(row.turns):
+                found = measured(row, turn)
+                if found.get("correct", 0.0) <= 0:
+                    continue
+                key = row.key
+                u = float(stream(self.settings.seed, "prs", key.step, key.uid, key.sample, turn).random())
+                kept = u < self.chance(found)
+                row.notes[_RIGHT] = row.notes.get(_RIGHT, 0.0) + 1.0
+                row.notes[_DROPPED] = row.notes.get(_DROPPED, 0.0) + (not kept)
+                if not kept:
+                    row.loss_mask[start:end] = False
+            row.trained = row.trained and bool(row.loss_mask.any())
+        return rows
+
+    def chance(self, found: Mapping[str, float]) -> float:
+        """Of keeping a correct turn with these measures."""
+        s = self.settings
+        if s.speedup is not None and found.get("speedup", 0.0) >= s.speedup:
+            return 1.0
+        return min(1.0, max(0.0, (found.get("coverage", 0.0) - s.threshold) / s.width))
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Metrics prs/correct, correct turns of an episode, and prs/dropped, the share of them that was dropped."""
+        told = [outcome.notes for outcome in services.outcomes if _RIGHT in outcome.notes]
+        right = sum(notes[_RIGHT] for notes in told)
+        if not right:
+            return {}
+        dropped = sum(notes[_DROPPED] for notes in told)
+        return {_RIGHT: right / len(services.outcomes), _DROPPED: dropped / right}

@@ -1,0 +1,87 @@
+"""PR (Dr.Kernel): a turn is paid for what it measured: correctness, speed-up, and how much of the time is its own code.
+
+    r_k = correct_weight c_k + speed_weight s_k + coverage_weight v_k [c_k = 1]
+    s_k = min(speed-up, cap), 0 under `floor`;   r_k = penalty for a decoy, and for a turn without measures
+
+The environment measures: `Observation.info["measures"] = {"correct": 1, "speedup": 1.7, "coverage": 0.4, "decoy": 0}`
+after each turn, coverage being the share of the profiled time that is spent in the student's own kernels. A decoy is a
+kernel that is defined and not used. Rewards are by turn, for advantages that read them (`trloo`); the row's own reward
+stays the verdict, and an episode in which nothing was measured keeps the rewards of its environment. Source: the
+released code (hkust-nlp/KernelGYM, read): cap 3, floor 0, coverage 0.5; its weights of correctness and speed, and its
+penalty, are set elsewhere and were not found: 1, 1 and 0 are ours.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from student.rl.rewards.base import Reward, RewardSettings, refuse_unread_turns
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+    from student.rl.rewards.base import RewardServices
+
+NAMES = ("correct", "speedup", "coverage", "decoy")
+
+
+class ProfilingSettings(RewardSettings):
+    """Settings of PR."""
+
+    correct_weight: float = Field(1.0, ge=0, description="Of a correct turn.")
+    speed_weight: float = Field(1.0, ge=0, description="Of the speed-up.")
+    coverage_weight: float = Field(0.5, ge=0, description="Of the coverage of a correct turn.")
+    cap: float = Field(3.0, gt=0, description="Largest speed-up that is paid.")
+    floor: float = Field(0.0, ge=0, description="A speed-up below this one is paid nothing.")
+    penalty: float = Field(0.0, le=0, description="Of a decoy, and of a turn without measures.")
+
+
+class Profiling(Reward):
+    """The reward; see the module for the formula."""
+
+    settings_type = ProfilingSettings
+    settings: ProfilingSettings
+    evidence = "text and code"
+    by_group = False
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse recipes in which rewards by turn count for nothing.
+
+        Raises:
+            ConfigError: with the setting to change.
+        """
+        refuse_unread_turns("profiling", terms, "trloo")
+
+    def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
+        """See the module; metrics correct, decoys and unmeasured (shares of turns) and speedup (of correct ones)."""
+        for row in rows:
+            turns = [measured(row, turn) for turn in range(len(row.turns))]
+            if not any(turns):
+                continue
+            row.turn_rewards = tuple(map(self.paid, turns))
+            for found in turns:
+                self.fire("correct", float(found.get("correct", 0.0) > 0))
+                self.fire("decoys", float(found.get("decoy", 0.0) > 0))
+                self.fire("unmeasured", float(not found))
+                if found.get("correct", 0.0) > 0:
+                    self.fire("speedup", found.get("speedup", 0.0))
+
+    def paid(self, found: Mapping[str, float]) -> float:
+        """The reward r of a turn from its measures."""
+        s, correct = self.settings, found.get("correct", 0.0) > 0
+        if not found or found.get("decoy", 0.0) > 0:
+            return s.penalty
+        speed = min(found.get("speedup", 0.0), s.cap)
+        speed = speed if speed >= s.floor else 0.0
+        coverage = found.get("coverage", 0.0) if correct else 0.0
+        return s.correct_weight * correct + s.speed_weight * speed + s.coverage_weight * coverage
+
+
+def measured(row: Row, turn: int) -> dict[str, float]:
+    """What the environment measured of a turn, by name; empty where it measured nothing."""
+    return {name: row.notes[f"{name}/{turn}"] for name in NAMES if f"{name}/{turn}" in row.notes}

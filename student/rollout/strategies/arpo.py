@@ -1,0 +1,155 @@
+"""ARPO: episodes branch where the student became uncertain after the environment had answered.
+
+    H_k      mean entropy of the first `tokens` tokens of turn k over the student's `width` likeliest ids, nats
+    q_k      clip(u - w (H_k - H_0), 0, 1),   u uniform in (0, 1)
+    branch   another episode begins with turns 0 .. k - 1, ids and environment as they were, where q_k <= p
+
+Of n planned episodes `share` are played from the start. Then turns are looked at in order, the early ones of all
+episodes first, and branches of branches in the next round, until n are reached or `rounds` are over; what is left is
+played from the start. A branch learns from its beginning too: in a group's loss, shared tokens have the sum of the
+credits of the episodes that went through them, the soft form; the hard form, their mean, is not there. An environment
+that answers a repeated action otherwise ends the branch as broken. Source: arXiv 2507.19849, whose code was read
+(dongguanting/ARPO; n 16, half from the start, p 0.5, 20 tokens, 10 ids). Its scripts have w 0.2 for entropies over
+log V, which for a vocabulary of 151936 ids is 0.0168 for nats: a rise of one nat makes a branch 1.7 percentage points
+likelier. There an episode branches while it is played; here after the round, from the same turns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from opd.errors import ConfigError
+from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.plan import Branch, EpisodePlan
+from student.data.streams import stream
+from student.rollout.strategies.hinted import by_uid
+from student.rollout.strategy import Strategy, StrategySettings
+from student.scoring.needs import STUDENT, Needs, SignalNeed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from student.data.plan import PlannedRow, StepPlan
+    from student.data.row import Row, RowKey
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+    from student.rollout.rounds import Rollouts
+
+
+class ArpoSettings(StrategySettings):
+    """Settings of ARPO."""
+
+    share: float = Field(0.5, gt=0, lt=1, description="Share of a group's episodes that are played from the start.")
+    gain: float = Field(0.0168, ge=0, description="w, of a rise of the entropy by a nat.")
+    probability: float = Field(0.5, ge=0, le=1, description="p, of a branch where the entropy did not rise.")
+    tokens: int = Field(20, ge=1, description="First tokens of a turn whose entropy is looked at.")
+    width: int = Field(10, ge=2, le=4096, description="Likeliest ids that the entropy is taken over.")
+    rounds: int = Field(2, ge=1, description="Rounds of branches: from the second on, branches branch.")
+    seed: int = Field(0, ge=0, description="Decides u.")
+
+
+class Arpo(Strategy):
+    """The strategy; it has no state."""
+
+    settings_type = ArpoSettings
+    settings: ArpoSettings
+    evidence: ClassVar[str] = "text and code"
+
+    def needs(self) -> Needs:
+        """The student's log-probs at its likeliest ids."""
+        gathered = PayloadSpec.gather(self.settings.width)
+        return Needs(signals=(SignalNeed(STUDENT, gathered),), candidates=self.settings.width)
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse groups of one.
+
+        Raises:
+            ConfigError: with the setting to raise.
+        """
+        if recipe.rollout.samples_per_prompt < 2:
+            raise ConfigError("rollout.strategy arpo branches episodes of a group; raise rollout.samples_per_prompt.")
+
+    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+        """See `Strategy.run`; metrics arpo/branched_share (of the episodes), arpo/rise and arpo/diverged_share."""
+        open_: dict[str, list[PlannedRow]] = {}
+        for row in plan.rows:
+            open_.setdefault(row.key.uid, []).append(row)
+        first = [row for slots in open_.values() for row in self._take(slots, self._from_start(len(slots)))]
+        rows = newest = rollouts.score(rollouts.sample(first))
+        seeds = {row.key: row.key.sample for row in rows}
+        for _ in range(self.settings.rounds):
+            branches = list(self._branches(newest, open_, seeds, rollouts))
+            if not rollouts.any(bool(branches)):
+                break
+            newest = rollouts.score(rollouts.sample(branches))
+            seeds |= {row.key: row.episode.branch.seed for row in branches if row.episode and row.episode.branch}
+            rows = [*rows, *newest]
+        rows = [*rows, *rollouts.score(rollouts.sample([row for slots in open_.values() for row in slots]))]
+        branched = [row for row in rows if row.origin == "branch"]
+        rollouts.measure("arpo/branched_share", len(branched), len(rows))
+        rollouts.measure("arpo/diverged_share", sum("diverged" in row.tags["ended"] for row in branched), len(branched))
+        order = {row.key: place for place, row in enumerate(plan.rows)}
+        return sorted(rows, key=lambda row: order[replace(row.key, parent=-1)])
+
+    def _from_start(self, count: int) -> int:
+        return max(1, round(self.settings.share * count))
+
+    @staticmethod
+    def _take(slots: list[PlannedRow], count: int) -> list[PlannedRow]:
+        """The first `count` slots, which are open no more."""
+        taken = slots[:count]
+        del slots[:count]
+        return taken
+
+    def _branches(
+        self,
+        rows: Sequence[Row],
+        open_: dict[str, list[PlannedRow]],
+        seeds: dict[RowKey, int],
+        rollouts: Rollouts,
+    ) -> Iterator[PlannedRow]:
+        for uid, mine in by_uid(rows).items():
+            # A branch has its own turns from the one on that it branched at; that one was looked at already.
+            able = [row for row in mine if row.trained and len(row.turns) > 1]
+            places = [(turn, row) for row in able for turn in range(_own(row) + 1, len(row.turns))]
+            for turn, row in sorted(places, key=lambda place: (place[0], place[1].key.sample)):
+                rise = self.entropy(row, turn) - self.entropy(row, 0)
+                rollouts.measure("arpo/rise", rise)
+                if open_[uid] and self.branches(row, turn, rise):
+                    (slot,) = self._take(open_[uid], 1)
+                    yield replace(
+                        slot,
+                        key=replace(slot.key, parent=row.key.sample),
+                        episode=EpisodePlan(
+                            turns=slot.episode.turns if slot.episode else 0, branch=Branch(row, turn, seeds[row.key])
+                        ),
+                    )
+
+    def branches(self, row: Row, turn: int, rise: float) -> bool:
+        """Whether another episode begins at a turn whose entropy is `rise` above that of turn 0."""
+        s, key = self.settings, row.key
+        u = float(stream(s.seed, "arpo", key.step, key.uid, key.sample, turn).random())
+        return min(1.0, max(0.0, u - s.gain * rise)) <= s.probability
+
+    def entropy(self, row: Row, turn: int) -> float:
+        """H of a turn, nats.
+
+        Raises:
+            ConfigError: when the row has no log-probs of the student.
+        """
+        scores = row.signals.get((STUDENT, PayloadKind.GATHER))
+        if scores is None or scores.values is None:
+            raise ConfigError("rollout.strategy arpo reads the student's log-probs, which this run does not gather.")
+        start, end = row.turns[turn]
+        values = np.asarray(scores.values[start : min(end, start + self.settings.tokens), : self.settings.width])
+        values = values.astype(np.float64)
+        return float(-(np.exp(values) * values).sum(-1).mean())
+
+
+def _own(row: Row) -> int:
+    """The first turn of an episode that is its own."""
+    return int(row.notes.get("branched", 0.0))
