@@ -35,9 +35,9 @@ class Ids:
 
     eos_token_id = None
 
-    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
-        """The ids of a text."""
-        return {"input_ids": [int(word) for word in text.split()]}
+    def __call__(self, texts: Sequence[str], **_: Any) -> dict[str, list[list[int]]]:
+        """The ids of each text."""
+        return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
 
 
 def requests(rows: int, spec: RolloutSpec) -> list[Request]:
