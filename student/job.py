@@ -34,6 +34,7 @@ from student.rollout.episodes import EpisodePlayer
 from student.rollout.mismatch import Mismatch
 from student.rollout.spec import RolloutSpec
 from student.rollout.strategy import Strategy
+from student.run.served_average import ServedAverage
 from student.scoring.handshake import Scoring
 from student.scoring.local import LocalModels
 from student.scoring.needs import Needs, merge
@@ -126,12 +127,21 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         mismatch=Mismatch(plugins.engine.settings, local, learner.ranks, accelerator.autocast, services.costs),
         scorer=scorer,
         local=local,
-        controllers=plugins.controllers,
+        controllers=[*plugins.controllers, *_followers(recipe, found, local, learner, poll)],
         rewards=plugins.rewards,
         services=services,
         stop_check=_stop_check(recipe, found, sampler, scorers),
         remarks=plugins.remarks,
     )
+
+
+def _followers(
+    recipe: Recipe, found: Prepared, local: LocalModels, learner: Learner, poll: Callable[[], None]
+) -> list[Controller]:
+    """What keeps a served teacher at the student's average: last, because methods may move the average too."""
+    if found.fleet is None or recipe.teachers is None or recipe.teachers.ema.served is None:
+        return []
+    return [ServedAverage(recipe, found.fleet, local, learner.student, found.tokenizer, learner.ranks, poll)]
 
 
 def _stop_check(recipe: Recipe, found: Prepared, sampler: PolicySampler, scorers: "_Scorers") -> StopCheck | None:

@@ -53,6 +53,18 @@ class EmaSettings(Settings):
 
     decay: float = Field(0.999, ge=0, lt=1, description="Share of the average kept at each move; 0 copies the student.")
     every: int = Field(1, ge=0, description="Steps between moves; 0 leaves them to a method.")
+    served: str | None = Field(
+        None,
+        description="Served teacher that follows the student: before the first step and after each move its servers "
+        "load the average. They serve a model of the student's architecture (of a LoRA student BASE+ADAPTER) and let "
+        "the run's token update weights (scope admin).",
+    )
+    folder: Path | None = Field(
+        None,
+        description="Where the average is written for these servers, which must see it under the same path; null: a "
+        "folder NAME.teacher beside the run's.",
+    )
+    seconds: float = Field(600.0, gt=0, description="A server that needs longer to load it keeps its old weights.")
 
 
 class TeacherSettings(Settings):

@@ -184,9 +184,9 @@ class TeacherFleet(ScoreSource):
         """See `ScoreSource.verify`."""
         return self._run(self._core.verify(teacher))
 
-    def adopt(self, teacher: str) -> None:
+    def adopt(self, teacher: str, weights_hash: str = "") -> None:
         """See `ScoreSource.adopt`."""
-        self._on_loop(lambda: self._core.adopt(teacher))
+        self._on_loop(lambda: self._core.adopt(teacher, weights_hash))
 
     def update_weights(self, teacher: str, folder: str | Path, *, timeout: float = 600.0) -> WeightsUpdate:
         """See `ScoreSource.update_weights`."""

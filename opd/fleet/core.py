@@ -171,10 +171,10 @@ class FleetCore:
             gaps = {address: distance(vector, reference) for address, vector in vectors.items()}
         return AgreementReport(teacher, self.settings.health.agreement_nats, gaps, errors)
 
-    def adopt(self, teacher: str) -> None:
+    def adopt(self, teacher: str, weights_hash: str = "") -> None:
         """See `ScoreSource.adopt`."""
         self.known(teacher)
-        adopt(self.members, teacher)
+        adopt(self.members, teacher, weights_hash)
 
     async def update_weights(self, teacher: str, folder: str, timeout: float) -> WeightsUpdate:
         """See `ScoreSource.update_weights`."""

@@ -100,11 +100,15 @@ class ScoreSource(Protocol):
         """Score a test row on every replica now, and report max |dlogp| to the pool in nats."""
 
     @abstractmethod
-    def adopt(self, teacher: str) -> None:
-        """Accept whatever weights the teacher's servers have now, after they were swapped on purpose.
+    def adopt(self, teacher: str, weights_hash: str = "") -> None:
+        """Accept the weights that the teacher's servers have now, after another client swapped them on purpose.
 
         All replicas are checked again, the first one against itself alone; until it has passed, rows wait as in an
         outage.
+
+        Args:
+            teacher: its name.
+            weights_hash: the only weights to accept (`WeightsUpdate.weights_hash`); "" for those of the first replica.
         """
 
     @abstractmethod

@@ -82,9 +82,9 @@ async def update_weights(members: Members, teacher: str, folder: str, timeout: f
     return WeightsUpdate(teacher, chosen, served, failures)
 
 
-def adopt(members: Members, teacher: str) -> None:
+def adopt(members: Members, teacher: str, weights_hash: str) -> None:
     """Accept other weights: the next replica to be checked decides what the pool is; all are checked again."""
-    members.pools[teacher].adopt()
+    members.pools[teacher].adopt(weights_hash)
     _check_again(members, teacher, [one for one in members.monitors.values() if teacher in one.lives])
 
 

@@ -16,7 +16,7 @@ from opd.wire.fingerprint import tokenizer_fingerprint
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
 from student.recipe import Recipe, TeacherSettings
-from student.scoring.needs import LOCAL_MODELS, REFERENCE, TEACHER, Needs
+from student.scoring.needs import EMA, LOCAL_MODELS, REFERENCE, TEACHER, Needs
 from student.scoring.targets import build_router, destination
 
 _KINDS = {
@@ -90,6 +90,8 @@ def shake_hands(
     """
     settings = recipe.teachers
     local = set(needs.local)
+    if settings is not None and settings.ema.served is not None:
+        local.add(EMA)
     roles: dict[str, set[str]] = {name: {name} for name in local}
     infos: dict[str, pb.TeacherInfo] = {}
     if settings is not None:
@@ -99,6 +101,7 @@ def shake_hands(
             for name in routed_teachers(settings, served, source, recipe.eval.prompts):
                 named.setdefault(name, set()).add(TEACHER)
         local |= named.keys() - set(served)
+        _check_served_average(recipe, named.keys() & set(served))
         for name in sorted(named.keys() & set(served)):
             infos[name] = _checked(fleet, recipe, needs, tokenizer, name, named[name])
         for name, wanted in named.items():
@@ -138,6 +141,27 @@ def _check_contexts(recipe: Recipe, roles: Mapping[str, set[str]]) -> None:
                 f"contexts.{name} is read by no model of this run, which asks {', '.join(sorted(readers)) or 'none'}; "
                 "remove it or correct the name."
             )
+
+
+def _check_served_average(recipe: Recipe, asked: set[str]) -> None:
+    """Refuse a served average that nobody reads, or that a step could mix with the one before.
+
+    Raises:
+        ConfigError: with what to change.
+    """
+    ema = recipe.teachers.ema if recipe.teachers is not None else None
+    if ema is None or ema.served is None:
+        return
+    if ema.served not in asked:
+        raise ConfigError(
+            f"teachers.ema.served is {ema.served!r}, but the run asks {', '.join(sorted(asked)) or 'no served model'}; "
+            "name it in teachers.default or teachers.routes, or remove teachers.ema.served."
+        )
+    if recipe.train.max_staleness:
+        raise ConfigError(
+            f"teachers.ema.served changes teacher {ema.served!r} between two steps, but with train.max_staleness "
+            f"{recipe.train.max_staleness} rows of later steps are scored meanwhile; set it to 0."
+        )
 
 
 def routed_teachers(settings: TeacherSettings, served: Sequence[str], source: PromptSource, heldout: int) -> list[str]:

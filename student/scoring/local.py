@@ -10,8 +10,9 @@ those are the adapters, and `initial` is the model with its adapters off, for no
 their products).
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ class LocalModels:
 
     Attributes:
         models: those that may be asked, see `start`.
+        moves: how often each kept copy was moved.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class LocalModels:
         self._valid_vocab = valid_vocab
         self.temperature = temperature
         self.models: tuple[str, ...] = ()
+        self.moves: Counter[str] = Counter()
         self._copies: dict[str, dict[str, Tensor]] = {}
         self._heads: dict[str, OutputHead] = {}
 
@@ -239,6 +242,10 @@ class LocalModels:
         with self.holding(self._copies[model]):
             yield
 
+    def average(self) -> AbstractContextManager[None]:
+        """The student with its moving average in place of what is trained."""
+        return self.holding(self._copies[EMA])
+
     @contextmanager
     def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
         """The student with `tensors`, by name, in place of those that are trained."""
@@ -275,6 +282,7 @@ class LocalModels:
         for name, p in self._trained():
             kept = self._copies[model][name]
             kept.copy_(p) if decay == 0.0 else kept.lerp_(p.detach().to(kept.dtype), 1.0 - decay)
+        self.moves[model] += 1
 
     def after_step(self, step: int) -> dict[str, float]:
         """Follow the update of `step`, as the recipe's `teachers.ema` says; returns metrics."""

@@ -84,7 +84,7 @@ def _asked_by_name(recipe: Recipe) -> set[str]:
     teachers = recipe.teachers
     if teachers is None:
         return set()
-    found = [teachers.default, teachers.reference, *teachers.routes.values()]
+    found = [teachers.default, teachers.reference, *teachers.routes.values(), EMA if teachers.ema.served else None]
     return {name for one in found for name in ([one] if isinstance(one, str) else one or ())}
 
 

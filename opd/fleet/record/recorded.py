@@ -118,7 +118,7 @@ class RecordedFleet(ScoreSource):
         self.describe(teacher)
         return AgreementReport(teacher, 0.0, {f"store:{self.store.folder}": 0.0}, {})
 
-    def adopt(self, teacher: str) -> None:
+    def adopt(self, teacher: str, weights_hash: str = "") -> None:
         """A record has one set of weights."""
         self.describe(teacher)
 

@@ -1,0 +1,138 @@
+"""A served teacher that follows the student: its servers get the moving average whenever it has moved.
+
+The average itself is model `ema` (`student.scoring.local`), which checkpoints hold: a resumed run has it served again
+before its first step. A self-teacher so has machines of its own; the student's keep the average and do not run it.
+
+    FOLDER/step-000012/model    the average after step 12, as a Hugging Face folder or an adapter; the last two stay
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opd.errors import IncompatibleTeacherError
+from opd.fleet.source import ScoreSource
+from opd.wire.types import PayloadSpec, ScoreItem
+from opd.wire.v1 import teacher_pb2 as pb
+from student.controllers import Controller, ControllerSettings, Services
+from student.learning.model import Student
+from student.learning.ranks import Ranks
+from student.recipe import Recipe
+from student.rollout.known_row import distance, tolerance
+from student.run.checkpoint import save_checkpoint
+from student.run.model_folder import model_parts
+from student.scoring.local import LocalModels
+from student.scoring.needs import EMA
+
+_KEPT = 2
+"""The average of now, and the one before, which a server goes back to when it cannot load the new one."""
+_ROW = ScoreItem(np.arange(8, dtype=np.uint32), 4)
+"""A row that is read by both sides after each move; every vocabulary has its ids."""
+
+
+class ServedAverage(Controller):
+    """Keeps a served teacher at the average, `teachers.ema.served`; every rank makes the same calls.
+
+    Args:
+        recipe: with `teachers.ema.served`.
+        fleet: this rank's own client of it.
+        local: holds the average.
+        student: whose weights are exchanged for it while it is written.
+        tokenizer: saved beside it.
+        ranks: all ranks; the first one has the servers load the folder.
+        poll: called while the average is read; may raise to give up.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        fleet: ScoreSource,
+        local: LocalModels,
+        student: Student,
+        tokenizer: Any,
+        ranks: Ranks,
+        poll: Callable[[], None],
+    ) -> None:
+        super().__init__(ControllerSettings(name="served_average"))
+        assert recipe.teachers is not None and recipe.teachers.ema.served is not None
+        self.teacher = recipe.teachers.ema.served
+        self._seconds = recipe.teachers.ema.seconds
+        beside = recipe.run.absolute().with_name(f"{recipe.run.name}.teacher")
+        self._folder = (recipe.teachers.ema.folder or beside).absolute()
+        self._fleet, self._local, self._student = fleet, local, student
+        self._tokenizer, self._ranks, self._poll = tokenizer, ranks, poll
+        self._steps = 0
+        self._served = -1
+
+    def start(self, services: Services) -> None:
+        """Before the first step and after a resume the servers may have any weights."""
+        self._follow(self._steps)
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Between two steps no row waits for the teacher, so that no step mixes two averages."""
+        metrics = self._follow(step + 1) if self._local.moves[EMA] != self._served else {}
+        self._steps = step + 1
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many steps the average has followed, which names its folder."""
+        return {"steps": self._steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `state_dict`."""
+        self._steps = int(state.get("steps", 0))
+
+    def _follow(self, steps: int) -> dict[str, float]:
+        """Have the servers load the average of `steps` steps.
+
+        Raises:
+            RunFolderError: the folder cannot be written.
+            IncompatibleTeacherError: what they answer then is not the average.
+            OpdError: no server took it; the run can go on from its checkpoint.
+        """
+        began = time.perf_counter()
+        with self._local.average():
+            parts = model_parts("model", self._student, self._tokenizer, self._ranks)
+            folder = save_checkpoint(self._folder, steps, parts, keep=_KEPT, ranks=self._ranks)
+        # One rank has the servers load it, or each would do so again; the clients of the others take what is served.
+        main = self._ranks.index == 0
+        loaded = self._ranks.gather(self._ranks.agree(lambda: self._load(folder / "model") if main else ""))[0]
+        if not main:
+            self._fleet.adopt(self.teacher, loaded)
+        gap = self._measured()
+        self._served = self._local.moves[EMA]
+        return {"follow/seconds": time.perf_counter() - began, "follow/gap": gap}
+
+    def _measured(self) -> float:
+        """The largest gap of any rank's client."""
+        # Not inside `agree`: ranks of a sharded student gather its layers together.
+        (mine,) = self._local.score(EMA, [_ROW], PayloadSpec.sampled(), temperature=1.0, poll=self._poll)
+        row = mine.sampled
+        assert row is not None  # what was asked for
+        return max(self._ranks.gather(self._ranks.agree(lambda: self._gap(row))))
+
+    def _load(self, folder: Path) -> str:
+        """Have the servers load a folder; the hash of what they serve then."""
+        return self._fleet.update_weights(self.teacher, folder, timeout=self._seconds).weights_hash
+
+    def _gap(self, mine: NDArray[np.float32]) -> float:
+        """The largest difference between the row's log-probs as served and `mine`, nats: 0 but for rounding.
+
+        Raises:
+            IncompatibleTeacherError: it is more than rounding, so that the servers have other weights.
+        """
+        (theirs,) = self._fleet.score(self.teacher, [_ROW], PayloadSpec.sampled())
+        assert theirs.sampled is not None  # what was asked for
+        gap = distance(theirs.sampled, mine)
+        served = pb.Dtype.Name(self._fleet.describe(self.teacher).compute_dtype)
+        if gap > tolerance("float32" if served == "DTYPE_F32" else "bfloat16"):
+            raise IncompatibleTeacherError(
+                f"teacher {self.teacher!r} took the student's average and answers a row up to {gap:.3g} nats from it, "
+                "more than rounding explains; serve the student's own model, and of a LoRA student its base with an "
+                "adapter (BASE+ADAPTER)."
+            )
+        return gap
