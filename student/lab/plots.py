@@ -77,6 +77,6 @@ def _plot_arm(axes: Axes, arm: Mapping[str, Any], cost: str, measure: str, colou
             lines.append((x, y))
     if lines:
         # The mean over seeds, where all of them have values.
-        grid = np.linspace(0, min(x[-1] for x, _ in lines), _GRID)
+        grid = np.linspace(max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines), _GRID)
         mean = np.mean([np.interp(grid, x, y) for x, y in lines], axis=0)
         axes.plot(grid, mean, color=colour, linewidth=2, label=arm["title"])

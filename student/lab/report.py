@@ -73,7 +73,7 @@ def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAM
     )
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     page = out / "results.md"
-    page.write_text(template.render(sections=sections, missing=missing, form=form, rule=RULE), encoding="utf-8")
+    write_whole(page, template.render(sections=sections, missing=missing, form=form, rule=RULE))
     return [page, *written]
 
 
@@ -86,7 +86,11 @@ def _read(path: Path, form: str) -> dict[str, Any] | None:
         # JSON has no NaN: what was not measured is null there.
         arm["last_gain"] = math.nan if arm["last_gain"] is None else arm["last_gain"]
         for seed in arm["seeds"]:
-            seed["curve"] = {k: [math.nan if x is None else x for x in v] for k, v in seed["curve"].items()}
+            # But a reverse KL that was not measured is None for curves, too, and no part of their means.
+            seed["curve"] = {
+                name: values if name == "reverse_kl" else [math.nan if x is None else x for x in values]
+                for name, values in seed["curve"].items()
+            }
     return data if data["form"] == form else None
 
 

@@ -67,8 +67,10 @@ def _reverse_kl(settings: GateSettings, candidate: EvalReport, accepted: EvalRep
     if candidate.reverse_kl is None or accepted.reverse_kl is None:
         return False
     stretch = candidate.mean_length / max(1.0, accepted.mean_length)
+    # An estimate from sampled tokens may be negative: a share of its size, so that the bar always lies below it.
+    decrease = settings.gain * abs(accepted.reverse_kl)
     return (
-        candidate.reverse_kl < accepted.reverse_kl * (1 - settings.gain)
+        candidate.reverse_kl < accepted.reverse_kl - decrease
         and 1 / (1 + settings.length_tolerance) <= stretch <= 1 + settings.length_tolerance
         and candidate.truncated <= accepted.truncated + settings.truncation_tolerance
     )

@@ -103,6 +103,7 @@ class Crowd:
         self._told.put((server, why))
 
     def _end(self) -> None:
+        # One for each thread, for those that wait for a row; those within a call end when their connection is cut.
         for _ in self._threads:
             self._waiting.put(None)
         for connections in self._connections.values():

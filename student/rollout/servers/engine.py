@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 _KNOWN_TEMPERATURE = 0.7
 """Not 1, so that a server that gives log-probs of temperature 1 throughout is found out."""
 _ASK_AGAIN_SECONDS = 1.0
+_FRUITLESS = 5
+"""Times in a row that all servers may be lost before a single row is finished."""
 
 
 class ServersEngine(RolloutEngine):
@@ -133,6 +135,7 @@ class ServersEngine(RolloutEngine):
 
         setup = self.setup
         rows: list[Row | None] = [None] * len(planned)
+        fruitless = 0
         while left := [i for i, row in enumerate(rows) if row is None]:
             some = [planned[i] for i in left]
             try:
@@ -149,6 +152,13 @@ class ServersEngine(RolloutEngine):
             except EngineLostError as error:
                 log.warning("%s", error)
                 got = error.rows
+                # Servers that come back, take the weights and end at the same row again would be waited for for ever.
+                fruitless = 0 if any(row is not None for row in got) else fruitless + 1
+                if fruitless == _FRUITLESS:
+                    raise RolloutEngineError(
+                        f"all rollout servers were lost {fruitless} times in a row before one of {len(some)} rows was "
+                        f"finished; look into their logs. Last: {error}"
+                    ) from error
                 self._spread()
             for i, row in zip(left, got, strict=True):
                 rows[i] = row

@@ -55,6 +55,7 @@ class WeightsFolder:
         folder = self.root / label
         with self.lock(label):
             if not folder.exists():
+                # One that is there was left by a rank that was killed: under the lock nobody else writes it.
                 part = self.root / f"{label}.part"
                 shutil.rmtree(part, ignore_errors=True)
                 part.mkdir()

@@ -72,6 +72,10 @@ class Connection:
         try:
             if not kept:
                 self._open()
+            if self._cut:
+                # It was cut between two calls, or before it was open: there was nothing to shut down then, and this
+                # call would be made all the same, and the next ones.
+                raise ConnectionAbortedError("it was cut")
             self._connection.request(method, path, data, self._headers)
             answer = self._connection.getresponse()
         except (http.client.RemoteDisconnected, ConnectionError):

@@ -61,3 +61,11 @@ def test_the_label_free_gate_wants_a_lower_divergence() -> None:
 def test_the_label_free_gate_sees_through_short_long_and_cut_answers(length: float, cut: float) -> None:
     gate = GateSettings(kind="reverse_kl")
     assert not passes(gate, report([0], kl=0.1, length=length, cut=cut), report([0], kl=1.0))
+
+
+def test_the_label_free_gate_wants_a_lower_one_also_of_negative_estimates() -> None:
+    gate = GateSettings(kind="reverse_kl", gain=0.1)
+    before = report([0], kl=-0.010)  # from sampled tokens, whose mean may fall below 0
+    assert not passes(gate, report([0], kl=-0.0095), before)
+    assert not passes(gate, report([0], kl=-0.0105), before)
+    assert passes(gate, report([0], kl=-0.0115), before)

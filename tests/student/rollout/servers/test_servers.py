@@ -18,6 +18,7 @@ from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row
 from student.rollout.engine import ROLLOUT_ENGINES
 from student.rollout.servers.engine import ServersEngine
+from student.rollout.servers.http import Connection, LostError
 from student.rollout.servers.weights import chosen
 
 PROMPTS = [Prompt.make(f"{i}+{i * 7}=") for i in range(4)]
@@ -73,6 +74,32 @@ def test_when_all_servers_are_lost_the_run_waits_for_one_gives_it_the_weights_an
     assert len(told) == len(wanted) and later[0].version == engine._label
     counts = engine.take()
     assert counts["engine/weights_loaded"] == 2 and counts["engine/rows_reissued"] >= 1
+
+
+def test_rows_that_no_server_survives_end_the_run(start: Any, open_engine: Any) -> None:
+    server = start()
+    engine = open_engine(server, patience_seconds=600.0)
+    sync(engine)
+    answer = server.answer
+
+    def dies(path: str, body: Any) -> tuple[int, Any]:
+        row = path == "/generate" and body["sampling_params"]["temperature"] == 1.0  # not the known one
+        return (0, None) if row else answer(path, body)
+
+    server.answer = dies
+    with pytest.raises(RolloutEngineError, match=r"lost 5 times in a row before one of 8 rows was finished"):
+        engine.sample(plan())
+
+
+def test_a_connection_that_was_cut_between_two_calls_makes_no_other(start: Any) -> None:
+    server = start()
+    connection = Connection(server.url, None, 60.0)
+    assert connection.call("/model_info") == {"weight_version": "default"}
+    connection.close()  # as after an answer with which the server closes
+    connection.cut()
+    with pytest.raises(LostError, match="cut"):
+        connection.call("/model_info")
+    assert len(server.asked) == 1
 
 
 def test_a_row_that_met_two_versions_is_asked_again(start: Any, open_engine: Any) -> None:
