@@ -51,6 +51,7 @@ def shard(student: Student, device: torch.device, *, half: bool) -> Callable[[],
         param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32 if half else None
     )
     names = set(getattr(student.lm, "_no_split_modules", None) or ())
+    # Layers first: `fully_shard` leaves out what an inner module has taken, so the student itself gets the rest.
     for module in list(student.lm.modules()):
         if type(module).__name__ in names:
             fully_shard(module, mesh=mesh, mp_policy=layers)

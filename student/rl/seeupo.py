@@ -85,6 +85,7 @@ class SeeUpo(Controller):
         masks, weights = [row.loss_mask for row in rows], [row.weight for row in rows]
         products = np.ones(len(rows))
         try:
+            # As many turns on every rank as the longest episode of any has: each is an update that all take together.
             for turn in reversed(range(max(services.gather(max((_turns(row) for row in rows), default=0))))):
                 parts = [_of_turn(row, mask, turn) for row, mask in zip(rows, masks, strict=True)]
                 if not any(services.gather(any(part.any() for part in parts))):
@@ -93,6 +94,7 @@ class SeeUpo(Controller):
                     row.loss_mask, row.weight = part, weight * float(product)
                 mine = [place for place, part in enumerate(parts) if part.any()]
                 chosen = tuple(rows[place] for place in mine)
+                # Read now: the updates of later turns have moved the policy since the rows were scored.
                 before = self._log_probs(chosen, services)
                 yield replace(update, rows=chosen, recompute=True)
                 self._made += 1
@@ -102,6 +104,7 @@ class SeeUpo(Controller):
             total, count = self._products
             self._products = total + float(products.sum()), count + len(products)
         finally:
+            # Also where an update failed: the rows are taken again, or told of in metrics, as they were.
             for row, mask, weight in zip(rows, masks, weights, strict=True):
                 row.loss_mask, row.weight = mask, weight
 

@@ -128,6 +128,7 @@ class Ahead:
         Raises:
             OpdError: what ended the sampling of the step.
         """
+        # Sampled k steps ago, by the plan of then: a strategy that asks for other rows now must not get those.
         if planned != self._share(self.plan(step)):
             raise RuntimeError(f"the rows that were sampled ahead for step {step} are not the ones asked for.")
         future = self._under_way[step].found

@@ -101,6 +101,7 @@ class EpisodePlayer:
         self._replay(episodes)
         self._repeat(episodes)
         rows: dict[int, Row] = {}
+        # A turn of all episodes at a time, so that they share forwards; those that end leave at once, to be scored.
         while True:
             for number, episode in episodes.items():
                 if episode.ended and number not in rows:
@@ -156,6 +157,7 @@ class EpisodePlayer:
                     episode.hear(ids, self._spec.candidates)
                 self._answer(episode, seen)
                 if episode.ended and not episode.ended.startswith("broken") and not episode.plan.given:
+                    # The student has done nothing yet: what the replay came to is no success of its own.
                     episode.ended, episode.success = "replay", None
         for episode in episodes.values():
             if episode.plan.given and not episode.ended:

@@ -39,6 +39,7 @@ def model_parts(
         copied: hold copies, so that the parts may be written while the student is trained: then all parts at once.
         limit: bytes of a file of a sharded student, unless one layer is larger.
     """
+    # A forward leaves some tensors gathered: below, all ranks have to find the same shards.
     reshard(student)
     lm, main = student.lm, ranks.index == 0
     weights: dict[str, Tensor] | None = None
@@ -65,6 +66,8 @@ def model_parts(
         return files_written(place, work)
 
     yield Part(name, describe) if main else nothing(name)
+    # Gathering is a collective: every rank takes part for every tensor, and keeps those of its own file alone. A round
+    # gives each rank a file, so that they write side by side and none holds more than one of them.
     for start in range(0, len(files), ranks.count):
         kept: dict[str, Tensor] = {}
         for owner, chunks in enumerate(files[start : start + ranks.count]):

@@ -249,6 +249,7 @@ class Saver:
             job.rewards.load_state_dict(state["rewards"])
             for i, controller in enumerate(job.controllers):
                 controller.load_state_dict(state["controllers"].get(str(i), {}))
+            # Last, because what was loaded before may have drawn random numbers.
             device, steps = job.accelerator.device, int(state["steps"])
             if said := restore_random(trainer, job.learner.ranks, device, seed=job.recipe.seed, step=steps):
                 self._log(f"note: {said}")

@@ -64,6 +64,7 @@ def turn_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
         metrics |= {f"kl_by_turn/{turn + 1}": value for turn, value in by_turn.items()}
         values, third = list(by_turn.values()), max(1, len(by_turn) // 3)
         early = float(np.mean(values[:third]))
+        # An estimate from sampled tokens may be negative, and a ratio over it says nothing.
         if early > 0:
             metrics["kl_escalation"] = float(np.mean(values[-third:])) / early
     return metrics

@@ -63,6 +63,7 @@ class Tide(TokenReward):
         output = super().token_losses(batch)
         k = self.settings.k
         values = have(batch.signal(PayloadKind.TOPK).values, "teacher's log-probs")[:, :k]
+        # Masked positions may hold -inf: its softmax is NaN, and NaN in a loss is NaN whatever weight it gets.
         theirs = torch.where(batch.mask[:, None], values, torch.zeros_like(values)).log_softmax(-1)
         ours = have(have(batch.student.scores_at_teacher, "scores").candidates, "log-probs")[:, :k]
         zero = torch.zeros_like(ours[:, 0])

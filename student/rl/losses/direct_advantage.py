@@ -88,6 +88,8 @@ class DirectAdvantage(Term):
             sizes = np.bincount(places[row.loss_mask], minlength=len(advantages))
             index.append(places + first)
             wanted += list(advantages)
+            # The objective takes the mean over the row's tokens, and the mean over its steps is wanted: a step of n of
+            # the row's N trained tokens, one of K, has N / (K n) at each of them.
             share.append(row.loss_mask.sum() / (max(1, np.count_nonzero(sizes)) * np.maximum(sizes, 1))[places])
             first += len(advantages)
         step = torch.from_numpy(np.concatenate(index)).to(live.device)
@@ -115,5 +117,6 @@ class DirectAdvantage(Term):
         ends = [end for end in ends if end < row.length]
         places = np.searchsorted(np.array(ends, np.int64), np.arange(row.length), side="right")
         values = np.zeros(row.length) if row.values is None else row.values.astype(np.float64)
+        # V where a step begins, and the reward behind the last one: the advantages of a row add up to R - V(start).
         at = [values[start] for start in (0, *ends)] + [reward_of(row) or 0.0]
         return places, np.diff(np.array(at))

@@ -61,6 +61,8 @@ class Rlsd(PolicyGradient):
         gap = torch.where(read, told - live.detach(), torch.zeros_like(live))
         band, share = self.settings.band, self.settings.share
         shares = [share.at(row.key.step) if isinstance(share, WeightSchedule) else share for row in batch.rows]
+        # By the sign of the credit: in a wrong answer a token that the solution makes likelier is blamed less, and not
+        # more, so that the teacher never turns the verifier's direction round.
         weight = (torch.sign(advantage) * gap).exp().clamp(1 - band, 1 + band)
         factor = 1 + batch.of_rows(shares).to(live.dtype) * (weight - 1)
         usual = super().surrogate(log_ratio, advantage * factor, live, batch)

@@ -61,13 +61,14 @@ class Sec(Sampler):
         mean = math.fsum(self.value.get(self.arm(p), best) for p in pool) / len(pool)
         chosen = []
         for _ in range(count):
+            # Sorted: a draw is an index, which should not depend on the kind that came first in the pool.
             arms = sorted(left)
             weights = [math.exp((self.value.get(arm, best) - best) / self.settings.tau) for arm in arms]
             total = math.fsum(weights)
             arm = arms[int(rng.choice(len(arms), p=[weight / total for weight in weights]))]
             mine = left[arm]
             chosen.append((mine.pop(int(rng.integers(len(mine)))), self.value.get(arm, best) - mean))
-            if not mine:
+            if not mine:  # the others share its probability from now on
                 del left[arm]
         return chosen
 
