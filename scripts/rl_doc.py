@@ -96,7 +96,7 @@ ACE | modifier `ace`
 RL-PLUS | objective `rl_plus`, method `expert_rows`
 ROVER | objective `rover`
 SAFE | objective `safe`, method `critic` with `heads: 2`, `softness: 0.3`
-Guide | strategy `guide`, objective `mixed_context` (a constant gamma)
+Guide | strategy `guide`, objective `mixed_context` with `quantile: 0.9`
 RLPR | reward `rlpr`
 AceReason-Nemotron | method `stages`
 RAPO | objectives `rapo_kl`, `entropy_bonus`
@@ -160,13 +160,12 @@ limit of RLVR (pass@k) | `eval.samples`: pass@k of evaluations
 """
 
 NOT_BUILT = """
-ALP | learnt noise in the input of every layer; known from its abstract alone, and where the scale enters is not stated
-SG-OPD | the gate between extrapolation and interpolation is not published; `gated_exopd` is another one
-R2-OPD | spans, the progress reward and the test of disagreement are not published
-S-PPO, ST-PPO: correction of clipping | the divisor is not published; Turn-PPO's ratio is `ratio: turn`
+ALP (2603.19470) | learnt noise before the attention of every layer, in updates alone: terms have no hook there
+SG-OPD (2606.09304) | its equation and share of teacher rollouts were not found; `gated_exopd` is another gate
+R2-OPD (2608.19408) | spans, the progress reward and the test of disagreement were not found
+S-PPO, ST-PPO (2511.20718) | what the correction divides by was not found; Turn-PPO's ratio is `ratio: turn`
 ARPO: hard advantage | the mean of the descendants for shared tokens; branches have the soft form
-Routing replay (R2, R3) | needs the experts that the rollout engine chose, which no engine here records
-Guide: gamma by quantile | a quantile over the tokens of all ranks before each update; a constant gamma stands in
+Routing replay (R2, R3) | needs a hook in every router, and the experts that the engine chose, which none here records
 """
 
 

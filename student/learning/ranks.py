@@ -133,5 +133,17 @@ class Ranks:
         return sums
 
 
+def told(value: T) -> list[T]:
+    """The values of all ranks in torch's default group, by rank; every rank calls it, in the loop's thread.
+
+    For what has no `Ranks`, such as a term of the objective.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return [value]
+    found: list[T] = [value] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
 ALONE = Ranks()
 """The ranks of a process that runs by itself."""

@@ -40,6 +40,7 @@ SETTINGS = (
     "mix_by",
     "beyond",
     "importance_cap",
+    "quantile",
     "importance_band",
 )
 

@@ -10,15 +10,18 @@ The gradient of the shaped ratio is gamma r / (r + gamma)^2 grad log pi: unlikel
 rl_plus pi_old is the student when the rows were scored, so given rows need no log-probs of their own; they come from
 method expert_rows and count in the mean of their group. Learning from rows of both kinds is `rows: all`, the default
 here. Sources: ICPO, arXiv 2510.26519, Guide, 2506.13923, RL-PLUS, 2508.00222, each with its released code; LTE,
-2510.26109 (text). LTE's gamma is not stated; 0.1 is ICPO's code's, whose paper is noted with 0.01; Guide's released
-default, a quantile of the batch's ratios, is not offered. LTE counts the tokens of hinted rows by themselves:
-aggregation balanced, strata context.
+2510.26109 (text). LTE's gamma is not stated; 0.1 is ICPO's code's, whose paper is noted with 0.01. Guide's is the 0.9
+quantile of the ratios, and at least 1e-4 (`quantile`): here over the hinted tokens of the step on all ranks, when they
+were scored; its code has those of the micro-batch in hand, padding among them. LTE counts the tokens of hinted rows by
+themselves: aggregation balanced, strata context.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from opd.wire.types import PayloadKind, PayloadSpec
@@ -28,12 +31,18 @@ from student.rl.losses.settings import advantage_field
 from student.scoring.needs import STUDENT, Needs, SignalNeed, merge
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
+    from student.data.outcome import Outcome
+    from student.data.row import Row
     from student.recipe import Recipe
 
 _LARGEST = 20.0
 """Bound of a log-ratio, nats, as in ICPO's code."""
+_LEAST = 1e-4
+"""Least gamma by quantile, as in Guide's code."""
 
 
 def no_other_rows(recipe: Recipe, name: str) -> list[str]:
@@ -53,6 +62,9 @@ class MixedContextSettings(ClippedSettings):
 
     rows: Literal["all", "sampled", "expert"] = "all"
     gamma: float = Field(0.1, gt=0, description="Ratio at which a hinted token has half of the largest gain.")
+    quantile: float | None = Field(
+        None, gt=0, lt=1, description="gamma is this quantile of the step's hinted ratios (Guide: 0.9); null: constant."
+    )
     denominator: Literal["hint", "one"] = Field("hint", description="What the ratio of hinted rows is over.")
 
 
@@ -68,6 +80,36 @@ class MixedContext(PolicyGradient):
         """Of other rows with denominator hint."""
         return self.settings.denominator == "hint"
 
+    def __init__(self, settings: MixedContextSettings) -> None:
+        super().__init__(settings)
+        self._gamma = settings.gamma
+
+    def needs(self) -> Needs:
+        """For a quantile also the student's log-probs when rows are scored."""
+        read = (SignalNeed(STUDENT, PayloadSpec.sampled()),) if self.settings.quantile is not None else ()
+        return merge([super().needs(), Needs(signals=read)])
+
+    def assess(self, rows: Sequence[Row], outcomes: Sequence[Outcome], places: Sequence[int]) -> None:
+        """Also find gamma; a step without hinted tokens has the constant one."""
+        super().assess(rows, outcomes, places)
+        if self.settings.quantile is None:
+            return
+        from student.learning.ranks import told
+
+        mine = [np.zeros(0), *(self._ratios(row) for row in rows if self.selects(row) and not row.on_policy)]
+        found = np.concatenate(told(np.concatenate(mine)))
+        # Sorted before, so that it does not depend on how rows are spread over ranks.
+        level = float(np.quantile(np.sort(found), self.settings.quantile)) if len(found) else self.settings.gamma
+        self._gamma = max(_LEAST, level)
+
+    def _ratios(self, row: Row) -> NDArray[np.float64]:
+        """R of the trained tokens of a hinted row, when it was scored."""
+        read = next(scores.sampled for (role, _), scores in row.signals.items() if role == STUDENT)
+        gap = np.asarray(read, np.float64)[row.loss_mask]
+        if self.settings.denominator == "hint":
+            gap = gap - row.behaviour_logp[row.loss_mask]
+        return np.exp(gap.clip(-_LARGEST, _LARGEST))
+
     def remarks(self, recipe: Recipe) -> list[str]:
         """Also that there are no hinted rows."""
         return super().remarks(recipe) + no_other_rows(recipe, self.settings.name)
@@ -81,12 +123,14 @@ class MixedContext(PolicyGradient):
         usual = super().surrogate(log_ratio.where(~other, log_ratio.new_zeros(())), advantage, live, batch)
         over = torch.zeros_like(live) if self.settings.denominator == "one" else batch.behaviour_logp.to(live.dtype)
         gap = torch.where(other, live - over, torch.zeros_like(live)).clamp(-_LARGEST, _LARGEST)
-        gain = gap.exp() / (gap.exp() + self.settings.gamma)
+        gain = gap.exp() / (gap.exp() + self._gamma)
         zero = torch.zeros_like(live)
         metrics: dict[str, Any] = {
             "hinted_tokens": (other.sum(), batch.mask.sum()),
             "shaped_gain": (torch.where(other, gain.detach(), zero).sum(), other.sum()),
         }
+        if self.settings.quantile is not None:
+            metrics["gamma"] = (self._gamma * other.sum(), other.sum())
         clipped, count = usual.metrics.get("clipped_share", (zero.sum(), batch.mask.sum()))
         metrics["clipped_share"] = (clipped, count)
         return TermOutput(torch.where(other, -gain * advantage, have(usual.loss, "loss")), metrics=metrics)

@@ -200,7 +200,9 @@ class PolicyGradient(Term):
         So are the groups of an update where credit is recomputed, which looks at a group at a time.
         """
         if any(id(row) not in self._credit for row in rows):
-            self.assess(rows, *gather_outcomes(rows))
+            # Not by `assess`, in which all ranks take part.
+            self._credit = _ByRow()
+            self._estimate(rows, *gather_outcomes(rows))
         elif self.recomputes:
             self._estimate(rows, *gather_outcomes(rows))
 

@@ -4,9 +4,9 @@
     band                             only groups with low <= mean reward <= high are learnt from, hinted or not
 
 The hint is a kept column of the prompts (`prompts.keep_columns: [hint]`). A group whose hint does not fit
-rollout.max_prompt_tokens stays as it is. The loss is mixed_context, ratio to the
-policy under the hint; the authors' gamma is the 0.9 quantile of the ratios of the batch, of which mixed_context has
-the constant form alone. Source: arXiv 2506.13923 and the released code, vaskar-open-source-research/guide_rl.
+rollout.max_prompt_tokens stays as it is. The loss is mixed_context with `quantile: 0.9`, the ratio to the policy under
+the hint shaped by a quantile of such ratios. Source: arXiv 2506.13923 and the released code,
+vaskar-open-source-research/guide_rl.
 """
 
 from __future__ import annotations

@@ -4,10 +4,12 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from opd.wire.types import PayloadKind
+from opd.wire.types import PayloadKind, Scores
+from student.data.outcome import gather_outcomes
 from student.learning.terms import OBJECTIVES, SignalTokens
 from student.plugins import build_terms
 from student.rl.losses.policy_gradient import PolicyGradient
@@ -182,6 +184,23 @@ def test_the_shaped_ratio_of_hinted_rows(toy: Any) -> None:
     assert float(metrics["hinted_tokens"][0]) == 3 and float(metrics["clipped_share"][0]) == 0
     _, gains, _ = hinted(toy, [0.01, 0.1, 0.9], [0.5, 0.5, 0.5], "mixed_context", denominator="one")
     assert gains == pytest.approx([0.0909, 0.5, 0.9], abs=1e-4)
+
+
+def test_gamma_by_quantile_is_of_the_hinted_ratios_of_the_step(toy: Any) -> None:
+    made = toy(lengths=(2, 3, 2), group=3, masked=False, origins=["hinted", "hinted", "policy"])
+    ratios = [[0.5, 1.0], [2.0, 3.0, 0.2], [9.0, 9.0]]  # what the student sampled itself has no part in it
+    for row, values in zip(made.rows, ratios, strict=True):
+        row.reward, row.behaviour_logp = 1.0, np.full(row.length, -3.0, np.float32)
+        row.signals["student", PayloadKind.SAMPLED] = Scores(sampled=np.float32(-3.0) + np.log(np.float32(values)))
+    (term,) = build_terms([{"name": "mixed_context", "advantage": FIXED, "quantile": 0.9}])
+    term.assess(made.rows, *gather_outcomes(made.rows))
+    term.prepare(made.rows)
+    total, count = term.token_losses(made.batch()).metrics["gamma"]
+    assert float(total / count) == pytest.approx(2.6) and float(count) == 5  # between 2 and 3, six tenths of the way
+    term.assess(made.rows[2:], *gather_outcomes(made.rows[2:]))  # no hinted row: the constant
+    term.prepare(made.rows)
+    total, count = term.token_losses(made.batch()).metrics["gamma"]
+    assert float(total / count) == pytest.approx(0.1)
 
 
 def test_given_answers_by_the_ratio_to_a_mixture(toy: Any) -> None:
