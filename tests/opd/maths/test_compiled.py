@@ -1,8 +1,8 @@
 """Under torch.compile, in a process of its own: the run-time type checker of the other tests cannot be traced."""
 
-import subprocess
 import sys
 
+import forked
 import pytest
 
 SCRIPT = """
@@ -38,5 +38,5 @@ for name, loss in losses.items():
 
 @pytest.mark.slow
 def test_divergences_compile_as_a_single_graph_with_the_same_gradients():
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], capture_output=True, text=True, check=False)
+    done = forked.run([sys.executable, "-W", "ignore", "-c", SCRIPT])
     assert done.stdout.split() == ["scores", "exact", "mixed", "figures", "fused"], done.stderr[-3000:]

@@ -6,6 +6,7 @@ import sys
 from dataclasses import asdict, make_dataclass, replace
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -162,7 +163,7 @@ def test_a_build_killed_before_its_first_model_goes_on(plan, tmp_path):
         "builder.os.replace = lambda a, b: kill(a, b) if b.name == 'student' else replace(a, b); "
         f"build_world({str(tmp_path)!r}, {plan!r})"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    assert forked.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
     assert (tmp_path / "student").exists()
     assert build_world(tmp_path, plan).complete
 
