@@ -102,6 +102,7 @@ class Mismatch:
         every = np.concatenate(gaps)
         if not len(every):
             return 0, 0.0, 0.0, 0.0
+        # Besides |d|, the estimate of KL(engine || student) that is never negative: the mean of -d may be, by noise.
         size = np.abs(every)
         return len(every), float(size.sum()), float((np.expm1(every) - every).sum()), float(size.max())
 

@@ -45,6 +45,7 @@ def state_parts(
     tensors: dict[str, torch.Tensor] = {}
 
     def strip(node: Any, path: str) -> Any:
+        # First, because a DTensor is a Tensor as well.
         if isinstance(node, DTensor):
             sharded[path] = node.detach()
             return {_SHARDED: path}

@@ -123,6 +123,7 @@ def _checked(
     info = fleet.describe(name)
     _check_tokenizer(info, tokenizer, tokenizer_fingerprint(tokenizer))
     _check_needs(info, recipe, needs, roles)
+    # A record answers with what it holds, and computes nothing that could disagree with itself.
     if not fleet.recorded:
         _check_self_agreement(fleet, info, recipe.teachers.fleet.health.agreement_nats)
     return info

@@ -124,6 +124,7 @@ class ExpertRows(Controller):
                 f"{wanted} of the {len(plan.rows)} rows of step {plan.step} are to be given, but only {len(able)} have "
                 f"an answer (source {s.source}); prompt {missing} has none. Lower share or give more answers."
             )
+        # By seed and step alone: a step that is taken again after an interruption gives the same rows their answers.
         order = stream(s.seed, "expert_rows", plan.step).permutation(len(able))
         chosen = {able[int(i)] for i in order[:wanted]}
         return replace(plan, rows=tuple(self._give(row) if i in chosen else row for i, row in enumerate(plan.rows)))

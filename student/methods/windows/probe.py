@@ -202,6 +202,7 @@ class Prober:
                 self._check()
                 vectors.append(_segment_vector(twin, fold, (start, end), spec.metric, costs, random=random))
         count = len(spec.edges)
+        # The vectors came fold by fold, and within a fold segment by segment: the order that the shape reads them in.
         return gram(torch.stack(vectors)).numpy().reshape(spec.folds, count, spec.folds, count)
 
 

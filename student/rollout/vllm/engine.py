@@ -151,6 +151,7 @@ class VllmRollout(RolloutEngine):
                 if failures > _RESTARTS or not self._may_restart():
                     raise
                 rows = error.rows
+            # No rows at all where vLLM failed before it began with them.
             for i, row in zip(left, rows, strict=False):
                 found[i] = row
         return [row for row in found if row is not None]
