@@ -154,6 +154,7 @@ A2TGPO | reward `igpo`, advantage and objective `a2tgpo`
 MatchTIR | reward and advantage `matchtir`
 SeeUPO | method `seeupo`, objective `gspo` with `ratio_to: old`, advantage `lite_ppo`
 Turn-PPO | objective `ppo` with `ratio: turn`, method `critic`
+TT-OPD | objective `tt_opd` with a context, reward `cosine_length`: [multi-turn.md](multi-turn.md)
 RLSD | objective `rlsd` with a context: `examples/recipes/qwen3-8b-rlsd.yaml`
 MiMo, GLM-5 | objectives `mimo_mix`, `glm_mix`
 limit of RLVR (pass@k) | `eval.samples`: pass@k of evaluations
@@ -165,6 +166,10 @@ SG-OPD (2606.09304) | its equation and share of teacher rollouts were not found;
 R2-OPD (2608.19408) | spans, the progress reward and the test of disagreement were not found
 S-PPO, ST-PPO (2511.20718) | what the correction divides by was not found; Turn-PPO's ratio is `ratio: turn`
 ARPO: hard advantage | the mean of the descendants for shared tokens; branches have the soft form
+HiPER | value heads of its own for subgoals, actions and switches; critics here give a token one value
+ArCHer | twin Q and V of utterances with target copies and a replay buffer; credit by turn is `trloo` or Turn-PPO
+TRUSTEE | not written: task, user, tools and judge by a chat model, with a curriculum of their difficulty
+FTB-OPD, Guided-OPD | not written: turns of the teacher in the student's place, played on from there; see `sopd`
 Routing replay (R2, R3) | needs a hook in every router, and the experts that the engine chose, which none here records
 """
 

@@ -53,6 +53,7 @@ class EmaSettings(Settings):
 
     decay: float = Field(0.999, ge=0, lt=1, description="Share of the average kept at each move; 0 copies the student.")
     every: int = Field(1, ge=0, description="Steps between moves; 0 leaves them to a method.")
+    copy_every: int = Field(0, ge=0, description="Steps after which it is the student again; 0: never.")
     served: str | None = Field(
         None,
         description="Served teacher that follows the student: before the first step and after each move its servers "

@@ -25,6 +25,7 @@ for name, path, summary in [
     ("tail_null", "distil.tail_null:TailNull", "a null: a negative advantage for unlikely tokens, without a teacher"),
     ("sage_opd", "distil.sage_opd:SageOpd", "distillation with turns weighted by a judge and the teacher (SAGE-OPD)"),
     ("tropd", "distil.tropd:Tropd", "sampled distillation in a trust region, forward KL outside"),
+    ("tt_opd", "distil.tt_opd:TtOpd", "turns taught by an average that is told the outcome (TT-OPD)"),
     ("tip", "distil.tip:TokenSelection", "distillation on the tokens with the highest entropy or divergence"),
 ]:
     OBJECTIVES.add(name, f"student.methods.{path}", summary)

@@ -102,6 +102,7 @@ for name, path, summary in [
 
 for name, path, summary in [
     ("overlong", "overlong:Overlong", "a penalty that grows over the last tokens before the length limit (DAPO)"),
+    ("cosine_length", "cosine_length:CosineLength", "right and wrong answers by their length, along a cosine"),
     ("hapo", "hapo:Hapo", "a bonus for correct answers shorter than the prompt's shortest so far"),
     ("dler", "dler:Dler", "correctness, and nothing for an answer that the length limit cut"),
     ("rl_struct", "rl_struct:RlStruct", "tiers of structure, format, validity and correctness of a JSON answer"),

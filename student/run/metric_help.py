@@ -50,6 +50,7 @@ TEXTS = {
     "checkpoint/failed": "Checkpoints that could not be written beside training, since the start",
     "reward": "Reward, mean over rows whose reward is known",
     "verdict": "Verdict of the verifier, mean over rows whose verdict is known",
+    "ema_moved": "Whether the moving average followed the student in the step, 0 or 1",
     "follow/seconds": "Seconds until the servers of the following teacher had the student's average",
     "follow/gap": "Largest difference between log-probs of the served and the student's average, nats",
     "ema_distance": "Euclidean distance between the student's weights and their moving average",

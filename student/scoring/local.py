@@ -288,9 +288,10 @@ class LocalModels:
         """Follow the update of `step`, as the recipe's `teachers.ema` says; returns metrics."""
         if EMA not in self._copies:
             return {}
-        if self._ema.every and (step + 1) % self._ema.every == 0:
-            self.refresh(EMA, self._ema.decay)
-        return {"ema_distance": self._distance(EMA)}
+        copied, moved = (bool(n) and (step + 1) % n == 0 for n in (self._ema.copy_every, self._ema.every))
+        if copied or moved:
+            self.refresh(EMA, 0.0 if copied else self._ema.decay)
+        return {"ema_distance": self._distance(EMA), "ema_moved": float(copied or moved)}
 
     @torch.no_grad()
     def _distance(self, model: str) -> float:

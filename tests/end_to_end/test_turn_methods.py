@@ -55,13 +55,13 @@ def steps_of(world: Path, tmp_path: Path) -> Steps:
 
 
 EPISODES = {"turns": 2, "turn_tokens": 4, "isolation": "none"}
+AGAIN = {"name": "again", "options": {"verifier": "student_plugins:Even", "reward": "last", "word": "="}}
 
 
 def test_the_first_stage_of_score_pays_second_attempts_and_holds_the_first_ones(steps_of: Steps) -> None:
-    options = {"verifier": "student_plugins:Even", "reward": "last", "word": "="}
     first, second = steps_of(
-        page("first_turns"),
-        {"environment": {"name": "again", "options": options}},
+        page("reference_kl"),
+        {"environment": AGAIN},
         teachers={"reference": "initial"},
         rollout={"episodes": EPISODES},
     )
@@ -89,6 +89,22 @@ def test_arpo_branches_episodes_and_learns_from_the_shared_beginnings(steps_of: 
         assert step["sampled_rows"] == 12 and step["rollout_rounds"] >= 3
         # What a branch took over was not sampled by it, and is learnt from.
         assert step["cost/train/sampled_tokens"] < step["response_tokens"]
+
+
+def test_tt_opd_shows_its_hint_its_average_and_its_cut(steps_of: Steps) -> None:
+    given = page("copy_every")
+    given["teachers"]["ema"] |= {"every": 1, "copy_every": 2}
+    given["objective"][1] |= {"first_turns": 1, "within": 2}
+    first, second = steps_of(given, {"environment": AGAIN}, rollout={"episodes": EPISODES})
+    assert first["tt_hinted"] == 1 and 0 < first["tt_cut"] < 1 and first["ema_moved"] == second["ema_moved"] == 1
+    assert first["ema_distance"] > 0 and second["ema_distance"] == 0 and first["reverse_kl"] > 0
+    assert first["cosine_length/length"] < 1
+
+
+def test_tt_opd_as_executed_turns_the_sign_of_failed_episodes(steps_of: Steps) -> None:
+    steps = steps_of(page("flip_failed"), {"environment": AGAIN}, rollout={"episodes": EPISODES})
+    assert 0 < steps[0]["tt_flipped"] < 1 and all(step["selected_share"] < 1 for step in steps)
+    assert steps[0]["grad_norm"] > 0 and steps[1]["loss/tt_opd"] != 0
 
 
 def test_dr_kernel_pays_and_drops_turns_by_what_was_measured(steps_of: Steps) -> None:

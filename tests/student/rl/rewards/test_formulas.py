@@ -5,6 +5,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from opd.config import parse_settings
@@ -15,6 +16,7 @@ from student.data.outcome import outcome_of, reward_of
 from student.data.row import Row
 from student.plugins import build_terms
 from student.rl import REWARDS
+from student.rl.rewards.cosine_length import CosineLength, CosineLengthSettings
 
 Make = Callable[..., Row]
 
@@ -211,3 +213,15 @@ def test_rlpr_leaves_out_groups_of_little_spread_from_the_eleventh_step_on(make_
     again = build("rlpr")
     again.load_state_dict(reward.state_dict())
     assert again.average == reward.average
+
+
+def test_a_cosine_pays_short_right_answers_most_and_long_wrong_ones_least(make_row: Any, services: Any) -> None:
+    reward = CosineLength(parse_settings(CosineLengthSettings, {"name": "cosine_length", "longest": 8}))
+    right, wrong = ([reward.value(kind, length) for length in (0, 2, 4, 8)] for kind in (True, False))
+    assert right == pytest.approx([1.1, 0.9 + 0.2 * 2**-0.5, 0.9, 0.7])
+    assert wrong == pytest.approx([0.0, -0.15 + 0.15 * 2**-0.5, -0.15, -0.3])
+    rows = [make_row(value=1.0, length=n) for n in (4, 9)] + [make_row(value=None), make_row(value=0.0, truncated=True)]
+    rows[0].tool_mask = np.array([True, True, False, False])  # what the environment wrote does not count
+    reward.reward(rows, services)
+    assert [row.reward for row in rows] == [pytest.approx(0.9 + 0.2 * 2**-0.5), -0.5, None, -0.5]
+    assert reward.fired["over"] == (2.0, 4.0)

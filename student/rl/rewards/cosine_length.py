@@ -1,0 +1,58 @@
+"""A reward that moves with the length of the answer along half a cosine, for right and wrong answers apart.
+
+    r = end + (start - end) (1 + cos(pi L / longest)) / 2,   L tokens that the student wrote
+    right   start 1.1, end 0.7      wrong   start 0, end -0.3      longer, or cut by the limit   -0.5
+
+Short right answers are paid most; a wrong one costs more the longer it is (with start below end it is the other way
+round, as in arXiv 2502.03373, where the form is from). The numbers are those of TT-OPD's runs (arXiv 2605.02943,
+longest 12288), of which an episode counts as a whole. Evidence: text and code.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from student.rl.rewards.base import Reward, RewardSettings, is_correct
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.row import Row
+    from student.rl.rewards.base import RewardServices
+
+
+class CosineLengthSettings(RewardSettings):
+    """Settings of the reward."""
+
+    longest: int = Field(12288, ge=1, description="Tokens at which the cosine ends.")
+    right: tuple[float, float] = Field((1.1, 0.7), description="Of a right answer: of no length, and of the longest.")
+    wrong: tuple[float, float] = Field((0.0, -0.3), description="Of a wrong one.")
+    over: float = Field(-0.5, description="Of an answer over the longest, or cut by the length limit.")
+
+
+class CosineLength(Reward):
+    """The reward; see the module for the formula."""
+
+    settings_type = CosineLengthSettings
+    settings: CosineLengthSettings
+    kind: ClassVar[Literal["whole", "part"]] = "whole"
+    by_group = False
+    evidence = "text and code"
+
+    def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
+        """See the module; metrics length (of `longest`) and over (share)."""
+        for row in rows:
+            length, right = int((~row.tool_mask).sum()) if row.tool_mask is not None else row.length, is_correct(row)
+            over = row.truncated or length > self.settings.longest
+            known = None if right is None else self.value(right, length)
+            row.reward = self.settings.over if over else known
+            self.fire("length", min(1.0, length / self.settings.longest))
+            self.fire("over", float(over))
+
+    def value(self, right: bool, length: int) -> float:
+        """The reward r of a known answer that is not too long."""
+        start, end = self.settings.right if right else self.settings.wrong
+        return end + (start - end) * (1 + math.cos(math.pi * length / self.settings.longest)) / 2
