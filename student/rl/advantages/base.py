@@ -66,6 +66,7 @@ class Advantage:
         reads_values: whether it looks at a critic's values.
         reads_behaviour: whether it looks at the log-probs of rows under the policy that sampled, which given answers
             lack.
+        off_policy: whether it is made for rows of an older policy without a ratio.
         of_response: whether it is minus the derivative of a loss in the log-prob of a whole response, which ratio none
             and aggregation constant give back as the gradient of that loss.
         sums_token_rewards: whether it looks at rewards by token.
@@ -89,6 +90,7 @@ class Advantage:
     refines: ClassVar[bool] = False
     reads_values: ClassVar[bool] = False
     of_response: ClassVar[bool] = False
+    off_policy: ClassVar[bool] = False
     sums_token_rewards: ClassVar[bool] = False
     constant: ClassVar[bool] = False
     recomputes: bool = False

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
+from student.data.outcome import KEYS
 from student.rl import ADVANTAGES
 from student.rl.advantages.base import Advantage
 from student.scoring.needs import Needs, merge
@@ -101,6 +103,14 @@ class AdvantageChain:
         """
         for part in self.parts:
             part.check(recipe)
+            for key in part.settings.group:
+                # Names of tags are free, but not such as are meant for a key.
+                near = get_close_matches(key, KEYS, n=1, cutoff=0.75)
+                if key not in KEYS and near:
+                    raise ConfigError(
+                        f"advantage {part.settings.name!r} groups by {key!r}, which no row has; did you mean "
+                        f"{near[0]!r}?"
+                    )
             if self.first.refines and part.modifies and type(part).shape is Advantage.shape:
                 raise ConfigError(
                     f"advantage {part.settings.name!r} changes the credit of rows, and {self.first.settings.name!r} "

@@ -33,6 +33,7 @@ class Opmd(GroupEstimator):
     settings_type = OpmdSettings
     settings: OpmdSettings
     evidence = "text and code"
+    off_policy = True
     least_group = 2
 
     def __init__(self, settings: OpmdSettings) -> None:
@@ -63,6 +64,7 @@ class AsymRe(GroupEstimator):
     settings_type = AsymReSettings
     settings: AsymReSettings
     evidence = "text and code"
+    off_policy = True
     equal_groups = "learns"
 
     def __init__(self, settings: AsymReSettings) -> None:

@@ -133,7 +133,12 @@ class PolicyGradient(Term):
 
     def remarks(self, recipe: Recipe) -> list[str]:
         """That no clip will ever act, where there is one update per batch of rows, and what the advantages have."""
-        return [*self._idle_bounds(recipe), *self._of_responses(), *self.chain.remarks(recipe)]
+        return [
+            *self._idle_bounds(recipe),
+            *self._of_responses(),
+            *self._unweighted(recipe),
+            *self.chain.remarks(recipe),
+        ]
 
     def _of_responses(self) -> list[str]:
         """That a loss over whole responses is not what is minimised."""
@@ -144,6 +149,16 @@ class PolicyGradient(Term):
             f"advantage {first.settings.name!r} is the slope of a loss in the log-prob of whole responses, which term "
             f"{s.name!r} with ratio {s.ratio} and aggregation {s.aggregation} changes; set ratio: none and "
             "aggregation: constant"
+        ]
+
+    def _unweighted(self, recipe: Recipe) -> list[str]:
+        """That updates after the first learn from rows of older weights as if they were their own."""
+        updates, first = recipe.train.epochs * recipe.train.minibatches, self.chain.first
+        if updates == 1 or self.settings.ratio != "none" or first.off_policy or self.recomputes:
+            return []
+        return [
+            f"term {self.settings.name!r} has ratio none, and of {updates} updates per batch all but the first learn "
+            "from rows of older weights as if they were their own; set ratio: token, or make one update"
         ]
 
     def _idle_bounds(self, recipe: Recipe) -> list[str]:

@@ -119,6 +119,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "MinPRO, REC, DHPO, MiniRL: a dual clip": (of({"name": "rec", "dual_clip": 3}), "does not read"),
     "RL-PLUS, ROVER, MiMo: a clip": (of({"name": "rover", "clip_high": 0.2}), "does not read"),
     "MiniRL: its weight a second time": (of({"name": "minirl", "importance_cap": 2}), "do it again"),
+    "a group by a key that is misspelt": (
+        of(credit({"name": "group_mean", "group": ["uuid"]})),
+        "groups by 'uuid', which no row has; did you mean 'uid'",
+    ),
     # Parts that nothing feeds, or that feed nothing.
     "CHORD, OTR: no given rows": (of([PLAIN, {"name": "chord"}], **method("mrs")), "nothing gives any"),
     "GRPO and others: a ratio of given rows": (

@@ -39,7 +39,10 @@ def recipe(objective: dict[str, Any], **train: int) -> Recipe:
         ({"name": "grpo"}, {"epochs": 2}, None),
         ({"name": "rloo"}, {}, None),
         ({"name": "policy_gradient"}, {}, None),
-        ({"name": "rloo", "clip_low": 0.2}, {"minibatches": 2}, "clip_low of term 'rloo' never act: ratio none"),
+        ({"name": "rloo", "clip_low": 0.2}, {}, "clip_low of term 'rloo' never act: ratio none"),
+        ({"name": "rloo"}, {"minibatches": 2}, "rows of older weights as if they were"),
+        ({"name": "rloo", "advantage": {"name": "asym_re"}}, {"epochs": 2}, None),
+        ({"name": "rloo", "advantage": {"name": "lpo"}}, {"epochs": 2}, None),
     ],
 )
 def test_a_clip_that_can_never_act_is_said(objective: dict[str, Any], train: dict[str, int], said: str | None) -> None:
