@@ -8,7 +8,7 @@ after each turn, coverage being the share of the profiled time that is spent in 
 kernel that is defined and not used. Rewards are by turn, for advantages that read them (`trloo`); the row's own reward
 stays the verdict, and an episode in which nothing was measured keeps the rewards of its environment. Source: the
 released code (hkust-nlp/KernelGYM, read): cap 3, floor 0, coverage 0.5; its weights of correctness and speed, and its
-penalty, are set elsewhere and were not found: 1, 1 and 0 are ours.
+penalty, were not found: 1, 1 and 0 are ours.
 """
 
 from __future__ import annotations
