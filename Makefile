@@ -12,7 +12,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Without byte code every process compiles the project again, 1.7 s of CPU, and torch as well in an environment made by uv.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test gpu oldest engines quantized oracles estimators fuzz soak chaos pages bench lab docs prometheus browser trackers skypilot lint type protos clean
+.PHONY: help setup demo test gpu oldest engines quantized oracles envs estimators fuzz soak chaos pages bench lab docs prometheus browser trackers skypilot lint type protos clean
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -66,6 +66,13 @@ quantized: $(STAMP) ## bases in 4 bits and moments in 8, with bitsandbytes, whic
 
 estimators: $(STAMP) ## write docs/estimators.md, every figure by enumeration, about a minute
 	$(BIN)/python benchmarks/estimators.py docs/estimators.md
+
+envs: .venv-envs/.installed ## games of TextWorld, made offline, played and trained in, in their own environment
+	.venv-envs/bin/python -m pytest tests/end_to_end/test_textworld.py -rsP
+
+.venv-envs/.installed: pyproject.toml constraints.txt scripts/envs.sh
+	@bash scripts/envs.sh .venv-envs $(PYTHON)
+	@touch $@
 
 fuzz: $(STAMP) ## hostile requests and answers, at least 10,000 cases of each kind, about ten minutes
 	OPD_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/teacher_server/test_fuzz.py --timeout 3000

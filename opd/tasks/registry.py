@@ -13,6 +13,7 @@ TASKS.add("sorting", "opd.tasks.sorting:Sorting", "letters put in order, with ev
 TASKS.add("reasoning_gym", "opd.tasks.gym:ReasoningGym", "any dataset of reasoning-gym with its own verifier")
 TASKS.add("lock", "opd.tasks.environments.lock:Lock", "episodes at a lock of digits, with states to recover from")
 TASKS.add("rooms", "opd.tasks.environments.rooms:Rooms", "episodes in rooms with keys and locked doors")
+TASKS.add("textworld", "opd.tasks.environments.textworld:TextWorld", "episodes in games of TextWorld, with their paths")
 
 VERIFIERS = Registry("verifier", "opd.verifiers", member="verify")
 VERIFIERS.add("exact", "opd.tasks.exact:ExactVerifier", "the completion equals the answer, white space aside")

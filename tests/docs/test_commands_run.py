@@ -81,7 +81,7 @@ LONG = {
 }
 
 THEMSELVES = {
-    r"make (test|gpu|soak)": "is a test itself",
+    r"make (test|gpu|soak|envs)": "is a test itself",
     r"source ": "a shell's own, and `make setup` makes the file",
 }
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from opd.config import Settings
 from opd.tasks.environments import Observation
 from opd.tasks.environments.lock import Lock, LockOptions
+from opd.tasks.environments.textworld import TextWorld, TextWorldOptions
 from opd.tasks.prompt import Prompt
 
 
@@ -102,6 +103,31 @@ class Deadly(Lock):
             open(self.options.flag, "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
         return seen
+
+
+class DeadlyGameOptions(TextWorldOptions):
+    """When to kill."""
+
+    after: str = ""
+    flag: str = ""
+
+
+class DeadlyGame(TextWorld):
+    """A game whose second command kills its own process once, when the file `after` is there and `flag` is not yet."""
+
+    Options = DeadlyGameOptions
+    name = "tests.support.environments:DeadlyGame"
+
+    def reset(self, prompt: Prompt, seed: int) -> Observation:
+        self.turn = 0
+        return super().reset(prompt, seed)
+
+    def step(self, action: str) -> Observation:
+        self.turn += 1
+        if self.turn == 2 and os.path.exists(self.options.after) and not os.path.exists(self.options.flag):
+            open(self.options.flag, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
 
 
 WAYS = ("reset", "step", "number", "bytes", "megabytes", "fine", "fine", "fine", "fine", "fine")

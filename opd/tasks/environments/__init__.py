@@ -13,6 +13,7 @@ ENVIRONMENTS.add(
     "python", "opd.tasks.environments.python_tool:PythonTool", "a problem with a Python interpreter as a tool"
 )
 ENVIRONMENTS.add("again", "opd.tasks.environments.again:Again", "further attempts at a problem, by a verifier")
+ENVIRONMENTS.add("textworld", "opd.tasks.environments.textworld:TextWorld", "games of TextWorld, made by tw-make")
 ENVIRONMENTS.add("openenv", "opd.tasks.environments.openenv:OpenEnv", "an environment of an OpenEnv server")
 
 __all__ = ["ENVIRONMENTS", "Environment", "EnvironmentTask", "Observation"]
