@@ -38,7 +38,8 @@ class Outcome:
         on_policy: whether the present policy sampled it under the prompt that it is trained under.
         trained: whether it is trained on; other rows count in statistics only.
         reward: None while it is unknown, which is never a reward of 0.
-        turn_rewards, turn_states, turn_agents: by turn, see `student.data.row`.
+        turn_rewards, turn_states, turn_agents: by turn, see `student.data.row`; the last turn's reward includes the
+            named parts of the row's, such as a penalty for length.
         spans: (start, end) of each turn in the response, tokens; empty for single turns.
         prompt_length: prompt tokens.
         length: response tokens.
@@ -150,7 +151,7 @@ def outcome_of(row: Row) -> Outcome:
         on_policy=row.on_policy,
         trained=row.trained,
         reward=reward_of(row),
-        turn_rewards=tuple(float(value) for value in row.turn_rewards),
+        turn_rewards=_by_turn(row),
         turn_states=row.turn_states,
         turn_agents=row.turn_agents,
         spans=tuple(row.turns),
@@ -161,6 +162,14 @@ def outcome_of(row: Row) -> Outcome:
         sums=sums,
         notes=dict(row.notes),
     )
+
+
+def _by_turn(row: Row) -> tuple[float, ...]:
+    """Rewards by turn; named parts judge the whole episode, and count where it ends, as its own reward would."""
+    rewards = [float(value) for value in row.turn_rewards]
+    if rewards:
+        rewards[-1] += sum(row.reward_parts.values())
+    return tuple(rewards)
 
 
 def gather_outcomes(rows: Sequence[Row], ranks: Ranks | None = None) -> tuple[list[Outcome], list[int]]:

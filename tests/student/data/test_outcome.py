@@ -37,6 +37,15 @@ def test_rewards_are_the_verdict_plus_the_named_parts_and_unknown_ones_are_absen
     assert [reward_of(row) for row in rows] == [0.75, None, None, -3.0]
 
 
+def test_named_parts_count_in_the_last_turn_where_rewards_are_by_turn(toy: Any) -> None:
+    paid, plain = toy().rows[:2]
+    for row in (paid, plain):
+        row.verdict, row.reward_parts = Verdict.score(1.0), {"overlong": -0.5, "format": 0.25}
+    paid.turn_rewards = (0.5, 1.0)
+    assert outcome_of(paid).turn_rewards == (0.5, 0.75)
+    assert outcome_of(plain).turn_rewards == ()
+
+
 def test_a_reward_that_is_not_finite_is_refused_with_the_name_of_its_row(toy: Any) -> None:
     row = toy().rows[0]
     row.reward = float("nan")
