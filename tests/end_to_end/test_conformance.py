@@ -73,6 +73,7 @@ CHANGES: dict[str, dict[str, Any]] = {
             {"name": "policy_gradient", "rows": "expert", "ratio": "none", "advantage": {"name": "reinforce"}}
         ],
     },
+    "prs": {**EPISODES, "prompts": {"task": "student_plugins:Measured", "options": {"digits": 1}}},
     "sage": {**EPISODES, "objective": [{"name": "sage_opd", "k": 8}]},
     "seeupo": {
         **EPISODES,

@@ -42,6 +42,14 @@ class TwoTries(Addition):
         return replace(prompt, extra={**prompt.extra, "environment": place})
 
 
+class Measured(Addition):
+    """Sums that are played in two turns whose digits are measured."""
+
+    def draw(self, random: Random) -> Prompt:
+        prompt = super().draw(random)
+        return replace(prompt, extra={**prompt.extra, "environment": {"name": "environments:Profiled", "seed": 0}})
+
+
 class Even:
     """A verifier to which answers of even length are right."""
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from opd.config.text import read_options
 from opd.errors import ConfigError
-from teacher_server.cli import _options, _settings, _teachers
+from teacher_server.cli import _settings, _teachers
 from teacher_server.settings import ServerSettings
 
 
@@ -27,7 +28,7 @@ def test_ambiguous_or_empty_names_are_refused(models: list[str], name: str) -> N
 
 
 def test_engine_options_are_numbers_booleans_and_words() -> None:
-    assert _options(["a=1", "b=1e-5", "c=true", "d=word", "e=x=y"]) == {
+    assert read_options("--engine-option", ["a=1", "b=1e-5", "c=true", "d=word", "e=x=y"]) == {
         "a": 1,
         "b": 1e-5,
         "c": True,
@@ -35,7 +36,7 @@ def test_engine_options_are_numbers_booleans_and_words() -> None:
         "e": "x=y",
     }
     with pytest.raises(ConfigError, match="KEY=VALUE"):
-        _options(["novalue"])
+        read_options("--engine-option", ["novalue"])
 
 
 def test_flags_win_over_the_file_and_unknown_keys_name_the_nearest(tmp_path: Path) -> None:

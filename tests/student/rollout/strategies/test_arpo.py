@@ -58,11 +58,11 @@ def test_the_entropy_is_of_the_first_tokens_of_a_turn_over_the_likeliest_ids() -
 def test_a_rise_never_makes_a_branch_less_likely_and_its_chance_is_p_plus_w_times_the_rise() -> None:
     (planned,) = of(1)([Prompt.make("q")]).rows
     made = build("arpo", gain=0.3)
-    rows = [episode(replace(planned, key=replace(planned.key, sample=number))) for number in range(4000)]
+    rows = [episode(replace(planned, key=replace(planned.key, sample=number))) for number in range(400)]
     rises = (-1.0, 0.0, 0.5, 1.0)
     chosen = np.array([[made.branches(row, 1, rise) for rise in rises] for row in rows])
     assert (np.diff(chosen.astype(int), axis=1) >= 0).all()
-    assert chosen.mean(0) == pytest.approx([0.2, 0.5, 0.65, 0.8], abs=0.03)
+    assert chosen.mean(0) == pytest.approx([0.2, 0.5, 0.65, 0.8], abs=0.06)
     assert all(build("arpo", gain=9.0).branches(row, 1, 1.0) for row in rows[:50])
 
 
