@@ -64,6 +64,7 @@ class Reward:
         kind: "whole" when it gives the whole reward, "part" when it adds to it.
         by_group: whether the reward of a row depends on the other rows of its group; they are then all rewarded anew
             when a later round of a rollout strategy adds to the group.
+        turns_for: advantages that read rewards by turn, for the message, where it gives such; "" where it gives none.
         evidence: how its formula is known: "text and code", "text", "abstract", "inferred" or "own".
         fired: what it did since this was last cleared, as metrics (sum, count).
     """
@@ -71,6 +72,7 @@ class Reward:
     settings_type: ClassVar[type[RewardSettings]] = RewardSettings
     kind: ClassVar[Literal["whole", "part"]] = "part"
     by_group: ClassVar[bool] = True
+    turns_for: ClassVar[str] = ""
     evidence: ClassVar[str] = ""
 
     def __init__(self, settings: Any) -> None:
@@ -90,8 +92,15 @@ class Reward:
         """Look at the whole recipe before anything is loaded, also in a dry run.
 
         Raises:
-            ConfigError: when it could do nothing in it.
+            ConfigError: when it could do nothing in it, as rewards by turn that no term's advantage reads.
         """
+        chains = [getattr(term, "chain", None) for term in terms]
+        read = any(chain is not None and getattr(chain.first, "reads_turns", False) for chain in chains)
+        if self.turns_for and not read:
+            raise ConfigError(
+                f"reward {self.label} rewards turns, but no term's advantage reads them; use advantage "
+                f"{self.turns_for}."
+            )
 
     def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """What a person should know of it in the recipe although it works, one clause each."""
@@ -129,24 +138,6 @@ def in_groups(rows: Sequence[Row]) -> list[list[Row]]:
     for row in rows:
         found.setdefault(row.key.group, []).append(row)
     return list(found.values())
-
-
-def refuse_unread_turns(reward: str, terms: Sequence[Term], advantages: str) -> None:
-    """Refuse rewards by turn where no term's advantage reads them, so that they would count for nothing.
-
-    Args:
-        reward: its name.
-        terms: of the recipe.
-        advantages: some that read them, for the message.
-
-    Raises:
-        ConfigError: with the setting to change.
-    """
-    chains = [getattr(term, "chain", None) for term in terms]
-    if not any(chain is not None and getattr(chain.first, "reads_turns", False) for chain in chains):
-        raise ConfigError(
-            f"reward {reward} rewards turns, but no term's advantage reads them; use advantage {advantages}."
-        )
 
 
 def known_value(row: Row) -> float | None:

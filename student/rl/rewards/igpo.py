@@ -20,15 +20,13 @@ from pydantic import Field
 
 from opd.errors import DataError
 from opd.wire.types import ScoreItem
-from student.rl.rewards.base import Reward, RewardSettings, known_value, refuse_unread_turns
+from student.rl.rewards.base import Reward, RewardSettings, known_value
 from student.scoring.needs import STUDENT, Needs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
     from student.rl.rewards.base import RewardServices
 
 
@@ -45,18 +43,11 @@ class Igpo(Reward):
     settings: IgpoSettings
     evidence = "text and code"
     by_group = False
+    turns_for = "trloo or mapo"
 
     def needs(self) -> Needs:
         """Verdicts, and the student, which reads the reference answers."""
         return Needs(reward="verdict", models=frozenset({STUDENT}))
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse recipes in which rewards by turn count for nothing.
-
-        Raises:
-            ConfigError: with the setting to change.
-        """
-        refuse_unread_turns("igpo", terms, "trloo or mapo")
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """See the module.

@@ -20,15 +20,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from opd.tasks.tools import Call, parse_reply
-from student.rl.rewards.base import Reward, RewardSettings, known_value, refuse_unread_turns
+from student.rl.rewards.base import Reward, RewardSettings, known_value
 from student.rl.rewards.toolrl import jaccard, reference_call, same_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
     from student.rl.rewards.base import RewardServices
 
 
@@ -48,14 +46,7 @@ class MatchTir(Reward):
     settings: MatchTirSettings
     evidence = "text and code"
     by_group = False
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse recipes in which rewards by turn count for nothing.
-
-        Raises:
-            ConfigError: with the setting to change.
-        """
-        refuse_unread_turns("matchtir", terms, "matchtir or trloo")
+    turns_for = "matchtir or trloo"
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """See the module; metrics matched (of a call) and calls (of an episode).

@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from student.rl.rewards.base import Reward, RewardSettings, refuse_unread_turns
+from student.rl.rewards.base import Reward, RewardSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
     from student.rl.rewards.base import RewardServices
 
 NAMES = ("correct", "speedup", "coverage", "decoy")
@@ -48,14 +46,7 @@ class Profiling(Reward):
     settings: ProfilingSettings
     evidence = "text and code"
     by_group = False
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse recipes in which rewards by turn count for nothing.
-
-        Raises:
-            ConfigError: with the setting to change.
-        """
-        refuse_unread_turns("profiling", terms, "trloo")
+    turns_for = "trloo"
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """See the module; metrics correct, decoys and unmeasured (shares of turns) and speedup (of correct ones)."""
