@@ -53,9 +53,8 @@ def _add_verbs(arguments: Sequence[str] = ()) -> None:
     Loading all of them takes three times as long as loading one, which whoever calls `opd` in a script would wait for.
     """
     points = sorted(entry_points(group="opd.commands"), key=lambda p: p.name)
-    named = next(
-        (word for word in arguments if not word.startswith("-")), None
-    )  # no flag before the verb takes a value
+    # No flag before the verb takes a value, so that the first other word is the verb.
+    named = next((word for word in arguments if not word.startswith("-")), None)
     for point in [p for p in points if p.name == named] or points:
         try:
             verb = point.load()

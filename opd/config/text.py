@@ -19,6 +19,7 @@ def read_yaml(text: str) -> Any:
         yaml.YAMLError: when `text` is none.
         ValueError: for a value that its tag does not allow, as the date 2026-99-99.
     """
+    # What yaml.load does: that name is not used here at all, because its loader decides whether data can run code.
     loader = _Loader(text)
     try:
         return loader.get_single_data()

@@ -67,7 +67,7 @@ def answer_with(seen: object) -> dict[str, Any]:
     """What is sent for what an environment returned.
 
     Raises:
-        TypeError: when that is no observation.
+        TypeError: when that is not an observation.
     """
     if not isinstance(seen, Observation):
         raise TypeError(f"it returned {type(seen).__name__} instead of an Observation")
