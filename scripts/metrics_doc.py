@@ -46,6 +46,7 @@ STEP = (
         "follow/gap",
         "tokens_per_second",
         "payload_bytes_per_token",
+        "unasked_share",
     ),
     *("rollout_seconds", "sampler_idle_seconds"),
     *("eval/accuracy", "eval/reverse_kl", "eval/response_length"),

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opd.errors import IncompatibleTeacherError, InvalidRequestError
+from opd.wire.spans import check_spans
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
 
@@ -49,6 +50,7 @@ class RequestBounds:
         max_request_tokens: over the sequences of one request.
         max_request_bytes: of one request message.
         hidden_size: width of hidden states, 0 when they are not served.
+        spans: whether some positions of a response can be asked for alone.
     """
 
     teacher: str
@@ -61,6 +63,7 @@ class RequestBounds:
     max_request_tokens: int
     max_request_bytes: int
     hidden_size: int = 0
+    spans: bool = False
 
     @classmethod
     def from_info(cls, info: pb.TeacherInfo) -> "RequestBounds":
@@ -76,6 +79,7 @@ class RequestBounds:
             max_request_tokens=info.limits.max_request_tokens,
             max_request_bytes=info.limits.max_request_bytes,
             hidden_size=info.head.hidden_size if info.HasField("head") else 0,
+            spans=info.supports_spans,
         )
 
 
@@ -116,6 +120,7 @@ def check_items(items: Sequence[ScoreItem], spec: PayloadSpec, temperature: floa
     size = 0
     for index, item in enumerate(items):
         check_lengths(index, len(item.token_ids), item.prompt_length, bounds)
+        check_spans(index, item)
         check_ids(index, item, spec, bounds)
         size += 4 * len(item.token_ids) + (item.gather_ids.nbytes if item.gather_ids is not None else 0)
     check_totals(sum(len(item.token_ids) for item in items), size, bounds)
@@ -180,10 +185,10 @@ def check_ids(index: int, item: ScoreItem, spec: PayloadSpec, bounds: RequestBou
         return
     if gather.dtype.kind not in "iu":
         raise InvalidRequestError(f"sequence {index}: gather_ids must be whole numbers, but they are {gather.dtype}.")
-    if gather.shape != (item.response_length, spec.k):
+    if gather.shape != (item.scored_length, spec.k):
         raise InvalidRequestError(
             f"sequence {index}: gather_ids has shape {gather.shape}, but response and k ask for "
-            f"({item.response_length}, {spec.k})."
+            f"({item.scored_length}, {spec.k})."
         )
     if int(gather.max()) >= bounds.vocab_size or int(gather.min()) < 0:
         wrong = int(gather.max()) if int(gather.max()) >= bounds.vocab_size else int(gather.min())
@@ -200,7 +205,7 @@ def rows_are_distinct(ids: NDArray[np.integer]) -> bool:
 
 
 def reply_bytes(spec: PayloadSpec, rows: int, vocab_size: int, hidden_size: int) -> int:
-    """Bytes that the scores of `rows` response tokens occupy on the server until they are sent, before compression."""
+    """Bytes that the scores of `rows` positions occupy on the server until they are sent, before compression."""
     if spec.kind is PayloadKind.SAMPLED:
         return 4 * rows
     if spec.kind is PayloadKind.HIDDEN:

@@ -123,7 +123,7 @@ class ScoreStreamDecoder:
         self._buffer = np.empty(sum(t.byte_length for t in header.tensors), np.uint8).data
 
     def _check_specs(self, header: pb.SequenceHeader) -> None:
-        rows = self._items[self._next].response_length
+        rows = self._items[self._next].scored_length
         if len(header.tensors) != len(self._layouts):
             raise CorruptPayloadError(f"{len(header.tensors)} tensors arrived where {len(self._layouts)} were due.")
         for tensor, layout in zip(header.tensors, self._layouts, strict=True):
@@ -202,7 +202,7 @@ class ScoreStreamDecoder:
             raise CorruptPayloadError("gathered values came for a sequence without gather ids.")
         checks.check_positions(
             sampled,
-            item.response_ids,
+            item.scored_ids,
             ids,
             values,
             log_tail,

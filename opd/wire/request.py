@@ -5,12 +5,12 @@ Nothing in a message is trusted: every length is compared with its limit before 
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from opd.errors import CorruptPayloadError, InvalidRequestError
+from opd.errors import CorruptPayloadError, IncompatibleTeacherError, InvalidRequestError
 from opd.wire.bounds import (
     MAX_CHUNK_BYTES,
     MAX_NAME_CHARS,
@@ -23,6 +23,7 @@ from opd.wire.bounds import (
     check_totals,
 )
 from opd.wire.checksum import crc32c
+from opd.wire.spans import check_spans, spans_from_bytes, spans_to_bytes
 from opd.wire.tensors import U18_LIMIT, byte_length, decode_tensor, dtype_code, dtype_name, pack_u18
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
@@ -113,7 +114,10 @@ def _sequence(item: ScoreItem) -> pb.Sequence:
         gather = pack_u18(item.gather_ids).tobytes() if small else token_bytes(item.gather_ids)
         sequence.gather_ids = gather
         sequence.gather_ids_dtype = pb.DTYPE_U18 if small else pb.DTYPE_U32
-    sequence.crc32c = crc32c(gather, crc32c(tokens))
+    spans = spans_to_bytes(item.spans)
+    if spans:
+        sequence.spans = spans
+    sequence.crc32c = crc32c(spans, crc32c(gather, crc32c(tokens)))
     return sequence
 
 
@@ -190,19 +194,23 @@ def payload_of(message: pb.ScoreRequest) -> PayloadSpec:
 
 
 def _parse_sequence(index: int, sequence: pb.Sequence, spec: PayloadSpec, bounds: RequestBounds) -> ScoreItem:
-    tokens, gather = sequence.token_ids, sequence.gather_ids
+    tokens, gather, spans = sequence.token_ids, sequence.gather_ids, sequence.spans
     if len(tokens) % 4:
         raise InvalidRequestError(f"sequence {index}: token_ids has {len(tokens)} bytes, which is not a multiple of 4.")
     check_lengths(index, len(tokens) // 4, sequence.prompt_length, bounds)
-    if sequence.crc32c and crc32c(gather, crc32c(tokens)) != sequence.crc32c:
+    if sequence.crc32c and crc32c(spans, crc32c(gather, crc32c(tokens))) != sequence.crc32c:
         raise CorruptPayloadError(f"sequence {index}: checksum of the ids does not match; send the request again.")
+    if spans and not bounds.spans:
+        raise IncompatibleTeacherError(
+            f"teacher {bounds.teacher!r} scores whole responses only, but sequence {index} has spans; leave them out."
+        )
     ids = decode_tensor(tokens, pb.DTYPE_U32, 1, len(tokens) // 4)[0]
-    gather_ids = None
+    item = ScoreItem(ids, sequence.prompt_length, spans=spans_from_bytes(index, spans))
+    check_spans(index, item)
     if spec.kind is PayloadKind.GATHER:
-        gather_ids = _parse_gather(index, sequence, len(ids) - sequence.prompt_length, spec.k)
+        item = replace(item, gather_ids=_parse_gather(index, sequence, item.scored_length, spec.k))
     elif gather:
         raise InvalidRequestError(f"sequence {index} has gather_ids, but the payload is {spec.kind.value}.")
-    item = ScoreItem(ids, sequence.prompt_length, gather_ids)
     check_ids(index, item, spec, bounds)
     return item
 

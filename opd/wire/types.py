@@ -5,6 +5,7 @@ Shapes: P prompt tokens, T response tokens, K ids per position, H hidden width, 
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,17 +85,34 @@ class ScoreItem:
     Attributes:
         token_ids: [P + T] uint32, prompt then response.
         prompt_length: P, at least 1; T is at least 1.
-        gather_ids: [T, K] uint32, distinct within a row, for payload gather; else None.
+        gather_ids: [N, K] uint32, distinct within a row, for payload gather; else None. N counts the scored positions.
+        spans: (start, end) of the response positions to score, ascending and apart; the scores hold these N = sum(end -
+            start) positions alone, in order. Empty: all, N = T.
     """
 
     token_ids: U32
     prompt_length: int
     gather_ids: U32 | None = None
+    spans: tuple[tuple[int, int], ...] = ()
 
     @property
     def response_length(self) -> int:
-        """T, the number of scored positions."""
+        """T, the number of response tokens."""
         return len(self.token_ids) - self.prompt_length
+
+    @property
+    def scored_length(self) -> int:
+        """N, the number of scored positions."""
+        return sum(end - start for start, end in self.spans) if self.spans else self.response_length
+
+    @property
+    def scored_ids(self) -> U32:
+        """[N] uint32: the response tokens at the scored positions."""
+        return self.pick(self.response_ids)
+
+    def pick(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """[N, ...]: of [T, ...] the rows at the scored positions."""
+        return np.concatenate([rows[start:end] for start, end in self.spans]) if self.spans else rows
 
     @property
     def response_ids(self) -> U32:
@@ -119,7 +137,8 @@ class Timings:
 class Scores:
     """A teacher's signal for one sequence; fields that the payload does not carry are None.
 
-    All log-probs are natural, normalised over the teacher's full vocabulary at the requested temperature.
+    All log-probs are natural, normalised over the teacher's full vocabulary at the requested temperature. Where an item
+    has spans, T counts their positions alone; see `opd.wire.spans`.
 
     Attributes:
         sampled: [T] float32, log-prob of each response token (sampled, topk, gather).
@@ -131,6 +150,7 @@ class Scores:
         weights_hash: hash of the weights that produced the numbers.
         wire_bytes: bytes of tensors received for this sequence.
         timings: the server's, shared by the sequences of one request.
+        unasked: response positions that were not asked for and hold placeholders; see `opd.wire.spans.put_back`.
     """
 
     sampled: F32 | None = None
@@ -142,6 +162,7 @@ class Scores:
     weights_hash: str = ""
     wire_bytes: int = 0
     timings: Timings = field(default_factory=Timings)
+    unasked: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,7 +4,7 @@ Shapes: P prompt tokens, T response tokens, K candidate ids per position. Arrays
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
+from opd.wire.spans import spans_of
 from opd.wire.types import PayloadKind, ScoreItem, Scores
 
 Origin = Literal["policy", "hinted", "expert", "branch", "replay"]
@@ -132,8 +133,17 @@ class Row:
         """Whether a policy of this run sampled the row in this step, under the prompt that it is trained under."""
         return self.origin in ("policy", "branch") and self.behaviour_prompt_ids is None
 
-    def score_item(self, *, gather: bool, role: str = "") -> ScoreItem:
-        """The row as a request to a model, under the prompt that `role` reads; with `gather`, at its candidates."""
+    def score_item(self, *, gather: bool, role: str = "", own: bool = False) -> ScoreItem:
+        """The row as a request to a model.
+
+        Args:
+            gather: at its candidates.
+            role: under the prompt that this role reads.
+            own: at the positions alone that are trained on or were sampled in a turn, and not at what an environment
+                wrote or what was given.
+        """
         prompt = self.contexts.get(role, self.prompt_ids)
-        ids = np.concatenate([prompt, self.response_ids])
-        return ScoreItem(ids, len(prompt), self.candidates if gather else None)
+        item = ScoreItem(np.concatenate([prompt, self.response_ids]), len(prompt))
+        if own:
+            item = replace(item, spans=spans_of(self.loss_mask if self.tool_mask is None else ~self.tool_mask))
+        return item if not gather or self.candidates is None else replace(item, gather_ids=item.pick(self.candidates))

@@ -47,6 +47,8 @@ def count_rows(rows: Sequence[Row], sampled: int, stop_ratios: Sequence[float] =
         ),
         "payload": sum(score.wire_bytes for row in rows for score in row.signals.values()),
         "scored": sum(row.length for row in rows if row.signals),
+        "unasked": sum(score.unasked for row in rows for score in row.signals.values()),
+        "answered": sum(row.length for row in rows for score in row.signals.values() if score.wire_bytes),
         "asked": len(asked),
         "judged": len(judged),
         "verdict": sum(judged),
@@ -74,6 +76,8 @@ def row_metrics(counts: Mapping[str, float]) -> dict[str, float]:
     }
     if counts["scored"]:
         metrics["payload_bytes_per_token"] = counts["payload"] / counts["scored"]
+    if counts["unasked"]:
+        metrics["unasked_share"] = counts["unasked"] / max(1.0, counts["answered"])
     if counts["contexts"]:
         # 0 where every context equals the student's prompt: an empty hint is no error, but has no effect.
         metrics["hinted_share"] = counts["hinted"] / rows

@@ -38,7 +38,8 @@ def view_of_row(row: Row) -> tuple[str, View]:
         known = np.isfinite(ratios) & row.loss_mask[:LONGEST]
         best: list[list[tuple[int, float]]] = [[] for _ in ratios]
         if scores.values is not None and scores.ids is not None:
-            best = [_best(ids, values) for ids, values in zip(scores.ids[:LONGEST], scores.values, strict=False)]
+            pairs = zip(scores.ids[:LONGEST], scores.values, row.loss_mask, strict=False)
+            best = [_best(ids, values) if trained else [] for ids, values, trained in pairs]
         return "log_ratio", [
             (float(ratio) if ok else None, likely) for ratio, ok, likely in zip(ratios, known, best, strict=True)
         ]

@@ -17,6 +17,7 @@ from opd.fleet.membership.outage import OutageHooks, OutageWatch
 from opd.fleet.source import ScoreSource
 from opd.heads import OutputHead
 from opd.tasks.source import Labels
+from opd.wire.spans import put_back
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from student.data.row import Row, SignalKey
 from student.recipe import TeacherSettings
@@ -144,7 +145,9 @@ class Scorer:
                 # A teacher may have a context of its own, else it reads that of all teachers.
                 own = target.model in row.contexts or target.model in self._late
                 role = target.model if need.role == TEACHER and own else need.role
-                item = row.score_item(gather=need.spec.kind is PayloadKind.GATHER, role=role)
+                # Whole where it is read in process: neither bytes nor a second projection are saved there.
+                gather, own = need.spec.kind is PayloadKind.GATHER, not target.local
+                item = row.score_item(gather=gather, role=role, own=own)
                 spec, asked = self._stops.ask(target.model, need.spec, item)
                 yield _Request((target.role, need.spec.kind), target, need, role, spec, asked)
 
@@ -274,7 +277,8 @@ class Scorer:
         answers: dict[SignalKey, list[tuple[Scores, float]]] = {}
         for request, future in calls:
             scores = self._stops.apply(request.target.model, request.need.spec, request.item, future.result())
-            answers.setdefault(request.key, []).append((scores, request.target.weight))
+            ids = row.candidates if request.need.spec.kind is PayloadKind.GATHER else None
+            answers.setdefault(request.key, []).append((put_back(scores, request.item, ids), request.target.weight))
         for key, parts in answers.items():
             row.signals[key] = parts[0][0] if len(parts) == 1 else mix_scores(parts)
 

@@ -65,7 +65,7 @@ class StopMap:
         foreign = self._foreign.get(model)
         if foreign is None or spec.kind is not PayloadKind.SAMPLED:
             return spec, item
-        ids = np.ascontiguousarray(np.broadcast_to(foreign, (item.response_length, len(foreign))))
+        ids = np.ascontiguousarray(np.broadcast_to(foreign, (item.scored_length, len(foreign))))
         return PayloadSpec.gather(len(foreign), "f32"), replace(item, gather_ids=ids)
 
     def apply(self, model: str, spec: PayloadSpec, item: ScoreItem, scores: Scores) -> Scores:
@@ -89,7 +89,7 @@ class StopMap:
         receivers = len(self._student) if spec.kind is not PayloadKind.TOPK else np.maximum(ours.sum(-1), 1)
         share = moved - np.log(receivers)
         values = np.where(ours, np.logaddexp(values, share[:, None]), values)
-        sampled = self._sampled(item.response_ids, scores.sampled, foreign, share, ids if spec.k else None)
+        sampled = self._sampled(item.scored_ids, scores.sampled, foreign, share, ids if spec.k else None)
         if spec.kind is PayloadKind.SAMPLED:
             return replace(scores, sampled=sampled, ids=None, values=None, log_tail=None)
         if spec.kind is PayloadKind.TOPK:  # descending again, as readers of a top-k expect

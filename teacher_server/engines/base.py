@@ -64,6 +64,7 @@ class EngineInfo:
         deterministic: whether a row's numbers are bit-equal whatever it is batched with.
         padding_rows: rows of the model's head beyond V, cut off before anything is normalised or chosen.
         stop_token_ids: ids that end a response, ascending; see `teacher_server.engines.loading.load_stop_token_ids`.
+        spans: whether items with spans are scored, at their positions alone; without it none comes.
     """
 
     engine: str
@@ -80,6 +81,7 @@ class EngineInfo:
     deterministic: bool = False
     padding_rows: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    spans: bool = False
 
 
 def _never() -> bool:
@@ -91,7 +93,7 @@ class EngineItem:
     """One sequence in an engine batch.
 
     Attributes:
-        item: ids, prompt length and, for gather, the ids to gather; already validated.
+        item: ids, prompt length, spans and, for gather, the ids to gather; already validated.
         spec: the payload; may differ between items of one batch.
         temperature: divides the logits; not applied to hidden states.
         cancelled: polled between forward passes; a cancelled item may be skipped (its result is then None).

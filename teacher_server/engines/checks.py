@@ -7,6 +7,7 @@ context, not just a request, and because engines are also called without a servi
 from collections.abc import Sequence
 
 from opd.errors import InvalidRequestError
+from opd.wire.spans import check_spans
 from opd.wire.types import PayloadKind
 from teacher_server.engines.base import EngineInfo, EngineItem
 
@@ -57,10 +58,13 @@ def _check_ids(info: EngineInfo, entry: EngineItem, index: int) -> None:
                 f"sequence {index}: {name} reach from {ids.min()} to {ids.max()}, but the vocabulary of teacher "
                 f"{info.model} has {info.vocab_size} rows."
             )
+    if item.spans and not info.spans:
+        raise InvalidRequestError(f"sequence {index}: {info.engine} scores whole responses only; leave the spans out.")
+    check_spans(index, item)
     if entry.spec.kind is PayloadKind.GATHER:
         shape = None if item.gather_ids is None else item.gather_ids.shape
-        if shape != (item.response_length, entry.spec.k):
+        if shape != (item.scored_length, entry.spec.k):
             raise InvalidRequestError(
                 f"sequence {index}: gather_ids have shape {shape}; payload gather with k {entry.spec.k} needs "
-                f"({item.response_length}, {entry.spec.k})."
+                f"({item.scored_length}, {entry.spec.k})."
             )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from opd.errors import NonFiniteError
 from opd.heads import OutputHead
-from opd.wire.types import U32, PayloadKind, PayloadSpec, Scores
+from opd.wire.types import U32, PayloadKind, PayloadSpec, ScoreItem, Scores
 from teacher_server.engines.base import EngineInfo, EngineItem
 from teacher_server.engines.host_copy import HostCopy, to_device
 from teacher_server.engines.payload import PayloadRows, reduce_rows
@@ -49,6 +49,10 @@ def start(
         least_rows: rows that go through the head at once, at least; see `reduce_rows`.
     """
     parts = states.split([batch[row].item.response_length for row in rows])
+    if any(batch[row].item.spans for row in rows):
+        # Before the head: of an episode, what the environment wrote costs no projection.
+        parts = [_wanted(part, batch[row].item) for part, row in zip(parts, rows, strict=True)]
+        states = torch.cat(parts)
     by_spec: dict[PayloadSpec, list[int]] = {}
     for index, row in enumerate(rows):
         by_spec.setdefault(batch[row].spec, []).append(index)
@@ -69,7 +73,7 @@ def finish(started: Sequence[Started], batch: Sequence[EngineItem], out: list[Sc
         NonFiniteError: when the model produced NaN or infinity for a row.
     """
     for group in started:
-        lengths = [batch[row].item.response_length for row in group.rows]
+        lengths = [batch[row].item.scored_length for row in group.rows]
         for row, scores in zip(group.rows, group.copy.split(lengths, info.weights_hash), strict=True):
             item = batch[row].item
             if scores is None:
@@ -81,15 +85,19 @@ def finish(started: Sequence[Started], batch: Sequence[EngineItem], out: list[Sc
             out[row] = replace(scores, ids=item.gather_ids) if gathered else scores
 
 
+def _wanted(states: Float[Tensor, "T H"], item: ScoreItem) -> Float[Tensor, "N H"]:
+    return torch.cat([states[start:end] for start, end in item.spans]) if item.spans else states
+
+
 def _rows(hidden: Tensor, entries: Sequence[EngineItem], spec: PayloadSpec) -> PayloadRows:
-    lengths = torch.tensor([entry.item.response_length for entry in entries])
+    lengths = torch.tensor([entry.item.scored_length for entry in entries])
     temperature = torch.tensor([entry.temperature for entry in entries], dtype=torch.float32)
     gather = None
     if spec.kind is PayloadKind.GATHER:
         gather = _ids([entry.item.gather_ids for entry in entries if entry.item.gather_ids is not None], hidden.device)
     return PayloadRows(
         hidden=hidden,
-        targets=_ids([entry.item.response_ids for entry in entries], hidden.device),
+        targets=_ids([entry.item.scored_ids for entry in entries], hidden.device),
         temperature=to_device(temperature.repeat_interleave(lengths), hidden.device),
         gather_ids=gather,
     )

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from opd.errors import ConfigError, CorruptPayloadError, IncompatibleTeacherError, UnavailableError
 from opd.wire.fingerprint import weights_hash
+from opd.wire.spans import cut
 from opd.wire.types import F32, Head, PayloadKind, ScoreItem, Scores
 from teacher_server.engines.base import EngineInfo, EngineItem, Exchange
 from teacher_server.engines.checkpoint import check_same_tensors, check_unchanged, read_header
@@ -111,6 +112,7 @@ class SglangEngine:
             max_k=min(max_k, vocabulary),
             padding_rows=int(text.vocab_size) - vocabulary,
             stop_token_ids=load_stop_token_ids(self._folder, self._config, tokenizer, vocabulary),
+            spans=True,
         )
 
     @property
@@ -223,7 +225,7 @@ class SglangEngine:
             vocabulary=size,
             teacher=self._info.model,
         )
-        return replace(scores, weights_hash=self._info.weights_hash)
+        return replace(cut(scores, item), weights_hash=self._info.weights_hash)  # SGLang lists every position
 
     def _ask(self, item: ScoreItem, k: int, padding: range) -> dict[str, Any]:
         """The `meta_info` of an answer that the weights in use gave."""

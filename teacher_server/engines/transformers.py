@@ -304,6 +304,7 @@ class TransformersEngine:
             deterministic=deterministic,
             padding_rows=head.padding,
             stop_token_ids=stop_ids,
+            spans=True,
         )
 
     def _require_awake(self) -> None:

@@ -159,6 +159,7 @@ class VllmEngine:
             max_k=max_k,
             padding_rows=self._rows - vocabulary,
             stop_token_ids=load_stop_token_ids(self._folder, self._config, self._tokenizer, vocabulary),
+            spans=True,
         )
 
     @property

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opd.errors import ConfigError, UnavailableError
+from opd.wire.spans import cut, whole
 from opd.wire.types import PayloadKind, Scores
 from teacher_server.engines.base import EngineInfo, EngineItem
 from teacher_server.engines.engine_topk import from_lists
@@ -17,7 +18,7 @@ def generate_request(entry: EngineItem) -> tuple[list[int], Any]:
     """The prompt and the `SamplingParams` that make vLLM score one sequence."""
     from vllm import SamplingParams
 
-    item, spec = entry.item, entry.spec
+    item, spec = whole(entry.item), entry.spec
     # Detokenising every listed id would cost several times the forward; k = -1 (all) is never passed.
     options: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "detokenize": False, "flat_logprobs": True}
     if spec.kind is PayloadKind.GATHER and item.gather_ids is not None:
@@ -36,7 +37,7 @@ def read_scores(output: Any, entry: EngineItem, info: EngineInfo) -> Scores:
         UnavailableError: when vLLM answered for other tokens.
         NonFiniteError: when a log-prob is NaN or infinite.
     """
-    item, spec = entry.item, entry.spec
+    item, spec = whole(entry.item), entry.spec  # vLLM lists every position
     length = item.response_length
     ids: NDArray[np.integer] | None
     if spec.kind is PayloadKind.GATHER:
@@ -50,9 +51,10 @@ def read_scores(output: Any, entry: EngineItem, info: EngineInfo) -> Scores:
         if not np.array_equal(listed[:, 0], item.response_ids):
             raise UnavailableError(f"{info.engine} answered for different tokens than it was sent.")
         sampled, values, ids = table[:, 0], table[:, 1:], listed[:, 1:] if spec.k else None
-    return from_lists(
+    scores = from_lists(
         sampled.copy(), ids, values, value_dtype=spec.value_dtype, vocabulary=info.vocab_size, teacher=info.model
     )
+    return cut(scores, entry.item)
 
 
 def can_gather(llm: Any) -> bool:

@@ -26,6 +26,7 @@ def request_bounds(name: str, info: EngineInfo, limits: LimitSettings) -> Reques
         max_request_tokens=request_tokens,
         max_request_bytes=limits.max_request_bytes,
         hidden_size=info.head.hidden_size if info.head else 0,
+        spans=info.spans,
     )
 
 
@@ -58,6 +59,7 @@ def teacher_info(info: EngineInfo, bounds: RequestBounds, state: int) -> pb.Teac
         deterministic=info.deterministic,
         padding_rows=info.padding_rows,
         stop_token_ids=info.stop_token_ids,
+        supports_spans=bounds.spans,
     )
     message.state = state  # type: ignore[assignment]
     if info.head is not None:

@@ -160,7 +160,7 @@ class ScoreCall:
 
     def _price(self, request: ParsedRequest, bounds: RequestBounds, index: int) -> Price:
         item = request.items[index]
-        size = reply_bytes(request.spec, item.response_length, bounds.vocab_size, bounds.hidden_size)
+        size = reply_bytes(request.spec, item.scored_length, bounds.vocab_size, bounds.hidden_size)
         return Price(len(item.token_ids), size)
 
     def _client(self, request: ParsedRequest) -> Client:
@@ -192,7 +192,7 @@ class ScoreCall:
             await self._shared.faults.reach("encoded")
             self._watch.until("encode", time.monotonic())
             await self._send_sequence(teacher.name, request, index, encoded)
-            self.scored_tokens += request.items[index].response_length
+            self.scored_tokens += request.items[index].scored_length
             # Only what the transport has taken is released: a slow reader must not accumulate scores in memory.
             window.sent(pending.price)
             reservation.release(pending.price)
@@ -240,7 +240,7 @@ class ScoreCall:
         # What replicas are checked against each other with has this form; the fault `mislead` must pass the check.
         comparing = len(request.items) == 1 and request.spec.kind is PayloadKind.SAMPLED
         scores = self._call_faults.on_scores(scores, comparing=comparing)
-        rows = request.items[index].response_length
+        rows = request.items[index].scored_length
         transport = self._shared.settings.transport
         encode = functools.partial(
             encode_scores,

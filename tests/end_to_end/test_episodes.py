@@ -53,6 +53,32 @@ def test_a_curriculum_of_turns_runs_and_resumes_to_the_same_weights(
     assert calm["before"]["accuracy"] is not None
 
 
+@pytest.mark.parametrize("payload", ["gather", "hidden"])
+def test_teachers_are_asked_for_the_students_tokens_alone_and_it_learns_the_same(
+    make_recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    hashes: Callable[[Path], dict[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    payload: str,
+) -> None:
+    objective = [{"name": "opd", "payload": payload} | ({"k": 8} if payload == "gather" else {})]
+    rollout = LOCK["rollout"] | {"max_new_tokens": 90, "episodes": LOCK["rollout"]["episodes"] | {"turns": 10}}
+    prompts = {"task": "lock", "options": {"digits": 6, "turns": 10}}
+    changes = {"prompts": prompts, "rollout": rollout, "objective": objective, "eval": {"every": 0, "prompts": 1}}
+    changes |= {"methods": [{"name": "tcod", "order": "fixed", "start": 0}]}  # for metric `turns`
+    found = {}
+    for name in ("parts", "wholes"):
+        recipe = make_recipe(**changes, run=str(tmp_path / name), train={"steps": 2})
+        found[name] = (hashes(Path(train(recipe)["checkpoint"])), metrics(recipe))
+        monkeypatch.setattr("student.data.row.spans_of", lambda mask: ())
+    assert found["parts"][0] == found["wholes"][0]
+    for part, whole in zip(found["parts"][1], found["wholes"][1], strict=True):
+        assert part["turns"] == 10 and part["unasked_share"] > 0.2 and "unasked_share" not in whole
+        saved = 1 - part["payload_bytes"] / whole["payload_bytes"]
+        assert saved == pytest.approx(part["unasked_share"], abs=0.02)
+        assert part["loss/opd"] == whole["loss/opd"]
+
+
 @pytest.mark.slow
 def test_episodes_in_processes_give_the_run_that_they_give_in_process(
     make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from opd.wire.fingerprint import head_hash
+from opd.wire.spans import cut, whole
 from opd.wire.tensors import bf16_bits
 from opd.wire.types import Head, PayloadKind, Scores
 from teacher_server.engines.base import EngineInfo, EngineItem, Exchange, HeadIdentity, TokenizerIdentity
@@ -42,6 +43,7 @@ class NumpyEngine:
         self.before_score: Callable[[Sequence[EngineItem]], None] = lambda batch: None
         self.batches: list[int] = []
         self.asleep = self.closed = False
+        self.spans = True
         self.threads: set[int] = set()
         self.bytes = 0
         self.before_prepare: Callable[[Path], None] = lambda folder: None
@@ -75,6 +77,7 @@ class NumpyEngine:
             deterministic=True,
             padding_rows=31,
             stop_token_ids=(5, 9),
+            spans=self.spans,
         )
 
     def score(self, batch: Sequence[EngineItem]) -> list[Scores | None]:
@@ -86,10 +89,10 @@ class NumpyEngine:
             time.sleep(0.01)
         if self.seconds_per_batch:
             time.sleep(self.seconds_per_batch)
-        return [None if entry.cancelled() else self._one(entry) for entry in batch]
+        return [None if entry.cancelled() else cut(self._one(entry), entry.item) for entry in batch]
 
     def _one(self, entry: EngineItem) -> Scores:
-        item, spec = entry.item, entry.spec
+        item, spec = whole(entry.item), entry.spec
         hidden = self._embed[item.token_ids[item.prompt_length - 1 : -1]]
         if spec.kind is PayloadKind.HIDDEN:
             return Scores(hidden=hidden if spec.value_dtype == "f32" else bf16_bits(hidden))

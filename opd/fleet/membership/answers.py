@@ -96,7 +96,7 @@ def _hidden_distance(item: ScoreItem, one: Scores, other: Scores, head: Head | N
     length, vocab = len(one.hidden), len(head.weight)
     at = np.unique(np.linspace(0, length - 1, min(length, _POSITIONS)).astype(np.int64))
     ids = np.unique(np.linspace(0, vocab - 1, min(vocab, _IDS)).astype(np.int64))
-    ids = np.union1d(ids, np.asarray(item.response_ids)[at].astype(np.int64))
+    ids = np.union1d(ids, np.asarray(item.scored_ids)[at].astype(np.int64))
     gap = _logits(one.hidden[at], head, ids) - _logits(other.hidden[at], head, ids)
     return float(np.nan_to_num(np.abs(gap - gap.mean(1, keepdims=True)), nan=np.inf).max(initial=0.0))
 

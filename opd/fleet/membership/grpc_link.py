@@ -17,6 +17,7 @@ from opd.wire.channel import ClientSecurity, open_channel
 from opd.wire.decoder import ScoreStreamDecoder
 from opd.wire.head import HeadStreamDecoder
 from opd.wire.request import build_score_request
+from opd.wire.spans import cut, whole
 from opd.wire.status import error_from_rpc
 from opd.wire.types import Head, Scores
 from opd.wire.v1 import admin_pb2
@@ -74,8 +75,10 @@ class GrpcLink:
         self, request: ReplicaRequest, timeout: float | None, idle: float
     ) -> AsyncGenerator[tuple[int, Scores], None]:
         """See `ReplicaLink.score`. The last row comes with the server's timings of the whole request."""
+        # A pool may hold replicas that only score whole responses.
+        items = request.items if request.info.supports_spans else [whole(item) for item in request.items]
         message = build_score_request(
-            request.items,
+            items,
             request.spec,
             teacher=request.info.name,
             request_id=request.request_id,
@@ -86,7 +89,7 @@ class GrpcLink:
             client=self._client,
         )
         decoder = ScoreStreamDecoder(
-            request.items,
+            items,
             request.spec,
             RequestBounds.from_info(request.info),
             request_id=request.request_id,
@@ -99,8 +102,9 @@ class GrpcLink:
             for index, scores in decoder.feed(part):
                 # The last row waits for the trailer: a stream without one is incomplete.
                 if index < last:
-                    yield index, scores
-        yield last, decoder.finish()[last]
+                    yield index, scores if items is request.items else cut(scores, request.items[index])
+        scores = decoder.finish()[last]
+        yield last, scores if items is request.items else cut(scores, request.items[last])
 
     async def head(self, teacher: str, expected_hash: str, timeout: float) -> Head:
         """See `ReplicaLink.head`."""

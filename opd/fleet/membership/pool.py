@@ -94,6 +94,7 @@ class Pool:
                 setattr(merged.limits, name, min(one, other) or max(one, other))  # 0 stands for no limit
             del merged.payloads[:]
             merged.payloads.extend(kind for kind in info.payloads if kind in self.info.payloads)
+            merged.supports_spans = info.supports_spans and self.info.supports_spans
             merged.supports_temperature = info.supports_temperature and self.info.supports_temperature
             merged.deterministic = info.deterministic and self.info.deterministic
             merged.state = pb.TEACHER_STATE_READY

@@ -1,8 +1,8 @@
 """A stored row: its key, and its form as bytes.
 
 The key is the SHA-256 of everything the numbers depend on: weights hash, token ids, prompt length, ids to gather,
-payload and temperature. The bytes are a safetensors file with a CRC32C of the arrays, and hold the row as well as its
-scores, so that a store can be iterated as a data set.
+payload, temperature and spans. The bytes are a safetensors file with a CRC32C of the arrays, and hold the row as well
+as its scores, so that a store can be iterated as a data set.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from safetensors.numpy import load, save
 
 from opd.errors import DataError, InvalidRequestError
 from opd.wire.checksum import crc32c
+from opd.wire.spans import spans_to_bytes
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 
 _FIELDS = ("sampled", "values", "ids", "log_tail", "hidden", "logits")
@@ -46,6 +47,8 @@ def score_key(weights_hash: str, item: ScoreItem, spec: PayloadSpec, temperature
     digest.update(np.ascontiguousarray(item.token_ids, "<u4").tobytes())
     if item.gather_ids is not None and spec.kind is PayloadKind.GATHER:
         digest.update(np.ascontiguousarray(item.gather_ids, "<u4").tobytes())
+    if item.spans:
+        digest.update(b"spans" + spans_to_bytes(item.spans))
     return digest.hexdigest()
 
 
@@ -57,6 +60,8 @@ def to_bytes(row: StoredRow) -> bytes:
         arrays.pop("ids", None)
         arrays["gather_ids"] = row.item.gather_ids
     arrays["token_ids"] = np.asarray(row.item.token_ids, np.uint32)
+    if row.item.spans:
+        arrays["spans"] = np.array(row.item.spans, np.uint32)
     arrays = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
     meta = {
         "teacher": row.teacher,
@@ -84,7 +89,8 @@ def from_bytes(key: str, data: bytes, where: object) -> StoredRow:
             raise ValueError("its checksum does not match")
         spec = PayloadSpec(PayloadKind(meta["kind"]), int(meta["k"]), meta["value_dtype"])
         gather = arrays.get("gather_ids")
-        item = ScoreItem(arrays["token_ids"], int(meta["prompt_length"]), gather)
+        spans = tuple((int(start), int(end)) for start, end in arrays.get("spans", ()))
+        item = ScoreItem(arrays["token_ids"], int(meta["prompt_length"]), gather, spans)
         fields: dict[str, Any] = {name: arrays.get(name) for name in _FIELDS}
         if spec.kind is PayloadKind.GATHER:
             fields["ids"] = gather

@@ -117,18 +117,20 @@ class FullPayload(_message.Message):
     def __init__(self) -> None: ...
 
 class Sequence(_message.Message):
-    __slots__ = ("token_ids", "prompt_length", "gather_ids", "gather_ids_dtype", "crc32c")
+    __slots__ = ("token_ids", "prompt_length", "gather_ids", "gather_ids_dtype", "crc32c", "spans")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     GATHER_IDS_FIELD_NUMBER: _ClassVar[int]
     GATHER_IDS_DTYPE_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
     token_ids: bytes
     prompt_length: int
     gather_ids: bytes
     gather_ids_dtype: Dtype
     crc32c: int
-    def __init__(self, token_ids: _Optional[bytes] = ..., prompt_length: _Optional[int] = ..., gather_ids: _Optional[bytes] = ..., gather_ids_dtype: _Optional[_Union[Dtype, str]] = ..., crc32c: _Optional[int] = ...) -> None: ...
+    spans: bytes
+    def __init__(self, token_ids: _Optional[bytes] = ..., prompt_length: _Optional[int] = ..., gather_ids: _Optional[bytes] = ..., gather_ids_dtype: _Optional[_Union[Dtype, str]] = ..., crc32c: _Optional[int] = ..., spans: _Optional[bytes] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("request_id", "teacher", "sequences", "sampled", "topk", "gather", "hidden", "full", "temperature", "expected_weights_hash", "accept_zstd", "chunk_bytes", "client")
@@ -299,7 +301,7 @@ class HeadInfo(_message.Message):
     def __init__(self, hash: _Optional[str] = ..., hidden_size: _Optional[int] = ..., logit_scale: _Optional[float] = ..., soft_cap: _Optional[float] = ..., dtype: _Optional[_Union[Dtype, str]] = ..., has_bias: bool = ...) -> None: ...
 
 class TeacherInfo(_message.Message):
-    __slots__ = ("name", "engine", "model", "weights_hash", "compute_dtype", "vocab_size", "tokenizer", "head", "payloads", "supports_temperature", "limits", "deterministic", "state", "stop_token_ids", "padding_rows")
+    __slots__ = ("name", "engine", "model", "weights_hash", "compute_dtype", "vocab_size", "tokenizer", "head", "payloads", "supports_temperature", "limits", "deterministic", "state", "stop_token_ids", "padding_rows", "supports_spans")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -315,6 +317,7 @@ class TeacherInfo(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PADDING_ROWS_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTS_SPANS_FIELD_NUMBER: _ClassVar[int]
     name: str
     engine: str
     model: str
@@ -330,7 +333,8 @@ class TeacherInfo(_message.Message):
     state: TeacherState
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     padding_rows: int
-    def __init__(self, name: _Optional[str] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., weights_hash: _Optional[str] = ..., compute_dtype: _Optional[_Union[Dtype, str]] = ..., vocab_size: _Optional[int] = ..., tokenizer: _Optional[_Union[TokenizerInfo, _Mapping]] = ..., head: _Optional[_Union[HeadInfo, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[PayloadKind, str]]] = ..., supports_temperature: bool = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., deterministic: bool = ..., state: _Optional[_Union[TeacherState, str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., padding_rows: _Optional[int] = ...) -> None: ...
+    supports_spans: bool
+    def __init__(self, name: _Optional[str] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., weights_hash: _Optional[str] = ..., compute_dtype: _Optional[_Union[Dtype, str]] = ..., vocab_size: _Optional[int] = ..., tokenizer: _Optional[_Union[TokenizerInfo, _Mapping]] = ..., head: _Optional[_Union[HeadInfo, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[PayloadKind, str]]] = ..., supports_temperature: bool = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., deterministic: bool = ..., state: _Optional[_Union[TeacherState, str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., padding_rows: _Optional[int] = ..., supports_spans: bool = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
     __slots__ = ("teachers", "server_version", "instance_id")

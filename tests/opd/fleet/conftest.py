@@ -23,6 +23,7 @@ from opd.wire.encoder import chunk_messages, encode_scores
 from opd.wire.fingerprint import head_hash
 from opd.wire.head import encode_head, head_info
 from opd.wire.request import parse_score_request
+from opd.wire.spans import cut, whole
 from opd.wire.status import status_of
 from opd.wire.types import Head, PayloadKind, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
@@ -100,8 +101,9 @@ def is_check(request: pb.ScoreRequest) -> bool:
 
 class FakeServer:
     """Serves models by name. Knobs: `delay` seconds per row, `wedged` (never answers Score), `trouble(request)` may
-    raise an OpdError, `mangle(messages)` may change the answer, `draining`, `state`, `deaf` (answers nothing),
-    `live_model` (scores rows, but not those that compare replicas)."""
+    raise an OpdError, `mangle(messages)` may change the answer, `draining`, `state`, `deaf` (answers nothing), `spans`
+    (scores parts of responses, as servers do that know them), `live_model` (scores rows, but not those that compare
+    replicas)."""
 
     def __init__(
         self, models: dict[str, TinyModel], port: int = 0, credentials: grpc.ServerCredentials | None = None
@@ -110,6 +112,7 @@ class FakeServer:
         self.delay = 0.0
         self.wedged = False
         self.deaf = False
+        self.spans = False
         self.draining = False
         self.refusal = ""
         self.state = pb.TEACHER_STATE_READY
@@ -156,6 +159,7 @@ class FakeServer:
             ),
             deterministic=True,
             state=pb.TEACHER_STATE_DRAINING if self.draining else self.state,
+            supports_spans=self.spans,
         )
 
     def head_of(self, name: str) -> Head:
@@ -220,8 +224,8 @@ class FakeServer:
                     return
                 time.sleep(min(0.005, self.delay))
             speaker = model if comparing or self.live_model is None else self.live_model
-            scores = speaker.score(item, parsed.spec, parsed.temperature)
-            rows = item.response_length
+            scores = cut(speaker.score(whole(item), parsed.spec, parsed.temperature), item)
+            rows = item.scored_length
             encoded = encode_scores(scores, parsed.spec, rows, vocab_size=model.vocab, hidden_size=HIDDEN)
             messages.append(encoded.header(index, parsed.ids_crc32c[index]))
             messages += [pb.ScoreResponse(chunk=chunk) for chunk in chunk_messages(encoded.buffers, 65_536)]

@@ -4,6 +4,7 @@ An engine that does not announce a payload is not asked for it; that it refuses 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,27 @@ def test_top_k_is_the_models_with_log_tail_and_sampled(engine: Engine, make_item
     np.testing.assert_allclose(scores.values, values.numpy(), atol=8e-3 if dtype == "f16" else BOUND)
     np.testing.assert_allclose(scores.log_tail, _tail(logp, scores.ids), atol=BOUND)
     np.testing.assert_allclose(scores.sampled, _sampled(logp, item), atol=BOUND)
+
+
+@pytest.mark.parametrize("kind", list(PayloadKind))
+def test_spans_give_the_numbers_of_their_positions(engine: Engine, make_item, entry, kind: PayloadKind) -> None:
+    _need(engine, kind)
+    assert engine.info.spans
+    k = 6 if kind in (PayloadKind.TOPK, PayloadKind.GATHER) else 0
+    spec = PayloadSpec(kind, k, "f32")
+    whole = make_item(5, 12, seed=9, k=k if kind is PayloadKind.GATHER else 0)
+    other = make_item(5, 7, seed=10, k=k if kind is PayloadKind.GATHER else 0)
+    part = replace(whole, spans=((0, 2), (5, 9)))
+    if whole.gather_ids is not None:
+        part = replace(part, gather_ids=part.pick(whole.gather_ids))
+    everything, _ = _score(engine, entry(whole, spec), entry(other, spec))
+    found, neighbour = _score(engine, entry(part, spec), entry(other, spec))
+    for name in ("sampled", "values", "ids", "log_tail", "hidden", "logits"):
+        array, there = getattr(everything, name), getattr(found, name)
+        assert (array is None) == (there is None)
+        if array is not None and there is not None:
+            assert len(there) == 6 and len(getattr(neighbour, name)) == 7
+            np.testing.assert_allclose(there, part.pick(array), atol=BOUND)
 
 
 def test_k_equal_to_the_vocabulary_leaves_a_tail_of_minus_infinity(engine: Engine, make_item, entry, expect) -> None:

@@ -107,8 +107,10 @@ def test_everything_the_numbers_depend_on_is_in_the_key() -> None:
         score_key("w", ScoreItem(ids, 2, gather), PayloadSpec.gather(1, "f32"), 1.0),
         score_key("w", ScoreItem(ids, 2, gather), PayloadSpec.gather(1), 2.0),
         score_key("w", ScoreItem(ids, 2, gather), PayloadSpec.topk(1), 1.0),
+        score_key("w", ScoreItem(ids, 2, gather, ((0, 2),)), PayloadSpec.gather(1), 1.0),
+        score_key("w", ScoreItem(ids, 2, gather, ((0, 1), (2, 3))), PayloadSpec.gather(1), 1.0),
     }
-    assert len(keys) == 8
+    assert len(keys) == 10
     assert base == score_key("w", ScoreItem(ids.copy(), 2, gather.copy()), PayloadSpec.gather(1), 1.0)
 
 

@@ -1,0 +1,111 @@
+"""Scores of some response positions alone: what an episode's student wrote, and not what its environment answered.
+
+A request names spans of the response (`ScoreItem.spans`); what comes back has a row for each position in them. Whoever
+needs a row for every response position puts the others back.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opd.errors import InvalidRequestError
+from opd.wire.types import U32, ScoreItem, Scores
+
+Spans = tuple[tuple[int, int], ...]
+_BY_POSITION = ("sampled", "values", "ids", "log_tail", "hidden", "logits")
+
+
+def spans_of(mask: NDArray[np.bool_]) -> Spans:
+    """The runs of True in [T]; empty where all are True. Where none is, the first position: none cannot be asked."""
+    if mask.all():
+        return ()
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
+    return tuple((int(start), int(end)) for start, end in edges.reshape(-1, 2)) or ((0, 1),)
+
+
+def check_spans(index: int, item: ScoreItem) -> None:
+    """Refuse spans that are empty, overlap, are out of order or reach beyond the response, with InvalidRequestError."""
+    last = 0
+    for start, end in item.spans:
+        if not last <= start < end <= item.response_length:
+            raise InvalidRequestError(
+                f"sequence {index}: span ({start}, {end}) must not be empty, must begin at {last} or later, and must "
+                f"end within the response of {item.response_length} tokens."
+            )
+        last = end
+
+
+def spans_to_bytes(spans: Spans) -> bytes:
+    """Pairs of u32 little-endian, as they travel."""
+    return np.array(spans, "<u4").tobytes()
+
+
+def spans_from_bytes(index: int, data: bytes) -> Spans:
+    """What `spans_to_bytes` wrote, not yet compared with a response.
+
+    Raises:
+        InvalidRequestError: for half a pair.
+    """
+    if len(data) % 8:
+        raise InvalidRequestError(f"sequence {index}: spans has {len(data)} bytes, which is not a multiple of 8.")
+    return tuple((int(start), int(end)) for start, end in np.frombuffer(data, "<u4").reshape(-1, 2))
+
+
+def whole(item: ScoreItem) -> ScoreItem:
+    """The item without spans: all positions are asked for, those that are not wanted at the ids 0 to K - 1."""
+    if not item.spans:
+        return item
+    ids = item.gather_ids
+    return replace(item, gather_ids=None if ids is None else _spread(item, ids, _first_ids(ids)), spans=())
+
+
+def cut(scores: Scores, item: ScoreItem) -> Scores:
+    """Scores of all response positions [T, ...], as those of the wanted ones alone [N, ...]."""
+    if not item.spans:
+        return scores
+    found = {name: getattr(scores, name) for name in _BY_POSITION}
+    fields: dict[str, Any] = {name: item.pick(array) for name, array in found.items() if array is not None}
+    return replace(scores, **fields)
+
+
+def put_back(scores: Scores, item: ScoreItem, gather_ids: U32 | None = None) -> Scores:
+    """Scores of the wanted positions [N, ...] as those of all response positions [T, ...].
+
+    The positions between hold placeholders that are finite and belong to no model: equal log-probs of the K ids and the
+    tail, and hidden states and logits of zero. Whoever reads them reads a position that nothing is learnt from.
+
+    Args:
+        scores: what was answered.
+        item: what was asked.
+        gather_ids: [T, K], for payload gather, the ids of all positions; None for 0 to K - 1 at those not asked for.
+    """
+    if not item.spans:
+        return scores
+    fields: dict[str, Any] = {}
+    even = -np.log(1.0 + (scores.values.shape[1] if scores.values is not None else 1))
+    for name in _BY_POSITION:
+        array = getattr(scores, name)
+        if array is None:
+            continue
+        if name == "ids":
+            fields[name] = _spread(item, array, _first_ids(array)) if gather_ids is None else gather_ids
+        else:
+            fields[name] = _spread(item, array, 0 if name in ("hidden", "logits") else even)
+    return replace(scores, **fields, unasked=item.response_length - item.scored_length)
+
+
+def _first_ids(ids: U32) -> U32:
+    return np.arange(ids.shape[1], dtype=ids.dtype)
+
+
+def _spread(item: ScoreItem, rows: NDArray[Any], placeholder: NDArray[Any] | float) -> NDArray[Any]:
+    """[T, ...] with `rows` at the wanted positions."""
+    out = np.empty((item.response_length, *rows.shape[1:]), rows.dtype)
+    out[...] = placeholder
+    first = 0
+    for start, end in item.spans:
+        out[start:end] = rows[first : first + end - start]
+        first += end - start
+    return out
