@@ -128,7 +128,9 @@ def _measure(recipe: Mapping[str, Any], model: Path) -> dict[str, Any]:
     }
 
 
-def measure_model(recipe: Mapping[str, Any], model: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+def measure_model(
+    recipe: Mapping[str, Any], model: Path, settings: Mapping[str, Any], *, keep: bool = False
+) -> dict[str, Any]:
     """`evaluate_model` without teachers, by the `eval` group of a run's recipe with `settings` over it."""
     data = {
         **recipe,
@@ -138,7 +140,7 @@ def measure_model(recipe: Mapping[str, Any], model: Path, settings: Mapping[str,
         "objective": [{"name": "opd", "payload": "sampled"}],
     }
     data["eval"] = {**data["eval"], "reverse_kl": False, **settings}
-    return evaluate_model(parse_settings(Recipe, data, source=f"evaluation of {model}"), str(model))
+    return evaluate_model(parse_settings(Recipe, data, source=f"evaluation of {model}"), str(model), keep=keep)
 
 
 def _level(data: Mapping[str, Any]) -> Level:

@@ -116,6 +116,7 @@ def _section(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
         "premises": [_premise(premise) for premise in data["premises"]],
         "arms": [_arm(arm) for arm in data["arms"]],
         "modes": _modes(data),
+        "metrics": _metrics(data),
         "claims": [_claim(claim) for claim in data["claims"] if claim["outcome"] != "incomplete"],
     }
 
@@ -156,6 +157,17 @@ def _modes(data: Mapping[str, Any]) -> list[dict[str, str]]:
                 {"title": title, "modes": modes, "monotone": mean("monotone"), "hypervolume": mean("hypervolume")}
             )
     return rows
+
+
+def _metrics(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The metrics of training that claims are about, an arm a row; empty where no claim is about any."""
+    rows = []
+    for arm in data["arms"]:
+        found = [seed.get("metrics") or {} for seed in arm["seeds"]]
+        names = list(found[0]) if found else []
+        cells = {name: _mean([one[name] for one in found if one.get(name) is not None]) for name in names}
+        rows.append({"title": arm["title"], "cells": cells})
+    return rows if any(row["cells"] for row in rows) else []
 
 
 def _model_title(name: str) -> str:

@@ -1,6 +1,7 @@
 """Results of an experiment: every replicate of every arm, and the chosen learning rates."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from student.lab.answers import drawn_share
 from student.lab.curve import PLATEAU, Curve, Sizes, read_curve
 from student.lab.evaluate import Level, read_level
-from student.lab.experiment import Arm, Replicate
+from student.lab.experiment import OF_METRIC, Arm, Experiment, Replicate
 from student.lab.plan import ExperimentPlan
 from student.lab.runs import Run, times
 
@@ -26,6 +27,7 @@ class SeedResult:
         fired: whether everything that the arm's mechanism must show was seen.
         level: what the last weights reach; None where not measured.
         drawn: tokens that a teacher drew for the answers that the run learnt from, those not kept included.
+        metrics: those of training that claims are about, means over the last quarter of the steps.
     """
 
     replicate: Replicate
@@ -36,9 +38,12 @@ class SeedResult:
     fired: bool
     level: Level | None = None
     drawn: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     def final(self, measure: str) -> float:
-        """Final accuracy, greedy accuracy or pass@k of the last weights; reverse_kl of the last evaluations; fall."""
+        """Accuracy, greedy accuracy or pass@k of the last weights; reverse_kl of the last evaluations; fall; metric."""
+        if measure.startswith(OF_METRIC):
+            return self.metrics.get(measure.removeprefix(OF_METRIC), math.nan)
         if measure == "reverse_kl":
             return self.curve.final(measure)
         if measure == "fall":
@@ -93,7 +98,21 @@ def read_seed(plan: ExperimentPlan, arm: Arm, run: Run) -> SeedResult:
     fired = all(fires.seen(records) for fires in arm.fires)
     curve = read_curve(records, run.summary(), sizes(plan))
     drawn = totals.get("cost/train/expert_tokens", 0.0) * _drawn_share(plan, arm, run.replicate.world)
-    return SeedResult(run.replicate, curve, totals, spent["cpu"], spent["wall"], fired, read_level(run), drawn)
+    metrics = {name: late_mean(records, name) for name in claimed_metrics(plan.experiment)}
+    return SeedResult(run.replicate, curve, totals, spent["cpu"], spent["wall"], fired, read_level(run), drawn, metrics)
+
+
+def claimed_metrics(experiment: Experiment) -> list[str]:
+    """The metrics of training that claims are about, in their order."""
+    names = [claim.measure.removeprefix(OF_METRIC) for claim in experiment.claims if OF_METRIC in claim.measure]
+    return list(dict.fromkeys(names))
+
+
+def late_mean(records: Sequence[Mapping[str, Any]], name: str) -> float:
+    """Mean of a metric over the last quarter of the steps, where it is known; nan where it is in none of them."""
+    late = records[-max(1, len(records) // 4) :]
+    values = [record[name] for record in late if record.get(name) is not None]
+    return float(np.mean(values)) if values else math.nan
 
 
 def _drawn_share(plan: ExperimentPlan, arm: Arm, world: int) -> float:

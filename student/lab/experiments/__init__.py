@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 from opd.errors import ConfigError
-from student.lab.experiment import OF_MODE, TUNING_SEED, VALUE, Experiment, Measure
+from student.lab.experiment import OF_METRIC, OF_MODE, TUNING_SEED, VALUE, Experiment, Measure
 
 _WHERE = {
     "baselines": "baselines:SUMS",
@@ -22,6 +22,7 @@ _WHERE = {
     "combinations": "combinations:EXPERIMENT",
     "modes": "modes:EXPERIMENT",
     "lock": "lock:EXPERIMENT",
+    "rl_losses": "rl_losses:EXPERIMENT",
 }
 NAMES = tuple(_WHERE)
 """In the order in which `make lab` runs them."""
@@ -77,7 +78,7 @@ def check(experiment: Experiment, source: object = "") -> Experiment:
     premises = {premise.name for premise in experiment.premises}
     for claim in experiment.claims:
         known = claim.rival in arms | models or claim.rival.startswith(VALUE)
-        if claim.measure not in get_args(Measure) and not claim.measure.startswith(OF_MODE):
+        if claim.measure not in get_args(Measure) and not claim.measure.startswith((OF_MODE, OF_METRIC)):
             raise ConfigError(f"{where}the claim {claim.text!r} is about {claim.measure!r}, which nothing measures.")
         if claim.arm not in arms or not known:
             raise ConfigError(

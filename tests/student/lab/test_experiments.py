@@ -69,7 +69,10 @@ def small() -> Experiment:
                 same_rate_as="plain",
             ),
         ),
-        claims=(Claim("short is cheaper", "short", "plain", "flops_to", "less", premise="weather"),),
+        claims=(
+            Claim("short is cheaper", "short", "plain", "flops_to", "less", premise="weather"),
+            Claim("short is shorter", "short", "plain", "metric/response_length", "less"),
+        ),
         premises=(Premise("weather", "it rains", "test_premise_module:measure", {"wet": False}),),
         decision="four steps",
         changes=("nothing was changed",),
@@ -148,7 +151,8 @@ def test_an_experiment_runs_resumes_elsewhere_and_is_reported(
     assert all(seed["fired"] for seed in arms["short"]["seeds"])
     assert all({"greedy", "pass8", "pass64"} <= set(seed["level"]) for seed in arms["plain"]["seeds"])
     assert arms["imitates"]["seeds"][0]["drawn"] > 0
-    assert first["claims"][0]["outcome"] == "premise absent"
+    assert [claim["outcome"] for claim in first["claims"]] == ["premise absent", "holds"]
+    assert all(seed["metrics"]["response_length"] <= 3.0 for seed in arms["short"]["seeds"])
     assert len([line for line in lines if line.endswith(" left")]) == 2 + 6 + 2  # sweep, runs, levels of the teacher
 
     # The folder moves, and a summary is lost: one run is done again, nothing else.
@@ -167,7 +171,8 @@ def test_an_experiment_runs_resumes_elsewhere_and_is_reported(
     monkeypatch.setattr("student.lab.report.find_plan", lambda *_: moved)
     page, data, plot = write_report(tmp_path / "there", tmp_path / "docs", form="quick", names=["small"])
     text = page.read_text()
-    for part in ("short is cheaper", "6 of 6 runs", "it rains", "absent", "four steps", "nothing was changed"):
+    facts = ("short is cheaper", "6 of 6 runs", "it rains", "absent", "four steps", "nothing was changed")
+    for part in (*facts, "| arm | `response_length` |"):
         assert part in text
     assert json.loads(data.read_text())["finished_runs"] == 6
     assert plot.read_bytes().startswith(b"\x89PNG")

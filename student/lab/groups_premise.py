@@ -1,0 +1,77 @@
+"""Premise of experiments on reinforcement: what groups of the student's answers have to teach before training.
+
+Figures of 8 answers each to some held-out prompts:
+
+    mixed     share of groups of 8 answers with right and wrong ones: others have no credit under a group's mean
+    apart     the success rate of the kind of prompts that is solved most, less that of the one that is solved least
+    shorter   the shortest right answer of a group over its longest one, a mean over groups with two right answers
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import mean
+from typing import Any
+
+from student.lab.evaluate import SAMPLES, measure_model
+from student.lab.experiment import Arm, Replicate
+from student.lab.plan import ExperimentPlan
+from student.lab.premises import Measured
+
+PROMPTS = {"full": 96, "quick": 6}
+"""Prompts that are answered 8 times each."""
+
+
+def measure(
+    plan: ExperimentPlan,
+    world: int,
+    *,
+    mixed: float = 0.0,
+    equal: float = 0.0,
+    apart: float = 0.0,
+    shorter: float = 1.0,
+) -> Measured:
+    """What the student answers before any training, at temperature 1, to held-out prompts.
+
+    Args:
+        plan: gives the model and the prompts.
+        world: seed of the world.
+        mixed: present only if at least this share of groups has right and wrong answers.
+        equal: present only if at least this share has not.
+        apart: present only if kinds of prompts are so far apart.
+        shorter: present only if shortest over longest is at most this.
+    """
+    experiment = plan.experiment
+    data = plan.recipe(Arm("premise", ""), Replicate(world, experiment.seeds[0]), plan.default_rate())
+    path = plan.models[world].model(experiment.student).path
+    settings = {"samples": SAMPLES, "prompts": PROMPTS[plan.form], "temperature": 1.0}
+    groups = in_groups(measure_model(data, path, settings, keep=True)["samples"])
+    share = mean(len({answer["verdict"] for answer in group}) > 1 for group in groups)
+    rates = by_kind(groups)
+    ratio = shortest_over_longest(groups)
+    gap = max(rates.values()) - min(rates.values())
+    present = share >= mixed and 1.0 - share >= equal and gap >= apart and (ratio is None or ratio <= shorter)
+    kinds = ", ".join(f"{kind} {rate:.2f}" for kind, rate in rates.items())
+    lengths = "no group has two right answers" if ratio is None else f"shortest right over longest right {ratio:.2f}"
+    return Measured(present and (ratio is not None or shorter >= 1.0), f"right: {kinds}; mixed {share:.2f}; {lengths}")
+
+
+def in_groups(answers: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Answers by prompt."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for answer in answers:
+        found.setdefault(answer["uid"], []).append(answer)
+    return list(found.values())
+
+
+def by_kind(groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
+    """The share of right answers of each domain, in the order of their names."""
+    found: dict[str, list[bool]] = {}
+    for answer in (answer for group in groups for answer in group):
+        found.setdefault(answer["domain"] or "", []).append(answer["verdict"] == "correct")
+    return {kind: mean(right) for kind, right in sorted(found.items())}
+
+
+def shortest_over_longest(groups: Sequence[Sequence[Mapping[str, Any]]]) -> float | None:
+    """See the module; None where no group has two right answers."""
+    right = [[answer["tokens"] for answer in group if answer["verdict"] == "correct"] for group in groups]
+    ratios = [min(lengths) / max(lengths) for lengths in right if len(lengths) > 1]
+    return mean(ratios) if ratios else None
