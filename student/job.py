@@ -29,7 +29,15 @@ from student.recipe import EmaSettings, Recipe
 from student.rl.rewards.chain import RewardChain
 from student.rl.rewards.rounds import StepRewards
 from student.rollout.ahead import Ahead, copy_of
-from student.rollout.engine import CopyEngine, EngineSetup, OnRow, PolicySampler, RolloutEngine, RolloutEngineSettings
+from student.rollout.engine import (
+    CopyEngine,
+    EngineSetup,
+    OnRow,
+    PolicySampler,
+    RolloutEngine,
+    RolloutEngineSettings,
+    Shards,
+)
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.mismatch import Mismatch
 from student.rollout.spec import RolloutSpec
@@ -92,7 +100,8 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     measure = build_measure(found.models.infos, plugins.needs, recipe.teachers)
     kl_needs = merge([] if measure is None else [measure.needs()], temperature=recipe.rollout.temperature)
     spec = _rollout_spec(recipe, found, accelerator, max(plugins.needs.candidates, kl_needs.candidates))
-    setup = EngineSetup(student.lm, tokenizer, spec, found.weights.base, found.weights.revision)
+    shards = Shards(student, learner.ranks, str(recipe.run.absolute())) if learner.sharded else None
+    setup = EngineSetup(student.lm, tokenizer, spec, found.weights.base, found.weights.revision, shards)
     sampler = _sampler(recipe, plugins, setup, learner, stack)
     ahead = _ahead(recipe, plugins, setup, sampler, learner, scorer.submit, stack)
     cursor = PromptCursor(found.source)

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pydantic import Field, model_validator
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from student.data.plan import PlannedRow
     from student.data.row import Row
     from student.learning.learner import Learner
+    from student.learning.model import Student
+    from student.learning.ranks import Ranks
     from student.recipe import Recipe
     from student.rollout.episodes import EpisodePlayer
     from student.rollout.spec import RolloutSpec
@@ -80,6 +82,21 @@ class RolloutEngineSettings(Settings):
 
 
 @dataclass(frozen=True, slots=True)
+class Shards:
+    """A student of which each rank holds a part.
+
+    Attributes:
+        student: whose forwards all ranks make together.
+        ranks: all of them.
+        run: path of the run, the same on all.
+    """
+
+    student: Student
+    ranks: Ranks
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSetup:
     """What an engine is opened with.
 
@@ -89,6 +106,7 @@ class EngineSetup:
         spec: what every rollout of the run shares.
         path: folder or hub id that the weights were loaded from.
         revision: of a hub id, or None.
+        shards: the student where each rank holds a part of it; None where the model is whole.
     """
 
     model: PreTrainedModel
@@ -96,10 +114,21 @@ class EngineSetup:
     spec: RolloutSpec
     path: str
     revision: str | None = None
+    shards: Shards | None = None
 
     def dtype(self, asked: str) -> str:
         """Name of the precision that an engine with weights of its own computes in: `asked`, or that of rollouts."""
         return asked if asked != "auto" else str(self.spec.autocast or self.model.dtype).removeprefix("torch.")
+
+
+class PackedWeights(Protocol):
+    """Weights that an engine has taken and can sample from later, in any thread and without the other ranks."""
+
+    def load(self) -> None:
+        """Have the engine sample from them from now on."""
+
+    def drop(self) -> None:
+        """They will not be loaded any more."""
 
 
 class RolloutEngine:
@@ -111,6 +140,11 @@ class RolloutEngine:
     are then sampled ahead (`train.max_staleness`) by this engine, else by one on a copy of the student."""
     on_device: ClassVar[bool] = True
     """Whether sampling takes memory of the student's device."""
+    takes_shards: ClassVar[bool] = False
+    """Whether `sync` and `pack` gather the weights of a sharded student themselves; others are given whole tensors."""
+    shared: ClassVar[bool] = False
+    """Whether all ranks sample from one copy of the weights: beside learning none replaces it before all have their
+    rows."""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
@@ -138,6 +172,15 @@ class RolloutEngine:
             version: steps of the run that the weights have seen; sampled tokens carry it.
         """
         self.version = version
+
+    def pack(self, parameters: Iterable[tuple[str, Tensor]], version: int) -> PackedWeights:
+        """Take the weights of a sharded student to sample from them later; every rank calls it at the same time.
+
+        Args:
+            parameters: as for `sync`.
+            version: as for `sync`.
+        """
+        raise TypeError(f"{type(self).__name__} does not implement pack")
 
     def sample(
         self, planned: Sequence[PlannedRow], *, purpose: tuple[object, ...] = ("rollout",), on_row: OnRow = ignore
@@ -273,15 +316,29 @@ class PolicySampler:
         present = (self.version, self._learner.updates)
         with self._lock:
             if self._exposed or self._synced != present:
-                self._engine.sync(self._learner.whole_parameters(), self.version)
+                self._engine.sync(self._parameters(), self.version)
                 self._synced = present
             try:
-                with nullcontext() if self._engine.holds_weights else self._learner.whole():
+                with self._learner.whole() if self._reads(planned) else nullcontext():
                     if not planned:  # another rank has rows, and all of them gather the weights
                         return []
                     return sample_or_play(self._engine, self._player, planned, purpose=purpose, on_row=on_row)
             finally:
                 self._engine.rest()
+
+    def pack(self) -> PackedWeights:
+        """See `RolloutEngine.pack`: the weights as they are now."""
+        return self._engine.pack(self._parameters(), self.version)
+
+    def _parameters(self) -> Iterator[tuple[str, Tensor]]:
+        learner = self._learner
+        return learner.named_parameters() if self._engine.takes_shards else learner.whole_parameters()
+
+    def _reads(self, planned: Sequence[PlannedRow]) -> bool:
+        """Whether a rank runs the student itself: to sample from it, or to read the answers that are given."""
+        if not self._engine.holds_weights:
+            return True
+        return self._learner.sharded and self._learner.ranks.any(any(row.answer is not None for row in planned))
 
     @contextmanager
     def lend(self) -> Iterator[RolloutEngine]:

@@ -4,11 +4,12 @@ Its tokens are pseudo-random ids over the whole vocabulary. Engine vllm reads it
 of the cache wherever rows can be, and is made to take given tokens after it: the way that every rollout takes, through
 the prompt's cached blocks, the body and the head. It starts from random weights and answers the row once with them; so
 the first comparison after a sync fails for whatever a sync does not reach, however little training moves it. A server
-samples an answer of its own, which the student then reads.
+samples a token after each beginning of the row, of which the student has given the whole distribution: so it can be
+asked again at any time, also when the student has moved on.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,9 @@ from transformers import PreTrainedModel
 
 from student.data.streams import stream
 from student.learning.lora import has_lora
+from student.learning.model import ProjectionSpec, Student, logits_of
+from student.learning.sharding import reshard
+from student.rollout.rows import evaluating
 from student.rollout.spec import RolloutSpec
 
 ANSWER = 8
@@ -41,6 +45,14 @@ class KnownRow:
         ids = stream(spec.seed, "known row").integers(0, spec.valid_vocab, size + ANSWER).tolist()
         return cls(tuple(ids[:size]), tuple(ids[size:]))
 
+    def beginnings(self) -> Iterator[list[int]]:
+        """The prompt with the answer's first tokens, from none to all but one."""
+        return ([*self.prompt, *self.answer[:count]] for count in range(len(self.answer)))
+
+    def of_answer(self, distributions: NDArray[np.float32]) -> NDArray[np.float32]:
+        """[8] log-probs of the answer's tokens, of all [8, V]."""
+        return distributions[np.arange(len(self.answer)), list(self.answer)]
+
 
 class Reader:
     """Scores known rows with the student's code and given weights; never with the model itself, which may be training.
@@ -61,24 +73,47 @@ class Reader:
         if has_lora(model):
             self._code.enable_adapters()
 
-    @torch.no_grad()
     def log_probs(
         self, row: KnownRow, parameters: Mapping[str, Tensor], temperature: float = 1.0
     ) -> NDArray[np.float32]:
-        """[8] log-probs of the answer, nats.
+        """[8] log-probs of the answer, nats; see `distributions`."""
+        return row.of_answer(self.distributions(row, parameters, temperature))
+
+    @torch.no_grad()
+    def distributions(
+        self, row: KnownRow, parameters: Mapping[str, Tensor], temperature: float = 1.0
+    ) -> NDArray[np.float32]:
+        """[8, V] log-probs of every id where the answer's tokens are, nats.
 
         Args:
             row: the row.
             parameters: trained parameters by name, in place of the model's own of the same name.
             temperature: divides the logits.
         """
-        device, half = self._model.device, self._spec.autocast
+        device = self._model.device
         ids = torch.tensor([[*row.prompt, *row.answer]], device=device)
         given = {name: tensor.to(device) for name, tensor in parameters.items()}
-        with torch.autocast(device.type, half or torch.bfloat16, enabled=half is not None):
+        with _precision(device, self._spec):
             logits = functional_call(self._code, {**_tensors(self._model), **given}, (ids,)).logits[0]
         logp = logits[len(row.prompt) - 1 : -1, : self._spec.valid_vocab].float().div(temperature).log_softmax(-1)
-        return logp.gather(-1, ids[0, len(row.prompt) :, None])[:, 0].cpu().numpy()
+        return logp.cpu().numpy()
+
+
+@torch.no_grad()
+def read_together(student: Student, row: KnownRow, spec: RolloutSpec, temperature: float) -> NDArray[np.float32]:
+    """What `Reader.distributions` gives, by a forward of a sharded student, which all ranks make together."""
+    device = student.lm.device
+    ids = torch.tensor([[*row.prompt, *row.answer]], device=device)
+    source = torch.arange(len(row.prompt) - 1, ids.shape[1] - 1, device=device)
+    with evaluating(student), _precision(device, spec):
+        hidden = student(ids, torch.ones_like(ids), torch.zeros_like(source), source)
+        logits = logits_of(hidden, student.head(), ProjectionSpec(frozenset(), spec.valid_vocab, temperature))
+    reshard(student)
+    return logits.float().log_softmax(-1).cpu().numpy()
+
+
+def _precision(device: torch.device, spec: RolloutSpec) -> torch.autocast:
+    return torch.autocast(device.type, spec.autocast or torch.bfloat16, enabled=spec.autocast is not None)
 
 
 def _tensors(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from student.data.plan import PlannedRow
@@ -19,7 +20,7 @@ index of each that has ended."""
 
 
 @contextmanager
-def evaluating(model: PreTrainedModel) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """The model in eval mode."""
     was_training = model.training
     model.eval()

@@ -12,7 +12,7 @@ from sglang_rollouts import SglangRollouts
 from vllm_rollouts import VllmServer
 
 from student.loop import train
-from student.recipe import Recipe
+from student.recipe import LoraSettings, Recipe
 
 _VLLM = [
     pytest.mark.engine,
@@ -46,9 +46,13 @@ def recipe(make_recipe: Callable[..., Recipe], engine: dict[str, Any], staleness
     return found.model_copy(update={"run": found.run.with_name(name)})
 
 
+def lines_of(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
 def check(run: Path, staleness: int) -> None:
     """That each step was sampled with the weights that it says, and that none was loaded twice."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(run)
     assert [line["staleness"] if staleness else 0 for line in lines] == [min(step, staleness) for step in range(4)]
     # Of the weights that sampled, which the server says it holds: those of other steps are much further away.
     assert all(line["mismatch/log_ratio"] < 1e-4 for line in lines)
@@ -67,9 +71,27 @@ def test_a_run_samples_each_step_with_the_weights_that_it_says(
 
 
 @pytest.mark.slow
-def test_two_ranks_share_a_server_which_loads_each_version_once(
-    make_recipe: Callable[..., Recipe], engine: dict[str, Any], two_ranks: Callable[[Recipe], None]
+def test_two_ranks_whole_or_sharded_share_a_server_which_loads_each_version_once(
+    make_recipe: Callable[..., Recipe], engine: dict[str, Any], two_ranks: Callable[..., None]
 ) -> None:
-    run = recipe(make_recipe, engine, 0, "two")
-    two_ranks(run)
-    check(run.run, 0)
+    """A sharded run is the unsharded one, and adapters travel alone or merged."""
+    whole = recipe(make_recipe, engine, 0, "whole")
+
+    def sharded(name: str, lora: LoraSettings | None = None, *, merged: bool = False) -> Recipe:
+        changes = {
+            "run": whole.run.with_name(name),
+            "train": whole.train.model_copy(update={"sharding": "fsdp"}),
+            "rollout": whole.rollout.model_copy(update={"engine": {**whole.rollout.engine, "merge_adapters": merged}}),
+            "model": whole.model.model_copy(update={"lora": lora}),
+        }
+        return whole.model_copy(update=changes)
+
+    runs = [whole, sharded("shards"), sharded("merged", LoraSettings(rank=4), merged=True)]
+    if engine["name"] == "sglang_server":  # vLLM's is not started for adapters, which need the base as it was
+        runs.insert(0, sharded("adapters", LoraSettings(rank=4)))
+    two_ranks(*runs)
+    for run in runs:
+        check(run.run, 0)
+    for mine, theirs in zip(lines_of(whole.run), lines_of(whole.run.with_name("shards")), strict=True):
+        for name in ("loss/opd", "grad_norm", "response_tokens"):
+            assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), name

@@ -70,7 +70,7 @@ def test_student_and_teacher_may_both_run_vllm(
     assert summary["after"]["reverse_kl"] < 0.8 * summary["before"]["reverse_kl"]
 
 
-def test_two_ranks_with_an_engine_each_train_like_two_without(
+def test_two_ranks_whole_or_sharded_with_an_engine_each_train_like_two_without(
     make_recipe: Callable[..., Recipe],
     two_ranks: Callable[..., None],
     tmp_path: Path,
@@ -81,7 +81,13 @@ def test_two_ranks_with_an_engine_each_train_like_two_without(
         make_recipe(run=str(tmp_path / name), rollout={"engine": {"name": name}}, **common)
         for name in ("transformers", "vllm")
     )
-    two_ranks(plain, vllm)
+    sharded = make_recipe(
+        run=str(tmp_path / "sharded"), rollout=VLLM, eval={"prompts": 4}, train={"steps": 2, "sharding": "fsdp"}
+    )
+    two_ranks(plain, vllm, sharded)
+    for mine, theirs in zip(metrics(vllm.run), metrics(sharded.run), strict=True):
+        for key in ("loss/opd", "grad_norm", "response_tokens"):
+            assert theirs[key] == pytest.approx(mine[key], rel=1e-3, abs=1e-5), key
     one, other = (hashes(recipe.run / "checkpoints" / "step-000002") for recipe in (plain, vllm))
     assert one == other
     assert metrics(vllm.run)[-1]["engine/syncs"] >= 2  # of both

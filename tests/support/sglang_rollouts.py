@@ -112,7 +112,8 @@ class SglangRollouts:
 
     def _update_weights_from_disk(self, body: Any) -> tuple[int, Any]:
         if not self.stale:
-            found = load_file(Path(body["model_path"]) / "model.safetensors")
+            files = sorted(Path(body["model_path"]).glob("*.safetensors"))
+            found = {name: tensor for file in files for name, tensor in load_file(file).items()}
             if self.fails:
                 self.fails -= 1
                 half = dict(list(found.items())[: len(found) // 2])

@@ -1,7 +1,8 @@
 """Rollout engines vllm_server and sglang_server: servers beside the student, which all ranks share.
 
-    sync     weights (of a LoRA student its adapters) go to a folder under their hash; each server loads them once, for
-             whichever rank comes first, and is asked for the known row by every rank
+    sync     weights (of a LoRA student its adapters) go to a folder under their hash, those of a sharded student a file
+             from each rank; each server loads them once, for whichever rank comes first, and is asked for tokens after
+             the known row by every rank
     sample   a request per row, to whichever server has room; a row says which weights sampled it, and one that was
              sampled with others, or with two, is asked again
 
@@ -19,7 +20,12 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from opd.errors import ConfigError, DataError, NonFiniteError, RolloutEngineError
 from student.rollout.engine import EngineSetup, OnRow, RolloutEngine, ignore
@@ -27,7 +33,7 @@ from student.rollout.lost import EngineLostError
 from student.rollout.servers.dialect import Answer, Ask, Dialect
 from student.rollout.servers.http import LostError
 from student.rollout.servers.server import NotLoadedError, Server
-from student.rollout.servers.settings import ServersSettings, check_servers
+from student.rollout.servers.settings import ServersSettings
 from student.rollout.servers.sglang import SglangDialect
 from student.rollout.servers.vllm import VllmDialect
 
@@ -48,6 +54,33 @@ _FRUITLESS = 5
 """Times in a row that all servers may be lost before a single row is finished."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """Weights that are on the disk; see `student.rollout.engine.PackedWeights`.
+
+    Attributes:
+        engine: whose they are.
+        label: hash of the weights.
+        path: their folder.
+        version: steps that they have seen.
+        expected: [8, V] log-probs of every id after each beginning of the known row, as the student gives them.
+    """
+
+    engine: ServersEngine
+    label: str
+    path: Path
+    version: int
+    expected: NDArray[np.float32]
+
+    def load(self) -> None:
+        """See `PackedWeights.load`."""
+        self.engine.load(self)
+
+    def drop(self) -> None:
+        """See `PackedWeights.drop`."""
+        self.engine.drop(self)
+
+
 class ServersEngine(RolloutEngine):
     """Samples with servers; see the module. Subclasses name the dialect."""
 
@@ -55,16 +88,17 @@ class ServersEngine(RolloutEngine):
     settings: ServersSettings
     holds_weights = True
     on_device = False
+    takes_shards = True
+    shared = True
     dialect: ClassVar[type[Dialect]]
 
     def __init__(self, settings: ServersSettings) -> None:
         super().__init__(settings)
         self._label = ""
-        self._given: dict[str, Tensor] = {}
 
     def check(self, recipe: Recipe) -> None:
         """See `RolloutEngine.check`."""
-        check_servers(self.settings, recipe)
+        self.settings.api_key()
         if self.settings.folder is None:
             # Beside the run's folder, which the first rank makes, and no other may before it.
             beside = recipe.run.absolute().with_name(f"{recipe.run.name}.rollout")
@@ -78,6 +112,7 @@ class ServersEngine(RolloutEngine):
             RolloutEngineError: when one does not answer.
         """
         from student.learning.lora import sends_adapters
+        from student.rollout.known_row import KnownRow
         from student.rollout.servers.folder import WeightsFolder
 
         # A fast tokenizer may not be used by two threads at once, and rows may be sampled beside learning.
@@ -86,7 +121,7 @@ class ServersEngine(RolloutEngine):
             raise ConfigError("rollout.engine.folder is not set; name a folder that the servers see.")
         self._dtype = setup.dtype(self.settings.dtype)
         self._adapters = sends_adapters(setup.model) and not self.settings.merge_adapters
-        self._folder = WeightsFolder(self.settings.folder)
+        self._folder = WeightsFolder(self.settings.folder, "" if setup.shards is None else setup.shards.run)
         self._servers = [
             Server(url, self.dialect(), self.settings, adapters=self._adapters) for url in self.settings.endpoints
         ]
@@ -104,20 +139,54 @@ class ServersEngine(RolloutEngine):
                     f"objective needs {setup.spec.candidates}; start it with --max-logprobs {setup.spec.candidates}."
                 )
             self._longest = min(self._longest, facts.longest)
+        self._known = KnownRow.of(setup.spec, self._longest)
 
     def sync(self, parameters: Iterable[tuple[str, Tensor]], version: int) -> None:
         """See `RolloutEngine.sync`.
 
         Raises:
-            RolloutEngineError: when no server took the weights, or one holds others than the student's afterwards.
+            RolloutEngineError: when the weights cannot be written, no server took them, or one holds others than the
+                student's afterwards.
         """
-        from student.rollout.servers.weights import written
+        packed = self.pack(parameters, version)
+        packed.load()
+        packed.drop()
+
+    def pack(self, parameters: Iterable[tuple[str, Tensor]], version: int) -> Packed:
+        """See `RolloutEngine.pack`.
+
+        Raises:
+            OpdError: when the weights cannot be written; of a sharded student, by this rank or another one.
+        """
+        from student.learning.sharding import full
+        from student.rollout.known_row import Reader, read_together
+        from student.rollout.servers.weights import shares, written
 
         began = time.monotonic()
-        self.version, self._given = version, dict(parameters)
-        tensors, config, files = written(self.setup.model, self._given, self._dtype, adapters=self._adapters)
-        self._label, self._path = self._folder.put(tensors, config, files)
-        del tensors
+        setup, shards, given = self.setup, self.setup.shards, dict(parameters)
+        if shards is None or self._adapters:
+            whole = {name: full(tensor.detach()) for name, tensor in given.items()}
+            put = self._folder.put(*written(setup.model, whole, self._dtype, adapters=self._adapters))
+        else:
+            files = shares(setup.model, given.items(), self._dtype, shards.ranks)
+            put = self._folder.put_together(files, setup.model.config.to_json_string(), shards.ranks)
+        if shards is None:
+            expected = Reader(setup.model, setup.spec).distributions(self._known, given, _KNOWN_TEMPERATURE)
+        else:
+            expected = read_together(shards.student, self._known, setup.spec, _KNOWN_TEMPERATURE)
+        self._count("sync_seconds", time.monotonic() - began)
+        packed = Packed(self, *put, version, expected)
+        self._folder.hold(packed.label)
+        return packed
+
+    def drop(self, packed: Packed) -> None:
+        """The weights need not be kept on the disk for a server that comes back."""
+        self._folder.hold(packed.label, times=-1)
+
+    def load(self, packed: Packed) -> None:
+        """Have the servers sample with these weights from now on; see `sync`."""
+        began = time.monotonic()
+        self.version, self._weights, self._label = packed.version, packed, packed.label
         self._spread()
         self._count("syncs", 1)
         self._count("sync_seconds", time.monotonic() - began)
@@ -195,7 +264,7 @@ class ServersEngine(RolloutEngine):
     def _renew(self, server: Server) -> Exception | bool:
         """Have one server hold the weights; whether it loaded them, or why the others must go on without it."""
         try:
-            loaded = server.update(self._path, self._label, self._folder.lock(server.url))
+            loaded = server.update(self._weights.path, self._label, self._folder.lock(server.url))
             self._compare(server)
         except (LostError, NotLoadedError) as error:
             server.label, server.lost = None, str(error)
@@ -203,26 +272,25 @@ class ServersEngine(RolloutEngine):
         return loaded
 
     def _compare(self, server: Server) -> None:
-        """Have the server sample a known prompt, and the student read what it did.
+        """Have the server sample a token after each beginning of the known row, and look up what the student gives it.
 
         Raises:
             RolloutEngineError: when their log-probs differ.
         """
-        from student.rollout.known_row import ANSWER, KnownRow, Reader, distance, tolerance
+        from student.rollout.known_row import distance, tolerance
 
-        spec = self.setup.spec
-        known = KnownRow.of(spec, self._longest)
+        seed, logp, expected = self.setup.spec.seed % 2**30, [], []
         connection = server.connect(self.settings.sync_seconds)
         try:
-            ask = self._ask(list(known.prompt), ANSWER, _KNOWN_TEMPERATURE, [], spec.seed % 2**31, 0)
-            answer = server.generate(connection, ask)
+            for at, ids in enumerate(self._known.beginnings()):
+                answer = server.generate(connection, self._ask(ids, 1, _KNOWN_TEMPERATURE, [], seed + at, 0))
+                if not answer.whole or answer.weights != (self._label,):
+                    raise LostError(f"{server.url} was given other weights meanwhile")
+                logp += answer.logp
+                expected += [self._weights.expected[at, token] for token in answer.ids]
         finally:
             connection.close()
-        if not answer.whole or answer.weights != (self._label,):
-            raise LostError(f"{server.url} was given other weights meanwhile")
-        row = dataclasses.replace(known, answer=tuple(answer.ids))
-        expected = Reader(self.setup.model, spec).log_probs(row, self._given, _KNOWN_TEMPERATURE)
-        gap = distance(answer.logp, expected)
+        gap = distance(logp, np.array(expected))
         bound = self.settings.tolerance or tolerance(self._dtype)
         if gap > bound:
             server.label, server.lost = None, "it holds other weights"
@@ -276,8 +344,6 @@ class ServersEngine(RolloutEngine):
             RolloutEngineError: for a row that does not end as it should, or has too few candidates.
             NonFiniteError: for a log-prob that is NaN or infinite.
         """
-        import numpy as np
-
         from student.rollout.servers.weights import chosen
 
         spec, name = self.setup.spec, request.planned.prompt.name

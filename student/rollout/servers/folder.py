@@ -1,6 +1,7 @@
 """The student's weights on disk, from which servers load them: written once for all ranks, and named by their hash.
 
-    FOLDER/<first 16 digits of the SHA-256 of all tensors>/model.safetensors, or a PEFT adapter
+    FOLDER/<first 16 digits of the SHA-256 of all tensors>/model.safetensors, or a PEFT adapter; of a sharded student
+                     model-00001.safetensors ..., each written by one rank, and Hugging Face's index
     FOLDER/*.lock    held while a rank writes, or has a server load: the other ranks then find it done
 
 Ranks hold the same weights bit for bit, so they give them the same name; a rank that does not finds no server with its
@@ -11,17 +12,26 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from filelock import FileLock
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
+
+from opd.errors import RolloutEngineError
+from student.learning.ranks import Ranks
 
 _KEPT = 2
 """The weights of now, and those before, which a server goes back to when it cannot load the new ones."""
+_FORM = {"format": "pt"}
 
 
 class WeightsFolder:
@@ -29,11 +39,13 @@ class WeightsFolder:
 
     Args:
         root: the folder, which the servers see under the same path.
+        name: of the run among those that share the folder.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root.absolute()
+    def __init__(self, root: Path, name: str = "run") -> None:
+        self.root, self._name = root.absolute(), name
         self._written: list[str] = []
+        self._held: Counter[str] = Counter()
 
     def lock(self, name: str) -> FileLock:
         """Of all ranks: for what is called `name`."""
@@ -50,23 +62,61 @@ class WeightsFolder:
 
         Returns:
             The weights' label, and their folder.
+
+        Raises:
+            RolloutEngineError: when they cannot be written.
         """
-        label = label_of(tensors)
+        label = label_of(digests_of(tensors))
         folder = self.root / label
-        with self.lock(label):
+        with _said(folder), self.lock(label):
             if not folder.exists():
                 # One that is there was left by a rank that was killed: under the lock nobody else writes it.
-                part = self.root / f"{label}.part"
-                shutil.rmtree(part, ignore_errors=True)
-                part.mkdir()
-                save_file(dict(tensors), part / files[0], metadata={"format": "pt"})
+                part = _emptied(self.root / f"{label}.part")
+                save_file(dict(tensors), part / files[0], metadata=_FORM)
                 (part / files[1]).write_text(config)
                 os.replace(part, folder)
-        self._written = [*(name for name in self._written if name != label), label]
-        for old in self._written[:-_KEPT]:
-            shutil.rmtree(self.root / old, ignore_errors=True)
-        self._written = self._written[-_KEPT:]
+        self._forget_but(label)
         return label, folder
+
+    def put_together(
+        self, files: Iterable[tuple[str, dict[str, Tensor]]], config: str, ranks: Ranks
+    ) -> tuple[str, Path]:
+        """As `put`, of weights whose files are written by several ranks; all of them call it.
+
+        Args:
+            files: name and tensors of each file of this rank, in as many rounds on each; none without tensors.
+            config: the model's config.json.
+            ranks: all ranks.
+
+        Raises:
+            OpdError: on every rank, when one of them cannot write.
+        """
+        # One that is there was left by this run when it was killed: no other has its name.
+        main, part = ranks.index == 0, self.root / f"{hashlib.sha256(self._name.encode()).hexdigest()[:16]}.part"
+        _agreed(ranks, part, partial(_emptied, part) if main else _nothing)
+        mine: dict[str, tuple[str, str]] = {}
+        for file, tensors in files:
+            mine |= {name: (file, digest) for name, digest in digests_of(tensors).items()}
+            _agreed(ranks, part, partial(save_file, tensors, part / file, metadata=_FORM) if tensors else _nothing)
+        every = {name: found for of_rank in ranks.gather(mine) for name, found in of_rank.items()}
+        label = label_of({name: digest for name, (_, digest) in every.items()})
+        index = {"metadata": {}, "weight_map": {name: file for name, (file, _) in sorted(every.items())}}
+
+        def finish() -> None:
+            (part / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index))
+            (part / "config.json").write_text(config)
+            with self.lock(label):
+                if not (self.root / label).exists():
+                    os.replace(part, self.root / label)
+            shutil.rmtree(part, ignore_errors=True)
+
+        _agreed(ranks, part, finish if main else _nothing)
+        self._forget_but(label, remove=main)
+        return label, self.root / label
+
+    def hold(self, label: str, *, times: int = 1) -> None:
+        """Keep weights until they are given up as often as they were held (`times` of -1)."""
+        self._held[label] += times
 
     def close(self) -> None:
         """Remove what was written."""
@@ -76,15 +126,60 @@ class WeightsFolder:
         if self.root.exists() and not any(path.is_dir() for path in self.root.iterdir()):
             shutil.rmtree(self.root, ignore_errors=True)
 
+    def _forget_but(self, label: str, *, remove: bool = True) -> None:
+        """Take note of weights that are there now, and remove those that no server has to be given any more."""
+        self._written = [*(name for name in self._written if name != label), label]
+        old = [name for name in self._written[:-_KEPT] if not self._held[name]]
+        for name in old if remove else ():
+            shutil.rmtree(self.root / name, ignore_errors=True)
+        self._written = [name for name in self._written if name not in old]
 
-def label_of(tensors: Mapping[str, Tensor]) -> str:
-    """16 hexadecimal digits of the SHA-256 of names, types, shapes and bytes."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+
+def _agreed(ranks: Ranks, folder: Path, work: Callable[[], object]) -> None:
+    """Do this rank's work; where it fails on one, it fails on all."""
+
+    def said() -> None:
+        with _said(folder):
+            work()
+
+    ranks.agree(said)
+
+
+def _nothing() -> None:
+    """The work of a rank that has none."""
+
+
+def _emptied(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+@contextmanager
+def _said(folder: Path) -> Iterator[None]:
+    """Errors of the disk as a sentence."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise RolloutEngineError(
+            f"the weights for the rollout servers cannot be written to {folder} ({error}); free space or give access "
+            "there, or set rollout.engine.folder to a folder with more."
+        ) from error
+
+
+def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """By name, the SHA-256 of a tensor's type, shape and bytes."""
+    found = {}
+    for name, tensor in tensors.items():
+        digest = hashlib.sha256(json.dumps([str(tensor.dtype), list(tensor.shape)]).encode())
         digest.update(_bytes(tensor))
-    return digest.hexdigest()[:16]
+        found[name] = digest.hexdigest()
+    return found
+
+
+def label_of(digests: Mapping[str, str]) -> str:
+    """16 hexadecimal digits of the SHA-256 of all names and digests, whichever files the tensors are in."""
+    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()[:16]
 
 
 def _bytes(tensor: Tensor) -> Any:

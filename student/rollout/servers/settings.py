@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator
 
 from opd.errors import ConfigError
 from student.rollout.engine import RolloutEngineSettings
-
-if TYPE_CHECKING:
-    from student.recipe import Recipe
 
 
 class ServersSettings(RolloutEngineSettings):
@@ -78,17 +75,3 @@ class ServersSettings(RolloutEngineSettings):
         if not key:
             raise ConfigError(f"rollout.engine.api_key_env names {self.api_key_env}, which is not set; set it.")
         return key
-
-
-def check_servers(settings: ServersSettings, recipe: Recipe) -> None:
-    """Refuse what cannot work.
-
-    Raises:
-        ConfigError: naming it.
-    """
-    settings.api_key()
-    if recipe.train.sharding == "fsdp":
-        raise ConfigError(
-            f"rollout.engine {settings.name} writes whole weights from each rank, and train.sharding fsdp keeps a part "
-            "in each; set rollout.engine to {name: transformers}, or train.sharding to none."
-        )

@@ -1,7 +1,7 @@
 """What is written for servers, and what of their answers becomes candidates."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -12,7 +12,11 @@ from transformers import PreTrainedModel
 from opd.adapters import ADAPTER_WEIGHTS
 from opd.errors import RolloutEngineError
 from student.learning.lora import adapter_tensors
-from student.rollout.vllm.weights import checkpoint_tensors
+from student.learning.ranks import Ranks
+from student.rollout.weights import Chunk, as_saved, checkpoint_tensors, chunks
+
+FILE_BYTES = 4 * 2**30
+"""Of a file of a sharded student, unless a layer is larger: what a rank holds whole at most."""
 
 
 @torch.no_grad()
@@ -23,7 +27,7 @@ def written(
 
     Args:
         model: the student.
-        parameters: trained parameters by name, in place of the model's own of the same name.
+        parameters: trained parameters by name, whole, in place of the model's own of the same name.
         dtype: of whole weights; adapters stay as they are.
         adapters: adapters alone, as PEFT has them, or else a whole model.
     """
@@ -37,6 +41,43 @@ def written(
     kind: torch.dtype = getattr(torch, dtype)
     found = {name: _host(t, kind) for name, t in checkpoint_tensors(model, parameters.items())}
     return found, model.config.to_json_string(), ("model.safetensors", "config.json")
+
+
+def shares(
+    model: PreTrainedModel,
+    parameters: Iterable[tuple[str, Tensor]],
+    dtype: str,
+    ranks: Ranks,
+    limit: int = FILE_BYTES,
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """The files of a sharded student, in rounds of one for each rank: this rank's name and tensors, none without one.
+
+    Every rank runs through all of them: each tensor is gathered by all, and kept by the one that writes it.
+    """
+    kind: torch.dtype = getattr(torch, dtype)
+    files = _files(chunks(model, parameters), kind.itemsize, limit)
+    for start in range(0, len(files), ranks.count):
+        kept: dict[str, Tensor] = {}
+        for owner, file in enumerate(files[start : start + ranks.count]):
+            for chunk in file:
+                found = as_saved(model, chunk)
+                if owner == ranks.index:
+                    kept |= {name: _host(tensor, kind) for name, tensor in found.items()}
+        yield f"model-{start + ranks.index + 1:05d}.safetensors", kept
+
+
+def _files(parts: Sequence[Chunk], itemsize: int, limit: int) -> list[list[Chunk]]:
+    """The chunks of each file."""
+    files: list[list[Chunk]] = []
+    left = 0
+    for chunk in parts:
+        size = sum(tensor.numel() * itemsize for tensor in chunk.values())
+        if not files or size > left:
+            files.append([])
+            left = limit
+        files[-1].append(chunk)
+        left -= size
+    return files
 
 
 def _host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -47,6 +47,7 @@ class VllmRollout(RolloutEngine):
     settings_type = VllmSettings
     settings: VllmSettings
     holds_weights = True
+    takes_shards = True
 
     def __init__(self, settings: VllmSettings) -> None:
         super().__init__(settings)
@@ -195,8 +196,8 @@ class VllmRollout(RolloutEngine):
 
     def _renew(self) -> None:
         """Have vLLM, started again if need be, hold the weights of the last sync, and no numbers of older ones."""
-        from student.rollout.known_row import Reader, distance, tolerance
-        from student.rollout.vllm.weights import checkpoint_tensors
+        from student.rollout.known_row import Reader, distance, read_together, tolerance
+        from student.rollout.weights import checkpoint_tensors
 
         if self._llm is None:
             self.open(self.setup)
@@ -211,7 +212,11 @@ class VllmRollout(RolloutEngine):
             raise EngineLostError(f"vLLM did not take the student's weights: {reason}.") from error
         if self._llm.reset_prefix_cache() is False:
             raise RolloutEngineError("vLLM did not empty its prefix cache: it still holds what old weights computed.")
-        expected = Reader(self.setup.model, self.setup.spec).log_probs(self._known, self._given)
+        setup, known, shards = self.setup, self._known, self.setup.shards
+        if shards is None:
+            expected = Reader(setup.model, setup.spec).log_probs(known, self._given)
+        else:
+            expected = known.of_answer(read_together(shards.student, known, setup.spec, 1.0))
         gap = distance(self._score_known_row(), expected)
         bound = self.settings.tolerance or tolerance(self._dtype)
         if gap > bound:

@@ -62,11 +62,6 @@ def check_vllm(settings: VllmSettings, recipe: Recipe) -> None:
     ours = sorted(_OURS & settings.options.keys())
     if ours:
         raise ConfigError(f"rollout.engine.options.{ours[0]} is set by the engine itself; leave it out.")
-    if recipe.train.sharding == "fsdp":
-        raise ConfigError(
-            "rollout.engine vllm reads whole weights in its process, and train.sharding fsdp keeps a part in each; set "
-            "rollout.engine to {name: transformers}, or train.sharding to none."
-        )
     families = _families(recipe)
     known = _known_families() if families else frozenset()
     if families and not known.intersection(families):

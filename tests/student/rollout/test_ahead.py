@@ -68,6 +68,8 @@ class Engine(RolloutEngine):
 class Learner:
     """One weight."""
 
+    sharded = False
+
     def __init__(self) -> None:
         self.weight = torch.zeros(())
         self.updates = 0

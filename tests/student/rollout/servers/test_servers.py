@@ -10,16 +10,18 @@ import torch
 from other_weights import move, train_adapters
 from ports import held_port
 from sglang_rollouts import SglangRollouts
+from thread_ranks import Meeting
 
 from opd.config import parse_settings
-from opd.errors import ConfigError, RolloutEngineError
+from opd.errors import ConfigError, OpdError, RolloutEngineError
 from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row
 from student.rollout.engine import ROLLOUT_ENGINES
 from student.rollout.servers.engine import ServersEngine
+from student.rollout.servers.folder import WeightsFolder
 from student.rollout.servers.http import Connection, LostError
-from student.rollout.servers.weights import chosen
+from student.rollout.servers.weights import chosen, shares
 
 PROMPTS = [Prompt.make(f"{i}+{i * 7}=") for i in range(4)]
 
@@ -184,6 +186,43 @@ def test_older_weights_on_disk_go_and_all_of_them_in_the_end(start: Any, open_en
     assert not engine._folder.root.exists()
 
 
+def test_weights_that_ranks_write_a_file_each_are_those_that_one_writes(open_engine: Any, start: Any) -> None:
+    from transformers import AutoModelForCausalLM
+
+    engine = open_engine(start())
+    sync(engine)
+    model, label, meeting = engine.setup.model, engine._label, Meeting(2)
+
+    def write(index: int) -> tuple[str, Path]:
+        folder, ranks = WeightsFolder(engine._folder.root.with_name("together"), "run"), meeting.rank(index)
+        files = shares(model, model.named_parameters(), "float32", ranks, limit=20_000)
+        return folder.put_together(files, model.config.to_json_string(), ranks)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(write, range(2))
+    assert first == second == (label, first[1])  # named by the tensors, not by the files
+    assert len(list(first[1].glob("*.safetensors"))) > 2 and [p.name for p in first[1].parent.iterdir() if p.is_dir()]
+    loaded = AutoModelForCausalLM.from_pretrained(first[1]).state_dict()
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_folder_that_cannot_be_written_is_said_on_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    meeting = Meeting(2)
+
+    def write(index: int) -> str:
+        ranks = meeting.rank(index)
+        tensors = {f"t{index}": torch.ones(2)}
+        with pytest.raises(OpdError) as failure:
+            WeightsFolder(tmp_path / "file" / "below", "run").put_together([("f", tensors)], "{}", ranks)
+        return str(failure.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(write, range(2))
+    assert "cannot be written to" in first and "rollout.engine.folder" in first
+    assert second.startswith("rank 0 could not go on: the weights for the rollout servers cannot be written")
+
+
 def test_of_a_lora_student_adapters_alone_travel_and_old_ones_go(start: Any, open_engine: Any, world: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -198,7 +237,7 @@ def test_of_a_lora_student_adapters_alone_travel_and_old_ones_go(start: Any, ope
     sync(engine)
     rows = engine.sample(plan())
     whole = (world / "student" / "model.safetensors").stat().st_size
-    assert (engine._path / "adapter_model.safetensors").stat().st_size < whole / 2
+    assert (engine._weights.path / "adapter_model.safetensors").stat().st_size < whole / 2
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:

@@ -18,8 +18,8 @@ from opd.errors import ConfigError, DataError, NonFiniteError, RolloutEngineErro
 from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row, RowKey
+from student.rollout import weights
 from student.rollout.engine import RolloutEngine
-from student.rollout.vllm import weights
 from student.rollout.vllm.sleep import Sleep
 
 pytestmark = [

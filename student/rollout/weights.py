@@ -4,6 +4,8 @@ Everything is given at each update, in names and shapes of the saved model: vLLM
 values), and fills a fused one only when all its parts come. The output head is named even where it is tied to the
 embeddings: an engine that keeps a packed copy of it would otherwise go on with the old one, without an error. Adapters
 are added to the weights, in float32, because a merged model decodes at the speed of a plain one.
+
+Tensors come in chunks, a layer or a tensor outside the layers: no more than a chunk of a sharded student is ever whole.
 """
 
 import copy
@@ -11,31 +13,48 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from opd.maths.linear.divergence import gathered
 from student.learning.lora import has_lora
+from student.learning.sharding import full, layer_of
+
+Chunk = dict[str, Tensor]
+"""Tensors by the names that they have in the model, sharded or not."""
 
 
-@torch.no_grad()
 def checkpoint_tensors(
     model: PreTrainedModel, parameters: Iterable[tuple[str, Tensor]] = ()
 ) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of the saved model, adapters added.
+    """Names and tensors of the saved model, adapters added; of a sharded student all ranks run through them.
 
     Args:
         model: the student.
         parameters: trained parameters by name, in place of the model's own of the same name.
     """
+    for chunk in chunks(model, parameters):
+        yield from as_saved(model, chunk).items()
+
+
+def chunks(model: PreTrainedModel, parameters: Iterable[tuple[str, Tensor]] = ()) -> list[Chunk]:
+    """The tensors that are saved together, because one may be made of several; see `checkpoint_tensors`."""
     given = dict(parameters)
-    own = {id(p): given[name].to(p.device) for name, p in model.named_parameters() if name in given}
-    state = {name: own.get(id(t), t) for name, t in model.state_dict(keep_vars=True).items()}
+    own = {id(p): given[name] for name, p in model.named_parameters() if name in given}
+    found: dict[str, Chunk] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        layer = layer_of(name)
+        found.setdefault(name if layer is None else f"layer {layer}", {})[name] = own.get(id(tensor), tensor)
+    return list(found.values())
+
+
+@torch.no_grad()
+def as_saved(model: PreTrainedModel, chunk: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A chunk by names and shapes of the saved model, whole and with its adapters added, on the model's device."""
+    state = {name: full(tensor.detach()).to(model.device) for name, tensor in chunk.items()}
     if has_lora(model):
         state = _merged(model, state)
-    for name, tensor in revert_weight_conversion(model, state).items():
-        yield name, gathered(tensor).detach()
+    return dict(revert_weight_conversion(model, state))
 
 
 def _merged(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -48,15 +67,17 @@ def _merged(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, Te
         if "lora_" not in name and not name.endswith(".base_layer.weight")
     }
     for name, layer in model.named_modules():
-        if isinstance(layer, BaseTunerLayer):
+        if isinstance(layer, BaseTunerLayer) and f"{name}.base_layer.weight" in state:
             found[f"{name}.weight"] = _merged_weight(layer, name, state)
     return found
 
 
 def _merged_weight(layer: Any, name: str, state: Mapping[str, Tensor]) -> Tensor:
     # A copy, one layer at a time: merging and unmerging the layer itself would not give its bits back.
-    other = copy.deepcopy(layer)
-    for part, parameter in other.named_parameters():
-        parameter.data = state[f"{name}.{part}"].detach().clone().float()
+    floats: dict[int, Any] = {
+        id(p): nn.Parameter(state[f"{name}.{part}"].clone().float(), requires_grad=False)
+        for part, p in layer.named_parameters()
+    }
+    other = copy.deepcopy(layer, floats)
     other.merge()
     return other.get_base_layer().weight.data
