@@ -23,6 +23,10 @@ _WHERE = {
     "modes": "modes:EXPERIMENT",
     "lock": "lock:EXPERIMENT",
     "rl_losses": "rl_losses:EXPERIMENT",
+    "rl_advantages": "rl_advantages:EXPERIMENT",
+    "rl_samplers": "rl_samplers:EXPERIMENT",
+    "rl_strategies": "rl_strategies:EXPERIMENT",
+    "rl_lengths": "rl_lengths:EXPERIMENT",
 }
 NAMES = tuple(_WHERE)
 """In the order in which `make lab` runs them."""

@@ -15,7 +15,11 @@ from student.lab.experiments.common import QUICK, recipe
 
 WORLD = "modes"
 LENGTH = 14
-"""Tokens that an answer in the medium way takes at most; one in the long way is cut."""
+"""Tokens that an answer in the medium way takes at most."""
+KINDS = ("long", "medium", "short")
+"""The three kinds of prompts; at this length an answer in the long way is cut."""
+LABELLED: dict[str, Any] = {f"prompts.mix.{place}.domain": kind for place, kind in enumerate(KINDS)}
+"""Recipe keys that label the prompts of each kind, for samplers that go by it."""
 STEPS, GROUPS, GROUP = 60, 8, 8
 """Of every arm: steps, prompts a step, answers to a prompt."""
 OFF_POLICY: dict[str, Any] = {"train.minibatches": 4, "train.max_staleness": 2}
@@ -67,6 +71,6 @@ QUICK_ONE: dict[str, Any] = QUICK | {
 }
 """The short form with one kind of prompts; at this rate ratios leave 1 within its few steps."""
 QUICK_KINDS: dict[str, Any] = QUICK_ONE | {
-    "prompts": {"mix": [_PARITY | {"domain": kind, "mark": kind[0]} for kind in ("long", "medium", "short")]},
+    "prompts": {"mix": [_PARITY | {"domain": kind, "mark": kind[0]} for kind in KINDS]},
 }
 """The short form with three kinds."""
