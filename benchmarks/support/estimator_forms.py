@@ -73,6 +73,11 @@ class Estimator:
     use: str
     test: str
 
+    @property
+    def samples(self) -> bool:
+        """Whether the loss looks at the sampled token."""
+        return self.name.startswith(("`head_tail_reverse_kl`", "`sampled_reverse_kl`"))
+
 
 def reverse(student: Tensor, teacher: Tensor) -> Tensor:
     return reverse_kl(student, teacher).total

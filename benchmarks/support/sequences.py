@@ -6,7 +6,7 @@ correlated. That correlation is computed here exactly, for any number of rows in
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 
 import torch
@@ -24,7 +24,7 @@ Lengths = dict[int, float]
 """Probability of each number of tokens."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Language:
     """A student and a teacher that write at most `LONGEST` tokens; a response ends with token `END`, or is cut.
 
@@ -85,6 +85,7 @@ def _prefixes() -> list[Prefix]:
 PREFIXES = _prefixes()
 
 
+@cache
 def mean_weight(language: Language, begun: Prefix, aggregation: str, rows: int) -> float:
     """Expected weight of a token of a response that begins so, times the rows of the batch.
 
