@@ -145,6 +145,7 @@ FunRL | modifier `entropy_shaping` with `until`
 CHORD | objective `chord` beside `grpo`
 Tulu 3 (RLVR) | rewards `tulu3`, `kl_penalty`, objective `ppo`
 GC-OPD | advantage `gc_opd`, objective `policy_gradient`
+R2-OPD (reward-aligned) | advantage `r2_opd`, objective `policy_gradient`
 UFO | environment `again` with `reward: ufo`
 SCoRe | environment `again` with `reward: last`, `reference_kl` with `first_turns`; then `reward: score`; `trloo`
 Critique-GRPO | strategy `critique`, objective `mixed_context` with `denominator: one` and no clips
@@ -161,10 +162,10 @@ limit of RLVR (pass@k) | `eval.samples`: pass@k of evaluations
 """
 
 NOT_BUILT = """
-ALP (2603.19470) | learnt noise before the attention of every layer, in updates alone: terms have no hook there
-SG-OPD (2606.09304) | its equation and share of teacher rollouts were not found; `gated_exopd` is another gate
-R2-OPD (2608.19408) | spans, the progress reward and the test of disagreement were not found
-S-PPO, ST-PPO (2511.20718) | what the correction divides by was not found; Turn-PPO's ratio is `ratio: turn`
+ALP (2603.19470) | noise of a learnt size before every layer, in updates alone: terms reach no layer, add no parameter
+SG-OPD (2606.09304) | factors 1.8 and 1.0 are known, not of what (log-ratio, or that beyond a reference); see `r2_opd`
+R2-OPD (2608.19408) | spans, the progress reward and the test of disagreement were not found; `r2_opd` is another one
+S-PPO, ST-PPO (2511.20718) | accounts differ on what the clipped part's norm does to the loss; Turn-PPO is `ratio: turn`
 ARPO: hard advantage | the mean of the descendants for shared tokens; branches have the soft form
 HiPER | value heads of its own for subgoals, actions and switches; critics here give a token one value
 ArCHer | twin Q and V of utterances with target copies and a replay buffer; credit by turn is `trloo` or Turn-PPO

@@ -32,6 +32,11 @@ for name, path, summary in [
     ("tracker", "advantages.tracker:Tracker", "reward minus the prompt's own past, for single answers (MSSR)"),
     ("prompt_value", "advantages.prompt_value:PromptValue", "reward minus a critic's value of the prompt (A-LoL)"),
     ("gc_opd", "advantages.gc_opd:GcOpd", "a teacher's log-ratio by token, moved where the verifier ranks otherwise"),
+    (
+        "r2_opd",
+        "advantages.r2_opd:R2Opd",
+        "a teacher's log-ratio by token, more of it where the verifier agrees (R2-OPD)",
+    ),
     ("noisy_forward", "advantages.noisy_forward:NoisyForward", "weights by how often right answers are refused"),
     ("weighted_grpo", "advantages.emphasis:WeightedGrpo", "modifier: rare outcomes of a prompt weigh more"),
     ("entropy_shaping", "advantages.emphasis:EntropyShaping", "modifier: uncertain tokens weigh more (MSSR, FunRL)"),

@@ -88,6 +88,11 @@ class Critic(Controller):
         readers = [part for chain in chains for part in chain.parts if part.reads_values]
         if not readers and not any(getattr(term, "reads_values", False) for term in terms):
             raise ConfigError("no advantage reads the values of method critic; use objective ppo, or advantage gae.")
+        if self.settings.softness and self.settings.heads == 1:
+            raise ConfigError(
+                f"method critic has softness {self.settings.softness:g} and one head, whose soft minimum is itself; "
+                "set heads to 2 or more, or leave softness out."
+            )
         smoothed = [part.settings for part in readers if hasattr(part.settings, "lam_gae")]
         if self.settings.warm_up >= recipe.train.steps:
             raise ConfigError(
@@ -96,6 +101,16 @@ class Critic(Controller):
             )
         # What reads values alone wants those of whole answers.
         self._discount = (smoothed[0].discount, smoothed[0].lam_gae) if smoothed else (1.0, 1.0)
+
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """That the heads are fitted to the end, although a step is set from which they stay."""
+        until, steps = self.settings.fits_until, recipe.train.steps
+        if until is None or until < steps:
+            return []
+        return [
+            f"method critic keeps its heads from step {until} on (fits_until) and never does: the run has {steps} "
+            "(train.steps)"
+        ]
 
     def start(self, services: Services) -> None:
         """Keep the services."""

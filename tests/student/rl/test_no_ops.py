@@ -177,6 +177,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "critic: values that no advantage reads": (of(PLAIN, **method("critic")), "no advantage reads"),
     "critic: a warm-up as long as the run": (of({"name": "ppo"}, **method("critic", warm_up=20)), "warm_up of 20"),
+    "SAFE: a soft minimum over one head": (
+        of({"name": "ppo"}, **method("critic", softness=0.3)),
+        "one head",
+    ),
+    "R2-OPD: a gate that is the same everywhere": (of(credit({"name": "r2_opd", "beta": 0})), "distillation alone"),
     "GAE, A-LoL, Direct Advantage PO: no critic": (of({"name": "ppo"}), "add method critic"),
     "RTO, Text2Grad, KL penalty: tokens that no advantage sees": (of(PLAIN, **reward("kl_penalty")), "rewards tokens"),
     "IGPO: turns that no advantage reads": (of(PLAIN, **reward("igpo")), "rewards turns"),
@@ -208,6 +213,10 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
     "AceReason: a stage behind the end": (
         of(PLAIN, **method("stages", stages=[{"step": 0}, {"step": 50, "max_new_tokens": 4}])),
         "step 50 and never acts",
+    ),
+    "critic: heads that stay from a step behind the end": (
+        of({"name": "ppo"}, **method("critic", fits_until=100)),
+        "never does",
     ),
     "RoRecomp: nothing is compensated": (of(ALL, **strategy("rorecomp", compensate=0)), "never learns"),
     "MRS: sampler and trainer are the same": (of(PLAIN, **method("mrs")), "mrs never acts"),

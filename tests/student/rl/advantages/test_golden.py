@@ -20,6 +20,7 @@ from student.rl.advantages.emphasis import EntropyShaping, EntropyShapingSetting
 from student.rl.advantages.gc_opd import GcOpd, GcOpdSettings
 from student.rl.advantages.lpo import softmax
 from student.rl.advantages.noisy_forward import NoisyForward, NoisyForwardSettings
+from student.rl.advantages.r2_opd import R2Opd, R2OpdSettings
 from student.rl.rewards.appeals import ACCEPTED, ASKED, OVERTURNED
 from student.scoring.needs import REFERENCE, STUDENT, TEACHER
 
@@ -353,6 +354,26 @@ def test_a_teachers_reward_is_moved_where_the_verifier_ranks_otherwise() -> None
         assert mine == pytest.approx(wanted, abs=1e-6)
     agreed = made.estimate([replace(row, reward=1.0) for row in rows], None)
     assert agreed == [0.0] * 4 and made.by_token(np.array(GAPS[0]), 0.0).tolist() == pytest.approx(GAPS[0])
+
+
+def test_a_teachers_reward_is_shared_out_anew_where_the_verdict_agrees() -> None:
+    made = R2Opd(R2OpdSettings(name="r2_opd", beta=1.0))
+    gaps = np.array([1.0, -2.0, 0.5, 0.0])  # a median of |d| of 0.75
+    right, wrong = made.by_token(gaps, 1.0), made.by_token(gaps, -1.0)
+    assert right.tolist() == pytest.approx([2.2128728, -0.3633309, 0.9237966, 0.0], abs=1e-6)
+    # Of a wrong answer, what the teacher disowns weighs more; the sum of |A| stays.
+    assert wrong[1] < gaps[1] and 0.0 < wrong[0] < gaps[0]
+    assert np.abs(right).sum() == pytest.approx(3.5) and np.abs(wrong).sum() == pytest.approx(3.5)
+    assert R2Opd(R2OpdSettings(name="r2_opd", beta=0.0)).by_token(gaps, 1.0).tolist() == pytest.approx(gaps.tolist())
+    far = made.by_token(np.array([-800.0, -900.0]), 1.0)
+    assert np.isfinite(far).all() and (far < 0).all()
+
+
+def test_cut_answers_are_distilled_as_they_are() -> None:
+    made = R2Opd(R2OpdSettings(name="r2_opd", beta=1.0))
+    rows = [Outcome(0, "p", i, reward=float(i == 0), truncated=i == 2) for i in range(3)]
+    assert made.estimate(rows, None) == [1.0, -1.0, 0.0]
+    assert made.by_token(np.array([1.0, -2.0]), 0.0).tolist() == [1.0, -2.0]
 
 
 def test_the_rate_of_refused_right_answers_is_learnt_from_appeals() -> None:

@@ -1,0 +1,101 @@
+"""R2-OPD (reward-aligned): a teacher's reward by token, more of it where its sign is the verdict's, of the same sum.
+
+    d_t   log T(y_t) - log mu(y_t), mu the policy that sampled;   z = 1 for a right answer, -1 for a wrong one
+    g_t   sigmoid(beta z d_t / nu),   nu the median of |d| over the answer, at least 1e-8
+    A_t = Z g_t d_t,   Z so that the sum of |A| over the answer is that of |d|
+
+Tokens that a right answer shares with the teacher, and tokens of a wrong one that the teacher disowns, weigh more; no
+sign changes. beta 0 is distillation alone, and so are answers that the length limit cut. Most tokens of a language
+model have a d near 0, so nu is small, and the authors' beta of 0.001 moves what lies far from it. Use it with objective
+policy_gradient without a clip. Another method of this name drops spans by their progress (arXiv 2608.19408) and is not
+offered. Source: arXiv 2609.35517 (notes on its text, which give these equations; no code is public).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import Field
+
+from opd.errors import ConfigError
+from opd.wire.types import PayloadSpec
+from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
+from student.scoring.needs import TEACHER, Needs, SignalNeed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from student.data.outcome import Outcome
+    from student.data.row import Row
+    from student.recipe import Recipe
+
+_LEAST = 1e-8
+
+
+class R2OpdSettings(AdvantageSettings):
+    """Settings of R2-OPD."""
+
+    beta: float = Field(1e-3, ge=0, description="How sharply tokens are told apart.")
+    threshold: float = Field(0.5, description="Least reward of a right answer.")
+
+
+class R2Opd(Advantage):
+    """The estimator; see the module for the formula. Metric moved: the share of the sum of |d| that changed tokens."""
+
+    settings_type = R2OpdSettings
+    settings: R2OpdSettings
+    evidence = "abstract"
+    equal_groups = "learns"
+    refines = reads_behaviour = True
+
+    def __init__(self, settings: R2OpdSettings) -> None:
+        super().__init__(settings)
+        # Right and wrong do not change as long as the threshold lies between them.
+        self.shift_free = self.scale_free = "group"
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a gate that is the same everywhere.
+
+        Raises:
+            ConfigError: with the setting to raise.
+        """
+        if not self.settings.beta:
+            raise ConfigError(
+                "advantage 'r2_opd' with beta 0 is distillation alone; raise beta, or use objective opd with payload "
+                "sampled."
+            )
+
+    def needs(self) -> Needs:
+        """The teacher's log-probs of the response tokens."""
+        return Needs(signals=(SignalNeed(TEACHER, PayloadSpec.sampled()),))
+
+    def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
+        """Z of each row; 0 for an answer that was cut, whose verdict is about the limit."""
+        self.fired = {}
+        least = self.settings.threshold
+        return [0.0 if o.truncated else 1.0 if known(o) >= least else -1.0 for o in outcomes]
+
+    def refine(self, row: Row, credit: Credit) -> Credit:
+        """[T] A of each token; 0 where it is not trained on."""
+        taught = next(scores.sampled for (role, _), scores in row.signals.items() if role == TEACHER)
+        mask, found = row.loss_mask, np.zeros(row.length)
+        gaps = np.asarray(taught, np.float64)[mask] - row.behaviour_logp[mask].astype(np.float64)
+        found[mask] = self.by_token(gaps, float(np.mean(credit)))
+        moved, whole = self.fired.get("moved", (0.0, 0.0))
+        change = float(np.abs(found[mask] - gaps).sum()) / 2.0
+        self.fired = {"moved": (moved + change, whole + float(np.abs(gaps).sum()))}
+        return found.astype(np.float32)
+
+    def by_token(self, gaps: NDArray[np.float64], sign: float) -> NDArray[np.float64]:
+        """[T] A from d and the answer's z."""
+        size = np.abs(gaps)
+        if not sign or not size.any():
+            return gaps
+        # The logistic function by tanh, which does not overflow.
+        gate = 0.5 * (1.0 + np.tanh(0.5 * self.settings.beta * sign * gaps / max(float(np.median(size)), _LEAST)))
+        mass = float((gate * size).sum())
+        # All tokens may stand against the verdict with a gate of 0: then nothing is left to share out.
+        return gate * gaps * (float(size.sum()) / mass) if mass > 0.0 else gaps
