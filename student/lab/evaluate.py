@@ -34,7 +34,7 @@ class Level:
         accuracy: of answers sampled at temperature 1, which is pass@1.
         greedy: of greedy answers.
         pass8: share of prompts with a correct answer among 8, without bias.
-        pass64: the same among 64, on a quarter of the prompts.
+        pass64: the same among 64, on a quarter of the prompts; not measured of episodes.
         modes: figures of modes by name, of the answers at temperature 1, see `student.orbit.figures`.
     """
 
@@ -121,11 +121,14 @@ def read_models(plan: ExperimentPlan) -> Levels:
 
 def _measure(recipe: Mapping[str, Any], model: Path) -> dict[str, Any]:
     prompts = int(recipe["eval"]["prompts"])
-    return {
+    found = {
         "sampled": measure_model(recipe, model, {"samples": SAMPLES}),
         "greedy": measure_model(recipe, model, {"temperature": 0.0, "samples": 1}),
-        "wide": measure_model(recipe, model, {"samples": WIDE_SAMPLES, "prompts": max(1, prompts // _WIDE_SHARE)}),
     }
+    if "episodes" in recipe["rollout"]:  # dear, and a lock that is tried 64 times is opened by luck
+        return found
+    wide = {"samples": WIDE_SAMPLES, "prompts": max(1, prompts // _WIDE_SHARE)}
+    return {**found, "wide": measure_model(recipe, model, wide)}
 
 
 def measure_model(
@@ -145,7 +148,7 @@ def measure_model(
 
 def _level(data: Mapping[str, Any]) -> Level:
     def passes(how: str, k: int) -> float:
-        return float(data[how]["pass_at"].get(str(k), [math.nan])[0])
+        return float(data.get(how, {}).get("pass_at", {}).get(str(k), [math.nan])[0])
 
     return Level(
         float(data["sampled"]["accuracy"]),

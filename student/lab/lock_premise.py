@@ -3,18 +3,19 @@
 Both are measured on two fixed sets of states: those of the problems' own paths, and those that the student reaches by
 itself at temperature 1. On each state the divergence KL(student || teacher) is exact, summed over the turn's tokens.
 How well a teacher knows the way is measured by playing: the student plays the first turns, the teacher the rest, in
-the episodes that can still be won.
+the episodes that can still be won; those that stand in a letter state then are counted once more by themselves,
+because a teacher that is lost there wins all the others.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from opd.tasks.build import build_prompts
-from opd.tasks.environments.base import ENVIRONMENT, PATH
+from opd.tasks.environments.base import ENVIRONMENT, PATH, Observation
 from opd.tasks.environments.host import make_environment
 from opd.tasks.prompt import Prompt
 from student.data.plan import EpisodePlan, PlannedRow, plan_step
@@ -22,6 +23,7 @@ from student.data.row import Row
 from student.lab.experiment import Arm, Replicate
 from student.lab.plan import ExperimentPlan
 from student.lab.premises import Measured
+from student.lab.stats import share_interval
 from student.lab.tiny.training import Examiner
 from student.recipe import Recipe
 
@@ -29,8 +31,35 @@ DEPTHS = (0, 2, 4)
 """Turns that the student plays before the teacher takes over."""
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Episodes that a teacher took over from the student.
+
+    Attributes:
+        won, count: how many it won, of all that could be won.
+        won_lost, count_lost: the same of those that stood in a letter state.
+    """
+
+    won: int
+    count: int
+    won_lost: int
+    count_lost: int
+
+    @property
+    def share(self) -> float:
+        """What it won of what could be won."""
+        return self.won / self.count if self.count else 0.0
+
+
 def measure(
-    plan: ExperimentPlan, world: int, *, teacher: str, lost: float | None = None, rise: float = 0.0, kept: float = 0.0
+    plan: ExperimentPlan,
+    world: int,
+    *,
+    teacher: str,
+    lost: float | None = None,
+    rise: float = 0.0,
+    kept: float = 0.0,
+    prompts: int | None = None,
 ) -> Measured:
     """Success of a teacher by the turn at which it takes over, and the student's divergence from it by turn.
 
@@ -42,10 +71,11 @@ def measure(
         rise: present only if the divergence on the student's states is this many times as large in the last third of
             the turns as in the first.
         kept: present only if from every depth it wins at least this share of what can be won.
+        prompts: episodes that are played; as many as in an evaluation of the plan when None.
     """
     data = plan.recipe(Arm("premise", ""), Replicate(world, plan.experiment.seeds[0]), plan.default_rate())
     recipe = Recipe.model_validate({"run": "unused", **data})
-    prompts = build_prompts(recipe.prompts, seed=world).prompts("heldout", recipe.eval.prompts)
+    chosen = build_prompts(recipe.prompts, seed=world).prompts("heldout", prompts or recipe.eval.prompts)
 
     def open_model(name: str) -> Examiner:
         path = plan.models[world].model(name).path
@@ -53,13 +83,13 @@ def measure(
         return Examiner(path, longest=limit, seed=world, episodes=recipe.rollout.episodes)
 
     with closing(open_model(plan.experiment.student)) as student, closing(open_model(teacher)) as judge:
-        gold = student.play([_with(row, replay=row.prompt.extra[PATH], given=True) for row in _planned(prompts)])
-        own = student.play(_planned(prompts))
+        gold = student.play([_with(row, replay=row.prompt.extra[PATH], given=True) for row in _planned(chosen)])
+        own = student.play(_planned(chosen))
         wins = {depth: _takes_over(judge, own, depth) for depth in DEPTHS}
         by_turn = {"gold": divergence_by_turn(student, judge, gold), "own": divergence_by_turn(student, judge, own)}
     third = max(1, len(by_turn["own"]) // 3)
     ratio = float(np.mean(by_turn["own"][-third:]) / np.mean(by_turn["own"][:third]))
-    shares = [share for share, _ in wins.values()]
+    shares = [taken.share for taken in wins.values()]
     present = (lost is None or shares[-1] <= lost) and ratio >= rise and min(shares) >= kept
     return Measured(present, _words(teacher, wins, by_turn, ratio))
 
@@ -80,8 +110,8 @@ def divergence_by_turn(student: Examiner, teacher: Examiner, rows: Sequence[Row]
     return [float(np.mean(found[turn])) for turn in sorted(found)]
 
 
-def _takes_over(teacher: Examiner, rows: Sequence[Row], depth: int) -> tuple[float, int]:
-    """The share won of the episodes that can be won when `depth` of their turns are played, and how many these are."""
+def _takes_over(teacher: Examiner, rows: Sequence[Row], depth: int) -> Taken:
+    """What a teacher wins of the episodes that can be won when `depth` of their turns are played."""
     decode = teacher.tokenizer.decode
     begun = [
         (row.prompt, [str(decode(row.response_ids[a:b], skip_special_tokens=True)) for a, b in row.turns[:depth]])
@@ -90,17 +120,25 @@ def _takes_over(teacher: Examiner, rows: Sequence[Row], depth: int) -> tuple[flo
     alive = [(prompt, actions) for prompt, actions in begun if winnable(prompt, actions)]
     planned = _planned([prompt for prompt, _ in alive])
     played = teacher.play([_with(row, replay=actions) for row, (_, actions) in zip(planned, alive, strict=True)])
-    return (float(np.mean([row.tags["ended"] == "success" for row in played])) if played else 0.0), len(played)
+    won = [row.tags["ended"] == "success" for row in played]
+    lost = [bool(_standing(prompt, actions).info["lost"]) for prompt, actions in alive]
+    return Taken(sum(won), len(won), sum(w for w, at in zip(won, lost, strict=True) if at), sum(lost))
 
 
 def winnable(prompt: Prompt, actions: Sequence[str]) -> bool:
     """Whether perfect play still opens the lock after these actions, which have not ended the episode."""
+    seen = _standing(prompt, actions)
+    needed = len(prompt.extra["program"]) - seen.info["place"] + int(seen.info["lost"])
+    return not seen.done and needed <= prompt.extra[ENVIRONMENT]["options"]["turns"] - len(actions)
+
+
+def _standing(prompt: Prompt, actions: Sequence[str]) -> Observation:
+    """What the lock shows after these actions."""
     world = make_environment(dict(prompt.extra[ENVIRONMENT]))
     seen = world.reset(prompt, 0)
     for action in actions:
         seen = world.step(action)
-    needed = len(prompt.extra["program"]) - seen.info["place"] + int(seen.info["lost"])
-    return not seen.done and needed <= prompt.extra[ENVIRONMENT]["options"]["turns"] - len(actions)
+    return seen
 
 
 def _planned(prompts: Sequence[Prompt]) -> list[PlannedRow]:
@@ -111,12 +149,21 @@ def _with(row: PlannedRow, *, replay: Sequence[str], given: bool = False) -> Pla
     return replace(row, episode=EpisodePlan(replay=tuple(replay), given=given))
 
 
-def _words(
-    teacher: str, wins: Mapping[int, tuple[float, int]], by_turn: Mapping[str, Sequence[float]], ratio: float
-) -> str:
-    won = ", ".join(f"{share:.2f} of {count} after {depth} turns" for depth, (share, count) in wins.items())
+def _words(teacher: str, wins: Mapping[int, Taken], by_turn: Mapping[str, Sequence[float]], ratio: float) -> str:
+    won = ", ".join(
+        f"{_share(taken.won, taken.count)} after {depth} turns"
+        + (f" ({_share(taken.won_lost, taken.count_lost)} in letter states)" if taken.count_lost else "")
+        for depth, taken in wins.items()
+    )
     lines = "; ".join(
         f"nats by turn on {name} states " + " ".join(f"{value:.2f}" for value in values)
         for name, values in by_turn.items()
     )
     return f"{teacher} wins {won} of the student; {lines}; last third over first, own: {ratio:.1f}"
+
+
+def _share(won: int, count: int) -> str:
+    if not count:
+        return "none of 0"
+    low, high = share_interval(won, count)
+    return f"{won / count:.2f} [{low:.2f}, {high:.2f}] of {count}"

@@ -54,11 +54,11 @@ def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAM
         data = read_results(find_plan(experiment, root, form)) if experiment in started else None
         arms = [arm for arm in data["arms"] if len(arm["seeds"]) == len(data["replicates"])] if data else []
         if data is not None and arms:
-            data = {**data, "arms": arms}
-            write_whole(target, json.dumps(_rounded(data), indent=1) + "\n")
-            plot_experiment(data, experiment.title, plot)
+            write_whole(target, json.dumps(_rounded({**data, "arms": arms}), indent=1) + "\n")
+            plot_experiment({**data, "arms": arms}, experiment.title, plot)
             written += [target, plot]
-        elif (earlier := _read(target, form)) is not None:
+        # The page is computed from the files alone, so that no digit of a section moves when another is reported.
+        if (earlier := _read(target, form)) is not None:
             data = earlier
         else:
             if data is not None:

@@ -40,6 +40,16 @@ def t_interval(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half, len(data))
 
 
+def share_interval(hits: int, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of `count` independent cases, of which `hits` are counted.
+
+    Raises:
+        ValueError: without a case, or with more hits than cases.
+    """
+    found = stats.binomtest(hits, count).proportion_ci(LEVEL, method="wilson")
+    return float(found.low), float(found.high)
+
+
 def paired_ratio(tops: Sequence[float], bottoms: Sequence[float]) -> Interval:
     """Geometric mean of the paired ratios top / bottom with its t interval; all values positive and finite.
 

@@ -4,12 +4,15 @@ from functools import partial
 from typing import Any
 
 from student.lab.experiment import Arm, Claim, Experiment, Fires, Premise
-from student.lab.experiments.common import QUICK, RATES, recipe
+from student.lab.experiments.common import QUICK, recipe
 
-_DIGITS, _TURNS = 8, 12
-_STEPS, _ROWS = 150, 64
+_DIGITS, _TURNS = 6, 11
+_STEPS, _ROWS = 40, 32
 _RAMP = 0.6
 """Share of an arm's turns that is spent before its depth is the greatest."""
+_LOOKS = 6
+"""Evaluations of a run."""
+_SWEEP = (5e-4, 1.5e-3, 5e-3)
 _EXACT = {"name": "opd", "payload": "gather", "k": 64}
 
 
@@ -21,7 +24,7 @@ def _curriculum(deepest: int) -> dict[str, Any]:
 
 
 def _lasting(steps: int) -> dict[str, Any]:
-    return {"train.steps": steps, "eval.every": max(1, steps // 10)}
+    return {"train.steps": steps, "eval.every": max(1, steps // _LOOKS)}
 
 
 def _tcod(order: str, deepest: int, **more: Any) -> dict[str, Any]:
@@ -41,7 +44,7 @@ _CUT = (Fires("turns", "<", float(_DIGITS)),)
 _WISE = {"teachers.default": "wise"}
 
 ARMS = (
-    Arm("vanilla", "OPD on whole episodes", _WHOLE, RATES),
+    Arm("vanilla", "OPD on whole episodes", _WHOLE, _SWEEP),
     Arm("f2b", "TCOD, first turns first", _tcod("f2b", _TURNS), same_rate_as="vanilla", fires=_CUT),
     Arm("b2f", "TCOD, last turns first", _tcod("b2f", _DIGITS), same_rate_as="vanilla", fires=_CUT),
     Arm(
@@ -52,13 +55,9 @@ ARMS = (
         fires=_CUT,
     ),
     Arm(
-        "fixed_2",
-        "a fixed horizon of a quarter of the digits",
-        _fixed(_DIGITS // 4),
-        same_rate_as="vanilla",
-        fires=_CUT,
+        "fixed_2", "a fixed horizon of a third of the digits", _fixed(_DIGITS // 3), same_rate_as="vanilla", fires=_CUT
     ),
-    Arm("fixed_4", "a fixed horizon of half of the digits", _fixed(_DIGITS // 2), same_rate_as="vanilla", fires=_CUT),
+    Arm("fixed_3", "a fixed horizon of half the digits", _fixed(_DIGITS // 2), same_rate_as="vanilla", fires=_CUT),
     Arm(
         "turnopd",
         "TurnOPD",
@@ -92,13 +91,13 @@ ARMS = (
         "sft",
         "SFT on the problems' paths, which are what both teachers play where they play without a slip",
         {"objective": [{"name": "sft"}], "methods": [{"name": "expert_rows", "share": 1.0, "source": "path"}]},
-        RATES,
+        _SWEEP,
     ),
     Arm(
         "grpo",
         "GRPO on success, groups of 8",
         {"objective": [{"name": "grpo"}], "rollout.prompts_per_step": _ROWS // 8, "rollout.samples_per_prompt": 8},
-        (1.5e-4, 5e-4, 1.5e-3),
+        _SWEEP,
     ),
     Arm(
         "f2b_sequence",
@@ -107,7 +106,7 @@ ARMS = (
         same_rate_as="vanilla",
         fires=_CUT,
     ),
-    Arm("vanilla_wise", "OPD on whole episodes, wise teacher", {**_WHOLE, **_WISE}, RATES),
+    Arm("vanilla_wise", "OPD on whole episodes, wise teacher", {**_WHOLE, **_WISE}, _SWEEP),
     Arm(
         "f2b_wise",
         "first turns first, wise teacher",
@@ -130,7 +129,7 @@ ARMS = (
         fires=_CUT,
     ),
     Arm(
-        "fixed_4_wise",
+        "fixed_3_wise",
         "half of the digits, wise teacher",
         {**_fixed(_DIGITS // 2), **_WISE},
         same_rate_as="vanilla_wise",
@@ -164,8 +163,8 @@ CLAIMS = (
         )
         for arm, name in _CURRICULA.items()
     ),
-    _blind("F2B wins more than a fixed horizon of a quarter", "f2b", "fixed_2"),
-    _blind("F2B wins more than a fixed horizon of a half", "f2b", "fixed_4"),
+    _blind("F2B wins more than a fixed horizon of a third of them", "f2b", "fixed_2"),
+    _blind("F2B wins more than a fixed horizon of a half", "f2b", "fixed_3"),
     _blind("F2B wins more than TurnOPD", "f2b", "turnopd"),
     _blind("F2B wins more than vanilla held near the base", "f2b", "reference_kl"),
     _blind("F2B wins more than vanilla with a quarter of gold", "f2b", "gold"),
@@ -181,7 +180,16 @@ CLAIMS = (
     ),
 )
 
-_RECIPE = recipe(steps=_STEPS, rows=_ROWS, length=46, objective=_EXACT, teachers={"reference": "base"})
+_RECIPE = recipe(
+    steps=_STEPS,
+    rows=_ROWS,
+    length=42,
+    objective=_EXACT,
+    teachers={"reference": "base"},
+    # An episode costs as much as ten answers of other worlds, and a run must not evaluate longer than it trains.
+    eval={"every": _STEPS // _LOOKS, "prompts": 96, "temperature": 1.0},
+)
+_RECIPE["train"]["warmup_steps"] = 4
 _RECIPE["rollout"]["episodes"] = {"turns": _TURNS, "turn_tokens": 2, "isolation": "none"}
 
 EXPERIMENT = Experiment(
@@ -197,7 +205,7 @@ EXPERIMENT = Experiment(
     world="lock",
     recipe=_RECIPE,
     served=("blind", "wise", "base"),
-    evaluated=("base", "blind", "wise"),
+    evaluated=("base",),
     arms=ARMS,
     claims=CLAIMS,
     worlds=(0, 1),
@@ -208,13 +216,13 @@ EXPERIMENT = Experiment(
             "after four turns of the student the blind teacher wins at most half of what can be won, and the "
             "divergence from it on the student's states rises threefold from the first third of the turns to the last",
             "student.lab.lock_premise:measure",
-            {"teacher": "blind", "lost": 0.5, "rise": 3.0},
+            {"teacher": "blind", "lost": 0.5, "rise": 3.0, "prompts": 256},
         ),
         Premise(
             "recovers",
             "wherever it takes over from the student, the wise teacher wins nine in ten of what can be won",
             "student.lab.lock_premise:measure",
-            {"teacher": "wise", "kept": 0.9},
+            {"teacher": "wise", "kept": 0.9, "prompts": 256},
         ),
     ),
     decision=(
@@ -224,6 +232,19 @@ EXPERIMENT = Experiment(
         "than vanilla under the blind teacher and not under the wise one; refuted if under neither; something else "
         "than drift is at work if under both. A curriculum stabilises if it falls less than vanilla. All arms average "
         "the loss in the same way, except the arm that repeats the released settings' confound."
+    ),
+    changes=(
+        "before any arm ran: in the first worlds (eight digits, twelve turns, a base that opened nine in ten by greedy "
+        "answers) the premise `drift` was absent: `blind` won 0.69 and 0.55 of what could be won after four turns, and "
+        "the divergence rose 3.7 and 2.3 times. From letter states it won none of 149 episodes, so it is as blind as "
+        "can be; the student slipped too seldom (right in 0.89 and 0.79 of its turns), and an early slip lost the "
+        "episode for any teacher. Hence six digits, eleven turns, 0.85 by greedy answers",
+        "before any arm ran, tried and not taken: a base that learnt at half the rate (0.57 after four turns in world "
+        "0), and one that was stopped, looked at every five steps, as soon as it opened one in five at temperature 1 "
+        "(0.28 and 0.41, but the divergence rose only 2.6 and 2.5 times). The two halves of the rule pull against each "
+        "other: a student that slips more has drifted within the first third already",
+        "before any arm ran, for its cost: 40 steps of 32 episodes instead of 150 of 64, evaluations of 96 episodes "
+        "instead of 256, no pass@64, rates around those of a short run",
     ),
     quick={**QUICK, "eval.prompts": 8, "methods.0.every": 1},
     note=(
