@@ -182,7 +182,7 @@ def test_an_experiment_runs_resumes_elsewhere_and_is_reported(
     (tmp_path / "elsewhere" / "quick" / "small").mkdir(parents=True)
     monkeypatch.setattr("student.lab.report.find_plan", lambda *_: begun)
     assert write_report(begun.root, tmp_path / "docs", form="quick", names=["small"]) == [page]
-    assert page.read_text().count("\n") == text.count("\n") and "6 of 6 runs" in page.read_text()
+    assert page.read_text() == text  # to the last digit
 
 
 def test_a_report_of_one_experiment_keeps_what_is_known_of_the_others(

@@ -1,6 +1,7 @@
 """The world of episodes: models learn paths, are measured by playing, and its premise tells the teachers apart."""
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from opd.errors import ConfigError
 from opd.tasks.build import build_prompts
 from opd.tasks.prompt import Prompt
 from student.data.plan import EpisodePlan, plan_step
+from student.lab.evaluate import grade_model, grades, read_models
 from student.lab.experiments import load_experiment
 from student.lab.lock_premise import divergence_by_turn, measure, winnable
 from student.lab.plan import ExperimentPlan
@@ -72,6 +74,15 @@ def test_only_the_teacher_that_saw_mistakes_knows_the_way_back(plan: ExperimentP
     assert blind.present and wise.present, (blind, wise)
     assert not measure(plan, 1, teacher="wise", lost=0.5).present
     assert "blind wins" in blind.numbers and "on own states" in blind.numbers
+    assert re.search(r"after 4 turns \(0\.00 \[0\.00, 0\.\d\d\] of \d+ in letter states\)", blind.numbers)
+
+
+@pytest.mark.slow
+def test_episodes_are_graded_without_the_dear_pass_at_64(plan: ExperimentPlan) -> None:
+    grade, *_ = grades(plan, 1)
+    grade_model(grade)
+    level = read_models(plan)["base"][grade.replicate]
+    assert 0 <= level.accuracy <= level.pass8 <= 1 and math.isnan(level.pass64)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from student.lab.stats import paired_ratio, t_interval
+from student.lab.stats import paired_ratio, share_interval, t_interval
 
 
 def test_three_values_have_the_interval_of_the_textbook() -> None:
@@ -32,6 +32,15 @@ def test_a_ratio_is_the_geometric_mean_of_pairs() -> None:
     found = paired_ratio([2.0, 8.0, 4.0], [1.0, 1.0, 1.0])
     assert found.mean == pytest.approx(4.0)
     assert found.high / found.mean == pytest.approx(found.mean / found.low)
+
+
+def test_a_share_has_wilsons_interval_and_is_never_certain() -> None:
+    z = stats.norm.ppf(0.975)
+    low, high = share_interval(0, 100)
+    assert low == pytest.approx(0.0, abs=1e-12) and high == pytest.approx(z**2 / (100 + z**2))
+    low, high = share_interval(42, 100)
+    middle, reach = (42 + z**2 / 2) / (100 + z**2), z * (42 * 58 / 100 + z**2 / 4) ** 0.5 / (100 + z**2)
+    assert (low, high) == pytest.approx((middle - reach, middle + reach))
 
 
 def test_unpaired_ratios_and_single_values_are_refused() -> None:
