@@ -37,21 +37,23 @@ class CodeVerifier:
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `Verifier.verify`."""
         tests = prompt.extra.get("tests")
-        if not tests:
-            return Verdict.unknown("the prompt has no column 'tests'; name it in prompts.keep_columns")
+        if isinstance(tests, str):
+            tests = json.loads(tests) if tests.lstrip().startswith("[") else tests
+        if not tests or (isinstance(tests, str) and not tests.strip()):
+            # Also an empty list of examples: nothing would fail, and every program would be right.
+            return Verdict.unknown("the prompt has no tests in column 'tests'; name it in prompts.keep_columns")
         program = find_program(completion)
-        if isinstance(tests, str) and not tests.lstrip().startswith("["):
+        if isinstance(tests, str):
             return self._verdict([run_python(program, tests, limits=self.limits)])
-        cases = json.loads(tests) if isinstance(tests, str) else tests
         found = []
-        for case in cases:
+        for case in tests:
             ran = run_python(program, stdin=str(case["input"]), limits=self.limits)
             if ran.ended is Ended.PASSED and lines_of(ran.output) != lines_of(str(case["output"])):
                 ran = Ran(Ended.FAILED, ran.output, f"expected {str(case['output'])[:80]!r}, got {ran.output[:80]!r}")
             found.append(ran)
             if ran.ended in (Ended.TIMED_OUT, Ended.KILLED):
                 break  # the others would take as long
-        return self._verdict(found, len(cases))
+        return self._verdict(found, len(tests))
 
     def _verdict(self, found: list[Ran], count: int = 1) -> Verdict:
         bad: Any = next((ran for ran in found if ran.ended is not Ended.PASSED), None)

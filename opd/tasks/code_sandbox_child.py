@@ -31,14 +31,21 @@ _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 
 
 # System calls that a program has no use for: sockets, processes, signals to others, tracing, namespaces, and the ways
 # around them. `clone` is allowed for threads alone. In the order of their numbers:
-# socket connect socketpair fork vfork execve kill ptrace pivot_root mount tkill keyctl unshare perf_event_open setns
-# process_vm_readv process_vm_writev bpf execveat userfaultfd pidfd_send_signal io_uring_setup
-_X86 = [41, 42, 53, 57, 58, 59, 62, 101, 155, 165, 200, 250, 272, 298, 308, 310, 311, 321, 322, 323, 424, 425]
-# mount pivot_root unshare ptrace kill tkill socket socketpair connect keyctl execve perf_event_open setns
-# process_vm_readv process_vm_writev bpf execveat userfaultfd pidfd_send_signal io_uring_setup (no fork, no vfork)
-_ARM = [40, 41, 97, 117, 129, 130, 198, 199, 203, 219, 221, 241, 268, 270, 271, 280, 281, 282, 424, 425]
+# socket connect socketpair fork vfork execve kill ptrace rt_sigqueueinfo pivot_root mount tkill keyctl unshare
+# rt_tgsigqueueinfo perf_event_open setns process_vm_readv process_vm_writev bpf execveat userfaultfd pidfd_send_signal
+# io_uring_setup
+_X86 = [41, 42, 53, 57, 58, 59, 62, 101, 129, 155, 165, 200, 250, 272]
+_X86 += [297, 298, 308, 310, 311, 321, 322, 323, 424, 425]
+# mount pivot_root unshare ptrace kill tkill rt_sigqueueinfo socket socketpair connect keyctl execve rt_tgsigqueueinfo
+# perf_event_open setns process_vm_readv process_vm_writev bpf execveat userfaultfd pidfd_send_signal io_uring_setup
+# (no fork, no vfork)
+_ARM = [40, 41, 97, 117, 129, 130, 138, 198, 199, 203, 219, 221, 240]
+_ARM += [241, 268, 270, 271, 280, 281, 282, 424, 425]
 # By machine: the AUDIT_ARCH of its system calls, and their numbers.
 _REFUSED = {"x86_64": (0xC000003E, _X86), "aarch64": (0xC00000B7, _ARM)}
+# Calls whose first argument is a process, allowed for this one alone (or 0, which means it): tgkill, by which Python
+# signals its own threads and abort() itself, and prlimit64, by which limits are set.
+_ON_PROCESS = {"x86_64": (234, 302), "aarch64": (131, 261)}
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3, _CLONE_THREAD = 435, 0x10000
 # What a seccomp filter returns: allow, kill the process, fail with EPERM or ENOSYS.
@@ -91,6 +98,9 @@ def close_calls() -> None:
         code += [_jump(0x35, 0x40000000, 0, 1), _return(_KILL)]  # x32: the same architecture, numbers from here on
     for number in refused:
         code += [_jump(0x15, number, 0, 1), _return(_EPERM)]
+    for number in _ON_PROCESS[machine]:
+        mine = [_jump(0x15, os.getpid(), 2, 0), _jump(0x15, 0, 1, 0), _return(_EPERM), _return(_ALLOW)]
+        code += [_jump(0x15, number, 0, 1 + len(mine)), _load(16), *mine]
     # clone3 takes its flags through a pointer, which a filter cannot follow; told ENOSYS, glibc falls back to clone.
     code += [_jump(0x15, _CLONE3, 0, 1), _return(_ENOSYS)]
     code += [_jump(0x15, _CLONE[machine], 0, 3), _load(16), _jump(0x45, _CLONE_THREAD, 1, 0), _return(_EPERM)]

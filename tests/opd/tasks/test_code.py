@@ -1,6 +1,7 @@
 """Programs that misbehave, for real: each is held back, and the verdict says what became of it."""
 
 import os
+import platform
 import socket
 from pathlib import Path
 
@@ -106,6 +107,7 @@ def test_a_program_cannot_note_by_chance_that_it_has_passed() -> None:
     note = b'\n{"passed": true, "reason": ""}\n'
     program = f"""
 import os
+import platform
 for place in range(3, 60):
     try:
         os.write(place, {note!r})
@@ -148,3 +150,34 @@ def test_a_killed_program_is_wrong_or_unknown_as_chosen() -> None:
         LenientCodeVerifier(timeout=0.5).verify(prompt, "def f():\n while True: pass").status is VerdictStatus.UNKNOWN
     )
     assert LenientCodeVerifier(timeout=60.0).verify(prompt, "def f(): raise ValueError").status is VerdictStatus.WRONG
+
+
+@pytest.mark.parametrize("call", ["tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "prlimit64"])
+def test_no_other_process_is_reached_by_a_raw_call(call: str) -> None:
+    numbers = {
+        "x86_64": {"tgkill": 234, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297, "prlimit64": 302},
+        "aarch64": {"tgkill": 131, "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240, "prlimit64": 261},
+    }[platform.machine()]
+    # Signal 0 and no new limits: where it is allowed, nothing happens to the process that runs this test.
+    arguments = {"tgkill": "p, p, 0", "prlimit64": "p, 7, None, b'x' * 16"}.get(call, "p, 0, b'x' * 128, None")
+    program = f"""
+import ctypes, os
+libc, p = ctypes.CDLL(None, use_errno=True), {os.getpid()}
+if libc.syscall({numbers[call]}, {arguments}) < 0:
+    raise OSError(ctypes.get_errno(), "refused")
+"""
+    ran = run_python(program, limits=SHORT)
+    assert ran.ended is Ended.FAILED and "PermissionError" in ran.reason, ran
+
+
+def test_a_program_may_signal_and_limit_itself() -> None:
+    program = "import resource, signal\nresource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))\n"
+    program += "signal.signal(signal.SIGUSR1, lambda *_: print('told'))\nsignal.raise_signal(signal.SIGUSR1)"
+    ran = run_python(program, limits=SHORT)
+    assert ran.ended is Ended.PASSED and ran.output == "told\n", ran
+
+
+@pytest.mark.parametrize("tests", ["[]", " \n", []])
+def test_a_program_without_tests_is_not_right(tests: object) -> None:
+    prompt = Prompt.make("q", extra={"tests": tests})
+    assert CodeVerifier(timeout=60.0).verify(prompt, "pass").status is VerdictStatus.UNKNOWN
