@@ -10,6 +10,7 @@ environment variable and stays out of recipes, hashes and messages.
 """
 
 import hashlib
+import http.client
 import json
 import os
 import tempfile
@@ -185,7 +186,7 @@ class JsonClient(CachingClient):
                 return json.loads(answer.read(_MOST_BYTES))
         except urllib.error.HTTPError as error:
             raise CallFailed(f"status {error.code}", again=error.code >= 500 or error.code == 429) from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise CallFailed(f"{type(error).__name__}: {error}"[:200], again=True) from error
 
 
@@ -197,24 +198,21 @@ class ChatClient(JsonClient):
     def __init__(self, settings: ChatSettings) -> None:
         super().__init__(settings)
 
+    def call(self, path: str, body: Mapping[str, Any]) -> Any:
+        """See `CachingClient.call`."""
+        answer = super().call(path, body)
+        # Here and not where it is read: gateways tell of an overload with status 200, and that must not be kept.
+        if _text_in(answer) is None:
+            raise CallFailed(f"it answered without a text: {str(answer)[:100]}", again=True)
+        return answer
+
     def ask(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The model's answer to a conversation.
 
         Raises:
             ChatFailed: when there is none.
         """
-        s = self.settings
-        body = {
-            "model": s.model,
-            "messages": [dict(message) for message in messages],
-            "temperature": s.temperature,
-            "max_tokens": s.max_tokens,
-        }
-        answer = self.post("/chat/completions", body)
-        try:
-            return str(answer["choices"][0]["message"]["content"] or "")
-        except (KeyError, IndexError, TypeError) as error:
-            raise ChatFailed(f"{s.endpoint} answered without a message: {str(answer)[:100]}") from error
+        return self._said("/chat/completions", {"messages": [dict(message) for message in messages]})
 
     def go_on(self, ids: Sequence[int]) -> str:
         """How the model continues token ids, as text, by the endpoint's /completions (vLLM and SGLang take ids there).
@@ -222,10 +220,22 @@ class ChatClient(JsonClient):
         Raises:
             ChatFailed: when there is no answer.
         """
+        return self._said("/completions", {"prompt": list(ids)})
+
+    def _said(self, path: str, question: Mapping[str, Any]) -> str:
         s = self.settings
-        body = {"model": s.model, "prompt": list(ids), "temperature": s.temperature, "max_tokens": s.max_tokens}
-        answer = self.post("/completions", body)
-        try:
-            return str(answer["choices"][0]["text"] or "")
-        except (KeyError, IndexError, TypeError) as error:
-            raise ChatFailed(f"{s.endpoint} answered without a text: {str(answer)[:100]}") from error
+        body = {"model": s.model, **question, "temperature": s.temperature, "max_tokens": s.max_tokens}
+        answer = self.post(path, body)
+        text = _text_in(answer)
+        if text is None:  # kept in the folder by something else
+            raise ChatFailed(f"{s.endpoint} answered without a text: {str(answer)[:100]}")
+        return text
+
+
+def _text_in(answer: Any) -> str | None:
+    """What a model wrote, in a chat or as a completion; None where the answer holds no such thing."""
+    try:
+        choice = answer["choices"][0]
+        return str((choice["message"]["content"] if "message" in choice else choice["text"]) or "")
+    except (KeyError, IndexError, TypeError):
+        return None

@@ -1,6 +1,6 @@
 """Judges of answers, as rewards and as verifiers: a chat model that grades, or a service that speaks JSON or gRPC.
 
-    chat    score = grade / best,   grade the last number of the model's answer to `question`
+    chat    score = grade / best,   grade the last number of the model's answer to `question` (8 in "8/10")
     HTTP    score = number,         POST {"prompt", "answer", "reference"} -> {"score": number or null}
     gRPC    score = number,         opd.wire.v1.JudgeService/Judge of protos/opd/wire/v1/judge.proto
 
@@ -24,7 +24,8 @@ from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 from opd.wire.channel import open_blocking_channel
 
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_GRADE = re.compile(r"((?<!\d)-?\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*\d+(?:\.\d+)?)?")
+"""A number, and not what it is out of: "8/10" and "8 out of 10" are an 8."""
 
 
 class GraderSettings(ChatSettings):
@@ -51,7 +52,7 @@ def graded(client: ChatClient, settings: GraderSettings, prompt: Prompt, answer:
         ChatFailed: when the model gave no answer.
     """
     text = filled(settings.question, prompt, answer)
-    found = _NUMBER.findall(client.ask([{"role": "user", "content": text}]))
+    found = _GRADE.findall(client.ask([{"role": "user", "content": text}]))
     return min(max(float(found[-1]), 0.0), settings.best) / settings.best if found else None
 
 

@@ -22,6 +22,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.asked: list[tuple[str, Any, str | None]] = []
         self.say: Any = lambda path, body: {"choices": [{"message": {"content": "7"}}]}
+        self.says_raw = b""  # in place of an answer
         self.release = threading.Event()
 
     @property
@@ -35,6 +36,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append((self.path, body, self.headers.get("Authorization")))
+        if self.server.says_raw:
+            self.wfile.write(self.server.says_raw)
+            return
         found = self.server.say(self.path, body)
         if found is None:  # hangs until the test is over
             self.server.release.wait(120)

@@ -3,8 +3,9 @@
     whole = mean over the constraints of  1 where satisfied, 1/2 where in part, 0 where not
 
 Constraints are a kept column of the prompts, a list or a text with one to a line. Constraints about which the judge
-gives no clear word are left out of the mean; without any the reward is unknown. Source: ACE-RL (inferred from its
-abstract: the levels and the question are ours).
+gives no clear word are left out of the mean; without any the reward is unknown. So it is where the judge fails over one
+of them: a mean over those that it happened to answer would be of other constraints in every row. Source: ACE-RL
+(inferred from its abstract: the levels and the question are ours).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from opd.errors import DataError
-from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings
+from opd.tasks.chat import ChatClient, ChatSettings
 from opd.tasks.judges import filled
 from student.rl.rewards.asked import Asked, AskedSettings
 
@@ -53,6 +54,7 @@ class Checklist(Asked):
 
         Raises:
             DataError: for a prompt without constraints.
+            ChatFailed: when the judge gave no answer.
         """
         found = prompt.extra.get(self.settings.column)
         constraints = found.splitlines() if isinstance(found, str) else list(found or [])
@@ -61,14 +63,12 @@ class Checklist(Asked):
                 f"{prompt.name} has no column {self.settings.column!r}, which reward checklist reads its constraints "
                 "from; name it in prompts.keep_columns."
             )
-        levels = [level for constraint in constraints if (level := self._level(prompt, answer, str(constraint))) >= 0]
-        return sum(levels) / len(levels) if levels else None
+        levels = [self._level(prompt, answer, str(constraint)) for constraint in constraints]
+        clear = [level for level in levels if level is not None]
+        return sum(clear) / len(clear) if clear else None
 
-    def _level(self, prompt: Prompt, answer: str, constraint: str) -> float:
-        """How far a constraint is satisfied; -1 where that is not known."""
+    def _level(self, prompt: Prompt, answer: str, constraint: str) -> float | None:
+        """How far a constraint is satisfied; None where the judge gives no clear word."""
         text = filled(self.settings.question, prompt, answer, constraint=constraint)
-        try:
-            words = _WORD.findall(self.client.ask([{"role": "user", "content": text}]))
-        except ChatFailed:
-            return -1.0
-        return _LEVELS[words[-1].lower()] if words else -1.0
+        words = _WORD.findall(self.client.ask([{"role": "user", "content": text}]))
+        return _LEVELS[words[-1].lower()] if words else None

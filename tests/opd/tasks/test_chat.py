@@ -51,16 +51,26 @@ def test_equal_questions_are_asked_once_also_by_another_run(server: Server, tmp_
     assert client(server, cache=str(tmp_path)).ask(QUESTION) == "7"
 
 
-@pytest.mark.parametrize(("say", "calls"), [(500, 2), (429, 2), (404, 1), ("not json", 2), ({"choices": []}, 1)])
+@pytest.mark.parametrize(("say", "calls"), [(500, 2), (429, 2), (404, 1), ("not json", 2), ({"choices": []}, 2)])
 def test_a_failure_is_told_and_not_kept(server: Server, say: Any, calls: int) -> None:
     server.say = lambda path, body: say
     made = client(server)
     with pytest.raises(ChatFailed, match=r"127\.0\.0\.1"):
         made.ask(QUESTION)
     assert len(server.asked) == calls
-    if say != {"choices": []}:
-        server.say = lambda path, body: {"choices": [{"message": {"content": "now"}}]}
-        assert made.ask(QUESTION) == "now"
+    server.say = lambda path, body: {"choices": [{"message": {"content": "now"}}]}
+    assert made.ask(QUESTION) == "now"
+
+
+def test_an_answer_that_breaks_the_protocol_is_a_failure_too(server: Server) -> None:
+    server.says_raw = b"nonsense\r\n\r\n"
+    made = client(server)
+    with pytest.raises(ChatFailed, match="BadStatusLine"):
+        made.ask(QUESTION)
+    assert len(server.asked) == 2
+    server.says_raw = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\n{"  # cut off in mid answer
+    with pytest.raises(ChatFailed, match="IncompleteRead"):
+        made.ask(QUESTION)
 
 
 def test_a_service_that_hangs_or_is_away_is_given_up(server: Server) -> None:
@@ -82,10 +92,11 @@ PROMPT = Prompt.make("1+1=", answer="2", extra={"constraints": ["short", "polite
 
 
 def test_a_judge_grades_and_what_it_does_not_say_is_unknown(server: Server) -> None:
-    texts = iter(["It is good. Grade: 8", "no idea", "12", "-3"])
+    texts = iter(["It is good. Grade: 8", "no idea", "12", "-3", "8/10", "I give it 6.5 out of 10.", "between 3-4"])
     server.say = lambda path, body: {"choices": [{"message": {"content": next(texts)}}]}
     made = reward(server, "judge")
-    assert [made.value(PROMPT, f"answer {i} {{reference}}") for i in range(4)] == [0.8, None, 1.0, 0.0]
+    wanted = [0.8, None, 1.0, 0.0, 0.8, 0.65, 0.4]
+    assert [made.value(PROMPT, f"answer {i} {{reference}}") for i in range(7)] == wanted
     asked = server.asked[0][1]["messages"][0]["content"]
     assert "1+1=" in asked and "answer 0 {reference}" in asked and "Reference:\n2" in asked
 
@@ -102,10 +113,9 @@ def test_a_judge_that_is_down_leaves_rows_unknown_and_counts_them(
         made, rows = reward(server, name), [Row(), Row()]
         made.reward(rows, None)
         assert [row.reward for row in rows] == [None, None] and made.fired["unknown"] == (2.0, 2.0)
-    # Why is said, once by each of those that ask a single question.
-    assert (
-        caplog.text.count("is unknown for an answer: http://127.0.0.1") == 2 and "judge/unknown counts" in caplog.text
-    )
+    for name in ("judge", "http_judge", "checklist"):  # why is said, once by each
+        assert caplog.text.count(f"reward {name} is unknown for an answer: http://127.0.0.1") == 1
+    assert "judge/unknown counts" in caplog.text
 
 
 def test_any_service_can_score(server: Server) -> None:
@@ -126,6 +136,9 @@ def test_a_checklist_is_the_mean_over_what_the_judge_tells(server: Server) -> No
     assert made.value(PROMPT, "2") == pytest.approx(0.5)
     with pytest.raises(DataError, match="keep_columns"):
         made.value(Prompt.make("q"), "2")
+    server.say = lambda path, body: 500 if "verse" in asked(body) else say(path, body)
+    with pytest.raises(ChatFailed):  # and not a mean over the constraints that it happened to answer
+        made.value(PROMPT, "3")
 
 
 def test_appeals_note_what_a_judge_says_of_refused_answers_and_change_no_reward(server: Server) -> None:
