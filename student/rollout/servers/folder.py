@@ -11,10 +11,11 @@ own, and says so by the known row. A folder appears whole, under its name, or no
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from student.learning.ranks import Ranks
 _KEPT = 2
 """The weights of now, and those before, which a server goes back to when it cannot load the new ones."""
 _FORM = {"format": "pt"}
+_LOCK = re.compile(r"[0-9a-f]{16}\.lock")
 
 
 class WeightsFolder:
@@ -119,12 +121,18 @@ class WeightsFolder:
         self._held[label] += times
 
     def close(self) -> None:
-        """Remove what was written."""
+        """Remove what was written, and the folder with the last of it where it holds nothing else."""
         for name in self._written:
             shutil.rmtree(self.root / name, ignore_errors=True)
         self._written = []
-        if self.root.exists() and not any(path.is_dir() for path in self.root.iterdir()):
-            shutil.rmtree(self.root, ignore_errors=True)
+        # Not the whole tree: the folder is the user's to name, and may hold other things. Another rank may be faster.
+        with suppress(OSError):
+            left = list(self.root.iterdir())
+            if not any(path.is_dir() for path in left):
+                for lock in left:
+                    if _LOCK.fullmatch(lock.name):
+                        lock.unlink(missing_ok=True)
+                self.root.rmdir()
 
     def _forget_but(self, label: str, *, remove: bool = True) -> None:
         """Take note of weights that are there now, and remove those that no server has to be given any more."""

@@ -1,12 +1,14 @@
 """One rollout server: whether it answers, and the weights that it holds."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock
 
 from opd.errors import RolloutEngineError
 from student.rollout.servers.dialect import Answer, Ask, Dialect, Facts
-from student.rollout.servers.http import Connection, LostError
+from student.rollout.servers.http import Connection, LostError, RefusedError
 from student.rollout.servers.settings import ServersSettings
 
 
@@ -47,8 +49,14 @@ class Server:
             connection.close()
 
     def generate(self, connection: Connection, ask: Ask) -> Answer:
-        """See `Dialect.generate`."""
-        return self._dialect.generate(connection, ask, adapters=self._adapters)
+        """See `Dialect.generate`.
+
+        Raises:
+            LostError: when it does not answer, or is broken.
+            RefusedError: when it refuses the row.
+        """
+        with _broken_is_lost():
+            return self._dialect.generate(connection, ask, adapters=self._adapters)
 
     def update(self, folder: Path, label: str, lock: FileLock) -> bool:
         """Have the server hold the weights in `folder`; returns whether it had to load them.
@@ -61,7 +69,8 @@ class Server:
         connection = self.connect(self._settings.sync_seconds)
         try:
             with lock:
-                held = self._dialect.holds(connection, adapters=self._adapters)
+                with _broken_is_lost():
+                    held = self._dialect.holds(connection, adapters=self._adapters)
                 if new := label not in held:
                     self._load(connection, folder, label, held)
             self._good, self.label, self.lost = (folder, label), label, ""
@@ -71,8 +80,14 @@ class Server:
 
     def _load(self, connection: Connection, folder: Path, label: str, held: frozenset[str]) -> None:
         if self._adapters:
+            # Adapters of other runs on the same server are not this one's to take out.
             mine = {self._good[1]} if self._good else set()
-            self._dialect.load_adapter(connection, folder, label, held & mine)
+            try:
+                self._dialect.load_adapter(connection, folder, label, held & mine)
+            except RolloutEngineError as error:
+                raise NotLoadedError(
+                    f"rollout server {self.url} did not take adapters {label}: {str(error).rstrip('.')}."
+                ) from error
             return
         try:
             self._dialect.load(connection, folder, label)
@@ -87,3 +102,14 @@ class Server:
             raise NotLoadedError(
                 f"rollout server {self.url} did not take weights {label}: {error}; {state}."
             ) from error
+
+
+@contextmanager
+def _broken_is_lost() -> Iterator[None]:
+    """A server whose engine has died answers 500 until it ends; what is wrong with a request itself is a 4xx."""
+    try:
+        yield
+    except RefusedError as error:
+        if error.code < 500:
+            raise
+        raise LostError(str(error)) from error

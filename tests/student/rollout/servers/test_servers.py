@@ -1,6 +1,7 @@
 """Rollout servers: what a run does when one dies, loads half of its weights, or holds others; by a stand-in."""
 
 import dataclasses
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,26 @@ def test_when_all_servers_are_lost_the_run_waits_for_one_gives_it_the_weights_an
     assert len(told) == len(wanted) and later[0].version == engine._label
     counts = engine.take()
     assert counts["engine/weights_loaded"] == 2 and counts["engine/rows_reissued"] >= 1
+
+
+def test_a_server_whose_engine_died_costs_no_row(start: Any, open_engine: Any) -> None:
+    steady, broken = start(), start()
+    engine = open_engine(steady, broken)
+    sync(engine)
+    wanted = ids(engine.sample(plan()))
+    answer, died = broken.answer, threading.Event()
+
+    def fails(path: str, body: Any) -> tuple[int, Any]:
+        if path != "/generate":
+            return answer(path, body)
+        died.set()
+        return 500, {"error": "EngineCore encountered an issue."}
+
+    broken.answer, steady.gate = fails, died  # it must have had rows before the other has done them all
+    engine.take()
+    assert ids(engine.sample(plan())) == wanted
+    assert engine.take()["engine/rows_reissued"] >= 1
+    assert [server.lost != "" for server in engine._servers] == [False, True]
 
 
 def test_rows_that_no_server_survives_end_the_run(start: Any, open_engine: Any) -> None:
@@ -186,6 +207,14 @@ def test_older_weights_on_disk_go_and_all_of_them_in_the_end(start: Any, open_en
     assert not engine._folder.root.exists()
 
 
+def test_a_folder_with_other_things_in_it_is_left_with_them(start: Any, open_engine: Any, tmp_path: Path) -> None:
+    engine = open_engine(start(), folder=str(tmp_path))
+    (tmp_path / "notes.txt").write_text("mine")
+    sync(engine)
+    engine.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
 def test_weights_that_ranks_write_a_file_each_are_those_that_one_writes(open_engine: Any, start: Any) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -244,6 +273,11 @@ def test_of_a_lora_student_adapters_alone_travel_and_old_ones_go(start: Any, ope
                 parameter.mul_(1.1)
     sync(engine, 2)
     assert list(server.adapters) == [engine._label] and "/update_weights_from_disk" not in dict(server.asked)
+    other = start()
+    other._load_lora_adapter = lambda body: (400, {"error": "too many adapters"})
+    both = open_engine(server, other, model=model)
+    sync(both, 2)  # the one that refuses them is left out
+    assert [one.label for one in both._servers] == [engine._label, None]
     merged = open_engine(start(), model=model, merge_adapters=True)
     sync(merged, 2)
     assert ids(merged.sample(plan())) == ids(engine.sample(plan())) != ids(rows)
