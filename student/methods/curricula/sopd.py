@@ -30,6 +30,8 @@ from student.data.row import Row, RowKey
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from student.controllers import Services
     from student.learning.terms import Term
     from student.recipe import Recipe
@@ -57,7 +59,6 @@ class Sopd(Controller):
         super().__init__(settings)
         self._client = ChatClient(settings.teacher)
         self._tokenizer: Any = None
-        self._told = (0.0, 0.0)
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse objectives that do not learn from given rows, or want scores of them.
@@ -82,19 +83,28 @@ class Sopd(Controller):
         places = [(row, turn) for row in rows if row.on_policy and row.trained for turn in range(len(row.turns))]
         longest = self.settings.trained_under
         places = [(r, k) for r, k in places if not longest or len(r.prompt_ids) + r.turns[k][0] <= longest]
+        histories = [np.concatenate([row.prompt_ids, row.response_ids[: row.turns[k][0]]]) for row, k in places]
         with ThreadPoolExecutor(self.settings.workers) as threads:
-            found = [one for one in threads.map(lambda place: self._turn(*place), places) if one is not None]
+            texts = list(threads.map(self._written, histories))
+        # Encoded here and not in the threads: a fast tokenizer may not be used by two at once.
+        turns = [
+            self._turn(row, k, history, text)
+            for (row, k), history, text in zip(places, histories, texts, strict=True)
+            if text is not None
+        ]
         for row in rows:
             row.notes["teacher_asked"] = float(sum(one is row for one, _ in places))
-        return [*rows, *found]
+        return [*rows, *(turn for turn in turns if turn is not None)]
 
-    def _turn(self, row: Row, turn: int) -> Row | None:
-        start, _ = row.turns[turn]
-        history = np.concatenate([row.prompt_ids, row.response_ids[:start]])
+    def _written(self, history: NDArray[np.uint32]) -> str | None:
+        """The teacher's turn as text; None where it gave none in time."""
         try:
-            text = self._client.go_on(history.tolist())
+            return self._client.go_on(history.tolist())
         except ChatFailed:
             return None
+
+    def _turn(self, row: Row, turn: int, history: NDArray[np.uint32], text: str) -> Row | None:
+        """The teacher's turn as a row of its own; None for an empty one."""
         ids = [int(i) for i in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
         own = self._tokenizer.eos_token_id
         end = answer_end(row.prompt, self._tokenizer, frozenset() if own is None else frozenset({int(own)}))

@@ -189,9 +189,9 @@ class GeneralisedOpd(Term):
         """One call per distinct lambda; they add up because each masks out the rows of the others."""
         loss = None
         metrics: dict[str, Any] = {}
-        per_position = batch.of_rows(scales)
         for scale in sorted(set(scales)):
-            mask = batch.mask & (per_position == scale)
+            # Compared row by row in float64: two lambdas that are one in float32 would each count the other's rows too.
+            mask = batch.mask & batch.of_rows([own == scale for own in scales])
             result = self._exact_at(batch, scale, mask)
             loss = result.total if loss is None else loss + result.total
             found = divergence_metrics("reverse_kl_to_target", result, batch, mask)

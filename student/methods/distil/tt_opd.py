@@ -92,7 +92,8 @@ class TtOpd(TokenSelection):
         """The divergence per position, nats; metrics tt_hinted (share of rows), tt_cut (of tokens) and tt_flipped."""
         output = super().token_losses(batch)
         rows, s = batch.rows, self.settings
-        failed = [s.flip_failed and (reward_of(row) or 0.0) < s.success for row in rows]
+        # Where the reward is unknown the episode has not failed: nothing is known that the flip could punish.
+        failed = [s.flip_failed and (reward := reward_of(row)) is not None and reward < s.success for row in rows]
         cut = [int((row.loss_mask & ~self.within(row)).sum()) for row in rows]
         metrics: dict[str, Any] = {
             "tt_hinted": (float(sum(map(self._hinted, rows))), float(len(rows))),

@@ -75,6 +75,8 @@ class Advantage:
         shift_free: over which rewards, if binary, adding a constant changes nothing, so that a reward that is constant
             there has no effect; "" for none.
         scale_free: the same of a positive factor, up to an epsilon.
+        sees_threshold: whether `shift_free` and `scale_free` hold only while every reward stays on its side of a
+            threshold, so that what moves the rewards of a group across it does have an effect.
         constant: whether it is the reward less a constant, which alone makes it what it is.
         fired: what the last `estimate` did, as metrics (sum, count).
     """
@@ -93,6 +95,7 @@ class Advantage:
     off_policy: ClassVar[bool] = False
     sums_token_rewards: ClassVar[bool] = False
     constant: ClassVar[bool] = False
+    sees_threshold: ClassVar[bool] = False
     recomputes: bool = False
     reads_behaviour: bool = False
 

@@ -43,7 +43,7 @@ class Drpo(Advantage):
     settings: DrpoSettings
     evidence = "text and code"
     least_group = 2
-    of_response = reads_behaviour = True
+    of_response = reads_behaviour = sees_threshold = True
 
     def __init__(self, settings: DrpoSettings) -> None:
         super().__init__(settings)

@@ -36,6 +36,7 @@ class Signed(GroupEstimator):
     settings: SignedSettings
     evidence = "text and code"
     equal_groups = "learns"
+    sees_threshold = True
 
     def __init__(self, settings: SignedSettings) -> None:
         super().__init__(settings)

@@ -6,7 +6,8 @@ share is the part of the group's votes for the answer of row i, H the entropy of
 number of different ones; the second term is 0 for m = 1. Rows without an answer vote for nothing and have no reward.
 
 H is one number for a whole group, so any advantage that takes the group's mean off cancels it: such a recipe is
-refused, and with `diversity: 0` only the majority counts. Sources: the authors' code (github Akshit21112002/TTRV).
+refused, and with `diversity: 0` only the majority counts. Advantages `signed` and `drpo` take no mean off: there H
+moves a group's answers across their threshold. Sources: the authors' code (github Akshit21112002/TTRV).
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class Ttrv(Reward):
             raise ConfigError("reward ttrv lets the answers to a prompt vote; raise rollout.samples_per_prompt.")
         for term in terms:
             chain = getattr(term, "chain", None)
-            if self.settings.diversity and chain is not None and chain.shift_free == "group":
+            if not self.settings.diversity or chain is None or chain.first.sees_threshold:
+                continue
+            if chain.shift_free == "group":
                 raise ConfigError(
                     "the entropy in reward ttrv is the same for a whole group, so that advantage "
                     f"{chain.first.settings.name!r} of term {term.settings.name!r} cancels it; set diversity to 0, or "

@@ -1,5 +1,6 @@
 """The algebra of G-OPD, in float64, against gradients derived by hand."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -144,6 +145,17 @@ def test_lambda_moves_linearly_with_the_step_of_the_row(toy: Any) -> None:
         row.key = type(row.key)(step, row.key.uid, 0)
         seen.append(term.reward_scale(row))
     assert seen == pytest.approx([1.0, 1.25, 1.5, 1.5])
+
+
+def test_lambdas_that_differ_by_less_than_float32_count_each_row_once(toy: Any) -> None:
+    def total(near: float) -> Any:
+        (term,) = build_terms([{"name": "gopd", "payload": "hidden", "domain_reward_scale": {"a": 1.3, "b": near}}])
+        made = toy()
+        for row, domain in zip(made.rows, "abab", strict=True):
+            row.prompt = dataclasses.replace(row.prompt, domain=domain)
+        return term.token_losses(made.batch()).total
+
+    torch.testing.assert_close(total(1.3 + 1e-12), total(1.3), rtol=1e-6, atol=1e-9)
 
 
 def logs(*values: float) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
+from opd.tasks.verdict import Verdict
 from student.controllers import StepReport
 from student.methods.distil.tt_opd import TtOpd
 from student.plugins import build_terms
@@ -44,6 +45,15 @@ def test_the_divergence_of_failed_episodes_is_raised_and_that_of_others_lowered(
     torch.testing.assert_close(flipped.loss, torch.where(right, plain.loss, -plain.loss))
     assert flipped.metrics["tt_flipped"] == (2.0, 4.0) and "tt_flipped" not in plain.metrics
     assert term().settings.weight == 4.0 and term().settings.role == "ema"
+
+
+def test_an_episode_whose_reward_is_unknown_has_not_failed(toy: Any) -> None:
+    made = toy()
+    for row in made.rows:
+        row.verdict = Verdict.unknown("nobody could be asked")
+    plain, flipped = (term(flip_failed=flip).token_losses(made.batch()) for flip in (False, True))
+    torch.testing.assert_close(flipped.loss, plain.loss)
+    assert flipped.metrics["tt_flipped"] == (0.0, 4.0)
 
 
 def test_hints_and_tokens_beyond_the_first_turns_are_counted(toy: Any) -> None:
