@@ -18,7 +18,7 @@ help: ## list the verbs
 
 setup: $(STAMP) ## make the environment
 
-$(STAMP): pyproject.toml constraints.txt scripts/setup.sh
+$(STAMP): pyproject.toml constraints.txt scripts/environment.sh scripts/setup.sh
 	@bash scripts/setup.sh $(VENV) $(PYTHON)
 	@touch $(STAMP)
 
@@ -35,7 +35,7 @@ gpu: ## where there is a GPU: kernels, engines and the main job on it, then the 
 oldest: .venv-oldest/.installed ## the CPU suite with the oldest versions that pyproject.toml admits, in its own environment
 	.venv-oldest/bin/python -m pytest -n 3 --dist worksteal
 
-.venv-oldest/.installed: pyproject.toml scripts/oldest.sh
+.venv-oldest/.installed: pyproject.toml scripts/environment.sh scripts/oldest.sh
 	@bash scripts/oldest.sh .venv-oldest $(PYTHON)
 	@touch $@
 
@@ -49,20 +49,23 @@ engines: .venv-vllm/.installed ## the engines of teachers and students, and whol
 	.venv-vllm/bin/python -m pytest tests/student/rollout -m engine -rs
 	.venv-vllm/bin/python -m pytest tests/end_to_end/test_vllm.py tests/end_to_end/test_servers.py -m engine -rs
 
-.venv-vllm/.installed: pyproject.toml constraints.txt scripts/engines.sh
+.venv-vllm/.installed: pyproject.toml constraints.txt scripts/environment.sh scripts/engines.sh
 	@bash scripts/engines.sh .venv-vllm $(PYTHON)
 	@touch $@
 
 oracles: .venv-oracles/.installed ## our mathematics against TRL's and Liger's, in their own environment
 	.venv-oracles/bin/python -m pytest tests/opd/maths/test_oracles.py tests/student/rl/losses/test_oracles.py -rs
 
-.venv-oracles/.installed: pyproject.toml constraints.txt scripts/oracles.sh
+.venv-oracles/.installed: pyproject.toml constraints.txt scripts/environment.sh scripts/oracles.sh
 	@bash scripts/oracles.sh .venv-oracles $(PYTHON)
 	@touch $@
 
-quantized: $(STAMP) ## bases in 4 bits and moments in 8, with bitsandbytes, which it installs (pip)
-	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[quantized]'
+quantized: $(VENV)/.quantized ## bases in 4 bits and moments in 8, with bitsandbytes, which it adds to the environment
 	$(BIN)/python -m pytest tests/student/learning/test_quantized.py tests/end_to_end/test_quantized.py -rs
+
+$(VENV)/.quantized: $(STAMP) scripts/environment.sh scripts/quantized.sh
+	@bash scripts/quantized.sh $(VENV) $(PYTHON)
+	@touch $@
 
 estimators: $(STAMP) ## write docs/estimators.md, every figure by enumeration, about a minute
 	$(BIN)/python benchmarks/estimators.py docs/estimators.md
@@ -70,7 +73,7 @@ estimators: $(STAMP) ## write docs/estimators.md, every figure by enumeration, a
 envs: .venv-envs/.installed ## games of TextWorld, made offline, played and trained in, in their own environment
 	.venv-envs/bin/python -m pytest tests/end_to_end/test_textworld.py -rsP
 
-.venv-envs/.installed: pyproject.toml constraints.txt scripts/envs.sh
+.venv-envs/.installed: pyproject.toml constraints.txt scripts/environment.sh scripts/envs.sh
 	@bash scripts/envs.sh .venv-envs $(PYTHON)
 	@touch $@
 
@@ -113,7 +116,7 @@ $(PROMETHEUS):
 trackers: .venv-trackers/.installed ## TensorBoard, Trackio, Weights & Biases and MLflow get what a run writes, in their own environment
 	.venv-trackers/bin/python -m pytest tests/student/run/test_trackers.py -rs
 
-.venv-trackers/.installed: pyproject.toml constraints.txt scripts/trackers.sh
+.venv-trackers/.installed: pyproject.toml constraints.txt scripts/environment.sh scripts/trackers.sh
 	@bash scripts/trackers.sh .venv-trackers $(PYTHON)
 	@touch $@
 

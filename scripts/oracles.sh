@@ -1,21 +1,7 @@
 #!/usr/bin/env bash
-# Makes the environment VENV with PYTHON that holds the projects we compare our mathematics with, TRL and Liger.
-# torch first: the CPU build that constraints.txt pins must not be replaced by what they ask for.
-set -euo pipefail
-venv=$1 python=$2
+# oracles.sh VENV PYTHON: an environment with the projects that we compare our mathematics with, TRL and Liger.
+source "$(dirname "$0")/environment.sh"
 peers=('trl==1.16.0' 'liger-kernel==0.8.5')
-# The peers have bounds of their own for most of what constraints.txt pins.
-core=$(mktemp)
-trap 'rm -f "$core"' EXIT
-grep -E '^(torch|transformers|accelerate|grpcio[a-z-]*)==' constraints.txt >"$core"
-project=(-c "$core" -e . pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis beartype cryptography)
-if command -v uv >/dev/null 2>&1; then
-    [ -x "$venv/bin/python" ] || uv venv --quiet --python "$python" "$venv"
-    export UV_FIND_LINKS=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}
-    uv pip install --quiet --python "$venv/bin/python" -c "$core" torch
-    uv pip install --quiet --python "$venv/bin/python" "${project[@]}" "${peers[@]}"
-else
-    [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-    "$venv/bin/python" -m pip install --quiet -c "$core" torch
-    "$venv/bin/python" -m pip install --quiet "${project[@]}" "${peers[@]}"
-fi
+pin
+install -c "$pins" torch # first: what they ask for must not replace the CPU build
+install -c "$pins" -e . "${tests[@]}" "${peers[@]}"
