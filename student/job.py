@@ -1,7 +1,7 @@
 """A job: everything a run needs, built and checked from a recipe before the first step."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +10,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from google.protobuf.json_format import MessageToDict
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from opd.errors import ConfigError
 from opd.fleet.source import ScoreSource
@@ -18,7 +20,7 @@ from opd.wire.v1 import teacher_pb2 as pb
 from student.controllers import Controller, Workbench
 from student.data.cursor import PromptCursor
 from student.learning.learner import Learner
-from student.learning.model import Student, Weights, load_student
+from student.learning.model import Student, load_student
 from student.learning.objective import Objective
 from student.learning.rank_watch import RankWatch
 from student.learning.ranks import Ranks, make_accelerator
@@ -33,12 +35,14 @@ from student.rollout.engine import (
     CopyEngine,
     EngineSetup,
     OnRow,
+    PackedWeights,
     PolicySampler,
     RolloutEngine,
     RolloutEngineSettings,
     Shards,
 )
 from student.rollout.episodes import EpisodePlayer
+from student.rollout.gate import Gate
 from student.rollout.mismatch import Mismatch
 from student.rollout.spec import RolloutSpec
 from student.rollout.strategy import Strategy
@@ -69,6 +73,7 @@ class Job:
     strategy: Strategy
     sampler: PolicySampler
     ahead: Ahead | None
+    asks_ahead: bool
     mismatch: Mismatch
     scorer: Scorer
     local: LocalModels
@@ -93,7 +98,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     accelerator = _accelerator(recipe, stack)
     watch = RankWatch(Ranks(accelerator))
     stack.push(watch.leave)
-    student = _student(recipe, found.weights, accelerator, stack)
+    student, twin = _student(recipe, found, accelerator, stack)
     scorers = _scorers(recipe, found, student, accelerator, stack)
     scorer, local = scorers.make(plugins.needs), scorers.local
     learner = _learner(recipe, plugins, student, accelerator, tokenizer, scorer)
@@ -103,7 +108,9 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     shards = Shards(student, learner.ranks, str(recipe.run.absolute())) if learner.sharded else None
     setup = EngineSetup(student.lm, tokenizer, spec, found.weights.base, found.weights.revision, shards)
     sampler = _sampler(recipe, plugins, setup, learner, stack)
-    ahead = _ahead(recipe, plugins, setup, sampler, learner, scorer.submit, stack)
+    asks_ahead = plugins.rewards.reads_signals or not plugins.strategy.judges
+    on_row = scorer.submit if asks_ahead else scorer.verify
+    ahead = _ahead(recipe, plugins, setup, sampler, learner, local, twin, on_row, stack)
     cursor = PromptCursor(found.source)
     services = LoopServices(
         recipe,
@@ -133,6 +140,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         strategy=plugins.strategy,
         sampler=sampler,
         ahead=ahead,
+        asks_ahead=asks_ahead,
         mismatch=Mismatch(plugins.engine.settings, local, learner.ranks, accelerator.autocast, services.costs),
         scorer=scorer,
         local=local,
@@ -204,7 +212,11 @@ def _scorers(recipe: Recipe, found: Prepared, student: Student, accelerator: Acc
     return _Scorers(recipe, found, verification, accelerator.device, local)
 
 
-def _student(recipe: Recipe, weights: Weights, accelerator: Accelerator, stack: ExitStack) -> Student:
+def _student(
+    recipe: Recipe, found: Prepared, accelerator: Accelerator, stack: ExitStack
+) -> tuple[Student, PreTrainedModel | None]:
+    """The student, and where it is sharded and samples beside learning, a whole copy that does so."""
+    weights = found.weights
     student = load_student(
         weights.base,
         dtype=recipe.model.dtype,
@@ -214,9 +226,12 @@ def _student(recipe: Recipe, weights: Weights, accelerator: Accelerator, stack: 
         lora=recipe.model.lora,
         adapter=weights.adapter,
     )
+    twin = None
     if recipe.train.sharding == "fsdp":
+        if recipe.train.max_staleness and not found.plugins.engine.holds_weights:
+            twin = copy_of(student.lm)
         stack.callback(shard(student, accelerator.device, half=accelerator.mixed_precision == "bf16"))
-    return student
+    return student, twin
 
 
 def _learner(
@@ -266,6 +281,8 @@ def _ahead(
     setup: EngineSetup,
     sampler: PolicySampler,
     learner: Learner,
+    local: LocalModels,
+    twin: PreTrainedModel | None,
     on_row: OnRow,
     stack: ExitStack,
 ) -> Ahead | None:
@@ -276,14 +293,31 @@ def _ahead(
     own: RolloutEngine | None = None
     if not plugins.engine.holds_weights:
         own = CopyEngine(RolloutEngineSettings(name="copy"))
-        own.open(replace(setup, model=copy_of(setup.model), tokenizer=tokenizer))
+        model = (twin or copy_of(setup.model)).to(learner.accelerator.device)
+        own.open(replace(setup, model=model, tokenizer=tokenizer, shards=None))
+    sampler.beside = own is None
 
     def lend() -> AbstractContextManager[RolloutEngine]:
         return sampler.lend() if own is None else nullcontext(own)
 
     player = EpisodePlayer(recipe.rollout.episodes, tokenizer, setup.spec)
     stack.callback(player.close)
-    ahead = Ahead(recipe.train.max_staleness, recipe.train.steps, learner, lend, player, on_row)
+
+    def pack(weights: Mapping[str, Tensor], version: int) -> PackedWeights:
+        with local.holding(weights):
+            return sampler.pack(version)
+
+    packs, shares = learner.sharded and plugins.engine.takes_shards, plugins.engine.shared and learner.ranks.count > 1
+    ahead = Ahead(
+        recipe.train.max_staleness,
+        recipe.train.steps,
+        learner,
+        lend,
+        player,
+        on_row,
+        pack if packs else None,
+        Gate(learner.ranks) if shares else None,
+    )
     stack.callback(ahead.close)
     return ahead
 

@@ -356,7 +356,9 @@ class _Run:
     def _rollouts(self, step: int, clock: StageClock) -> Rollouts:
         """What the strategy of this step may ask."""
         stages = StepStages(self.job, step, clock, self.interrupts.poll)
-        return Rollouts(stages, lambda prompts: self._plan(step, prompts), self.job.cursor, self.ranks)
+        rollouts = Rollouts(stages, lambda prompts: self._plan(step, prompts), self.job.cursor, self.ranks)
+        stages.any = rollouts.any
+        return rollouts
 
     def _save_now_and_then(self, clock: StageClock) -> None:
         last = self.state.steps == self.recipe.train.steps

@@ -178,10 +178,11 @@ def _check_staleness(
         ConfigError: naming it and why.
     """
     steps = recipe.train.max_staleness
-    if steps and recipe.train.sharding != "none":
+    if steps and recipe.train.sharding != "none" and engine.takes_shards and not engine.packs:
         raise ConfigError(
-            f"train.max_staleness is {steps}, which samples from a whole copy of the student, but train.sharding is "
-            f"{recipe.train.sharding}; set one of them back to 0 or none."
+            f"train.max_staleness is {steps}, and rollout.engine {engine.settings.name} takes the weights of a sharded "
+            f"student from all ranks at once, which a thread beside learning cannot; set train.max_staleness: 0, "
+            "rollout.engine to {name: transformers} or servers, or train.sharding: none."
         )
     parts: list[Term | Controller | Strategy] = [*terms, *controllers, strategy] if steps else []
     for part in parts:

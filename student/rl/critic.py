@@ -9,7 +9,9 @@ first `warm_up` steps only the critic learns, and no update is made; from step `
 `features: initial` reads those of the first weights, which never move. Several heads take the least value (a double
 critic). It has no backbone of its own, so it costs one forward pass of the rows and cannot bend the features to
 its needs; Tulu 3 and ArCHer train one. Heads are fitted where the last update of a step has been made,
-before anything may interrupt it. Sources: GAE, arXiv 1506.02438; the shared backbone is ours.
+before anything may interrupt it. Rows that were sampled ahead (`train.max_staleness`) are valued with the student's
+features of now, and their returns are those of the policy that sampled: values lag as the rows do. Sources: GAE, arXiv
+1506.02438; the shared backbone is ours.
 """
 
 from __future__ import annotations
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from student.controllers import Services
-    from student.data.plan import StepPlan
     from student.data.row import Row
     from student.learning.terms import Term
     from student.learning.updates import Update
@@ -55,11 +56,11 @@ class CriticSettings(ControllerSettings):
 
 
 class Critic(Controller):
-    """The method; see the module. Its state is heads, moments and how often they were moved."""
+    """The method; see the module. Its state is heads, moments, how often they were moved, and the step."""
 
     settings_type = CriticSettings
     settings: CriticSettings
-    why_not_stale = "it values rows with features that it keeps from one hook of a step to the next"
+    why_not_stale = ""
     evidence: ClassVar[str] = "text"
 
     def __init__(self, settings: CriticSettings) -> None:
@@ -128,11 +129,6 @@ class Critic(Controller):
             row.values = self.value(features)
         return rows
 
-    def plan(self, plan: StepPlan) -> StepPlan:
-        """Remember the step, which a rank without rows must know too."""
-        self._now = plan.step
-        return plan
-
     def updates(self, updates: Iterable[Update], services: Services) -> Iterable[Update]:
         """None in the warm-up; after the last one the heads are fitted."""
         if self._now >= self.settings.warm_up:
@@ -153,6 +149,7 @@ class Critic(Controller):
     def after_update(self, step: int, services: Services) -> dict[str, float]:
         """Metrics critic_warm_up, critic_loss and critic_explained (share of variance) of the fit."""
         found, self._fitted = self._fitted, {}
+        self._now = step + 1
         return found
 
     def _fit(self, services: Services) -> dict[str, float]:
@@ -213,12 +210,19 @@ class Critic(Controller):
 
     def state_dict(self) -> dict[str, Any]:
         """Heads, moments, how often they were moved, and what is to be told of the last fit."""
-        return {"heads": self.heads, "moments": self.moments, "moved": self.moved, "fitted": self._fitted}
+        return {
+            "heads": self.heads,
+            "moments": self.moments,
+            "moved": self.moved,
+            "fitted": self._fitted,
+            "now": self._now,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore them."""
         self.heads, self.moments, self.moved = state["heads"], state["moments"], int(state["moved"])
         self._fitted = dict(state["fitted"])
+        self._now = int(state["now"])
 
 
 def _predict(heads: NDArray[np.float64], features: NDArray[Any]) -> NDArray[np.float64]:

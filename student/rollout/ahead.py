@@ -11,12 +11,13 @@ are sampled with, and a resumed run samples them again.
 
 The thread does nothing but sample and submit: planning, waiting for scores, rewards and all that ranks tell each other
 stay in the learner's thread. Costs k + 1 copies of the trained tensors in host memory, and where the engine has no
-weights of its own (`RolloutEngine.holds_weights`) one on the device.
+weights of its own (`RolloutEngine.holds_weights`) one on the device. Of a sharded student each rank keeps copies of its
+shards, where the engine gathers them itself (`takes_shards`): it takes them when a step is launched.
 """
 
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -31,11 +32,15 @@ from student.data.plan import PlannedRow, StepPlan
 from student.data.plan_state import plan_from_state, plan_to_state
 from student.data.row import Row
 from student.learning.learner import Learner
-from student.rollout.engine import OnRow, RolloutEngine, sample_or_play
+from student.learning.sharding import full, placed
+from student.rollout.engine import OnRow, PackedWeights, RolloutEngine, sample_or_play
 from student.rollout.episodes import EpisodePlayer
+from student.rollout.gate import Gate
 
 _POLL_SECONDS = 0.5
 Lend = Callable[[], AbstractContextManager[RolloutEngine]]
+Pack = Callable[[Mapping[str, Tensor], int], PackedWeights]
+"""Has the engine take weights, which have seen so many steps, from all ranks together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +85,27 @@ class Ahead:
         lend: gives the engine, which holds weights of its own, for the time of a step.
         player: plays the rows that are episodes; nothing else uses it.
         on_row: called in the thread with each row as soon as it is finished.
+        pack: where shards are kept, and the engine takes them in the loop's thread; None where whole tensors are.
+        gate: has all ranks sample a step at the same time; None where each may go on by itself.
     """
 
     def __init__(
-        self, staleness: int, steps: int, learner: Learner, lend: Lend, player: EpisodePlayer, on_row: OnRow
+        self,
+        staleness: int,
+        steps: int,
+        learner: Learner,
+        lend: Lend,
+        player: EpisodePlayer,
+        on_row: OnRow,
+        pack: Pack | None = None,
+        gate: Gate | None = None,
     ) -> None:
         self._staleness, self._steps = staleness, steps
         self._learner, self._lend, self._player, self._on_row = learner, lend, player, on_row
+        self._pack, self._gate = pack, gate
+        self._packed: dict[int, PackedWeights] = {}  # by version
         self._under_way: dict[int, _UnderWay] = {}
-        self._weights: dict[int, dict[str, Tensor]] = {}  # by version, on the host
+        self._weights: dict[int, dict[str, Tensor]] = {}  # by version, on the host unless they are shards
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="sample-ahead")
         self._threads = torch.get_num_threads()
         device = learner.accelerator.device
@@ -117,19 +134,20 @@ class Ahead:
         version = self._under_way[step].version
         return version, self._weights[version]
 
-    def take(self, step: int, planned: tuple[PlannedRow, ...], poll: Callable[[], None]) -> Sampled:
+    def take(self, step: int, planned: Sequence[PlannedRow], poll: Callable[[], None]) -> Sampled:
         """Wait for the rows of a step.
 
         Args:
             step: one that was launched.
-            planned: this rank's share of its plan, as the strategy asks for it.
+            planned: what the strategy asks for first: this rank's share of its plan, and further rows.
             poll: called about twice a second; may raise to give up.
 
         Raises:
             OpdError: what ended the sampling of the step.
         """
         # Sampled k steps ago, by the plan of then: a strategy that asks for other rows now must not get those.
-        if planned != self._share(self.plan(step)):
+        asked = {row.key: row for row in planned}
+        if any(asked.get(row.key) != row for row in self._share(self.plan(step))):
             raise RuntimeError(f"the rows that were sampled ahead for step {step} are not the ones asked for.")
         future = self._under_way[step].found
         while not wait([future], timeout=_POLL_SECONDS).done:
@@ -141,6 +159,8 @@ class Ahead:
         self._under_way = {step: one for step, one in self._under_way.items() if step >= steps}
         needed = {one.version for one in self._under_way.values()}
         self._weights = {version: tensors for version, tensors in self._weights.items() if version in needed}
+        for version in self._packed.keys() - needed:
+            self._packed.pop(version).drop()
 
     def close(self) -> None:
         """Give up what is being sampled, at the end of its next row, and wait for the thread."""
@@ -165,10 +185,14 @@ class Ahead:
             tensors = state["weights"].get(str(version)) if version != steps else self._snapshot(steps)
             if tensors is None or set(tensors) != names:
                 raise CheckpointError(f"the weights after {version} steps in the checkpoint are of another student.")
-            self._weights[version] = tensors
-            self._start(plan_from_state(one["plan"]), version, tensors)
+            here = dict(self._learner.named_parameters())
+            keep = placed if self._pack is not None else _whole  # they may have been saved by ranks without shards
+            self._weights[version] = {name: keep(tensor, here[name]) for name, tensor in tensors.items()}
+            self._start(plan_from_state(one["plan"]), version, self._weights[version])
 
     def _start(self, plan: StepPlan, version: int, weights: dict[str, Tensor]) -> None:
+        if self._pack is not None and version not in self._packed:
+            self._packed[version] = self._pack(weights, version)
         found = self._pool.submit(self._sample, self._share(plan), version, weights)
         self._under_way[plan.step] = _UnderWay(plan, version, found)
 
@@ -177,7 +201,9 @@ class Ahead:
         return plan.shard(ranks.index, ranks.count).rows
 
     def _snapshot(self, version: int) -> dict[str, Tensor]:
-        """A copy of the trained tensors on the host, one for all steps that are launched with it."""
+        """A copy of the trained tensors on the host, or of this rank's shards, for all steps launched with it."""
+        if version not in self._weights and self._pack is not None:
+            self._weights[version] = {name: p.detach().clone() for name, p in self._learner.named_parameters()}
         if version not in self._weights:
             parameters = self._learner.whole_parameters()
             self._weights[version] = {name: p.detach().to("cpu", copy=True) for name, p in parameters}
@@ -196,11 +222,22 @@ class Ahead:
             sent.append(time.monotonic())
             self._on_row(row)
 
+        if self._gate is not None:
+            self._gate.wait(lambda: self._closing)
         with torch.cuda.stream(self._stream), self._lend() as engine:
-            engine.sync(weights.items(), version)
+            if version in self._packed:
+                self._packed[version].load()
+            else:
+                engine.sync(weights.items(), version)
             rows = sample_or_play(engine, self._player, planned, on_row=finished)
+        if self._gate is not None:
+            self._gate.done()
         self._free = time.monotonic()
         return Sampled(rows, begin, sent[0] if sent else self._free, self._free, idle)
+
+
+def _whole(tensor: Tensor, like: Tensor) -> Tensor:
+    return full(tensor)
 
 
 def copy_of(model: PreTrainedModel) -> PreTrainedModel:

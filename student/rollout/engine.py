@@ -142,6 +142,8 @@ class RolloutEngine:
     """Whether sampling takes memory of the student's device."""
     takes_shards: ClassVar[bool] = False
     """Whether `sync` and `pack` gather the weights of a sharded student themselves; others are given whole tensors."""
+    packs: ClassVar[bool] = False
+    """Whether it has `pack`, without which a sharded student's rows are not sampled ahead where it `takes_shards`."""
     shared: ClassVar[bool] = False
     """Whether all ranks sample from one copy of the weights: beside learning none replaces it before all have their
     rows."""
@@ -291,11 +293,13 @@ class PolicySampler:
 
     Attributes:
         version: steps that the weights have seen; the loop sets it through `moved`.
+        beside: whether `lend` is used, by all ranks; they then all call `sample` equally often.
     """
 
     def __init__(self, engine: RolloutEngine, learner: Learner, player: EpisodePlayer) -> None:
         self._engine, self._learner, self._player = engine, learner, player
         self.version = 0
+        self.beside = False
         self._synced: tuple[int, int] | None = None
         self._exposed = False
         self._lock = threading.RLock()
@@ -315,6 +319,9 @@ class PolicySampler:
         # Both: the version counts steps, of which one may make several updates.
         present = (self.version, self._learner.updates)
         with self._lock:
+            if self.beside and self._engine.shared:
+                # A thread of another rank may still sample with other weights, for which its lock is held.
+                self._learner.ranks.gather(None)
             if self._exposed or self._synced != present:
                 self._engine.sync(self._parameters(), self.version)
                 self._synced = present
@@ -326,9 +333,9 @@ class PolicySampler:
             finally:
                 self._engine.rest()
 
-    def pack(self) -> PackedWeights:
-        """See `RolloutEngine.pack`: the weights as they are now."""
-        return self._engine.pack(self._parameters(), self.version)
+    def pack(self, version: int) -> PackedWeights:
+        """See `RolloutEngine.pack`: the weights that the student has now."""
+        return self._engine.pack(self._parameters(), version)
 
     def _parameters(self) -> Iterator[tuple[str, Tensor]]:
         learner = self._learner

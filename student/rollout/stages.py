@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from opd.tasks.encode import encode_prompt
 from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow
-from student.data.row import Row
+from student.data.row import Row, RowKey
 from student.job import Job
 from student.rl.rewards.rounds import StepRewards
 from student.rollout.ahead import Ahead
@@ -21,18 +21,35 @@ class StepStages:
         step: the step.
         clock: takes the time of each stage.
         poll: called between rows and while waiting; may raise to give up.
+
+    Attributes:
+        any: whether any rank says so, in step with what the strategy asks of other ranks.
     """
 
     def __init__(self, job: Job, step: int, clock: StageClock, poll: Callable[[], None]) -> None:
         self._job, self._step, self._clock, self._poll = job, step, clock, poll
         self._asked: float | None = None  # when the first row was sent to the models
+        self.any: Callable[[bool], bool] = bool
+        self._taken = False  # the rows that were sampled ahead
         self._rewards = StepRewards(job.rewards, job.services)
         self.judges_first = not job.rewards.reads_signals
 
     def sample(self, planned: Sequence[PlannedRow], *, ask: bool) -> list[Row]:
-        """See `RolloutStages.sample`."""
-        if self._job.ahead is not None:
-            return self._sampled_ahead(self._job.ahead, planned) if planned else []
+        """See `RolloutStages.sample`; beside learning, the step's plan has been sampled already, further rows not."""
+        ahead = self._job.ahead
+        if ahead is None:
+            return self._sampled_now(planned, ask=ask)
+        found: dict[RowKey, Row] = {}
+        if not self._taken:
+            self._taken = True
+            found = {row.key: row for row in self._sampled_ahead(ahead, planned, ask=ask)}
+        rest = [row for row in planned if row.key not in found]
+        # Together, because ranks may share the engine, or the weights that it gets.
+        if self.any(bool(rest)):
+            found |= {row.key: row for row in self._sampled_now(rest, ask=ask)}
+        return [found[row.key] for row in planned]
+
+    def _sampled_now(self, planned: Sequence[PlannedRow], *, ask: bool) -> list[Row]:
         begin = self._job.scorer.submit if ask else self._job.scorer.verify
 
         def on_row(row: Row) -> None:
@@ -43,10 +60,14 @@ class StepStages:
         with self._clock.stage("rollout"):
             return self._job.sampler.sample(planned, on_row=on_row)
 
-    def _sampled_ahead(self, ahead: Ahead, planned: Sequence[PlannedRow]) -> list[Row]:
+    def _sampled_ahead(self, ahead: Ahead, planned: Sequence[PlannedRow], *, ask: bool) -> list[Row]:
         """Rows that have been sampled and sent already, or are being sampled."""
         with self._clock.stage("wait_rollout"):
-            found = ahead.take(self._step, tuple(planned), self._poll)
+            found = ahead.take(self._step, planned, self._poll)
+        if ask and not self._job.asks_ahead:
+            self.ask(found.rows)
+        if not found.rows:
+            return []
         self._asked = found.sent
         self._clock.beside = {"rollout_seconds": found.end - found.begin, "sampler_idle_seconds": found.idle}
         self._clock.draw("sampler", "rollout", found.begin, found.end)

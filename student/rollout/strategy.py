@@ -79,8 +79,11 @@ class Strategy:
     """Base of strategies; subclasses implement `run`."""
 
     settings_type: ClassVar[type[StrategySettings]] = StrategySettings
-    why_not_stale: ClassVar[str] = "it decides by the outcomes of the step's rows, which are sampled steps ahead"
-    """Why it cannot work with `train.max_staleness`, a clause; "" where it samples the plan as it is, once."""
+    why_not_stale: ClassVar[str] = "it does not say that its first round is the whole plan as it is"
+    """Why it cannot work with `train.max_staleness`, a clause; "" where its first round asks for every row of its share
+    of the plan, as it is: these were sampled steps ahead. Further rows are sampled with the weights of now."""
+    judges: ClassVar[bool] = False
+    """Whether it calls `Rollouts.judge`: models are then not asked about rows as soon as they are sampled."""
 
     gives_rows: ClassVar[bool] = False
     """Whether it gives rows that the student sampled in another step, or under another prompt than they train."""

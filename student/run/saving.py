@@ -242,7 +242,7 @@ class Saver:
             if (trainer / "local.json").exists():
                 job.local.load_state_dict(load_state(trainer, "local", mesh))
             if job.ahead is not None:
-                job.ahead.load_state_dict(load_state(trainer, "ahead"), int(state["steps"]))
+                job.ahead.load_state_dict(load_state(trainer, "ahead", mesh), int(state["steps"]))
             job.learner.objective.load_state_dict(state["objective"])
             job.strategy.load_state_dict(state["strategy"])
             job.cursor.position = int(state["prompts"])

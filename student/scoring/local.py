@@ -318,7 +318,7 @@ class LocalModels:
 
 def _put(parameter: Tensor, value: Tensor) -> None:
     if isinstance(parameter, DTensor):
-        parameter.copy_(value)
+        parameter.copy_(placed(value, parameter))
     else:
         parameter.data = value.to(parameter.device, parameter.dtype)
 

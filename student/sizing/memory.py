@@ -109,7 +109,7 @@ def memory_of(
         **_copies(recipe, shape, needs.local | _asked_by_name(recipe), gpu=gpu, ranks=ranks),
     }
     here = slots(recipe, ranks)
-    fixed, decoding = _engine_parts(recipe, shape, here, sharded=sharded)
+    fixed, decoding = _engine_parts(recipe, shape, here, sharded=sharded, gpu=gpu)
     return Memory(
         always={**{name: size / parts for name, size in always.items()}, **fixed},
         learning=_learning(recipe, shape, gpu=gpu, ranks=ranks),
@@ -120,24 +120,34 @@ def memory_of(
     )
 
 
+_SAMPLED_WITH = "weights that steps are sampled with"
+
+
 def _copies(recipe: Recipe, shape: ModelShape, named: Collection[str], *, gpu: bool, ranks: int) -> dict[str, float]:
     """Bytes of weights that are kept beside the student's own, by what they are for."""
     methods = {str(method.get("name")) for method in recipe.methods}
-    lag = recipe.train.max_staleness
-    # On a CPU the sampling copy is one of those that are kept on the host.
-    sampled_with = (0 if _engine(recipe).holds_weights else 1) if gpu else lag + 1
     found = {
         "copy for the reference initial": shape.trained_bytes if INITIAL in named and recipe.model.lora is None else 0,
         "moving average": shape.trained * 4 if EMA in named else 0,
         "copies of effopd": 2 * shape.trained_bytes if "effopd" in methods else 0,
         "copy of adwin's probe": shape.weight_bytes + shape.trained_bytes if "adwin" in methods and ranks == 1 else 0,
-        "weights that steps are sampled with": shape.trained_bytes * sampled_with if lag else 0,
     }
+    if recipe.train.sharding == "none" or _engine(recipe).takes_shards:
+        found[_SAMPLED_WITH] = shape.trained_bytes * _kept_versions(recipe, gpu=gpu)
     return {name: size for name, size in found.items() if size}
 
 
+def _kept_versions(recipe: Recipe, *, gpu: bool) -> int:
+    """Copies of the trained tensors on the device, or of a rank's shards of them, that steps are sampled with."""
+    lag, engine = recipe.train.max_staleness, _engine(recipe)
+    # On a CPU the sampling copy is one of those that are kept on the host. Shards are kept where they are.
+    if not gpu or (recipe.train.sharding != "none" and engine.takes_shards):
+        return lag + 1 if lag else 0
+    return int(bool(lag) and not engine.holds_weights)
+
+
 def _engine_parts(
-    recipe: Recipe, shape: ModelShape, slots: int, *, sharded: bool
+    recipe: Recipe, shape: ModelShape, slots: int, *, sharded: bool, gpu: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
     """What sampling takes always, and what it takes while it decodes."""
     rollout, engine = recipe.rollout, _engine(recipe)
@@ -152,7 +162,10 @@ def _engine_parts(
         return {}, {}
     longest = settled(rollout.max_prompt_tokens + rollout.max_new_tokens)
     gathered = shape.total * shape.width if sharded and not engine.holds_weights else 0
-    return {}, {
+    lagging = recipe.train.max_staleness and sharded and not engine.takes_shards
+    frozen = shape.weight_bytes - shape.trained_bytes
+    whole = shape.trained_bytes * _kept_versions(recipe, gpu=gpu) + frozen if lagging else 0
+    return {_SAMPLED_WITH: whole} if whole else {}, {
         "all weights gathered": gathered,
         CASTS: shape.cast_bytes,
         WIDENED: shape.widened,

@@ -195,6 +195,11 @@ def test_a_run_that_is_stopped_goes_on_to_the_weights_of_a_calm_one(
     assert records(recipe) == records(calm_recipe)
 
 
+HALVES: dict[str, Any] = {
+    "prompts": {"task": "student_plugins:Halves", "options": {"digits": 2}},
+    "objective": [{"name": "grpo"}],
+}
+ROUNDS: dict[str, Any] = {"prompts_per_step": 3, "samples_per_prompt": 4}
 KINDS: dict[str, dict[str, Any]] = {
     "gather": {},
     "adapters": {"model": {"lora": {"rank": 4}}},
@@ -204,6 +209,13 @@ KINDS: dict[str, dict[str, Any]] = {
         "objective": [{"name": "opd", "payload": "hidden"}, {"name": "grpo"}],
         "rollout": {"samples_per_prompt": 2},
         "train": {"minibatches": 2},
+    },
+    "further-rounds": {**HALVES, "rollout": ROUNDS | {"strategy": {"name": "dynamic_sampling", "draw": "missing"}}},
+    "further-answers": {
+        **HALVES,
+        "rollout": ROUNDS | {"strategy": {"name": "reinforce_ada", "rounds": 2}},
+        "objective": [{"name": "opd", "k": 8, "importance_cap": 2.0}, {"name": "ppo"}],
+        "methods": [{"name": "critic", "warm_up": 1}],
     },
     "episodes": {
         "prompts": {"task": "lock", "options": {"digits": 3, "turns": 5}},
@@ -228,6 +240,10 @@ def test_a_run_that_is_killed_goes_on_from_its_checkpoints_to_the_same_weights(
     train(recipe)
     folder = recipe.run / "checkpoints"
     calm, lines = hashes(folder / "step-000005"), records(recipe)
+    if kind.startswith("further"):  # with the weights of now, beside those that were sampled ahead
+        assert any(line["rollout_rounds"] > 1 and 0 < line["staleness"] < 2 for line in lines[2:])
+    if kind == "further-answers":
+        assert [line["critic_warm_up"] for line in lines] == [1, 0, 0, 0, 0]
     assert "trainer/ahead.safetensors" in hashes(folder / "step-000002")
     for left in (4, 1) if kind == "gather" else (2,):  # a kill leaves what was written, of which the newest is taken
         for step in range(left + 1, 6):
@@ -245,7 +261,7 @@ def test_a_checkpoint_of_a_run_that_was_to_have_another_lag_is_refused(overlappe
 
 
 @pytest.mark.slow
-def test_two_ranks_sample_ahead_like_one_and_resume_alike(
+def test_two_ranks_whole_or_sharded_sample_ahead_like_one_and_resume_alike(
     overlapped: Callable[..., Recipe],
     tmp_path: Path,
     two_ranks: Callable[..., None],
@@ -253,15 +269,19 @@ def test_two_ranks_sample_ahead_like_one_and_resume_alike(
 ) -> None:
     changes = {"rollout": {"prompts_per_step": 3, "samples_per_prompt": 2}, "train": {"micro_batch_tokens": 64}}
     one, two = (overlapped(run=str(tmp_path / name), **changes) for name in ("one", "two"))
+    changes["train"]["sharding"] = "fsdp"
+    sharded = overlapped(run=str(tmp_path / "sharded"), **changes)
     train(one)
-    two_ranks(two)
-    for mine, theirs in zip(records(one), records(two), strict=True):
-        assert theirs["staleness"] == mine["staleness"]
-        for name in ("loss/opd", "reverse_kl", "importance_weight", "grad_norm", "response_tokens"):
-            assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), name
-    last = two.run / "checkpoints" / "step-000005"
-    calm = hashes(last)
-    for step in (3, 4, 5):
-        shutil.rmtree(two.run / "checkpoints" / f"step-{step:06d}")
-    two_ranks(two, "--resume")
-    assert hashes(last) == calm and np.isfinite(records(two)[-1]["reverse_kl"])
+    two_ranks(two, sharded)
+    for many in (two, sharded):
+        for mine, theirs in zip(records(one), records(many), strict=True):
+            assert theirs["staleness"] == mine["staleness"]
+            for name in ("loss/opd", "reverse_kl", "importance_weight", "grad_norm", "response_tokens"):
+                assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), name
+    calm = [hashes(many.run / "checkpoints" / "step-000005" / "model") for many in (two, sharded)]
+    for many in (two, sharded):
+        for step in (3, 4, 5):
+            shutil.rmtree(many.run / "checkpoints" / f"step-{step:06d}")
+    two_ranks(two, sharded)  # runs that exist are resumed
+    assert [hashes(many.run / "checkpoints" / "step-000005" / "model") for many in (two, sharded)] == calm
+    assert np.isfinite(records(two)[-1]["reverse_kl"])

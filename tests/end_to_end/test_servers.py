@@ -77,10 +77,10 @@ def test_two_ranks_whole_or_sharded_share_a_server_which_loads_each_version_once
     """A sharded run is the unsharded one, and adapters travel alone or merged."""
     whole = recipe(make_recipe, engine, 0, "whole")
 
-    def sharded(name: str, lora: LoraSettings | None = None, *, merged: bool = False) -> Recipe:
+    def sharded(name: str, lora: LoraSettings | None = None, *, merged: bool = False, staleness: int = 0) -> Recipe:
         changes = {
             "run": whole.run.with_name(name),
-            "train": whole.train.model_copy(update={"sharding": "fsdp"}),
+            "train": whole.train.model_copy(update={"sharding": "fsdp", "max_staleness": staleness}),
             "rollout": whole.rollout.model_copy(update={"engine": {**whole.rollout.engine, "merge_adapters": merged}}),
             "model": whole.model.model_copy(update={"lora": lora}),
         }
@@ -89,9 +89,12 @@ def test_two_ranks_whole_or_sharded_share_a_server_which_loads_each_version_once
     runs = [whole, sharded("shards"), sharded("merged", LoraSettings(rank=4), merged=True)]
     if engine["name"] == "sglang_server":  # vLLM's is not started for adapters, which need the base as it was
         runs.insert(0, sharded("adapters", LoraSettings(rank=4)))
+    # Beside learning ranks wait for each other before a version goes to the servers that they share.
+    runs += [recipe(make_recipe, engine, 1, "whole-ahead"), sharded("shards-ahead", staleness=1)]
     two_ranks(*runs)
     for run in runs:
-        check(run.run, 0)
+        check(run.run, run.train.max_staleness)
+        assert sum(line.get("engine/rows_reissued", 0) for line in lines_of(run.run)) == 0
     for mine, theirs in zip(lines_of(whole.run), lines_of(whole.run.with_name("shards")), strict=True):
         for name in ("loss/opd", "grad_norm", "response_tokens"):
             assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), name

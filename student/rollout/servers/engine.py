@@ -89,6 +89,7 @@ class ServersEngine(RolloutEngine):
     holds_weights = True
     on_device = False
     takes_shards = True
+    packs = True
     shared = True
     dialect: ClassVar[type[Dialect]]
 

@@ -49,6 +49,8 @@ class AdaptiveOversampling(Strategy):
     settings_type = AdaptiveOversamplingSettings
     settings: AdaptiveOversamplingSettings
     evidence: ClassVar[str] = "inferred"
+    why_not_stale = ""
+    judges = True
 
     def __init__(self, settings: AdaptiveOversamplingSettings) -> None:
         super().__init__(settings)

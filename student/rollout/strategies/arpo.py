@@ -58,6 +58,7 @@ class Arpo(Strategy):
     settings_type = ArpoSettings
     settings: ArpoSettings
     evidence: ClassVar[str] = "text and code"
+    why_not_stale = "it begins a part of the planned episodes anew and branches the others from those"
 
     def needs(self) -> Needs:
         """The student's log-probs at its likeliest ids."""

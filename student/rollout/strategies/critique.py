@@ -90,6 +90,8 @@ class Critique(Hinted):
     settings_type = CritiqueSettings
     settings: CritiqueSettings
     evidence: ClassVar[str] = "text and code"
+    why_not_stale = "it leaves a row of each group out, for a refinement of another"
+    judges = True
 
     def __init__(self, settings: CritiqueSettings) -> None:
         super().__init__(settings)

@@ -52,6 +52,8 @@ class DynamicSampling(Strategy):
     settings_type = DynamicSamplingSettings
     settings: DynamicSamplingSettings
     evidence: ClassVar[str] = "text and code"
+    why_not_stale = ""
+    judges = True
 
     def needs(self) -> Needs:
         """Rewards."""

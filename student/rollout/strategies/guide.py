@@ -46,6 +46,8 @@ class Guide(Hinted):
     settings_type = GuideSettings
     settings: GuideSettings
     evidence: ClassVar[str] = "text and code"
+    why_not_stale = ""
+    judges = True
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse prompts that do not keep their hints.

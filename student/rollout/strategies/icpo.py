@@ -51,6 +51,8 @@ class Icpo(Hinted):
     settings_type = IcpoSettings
     settings: IcpoSettings
     evidence: ClassVar[str] = "text and code"
+    why_not_stale = "it writes one answer of each group anew, under an example, after the step is planned"
+    judges = True
 
     def __init__(self, settings: IcpoSettings) -> None:
         super().__init__(settings)

@@ -47,6 +47,8 @@ class Lte(Hinted):
     settings_type = LteSettings
     settings: LteSettings
     evidence: ClassVar[str] = "text"
+    why_not_stale = ""
+    judges = True
 
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
         """See `Strategy.run`."""

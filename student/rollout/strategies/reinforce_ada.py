@@ -46,6 +46,7 @@ class ReinforceAda(Strategy):
     settings_type = ReinforceAdaSettings
     settings: ReinforceAdaSettings
     evidence: ClassVar[str] = "text and code"
+    why_not_stale = ""
 
     def needs(self) -> Needs:
         """Rewards."""

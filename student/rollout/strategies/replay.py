@@ -156,6 +156,7 @@ class Replay(Replaying):
     settings_type = PrioritisedSettings
     settings: PrioritisedSettings
     evidence: ClassVar[str] = "inferred"
+    why_not_stale = ""
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse a share of no group at all.

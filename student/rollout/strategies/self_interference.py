@@ -38,6 +38,8 @@ class SelfInterference(Strategy):
     settings_type = SelfInterferenceSettings
     settings: SelfInterferenceSettings
     evidence: ClassVar[str] = "text and code"
+    why_not_stale = "it samples only what greedy decoding, with the weights of the step, does not solve"
+    judges = True
 
     def needs(self) -> Needs:
         """Rewards."""

@@ -91,18 +91,23 @@ def recipe(**changes: Any) -> Recipe:
         ({"objective": [{"name": "opd", "discount": 0.5}]}, "set discount: 0"),
         ({"objective": [{"name": "grpo", "ratio_to": "old"}]}, "set ratio_to: behaviour"),
         ({"objective": [{"name": "rloo"}]}, "set ratio: token"),
-        ({"objective": [{"name": "ppo"}], "methods": [{"name": "critic"}]}, "critic does not go .* features"),
         ({"objective": [{"name": "grpo"}], "methods": [{"name": "mopps"}]}, "mopps does not go with it"),
-        ({"train": {"sharding": "fsdp", "max_staleness": 1}}, "samples from a whole copy of the student"),
         (
-            {"objective": [{"name": "grpo"}], "rollout": {"strategy": {"name": "dynamic_sampling"}}},
-            "dynamic_sampling does not go with it: .* or set train.max_staleness: 0",
+            {
+                "train": {"sharding": "fsdp", "max_staleness": 1},
+                "rollout": {"engine": {"name": f"{__name__}:Gathering"}},
+            },
+            "Gathering takes the weights of a sharded student from all ranks at once",
+        ),
+        (
+            {"objective": [{"name": "grpo"}], "rollout": {"strategy": {"name": "self_interference"}}},
+            "self_interference does not go with it: it samples only .* or set train.max_staleness: 0",
         ),
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),
 )
 def test_what_would_meet_rows_of_another_step_is_refused(changes: dict[str, Any], said: str) -> None:
-    if "strategy" in changes.get("rollout", {}):
+    if "rollout" in changes:
         changes = {**changes, "rollout": {"samples_per_prompt": 2, **changes["rollout"]}}
     with pytest.raises(ConfigError, match=said):
         build_plugins(recipe(**changes))
@@ -120,10 +125,22 @@ def test_methods_that_plan_by_what_they_save_go_with_stale_rows(method: str) -> 
     build_plugins(recipe(objective=[constant], methods=[{"name": method, **options.get(method, {})}]))
 
 
+@pytest.mark.parametrize("strategy", ["dynamic_sampling", "adaptive_oversampling", "reinforce_ada", "lte", "guide"])
+def test_strategies_whose_first_round_is_the_plan_go_with_stale_rows(strategy: str) -> None:
+    parts: dict[str, Any] = {"objective": [{"name": "mixed_context"}]} if strategy in ("lte", "guide") else {}
+    build_plugins(recipe(rollout={"samples_per_prompt": 4, "strategy": {"name": strategy}}, **parts))
+
+
 class Held(RolloutEngine):
     """An engine of somebody else's that samples from weights of its own."""
 
     holds_weights = True
+
+
+class Gathering(Held):
+    """One that asks all ranks for their parts of the weights when it is synced."""
+
+    takes_shards = True
 
 
 def test_given_answers_are_refused_beside_learning_where_the_student_itself_would_read_them() -> None:

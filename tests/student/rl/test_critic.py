@@ -15,7 +15,6 @@ from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.tasks.verdict import Verdict
 from opd.wire.types import Scores
-from student.data.plan import StepPlan
 from student.data.row import Row, RowKey
 from student.loop import train
 from student.plugins import build_plugins
@@ -92,7 +91,6 @@ def critic(services: Services, **settings: Any) -> Critic:
 def fit(made: Critic, step: int) -> dict[str, float]:
     """The updates of a step, and what follows them."""
     services: Any = made._services
-    made.plan(StepPlan(step, ()))
     assert list(made.updates([], services)) == []
     return made.after_update(step, services)
 

@@ -94,7 +94,7 @@ def test_adapters_travel_alone_and_their_rows_are_those_of_merged_weights(make: 
     engine = make(vllm_server, rank=4)
     for version in (1, 2):
         sync(engine, version)
-        assert not (engine._path / "model.safetensors").exists()
+        assert not (engine._weights.path / "model.safetensors").exists()
         check(engine, engine.sample(plan()))
         with torch.no_grad():
             for parameter in engine.setup.model.parameters():
