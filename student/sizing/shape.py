@@ -4,7 +4,8 @@ The model runs on torch's fake tensors, which have a shape and no data: what aut
 tensor by tensor, for any family, with adapters, autocast and recomputation as the run would have them.
 """
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ class ModelShape:
 
     Attributes:
         total: parameters, tied ones once.
+        active: of these, those that a token passes: of the experts only as many as its router chooses.
         trained: of these, those that are trained.
         weight_bytes: of all parameters.
         trained_bytes: of the trained ones, and so of their gradients.
@@ -65,6 +67,7 @@ class ModelShape:
         parameters = list(lm.parameters())
         trained = [p for p in parameters if p.requires_grad]
         self.total, self.trained = (sum(p.numel() for p in found) for found in (parameters, trained))
+        self.active = self.total - _passed_over(lm)
         self.weight_bytes, self.trained_bytes = (_bytes(found) for found in (parameters, trained))
         self.weight_bytes += sum(four_bit_bytes(p.numel()) for p in quantized) - _bytes(quantized)
         self.widened = max((p.numel() for p in quantized), default=0) * lm.dtype.itemsize
@@ -77,7 +80,7 @@ class ModelShape:
         self.layer = max(parts.values(), default=0)
         casts = autocast is not None and lm.dtype == torch.float32 and not sharded and not quantized
         self.cast_bytes = (self.total - self.outside) * self.width if casts else 0
-        with FakeTensorMode(allow_non_fake_inputs=True) as self._fake:
+        with FakeTensorMode(allow_non_fake_inputs=True) as self._fake, _experts_counted():
             _without_content(lm, autocast if sharded else None)
             self._student = Student(lm).train()
             head = lm.get_output_embeddings().weight
@@ -121,11 +124,39 @@ class ModelShape:
             return tensor
 
         casting = nullcontext() if self._autocast is None else torch.autocast("cpu", self._autocast)
-        with self._fake, casting, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with (
+            self._fake,
+            _experts_counted(),
+            casting,
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        ):
             ids = torch.zeros(rows, width, dtype=torch.long)
             at = torch.zeros(rows * width, dtype=torch.long)
             self._student(ids, torch.ones_like(ids), at, at)
         return sum(found.values())
+
+
+def _passed_over(lm: Any) -> int:
+    """Parameters of the experts that a token does not pass."""
+    chosen = getattr(lm.config.get_text_config(), "num_experts_per_tok", None)
+    stacked = [p for name, p in lm.named_parameters() if ".experts." in name and p.ndim == 3]
+    return sum(int(p.numel() * (1 - min(1.0, chosen / len(p)))) for p in stacked) if chosen else 0
+
+
+@contextmanager
+def _experts_counted() -> Iterator[None]:
+    """Experts by transformers' own grouped product: torch's has no form on fake tensors but in bfloat16."""
+    from transformers.integrations import moe
+
+    able: Any = getattr(moe, "_can_use_grouped_mm", None)
+    if able is None:  # an older transformers, whose experts are modules
+        yield
+        return
+    moe._can_use_grouped_mm = lambda *tensors: False
+    try:
+        yield
+    finally:
+        moe._can_use_grouped_mm = able
 
 
 def _quantized(lm: Any) -> list[torch.nn.Parameter]:

@@ -62,15 +62,15 @@ def times_of(recipe: Recipe, shape: ModelShape, needs: Needs, device: Hardware, 
     forwards = mine * mean / here + max(0.0, rollout.max_new_tokens - mean)
     decoding = {
         "memory": (shape.weight_bytes + here * (prompt + mean / 2) * shape.cache_bytes) / device.bandwidth,
-        "arithmetic": 2 * shape.total * here / (device.flops * _REACHED),
+        "arithmetic": 2 * shape.active * here / (device.flops * _REACHED),
         "launching layers": shape.layers * device.overhead,
     }
     bound = max(decoding, key=lambda name: decoding[name])
-    prefill = 2 * shape.total * prompt * (mine / rollout.samples_per_prompt) / (device.flops * _REACHED)
+    prefill = 2 * shape.active * prompt * (mine / rollout.samples_per_prompt) / (device.flops * _REACHED)
     # Per parameter and token: 2 operations forward, 2 backward to the inputs, 2 to the weights unless they are frozen,
     # and 2 for recomputation.
     passes = (2 if recipe.model.lora is None else 1) * 2 + 2 + (2 if recipe.model.gradient_checkpointing else 0)
-    learning = passes * shape.total * mine * (prompt + mean) * recipe.train.epochs / (device.flops * _REACHED)
+    learning = passes * shape.active * mine * (prompt + mean) * recipe.train.epochs / (device.flops * _REACHED)
     sent, received = _traffic(needs, prompt, mean, shape)
     return Times(
         stages={"rollout": forwards * decoding[bound] + prefill, "learn": learning},
