@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import PreTrainedModel
 
@@ -24,9 +24,11 @@ from student.learning.lora import has_lora
 from student.learning.model import ProjectionSpec, Student, logits_of
 from student.learning.sharding import reshard
 from student.rollout.rows import evaluating
+from student.rollout.sampling import most_likely
 from student.rollout.spec import RolloutSpec
 
 ANSWER = 8
+_POSITIONS = 256
 _PROMPT = 272
 """Over two blocks of 128 tokens, the largest that vLLM chooses by itself."""
 
@@ -97,6 +99,43 @@ class Reader:
             logits = functional_call(self._code, {**_tensors(self._model), **given}, (ids,)).logits[0]
         logp = logits[len(row.prompt) - 1 : -1, : self._spec.valid_vocab].float().div(temperature).log_softmax(-1)
         return logp.cpu().numpy()
+
+
+class LikelyIds(nn.Module):
+    """The most likely ids at each position of a row, by the student's code and given weights, as `Reader` has them.
+
+    Args:
+        model: the student.
+        spec: what every rollout of the run shares.
+        parameters: trained parameters by name, in place of the model's own of the same name.
+    """
+
+    def __init__(self, model: PreTrainedModel, spec: RolloutSpec, parameters: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._spec, self._device = spec, model.device
+        self.student = Student(Reader(model, spec)._code)
+        every = {**_tensors(model), **parameters}
+        self._weights = {f"student.lm.{name}": tensor.to(model.device) for name, tensor in every.items()}
+
+    @torch.no_grad()
+    def of(self, prompt: Sequence[int], answer: Sequence[int]) -> NDArray[np.uint32]:
+        """[T, K] ids by falling probability where each token of the answer was drawn."""
+        ids = torch.tensor([[*prompt, *answer]], device=self._device)
+        source = torch.arange(len(prompt) - 1, ids.shape[1] - 1, device=self._device)
+        with _precision(self._device, self._spec):
+            return functional_call(self, self._weights, (ids, source)).cpu().numpy().astype(np.uint32)
+
+    def forward(self, ids: Tensor, source: Tensor) -> Tensor:
+        """See `of`."""
+        hidden = self.student(ids, torch.ones_like(ids), torch.zeros_like(source), source)
+        spec, head = self._spec, self.student.head()
+        projection = ProjectionSpec(frozenset(), spec.valid_vocab, 1.0)
+        # In pieces: logits of all positions at once would be the largest tensor of a run.
+        found = [
+            most_likely(logits_of(piece, head, projection), spec.candidates, spec.keep_ids)
+            for piece in hidden.split(_POSITIONS)
+        ]
+        return torch.cat(found)
 
 
 @torch.no_grad()

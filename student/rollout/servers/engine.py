@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from student.data.plan import PlannedRow
     from student.data.row import Row
     from student.recipe import Recipe
+    from student.rollout.known_row import LikelyIds
     from student.rollout.requests import Request
     from student.rollout.rows import Finish
 
@@ -64,6 +65,7 @@ class Packed:
         path: their folder.
         version: steps that they have seen.
         expected: [8, V] log-probs of every id after each beginning of the known row, as the student gives them.
+        likely: finds candidates with them, where the servers do not.
     """
 
     engine: ServersEngine
@@ -71,6 +73,7 @@ class Packed:
     path: Path
     version: int
     expected: NDArray[np.float32]
+    likely: LikelyIds | None = None
 
     def load(self) -> None:
         """See `PackedWeights.load`."""
@@ -96,6 +99,7 @@ class ServersEngine(RolloutEngine):
     def __init__(self, settings: ServersSettings) -> None:
         super().__init__(settings)
         self._label = ""
+        self._fills = False  # the student finds the candidates, not the servers
 
     def check(self, recipe: Recipe) -> None:
         """See `RolloutEngine.check`."""
@@ -135,12 +139,24 @@ class ServersEngine(RolloutEngine):
             if facts.wrong:
                 raise ConfigError(f"rollout server {server.url} {facts.wrong}.")
             if facts.most_likely < setup.spec.candidates:
-                raise ConfigError(
-                    f"rollout server {server.url} gives at most {facts.most_likely} likely ids at a position, and the "
-                    f"objective needs {setup.spec.candidates}; start it with --max-logprobs {setup.spec.candidates}."
-                )
+                self._lacking(server, facts.most_likely)
             self._longest = min(self._longest, facts.longest)
         self._known = KnownRow.of(setup.spec, self._longest)
+
+    def _lacking(self, server: Server, most_likely: int) -> None:
+        """Take note of a server that gives too few candidates: the student finds them, of all rows.
+
+        Raises:
+            ConfigError: where no rank can run the student by itself.
+        """
+        needed = self.setup.spec.candidates
+        said = f"rollout server {server.url} gives at most {most_likely} likely ids, and the objective needs {needed}"
+        more = f"start it with --max-logprobs {needed}"
+        if self.setup.shards is not None:
+            raise ConfigError(f"{said}, which a sharded student (train.sharding) cannot find for a row alone; {more}.")
+        if not self._fills:
+            log.warning("%s: the student finds them, a forward of each row; to save that, %s.", said, more)
+        self._fills = True
 
     def sync(self, parameters: Iterable[tuple[str, Tensor]], version: int) -> None:
         """See `RolloutEngine.sync`.
@@ -160,7 +176,7 @@ class ServersEngine(RolloutEngine):
             OpdError: when the weights cannot be written; of a sharded student, by this rank or another one.
         """
         from student.learning.sharding import full
-        from student.rollout.known_row import Reader, read_together
+        from student.rollout.known_row import LikelyIds, Reader, read_together
         from student.rollout.servers.weights import shares, written
 
         began = time.monotonic()
@@ -176,7 +192,8 @@ class ServersEngine(RolloutEngine):
         else:
             expected = read_together(shards.student, self._known, setup.spec, _KNOWN_TEMPERATURE)
         self._count("sync_seconds", time.monotonic() - began)
-        packed = Packed(self, *put, version, expected)
+        likely = LikelyIds(setup.model, setup.spec, given) if self._fills else None
+        packed = Packed(self, *put, version, expected, likely)
         self._folder.hold(packed.label)
         return packed
 
@@ -336,7 +353,8 @@ class ServersEngine(RolloutEngine):
         seed = int(request.uniforms()[0] * 2**31)
         prompt = [int(token) for token in request.input_ids]
         stops = sorted(int(token) for token in request.stops)
-        return self._ask(prompt, planned.max_new_tokens, planned.temperature, stops, seed, self.setup.spec.candidates)
+        top = 0 if self._fills else self.setup.spec.candidates
+        return self._ask(prompt, planned.max_new_tokens, planned.temperature, stops, seed, top)
 
     def _deliver(self, request: Request, answer: Answer) -> None:
         """Give a row its tokens.
@@ -353,10 +371,13 @@ class ServersEngine(RolloutEngine):
                 f"the student gave no finite log-probs while it answered {name}; lower train.learning_rate, or resume "
                 "from an earlier checkpoint."
             )
-        ended = [
-            request.take(token, logp, chosen(answer.top[at], spec.candidates, spec.keep_ids) if answer.top else None)
-            for at, (token, logp) in enumerate(zip(answer.ids, answer.logp, strict=True))
-        ]
+        likely: Sequence[NDArray[np.uint32] | None] = [None] * len(answer.ids)
+        if self._weights.likely is not None:
+            likely = list(self._weights.likely.of(request.input_ids.tolist(), answer.ids))
+            self._count("rows_filled", 1)
+        elif answer.top:
+            likely = [chosen(top, spec.candidates, spec.keep_ids) for top in answer.top]
+        ended = [request.take(*token) for token in zip(answer.ids, answer.logp, likely, strict=True)]
         if not ended or not ended[-1] or any(ended[:-1]):
             raise RolloutEngineError(f"a rollout server ended {name} at another token than it was told to.")
 

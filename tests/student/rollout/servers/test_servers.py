@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from other_weights import move, train_adapters
@@ -22,6 +23,7 @@ from student.rollout.engine import ROLLOUT_ENGINES
 from student.rollout.servers.engine import ServersEngine
 from student.rollout.servers.folder import WeightsFolder
 from student.rollout.servers.http import Connection, LostError
+from student.rollout.servers.sglang import SglangDialect
 from student.rollout.servers.weights import chosen, shares
 
 PROMPTS = [Prompt.make(f"{i}+{i * 7}=") for i in range(4)]
@@ -298,6 +300,30 @@ def test_rows_of_the_head_that_belong_to_no_token_are_never_drawn(start: Any, op
     rows = engine.sample(plan())
     assert max(int(token) for row in rows for token in row.response_ids) < 9
     assert all(row.candidates is not None and row.candidates.max() < 9 for row in rows)
+
+
+def test_candidates_that_a_server_does_not_give_are_found_by_the_student(
+    start: Any, open_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = open_engine(start())
+    sync(usual)
+    wanted = usual.sample(plan())
+    # As vLLM says of itself with --max-logprobs 2.
+    facts = SglangDialect.facts
+    less = lambda *args, **names: dataclasses.replace(facts(*args, **names), most_likely=2)  # noqa: E731
+    monkeypatch.setattr(SglangDialect, "facts", less)
+    server = start()
+    engine = open_engine(server, model=usual.setup.model)
+    sync(engine)
+    rows = engine.sample(plan())
+    assert not any("top_logprobs_num" in body for path, body in server.asked if path == "/generate")
+    assert ids(rows) == ids(wanted) and engine.take()["engine/rows_filled"] == len(rows)
+    assert all(np.array_equal(row.candidates, other.candidates) for row, other in zip(rows, wanted, strict=True))
+    old = {name: p.detach().clone() for name, p in engine.setup.model.named_parameters()}
+    move(engine.setup.model)  # it learns, while rows are sampled with the weights of before
+    engine.sync(old.items(), 1)
+    again = engine.sample(plan())
+    assert all(np.array_equal(row.candidates, other.candidates) for row, other in zip(again, wanted, strict=True))
 
 
 def test_candidates_keep_what_must_be_among_them() -> None:
