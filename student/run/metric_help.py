@@ -42,6 +42,7 @@ TEXTS = {
     "engine/syncs": "Times that the rollout engine took new weights in the step",
     "engine/sync_seconds": "Seconds the rollout engine spent taking new weights in the step",
     "engine/rows_reissued": "Rows that were asked of another rollout server, because theirs was lost, in the step",
+    "engine/rows_filled": "Rows whose candidates the student found, because rollout servers give too few, in the step",
     "engine/servers_lost": "Times that a rollout server could not be given the weights in the step",
     "engine/weights_loaded": "Times that a rollout server loaded weights in the step",
     "engine/restarts": "Restarts of the rollout engine in the step",
