@@ -30,6 +30,7 @@ STEP = (
         "rollout_rounds",
         "sampled_rows",
         "episodes_broken",
+        "episode_windows",
         "grad_norm",
     ),
     *("grad_clipped", "learning_rate", "response_length", "truncation_rate", "repetition", "stop_log_ratio"),

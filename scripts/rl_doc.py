@@ -37,6 +37,7 @@ ELSEWHERE = (
     "student/rollout/test_strategies.py",
     "student/rollout/strategies/test_critique.py",
     "student/rollout/strategies/test_arpo.py",
+    "student/rollout/strategies/test_future_bridge.py",
     "student/rollout/strategies/test_replay.py",
     "student/rollout/test_rounds.py",
     "opd/tasks/test_chat.py",
@@ -60,6 +61,7 @@ EXAMPLES: dict[str, str] = {
     "cispo": "{name: cispo, cap: 5}",
     "critic": "{name: critic, warm_up: 10}",
     "icpo": "{name: icpo, examples: ['1+1=2']}",
+    "future_bridge": '{name: future_bridge, teacher: {endpoint: "http://host:8000/v1", model: teacher}}',
 }
 """Example lines of plug-ins that say more than their name."""
 
@@ -170,7 +172,7 @@ ARPO: hard advantage | the mean of the descendants for shared tokens; branches h
 HiPER | value heads of its own for subgoals, actions and switches; critics here give a token one value
 ArCHer | twin Q and V of utterances with target copies and a replay buffer; credit by turn is `trloo` or Turn-PPO
 TRUSTEE | not written: task, user, tools and judge by a chat model, with a curriculum of their difficulty
-FTB-OPD, Guided-OPD | not written: turns of the teacher in the student's place, played on from there; see `sopd`
+Guided-OPD | not written: turns of the teacher by chance, less often as training goes on; see `future_bridge`, `sopd`
 Routing replay (R2, R3) | needs a hook in every router, and the experts that the engine chose, which none here records
 """
 

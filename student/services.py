@@ -117,8 +117,8 @@ class LoopServices:
         temperature: float | None = None,
     ) -> list[Scores]:
         """See `Services.read`."""
-        requests = [item.score_item(gather=False, role=model) if isinstance(item, Row) else item for item in items]
-        self.costs.add("train", "local_positions", sum(len(request.token_ids) for request in requests))
+        asked = [item.asked(gather=False, role=model) if isinstance(item, Row) else [(item, 0)] for item in items]
+        self.costs.add("train", "local_positions", sum(len(request.token_ids) for mine in asked for request, _ in mine))
         return self._local.score(model, items, spec, temperature=temperature, poll=self._poll)
 
     def extract(self, rows: Sequence[Row]) -> list[str | None]:

@@ -4,6 +4,7 @@ A request names spans of the response (`ScoreItem.spans`); what comes back has a
 needs a row for every response position puts the others back.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,7 +59,7 @@ def whole(item: ScoreItem) -> ScoreItem:
     if not item.spans:
         return item
     ids = item.gather_ids
-    return replace(item, gather_ids=None if ids is None else _spread(item, ids, _first_ids(ids)), spans=())
+    return replace(item, gather_ids=None if ids is None else _spread(item, ids), spans=())
 
 
 def cut(scores: Scores, item: ScoreItem) -> Scores:
@@ -70,42 +71,46 @@ def cut(scores: Scores, item: ScoreItem) -> Scores:
     return replace(scores, **fields)
 
 
-def put_back(scores: Scores, item: ScoreItem, gather_ids: U32 | None = None) -> Scores:
-    """Scores of the wanted positions [N, ...] as those of all response positions [T, ...].
+def put_back(parts: Sequence[tuple[Scores, ScoreItem, int]], length: int, gather_ids: U32 | None = None) -> Scores:
+    """Scores of some positions of a response, from one request or several, as those of all its positions [T, ...].
 
-    The positions between hold placeholders that are finite and belong to no model: equal log-probs of the K ids and the
-    tail, and hidden states and logits of zero. Whoever reads them reads a position that nothing is learnt from.
+    The positions that none asked for hold placeholders that are finite and belong to no model: equal log-probs of the K
+    ids and the tail, and hidden states and logits of zero. Who reads them reads a position that nothing is learnt from.
 
     Args:
-        scores: what was answered.
-        item: what was asked.
+        parts: (what was answered, what was asked, the position of the whole response at which that item's begins).
+        length: T.
         gather_ids: [T, K], for payload gather, the ids of all positions; None for 0 to K - 1 at those not asked for.
     """
-    if not item.spans:
-        return scores
+    first = parts[0][0]
+    places = [offset + item.pick(np.arange(item.response_length)) for _, item, offset in parts]
+    if len(parts) == 1 and len(places[0]) == length:
+        return first
     fields: dict[str, Any] = {}
-    even = -np.log(1.0 + (scores.values.shape[1] if scores.values is not None else 1))
+    even = -np.log(1.0 + (first.values.shape[1] if first.values is not None else 1))
     for name in _BY_POSITION:
-        array = getattr(scores, name)
-        if array is None:
+        arrays = [getattr(scores, name) for scores, _, _ in parts]
+        if arrays[0] is None:
             continue
-        if name == "ids":
-            fields[name] = _spread(item, array, _first_ids(array)) if gather_ids is None else gather_ids
-        else:
-            fields[name] = _spread(item, array, 0 if name in ("hidden", "logits") else even)
-    return replace(scores, **fields, unasked=item.response_length - item.scored_length)
+        out = np.empty((length, *arrays[0].shape[1:]), np.result_type(*arrays))
+        out[...] = _first_ids(arrays[0]) if name == "ids" else 0 if name in ("hidden", "logits") else even
+        for place, array in zip(places, arrays, strict=True):
+            out[place] = array
+        fields[name] = out
+    if gather_ids is not None:
+        fields["ids"] = gather_ids
+    asked = sum(map(len, places))
+    received = sum(scores.wire_bytes for scores, _, _ in parts)
+    return replace(first, **fields, wire_bytes=received, unasked=length - asked)
 
 
 def _first_ids(ids: U32) -> U32:
     return np.arange(ids.shape[1], dtype=ids.dtype)
 
 
-def _spread(item: ScoreItem, rows: NDArray[Any], placeholder: NDArray[Any] | float) -> NDArray[Any]:
-    """[T, ...] with `rows` at the wanted positions."""
+def _spread(item: ScoreItem, rows: U32) -> U32:
+    """[T, K] ids with `rows` at the wanted positions, and 0 to K - 1 elsewhere."""
     out = np.empty((item.response_length, *rows.shape[1:]), rows.dtype)
-    out[...] = placeholder
-    first = 0
-    for start, end in item.spans:
-        out[start:end] = rows[first : first + end - start]
-        first += end - start
+    out[...] = _first_ids(rows)
+    out[item.pick(np.arange(item.response_length))] = rows
     return out

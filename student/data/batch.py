@@ -18,12 +18,15 @@ HeadLookup = Callable[[str, Row], OutputHead]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """Rows as the model reads them; B rows, L padded length, N response positions.
+    """Rows as the model reads them; B sequences, L padded length, N response positions.
+
+    A row is one sequence, but an episode of several windows has one for each; its positions lie in the row's order.
 
     Attributes:
         input_ids: [B, L] int64, right-padded with 0.
         attention_mask: [B, L] int64.
         row: [N] int64, row of each response position.
+        sequence: [N] int64, sequence of each response position.
         source: [N] int64, column whose hidden state predicts the position's token (P + t - 1).
         token_ids, position, behaviour_logp, mask, candidates: see `TokenBatch`.
         rows: the rows.
@@ -33,6 +36,7 @@ class MicroBatch:
     input_ids: Int[Tensor, "b l"]
     attention_mask: Int[Tensor, "b l"]
     row: Int[Tensor, " n"]
+    sequence: Int[Tensor, " n"]
     source: Int[Tensor, " n"]
     token_ids: Int[Tensor, " n"]
     position: Int[Tensor, " n"]
@@ -51,12 +55,13 @@ def split(rows: Sequence[Row], max_tokens: int, *, by_teacher: bool = False) -> 
 
     Args:
         rows: the step's rows.
-        max_tokens: bound on rows times padded length of a micro-batch.
+        max_tokens: bound on sequences times padded length of a micro-batch.
         by_teacher: keep rows of different teachers apart, because a hidden payload has one head per teacher. Always
             done where divergences to several teachers are summed.
     """
     by_teacher = by_teacher or any(row.teachers for row in rows)
-    lengths = [len(row.prompt_ids) + row.length for row in rows]
+    lengths = [row.longest for row in rows]
+    counts = [0]
     apart = [(row.teacher, row.teachers) if by_teacher else ("", ()) for row in rows]
     # A function of the rows alone: the order decides the sums, and a resumed run must get the same bits.
     order = sorted(range(len(rows)), key=lambda i: (apart[i], -lengths[i], i))
@@ -65,24 +70,37 @@ def split(rows: Sequence[Row], max_tokens: int, *, by_teacher: bool = False) -> 
         last = parts[-1] if parts else None
         same = last is not None and apart[last[0]] == apart[index]
         # Its first row is its longest, and so the width that the others are padded to.
-        if last is not None and same and lengths[last[0]] * (len(last) + 1) <= max_tokens:
+        added = len(rows[index].sequences)
+        if last is not None and same and lengths[last[0]] * (counts[-1] + added) <= max_tokens:
             last.append(index)
+            counts[-1] += added
         else:
             parts.append([index])
+            counts.append(added)
     return parts
 
 
 def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device) -> MicroBatch:
     """Lay out rows[i] for i in `indices` as tensors on `device`."""
     chosen = [rows[i] for i in indices]
-    width = max(len(row.prompt_ids) + row.length for row in chosen)
-    ids = np.zeros((len(chosen), width), dtype=np.int64)
-    attention = np.zeros((len(chosen), width), dtype=np.int64)
-    for b, row in enumerate(chosen):
-        total = len(row.prompt_ids) + row.length
-        ids[b, : len(row.prompt_ids)] = row.prompt_ids
-        ids[b, len(row.prompt_ids) : total] = row.response_ids
-        attention[b, :total] = 1
+    width = max(row.longest for row in chosen)
+    height = sum(len(row.sequences) for row in chosen)
+    ids = np.zeros((height, width), dtype=np.int64)
+    attention = np.zeros((height, width), dtype=np.int64)
+    sequences, sources, b = [], [], 0
+    for row in chosen:
+        # Positions outside of all windows are the environment's: nothing is learnt there, and any state will do.
+        sequence, source = np.full(row.length, b, np.int64), np.zeros(row.length, np.int64)
+        for since, start, end in row.sequences:
+            prompt, total = len(row.prompt_ids), len(row.prompt_ids) + end - since
+            ids[b, :prompt] = row.prompt_ids
+            ids[b, prompt:total] = row.response_ids[since:end]
+            attention[b, :total] = 1
+            # The state before a token predicts it.
+            sequence[start:end], source[start:end] = b, prompt - 1 + np.arange(start - since, end - since)
+            b += 1
+        sequences.append(sequence)
+        sources.append(source)
     candidates = None  # [N, K] has no gaps: one row without candidates leaves none for the micro-batch
     if all(row.candidates is not None for row in chosen):
         candidates = _tensor(np.concatenate([row.candidates for row in chosen]).astype(np.int64), device)  # type: ignore[arg-type, misc]
@@ -90,8 +108,8 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device) -
         input_ids=_tensor(ids, device),
         attention_mask=_tensor(attention, device),
         row=_flat((np.full(row.length, b, np.int64) for b, row in enumerate(chosen)), device),
-        # The state before a token predicts it.
-        source=_flat((len(row.prompt_ids) - 1 + np.arange(row.length) for row in chosen), device),
+        sequence=_flat(sequences, device),
+        source=_flat(sources, device),
         token_ids=_flat((row.response_ids.astype(np.int64) for row in chosen), device),
         position=_flat((np.arange(row.length) for row in chosen), device),
         behaviour_logp=_flat((row.behaviour_logp for row in chosen), device),

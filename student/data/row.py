@@ -17,6 +17,7 @@ from opd.wire.types import PayloadKind, ScoreItem, Scores
 
 Origin = Literal["policy", "hinted", "expert", "branch", "replay"]
 SignalKey = tuple[str, PayloadKind]
+Window = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,9 @@ class Row:
         behaviour_prompt_ids: [P'] uint32, the prompt it was sampled under when that is another (a hint), else None.
         tool_mask: [T] bool, True where the environment wrote the token, else None.
         turns: (start, end) of each turn in the response, in tokens; one turn for single-turn rows.
+        windows: (since, start, end) where the student did not see the whole history of an episode: what stands at
+            positions start to end it wrote after the prompt and the response from `since` on. They hold every trained
+            position; empty where it saw everything.
         teacher: name of the teacher that the route gave, or the weighted names of several.
         teachers: (teacher, weight) where divergences to several teachers are summed, weights summing to 1; else empty.
         contexts: [P'] uint32 by role: the prompt that this role's model reads instead (a hint, a system prompt of its
@@ -104,6 +108,7 @@ class Row:
     behaviour_prompt_ids: NDArray[np.uint32] | None = None
     tool_mask: NDArray[np.bool_] | None = None
     turns: tuple[tuple[int, int], ...] = ()
+    windows: tuple[Window, ...] = ()
     teacher: str = ""
     teachers: tuple[tuple[str, float], ...] = ()
     contexts: dict[str, NDArray[np.uint32]] = field(default_factory=dict)
@@ -133,8 +138,28 @@ class Row:
         """Whether a policy of this run sampled the row in this step, under the prompt that it is trained under."""
         return self.origin in ("policy", "branch") and self.behaviour_prompt_ids is None
 
-    def score_item(self, *, gather: bool, role: str = "", own: bool = False) -> ScoreItem:
-        """The row as a request to a model.
+    @property
+    def sequences(self) -> tuple[Window, ...]:
+        """What a model reads for the row, as windows: (since, start, end)."""
+        return self.windows or ((0, 0, self.length),)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest of its sequences."""
+        return len(self.prompt_ids) + max(end - since for since, _, end in self.sequences)
+
+    @property
+    def positions(self) -> int:
+        """Tokens that a model reads for the row: of all its sequences."""
+        return sum(len(self.prompt_ids) + end - since for since, _, end in self.sequences)
+
+    def read_before(self, position: int) -> NDArray[np.uint32]:
+        """The ids that the student had read when it wrote the token at `position`."""
+        since = next((since for since, _, end in self.sequences if position < end), self.sequences[-1][0])
+        return np.concatenate([self.prompt_ids, self.response_ids[since:position]])
+
+    def asked(self, *, gather: bool, role: str = "", own: bool = False) -> list[tuple[ScoreItem, int]]:
+        """The row as requests to a model, one for each window: (request, the position at which its response begins).
 
         Args:
             gather: at its candidates.
@@ -143,7 +168,17 @@ class Row:
                 wrote or what was given.
         """
         prompt = self.contexts.get(role, self.prompt_ids)
-        item = ScoreItem(np.concatenate([prompt, self.response_ids]), len(prompt))
+        wanted = np.ones(self.length, np.bool_)
         if own:
-            item = replace(item, spans=spans_of(self.loss_mask if self.tool_mask is None else ~self.tool_mask))
-        return item if not gather or self.candidates is None else replace(item, gather_ids=item.pick(self.candidates))
+            wanted = self.loss_mask if self.tool_mask is None else ~self.tool_mask
+        found: list[tuple[ScoreItem, int]] = []
+        for since, start, end in self.sequences:
+            mask = wanted[since:end] & (np.arange(since, end) >= start)
+            if not mask.any() and (found or end < self.sequences[-1][2]):
+                continue  # nothing to ask; a row asks for one position at least
+            ids = np.concatenate([prompt, self.response_ids[since:end]])
+            item = ScoreItem(ids, len(prompt), spans=spans_of(mask))
+            if gather and self.candidates is not None:
+                item = replace(item, gather_ids=item.pick(self.candidates[since:end]))
+            found.append((item, since))
+        return found

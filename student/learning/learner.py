@@ -201,7 +201,7 @@ class Learner:
         needs = needs or self.needs
         # Without gradients ranks may make different numbers of passes, which the wrapper of several would not allow.
         model = self.wrapped if torch.is_grad_enabled() else self.student
-        hidden = model(micro.input_ids, micro.attention_mask, micro.row, micro.source)
+        hidden = model(micro.input_ids, micro.attention_mask, micro.sequence, micro.source)
         spec = ProjectionSpec(
             needs.student, self.projection.valid_vocab, self.projection.temperature, self.projection.scratch_bytes
         )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from opd.tasks.environments.pool import EpisodeError
     from opd.tasks.prompt import Prompt
     from student.data.plan import EpisodePlan, PlannedRow
-    from student.data.row import Row
+    from student.data.row import Row, Window
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +26,7 @@ class Episode:
     planned: PlannedRow
     plan: EpisodePlan
     prompt: Prompt  # with the first observation
+    history: int | None = None  # turns that are seen with what followed them; None: all
     ids: list[int] = field(default_factory=list)
     own: list[bool] = field(default_factory=list)  # True where the student sampled the id
     logp: list[float] = field(default_factory=list)
@@ -33,6 +34,8 @@ class Episode:
     prompt_ids: np.ndarray | None = None
     version: int = 0
     turns: list[tuple[int, int]] = field(default_factory=list)
+    since: list[int] = field(default_factory=list)  # where each turn's history begins
+    actions: list[int] = field(default_factory=list)  # where each action begins, replayed ones too
     rewards: list[float] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     states: list[str] = field(default_factory=list)
@@ -45,17 +48,40 @@ class Episode:
     why: str = ""  # it broke: one clause for people
     success: bool | None = None
 
-    def take(self, row: Row, end: int, text: str) -> None:
-        """Add the student's turn: what `row` holds up to `end`, as the continuation of everything before."""
-        start = len(self.ids)
+    @property
+    def seen_from(self) -> int:
+        """Where the history begins that the next turn is written after."""
+        if self.history is None or len(self.actions) <= self.history:
+            return 0
+        return self.actions[-self.history]
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """`Row.windows`: turns after histories that begin at one place share a window."""
+        if not any(self.since):
+            return ()
+        found: list[Window] = []
+        for since, (start, end) in zip(self.since, self.turns, strict=True):
+            shared = found.pop()[1] if found and found[-1][0] == since else start
+            found.append((since, shared, end))
+        return tuple(found)
+
+    def take(self, row: Row, first: int, end: int, text: str) -> None:
+        """Add the student's turn: what `row` holds from `first` to `end`, as the continuation of everything before."""
         self.prompt_ids = row.prompt_ids
         self.version = int(row.policy_version[-1])
-        self.ids += row.response_ids[start:end].tolist()
-        self.own += [True] * (end - start)
-        self.logp += row.behaviour_logp[start:end].tolist()
+        self._begin_turn(end - first, text)
+        self.ids += row.response_ids[first:end].tolist()
+        self.own += [True] * (end - first)
+        self.logp += row.behaviour_logp[first:end].tolist()
         if row.candidates is not None:
-            self.candidates += list(row.candidates[start:end])
-        self.turns.append((start, end))
+            self.candidates += list(row.candidates[first:end])
+
+    def _begin_turn(self, length: int, text: str) -> None:
+        start = len(self.ids)
+        self.since.append(self.seen_from)
+        self.actions.append(start)
+        self.turns.append((start, start + length))
         self.texts.append(text)
         self.states.append(self.shown[0])
         self.agents.append(self.shown[1])
@@ -64,11 +90,15 @@ class Episode:
         """Add an action that is learnt from as it was given, unless the plan passes it over."""
         learnt = turn not in self.plan.passed_over
         if learnt:
-            self.turns.append((len(self.ids), len(self.ids) + len(ids)))
-            self.texts.append(text)
-            self.states.append(self.shown[0])
-            self.agents.append(self.shown[1])
-        self.hear(ids, k, learnt=learnt)
+            self._begin_turn(len(ids), text)
+            self.hear(ids, k, learnt=True)
+        else:
+            self.replay(ids, k)
+
+    def replay(self, ids: Sequence[int], k: int) -> None:
+        """Add an action that is not learnt from."""
+        self.actions.append(len(self.ids))
+        self.hear(ids, k)
 
     def stop(self, error: EpisodeError) -> None:
         """End it as broken."""

@@ -27,7 +27,7 @@ from opd.config import Settings
 from opd.tasks.environments.base import ENVIRONMENT, Observation, measures_of
 from opd.tasks.environments.pool import EnvironmentPool, EpisodeError, PoolSettings
 from opd.tasks.environments.worlds import InProcess, Seen, Worlds
-from opd.tasks.turns import check_append_only, encode_turn, with_observation
+from opd.tasks.turns import check_append_only, encode_turns, text_between, with_observation
 from opd.tasks.verdict import Verdict
 from student.data.plan import EpisodePlan, PlannedRow
 from student.data.row import Row
@@ -48,6 +48,12 @@ class EpisodeSettings(Settings):
     turns: int = Field(30, ge=1, description="Most turns of the student in an episode.")
     turn_tokens: int = Field(
         256, ge=1, description="Longest turn of the student; rollout.max_new_tokens bounds the whole episode."
+    )
+    history: int | None = Field(
+        None,
+        ge=1,
+        description="Earlier turns, each with its answer, that the student and its teachers see after the prompt and "
+        "the first observation; null: all.",
     )
     isolation: Literal["process", "none"] = Field(
         "process",
@@ -130,7 +136,7 @@ class EpisodePlayer:
             self._checked = True
         plan = planned.episode or EpisodePlan()
         turns = min(plan.turns or self._settings.turns, self._settings.turns)
-        return Episode(planned, replace(plan, turns=turns), planned.prompt)
+        return Episode(planned, replace(plan, turns=turns), planned.prompt, self._settings.history)
 
     def _open(self, episode: Episode, seen: Seen) -> None:
         if isinstance(seen, EpisodeError):
@@ -143,19 +149,22 @@ class EpisodePlayer:
 
     def _replay(self, episodes: Mapping[int, Episode]) -> None:
         """Play the given actions first: they are in the history, and learnt from only where the plan says so."""
+        given = list(dict.fromkeys(action for episode in episodes.values() for action in episode.plan.replay))
+        encoded = self._tokenizer(given, add_special_tokens=False)["input_ids"] if given else []
+        ids_of = dict(zip(given, encoded, strict=True))
+        end = [] if self._tokenizer.eos_token_id is None else [int(self._tokenizer.eos_token_id)]
         for turn in range(max((len(episode.plan.replay) for episode in episodes.values()), default=0)):
             due = {n: e for n, e in episodes.items() if not e.ended and turn < len(e.plan.replay)}
             actions = {number: episode.plan.replay[turn] for number, episode in due.items()}
-            for number, seen in self._step(due, actions).items():
-                episode = due[number]
-                ids = [int(i) for i in self._tokenizer(actions[number], add_special_tokens=False)["input_ids"]]
-                end = self._tokenizer.eos_token_id
-                ids += [int(end)] if end is not None else []
+            found = self._step(due, actions)
+            for number, episode in due.items():
+                ids = [int(i) for i in ids_of[actions[number]]] + end
                 if episode.plan.given:
                     episode.give(actions[number], ids, self._spec.candidates, turn)
                 else:
-                    episode.hear(ids, self._spec.candidates)
-                self._answer(episode, seen)
+                    episode.replay(ids, self._spec.candidates)
+            self._answer(due, found)
+            for episode in due.values():
                 if episode.ended and not episode.ended.startswith("broken") and not episode.plan.given:
                     # The student has done nothing yet: what the replay came to is no success of its own.
                     episode.ended, episode.success = "replay", None
@@ -172,11 +181,11 @@ class EpisodePlayer:
                 row = branches[number][1].row
                 start, end = row.turns[turn]
                 ids = row.response_ids[start:end].tolist()
-                episode.take(row, end, str(self._tokenizer.decode(ids, skip_special_tokens=True)))
+                episode.take(row, start, end, str(self._tokenizer.decode(ids, skip_special_tokens=True)))
             actions = {number: self._action(episode) for number, episode in due.items()}
-            for number, seen in self._step(due, actions).items():
-                episode, row = due[number], branches[number][1].row
-                self._answer(episode, seen)
+            self._answer(due, self._step(due, actions))
+            for number, episode in due.items():
+                row = branches[number][1].row
                 if episode.ended.startswith("broken"):
                     continue
                 if episode.ended or episode.ids != row.response_ids[: row.turns[turn + 1][0]].tolist():
@@ -187,11 +196,10 @@ class EpisodePlayer:
         """One turn of the student and one of the environment in all episodes that go on."""
         rows = sample([self._planned(episode) for episode in active.values()], purpose)
         for episode, row in zip(active.values(), rows, strict=True):
-            episode.take(row, row.length, row.text)
+            episode.take(row, len(episode.ids) - episode.seen_from, row.length, row.text)
         actions = {number: self._action(episode) for number, episode in active.items()}
-        for number, seen in self._step(active, actions).items():
-            episode = active[number]
-            self._answer(episode, seen)
+        self._answer(active, self._step(active, actions))
+        for episode in active.values():
             if not episode.ended and len(episode.turns) >= episode.plan.turns:
                 episode.ended = "turns"
             if not episode.ended and len(episode.ids) >= episode.planned.max_new_tokens:
@@ -215,34 +223,37 @@ class EpisodePlayer:
             key=replace(episode.planned.key, turn=len(episode.turns)),
             prompt=episode.prompt,
             max_new_tokens=min(self._settings.turn_tokens, left),
-            prefix_ids=tuple(episode.ids),
+            prefix_ids=tuple(episode.ids[episode.seen_from :]),
             episode=None,
         )
 
-    def _answer(self, episode: Episode, seen: Seen) -> None:
-        """Take in what the environment answered to the last action."""
-        if isinstance(seen, EpisodeError):
-            episode.stop(seen)
-            return
+    def _answer(self, episodes: Mapping[int, Episode], found: Mapping[int, Seen]) -> None:
+        """Take in what the environments answered to the last actions."""
+        going = []
+        for number, seen in found.items():
+            episode = episodes[number]
+            if isinstance(seen, EpisodeError):
+                episode.stop(seen)
+                continue
+            self._note(episode, seen)
+            if not episode.ended:
+                between = text_between(seen.text, episode.prompt, self._tokenizer, seen.results)
+                going.append((episode, (between, episode.ids if episode.prompt.messages is not None else ())))
+        encoded = encode_turns([turn for _, turn in going], self._tokenizer, self._stops)
+        for (episode, _), ids in zip(going, encoded, strict=True):
+            if len(episode.ids) + len(ids) >= episode.planned.max_new_tokens:
+                episode.ended = "tokens"
+            else:
+                episode.hear(ids, self._spec.candidates)
+
+    def _note(self, episode: Episode, seen: Observation) -> None:
+        """Keep what an answer says of the last action, and whether it ends the episode."""
         episode.bad_calls += float(seen.info.get("bad_calls", 0))
         if episode.turns and len(episode.rewards) < len(episode.turns):
             episode.rewards.append(seen.reward or 0.0)
             episode.measures |= {f"{name}/{len(episode.turns) - 1}": value for name, value in measures_of(seen).items()}
         self._judge(episode, seen)
         episode.see(seen)
-        if not episode.ended:
-            ids = encode_turn(
-                seen.text,
-                episode.prompt,
-                self._tokenizer,
-                sampled=episode.ids,
-                stops=self._stops,
-                results=seen.results,
-            )
-            if len(episode.ids) + len(ids) >= episode.planned.max_new_tokens:
-                episode.ended = "tokens"
-            else:
-                episode.hear(ids, self._spec.candidates)
 
     def _judge(self, episode: Episode, seen: Observation) -> None:
         if not seen.done:
@@ -283,6 +294,7 @@ class EpisodePlayer:
             origin="expert" if given else "branch" if branch else "policy",
             tool_mask=~own,
             turns=tuple(episode.turns),
+            windows=episode.windows,
             turn_rewards=tuple(episode.rewards),
             turn_states=tuple(episode.states),
             turn_agents=tuple(episode.agents) if any(episode.agents) else (),

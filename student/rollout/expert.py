@@ -101,7 +101,7 @@ def _read(model: "PreTrainedModel", rows: Sequence[Row], spec: RolloutSpec, temp
 
     student = Student(model)
     micro = collate(rows, range(len(rows)), model.device)
-    hidden = student(micro.input_ids, micro.attention_mask, micro.row, micro.source)
+    hidden = student(micro.input_ids, micro.attention_mask, micro.sequence, micro.source)
     head, projection = student.head(), ProjectionSpec(frozenset(), spec.valid_vocab, temperature, _CHUNK)
     logp, candidates = [], []
     # In chunks: log-probs [n, V] of all positions at once would be the largest tensor of a run.

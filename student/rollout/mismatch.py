@@ -90,7 +90,7 @@ class Mismatch:
         """Tokens, sum of |d|, sum of e^d - 1 - d, and the largest |d|, of this rank."""
         fresh = [row for row in rows if row.on_policy and bool((_sampled(row, version)).any())]
         chosen = fresh[: self._settings.mismatch_rows]
-        self._costs.add("train", "local_positions", sum(len(row.prompt_ids) + row.length for row in chosen))
+        self._costs.add("train", "local_positions", sum(row.positions for row in chosen))
         with self._precision(), nullcontext() if weights is None else self._local.holding(weights):
             scores = self._local.score(STUDENT, chosen)
         gaps = [np.zeros(0)]

@@ -82,6 +82,9 @@ class RolloutStages(Protocol):
     def fits(self, prompt: Prompt) -> bool:
         """Whether a prompt is within rollout.max_prompt_tokens."""
 
+    def said(self, row: Row) -> list[str]:
+        """The student's turns as text."""
+
 
 class Rollouts:
     """What a strategy may ask; rank-local unless it says otherwise.
@@ -195,6 +198,10 @@ class Rollouts:
         """Whether a prompt, for example one with a hint, is within rollout.max_prompt_tokens."""
         return self._stages.fits(prompt)
 
+    def said(self, row: Row) -> list[str]:
+        """The student's turns in an episode as text, as an environment without tools read them."""
+        return self._stages.said(row)
+
     def rescore(self, rows: Sequence[Row]) -> list[Row]:
         """Have models read rows of earlier steps again, whose rewards are known; every rank calls it equally often."""
         self._stages.ask(rows)
@@ -257,6 +264,8 @@ class Rollouts:
         broken = sum(how.startswith("broken") for how in ended)
         found: dict[str, float] = {"sampled_rows": float(len(self.rows))}
         found |= {"top/episodes_broken": float(broken), "bottom/episodes_broken": float(len(ended))}
+        windows = [len(row.windows) for row in self.rows if row.windows]
+        found |= {"top/episode_windows": float(sum(windows)), "bottom/episode_windows": float(len(windows))}
         for name, (top, bottom) in self.measured.items():
             found |= {f"top/{name}": top, f"bottom/{name}": bottom}
         return found

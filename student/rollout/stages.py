@@ -98,3 +98,8 @@ class StepStages:
     def fits(self, prompt: Prompt) -> bool:
         """See `RolloutStages.fits`."""
         return len(encode_prompt(prompt, self._job.tokenizer)) <= self._job.recipe.rollout.max_prompt_tokens
+
+    def said(self, row: Row) -> list[str]:
+        """See `RolloutStages.said`."""
+        decode = self._job.tokenizer.decode
+        return [str(decode(row.response_ids[start:end], skip_special_tokens=True)) for start, end in row.turns]

@@ -8,6 +8,7 @@
     lte, guide, icpo        a second pass, or an answer, under a hint that is not trained on
     critique                one answer of each group is refined from another one and its critique
     arpo                    episodes that branch where the student became uncertain
+    future_bridge           a turn of the teacher in an episode, where the student goes on better after it
     replay, rorecomp        groups of earlier steps along with the new ones
 
 A strategy samples, has rows scored, looks at their outcomes on all ranks, and may sample more. It asks everything
@@ -62,6 +63,11 @@ for name, path, summary in [
     ("icpo", "strategies.icpo:Icpo", "one answer of each group is written after a worked example"),
     ("critique", "strategies.critique:Critique", "one answer of each group is refined by a critique (Critique-GRPO)"),
     ("arpo", "strategies.arpo:Arpo", "episodes branch at turns whose entropy rose (ARPO)"),
+    (
+        "future_bridge",
+        "strategies.future_bridge:FutureBridge",
+        "a turn of the teacher, where the student goes on better after it (FTB-OPD)",
+    ),
     ("replay", "strategies.replay:Replay", "groups of earlier steps along with the new ones"),
     ("rorecomp", "strategies.rorecomp:RoRecomp", "short right and long wrong answers first, the rest later"),
 ]:

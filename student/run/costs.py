@@ -28,8 +28,8 @@ Purpose = Literal["train", "probe", "gate"]
 
 
 def positions(rows: Sequence[Row]) -> int:
-    """Prompt and response positions of `rows`."""
-    return sum(len(row.prompt_ids) + row.length for row in rows)
+    """Prompt and response positions of `rows`, in all windows of each."""
+    return sum(row.positions for row in rows)
 
 
 def _written(row: Row) -> int:

@@ -57,6 +57,7 @@ TEXTS = {
     "ema_distance": "Euclidean distance between the student's weights and their moving average",
     "tokens_per_second": "Response tokens sampled per second of the step",
     "payload_bytes_per_token": "Bytes of tensors received from teachers per scored response token",
+    "episode_windows": "Sequences of an episode whose history was cut, mean",
     "unasked_share": "Share of response positions that teachers need not score: an environment or a prefix wrote them",
     "rollout_seconds": "Seconds of sampling, including sampling during training",
     "sampler_idle_seconds": "Seconds the sampler waited for the learner",

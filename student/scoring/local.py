@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from opd import maths
 from opd.errors import CheckpointError, ConfigError
 from opd.heads import OutputHead
+from opd.wire.spans import put_back
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from student.data.row import Row
 from student.learning.lora import adapters_off
@@ -137,7 +138,8 @@ class LocalModels:
         if spec.kind is PayloadKind.FULL:
             raise ConfigError("payload full is not answered in process; use hidden.")
         gather = spec.kind is PayloadKind.GATHER
-        requests = [i.score_item(gather=gather, role=model) if isinstance(i, Row) else i for i in items]
+        asked = [i.asked(gather=gather, role=model) if isinstance(i, Row) else [(i, 0)] for i in items]
+        requests = [request for mine in asked for request, _ in mine]
         level = self.temperature if temperature is None else temperature
         parts = self._parts(requests)
         if not parts:
@@ -159,7 +161,15 @@ class LocalModels:
                     found.update(zip(part, scores, strict=False))
         finally:
             self._student.train(was_training)
-        return [found[i] for i in range(len(requests))]
+        answers = iter([found[i] for i in range(len(requests))])
+        joined: list[Scores] = []
+        for item, mine in zip(items, asked, strict=True):
+            answered = [(next(answers), request, first) for request, first in mine]
+            if isinstance(item, Row):
+                joined.append(put_back(answered, item.length, item.candidates if gather else None))
+            else:
+                joined.append(answered[0][0])
+        return joined
 
     def _parts(self, items: Sequence[ScoreItem]) -> list[list[int]]:
         """Indices of each micro-batch, longest first; empty ones where other ranks of a sharded student have more."""
@@ -182,9 +192,9 @@ class LocalModels:
         for b, item in enumerate(items):
             ids[b, : len(item.token_ids)] = item.token_ids
             attention[b, : len(item.token_ids)] = 1
-        lengths = [item.response_length for item in items]
+        lengths = [item.scored_length for item in items]
         # The state before a token predicts it, so the first of a response stands at the last token of its prompt.
-        source = np.concatenate([item.prompt_length - 1 + np.arange(item.response_length) for item in items])
+        source = np.concatenate([item.prompt_length - 1 + item.pick(np.arange(item.response_length)) for item in items])
         row = np.repeat(np.arange(len(items)), lengths)
         hidden = self._student(*(torch.from_numpy(a).to(self._device) for a in (ids, attention, row, source)))
         cuts = np.cumsum(lengths)[:-1]
@@ -207,7 +217,7 @@ class LocalModels:
             ids = maths.linear_topk(hidden, head, min(spec.k, self._valid_vocab), **tiles)
         elif spec.kind is PayloadKind.GATHER:
             ids = self._tensor(np.concatenate([_gathered(item) for item in items]))
-        sampled = self._tensor(np.concatenate([item.response_ids for item in items]))
+        sampled = self._tensor(np.concatenate([item.scored_ids for item in items]))
         scores = maths.linear_token_scores(
             hidden, head, candidate_ids=ids, sampled_ids=sampled, temperature=level, **tiles
         )

@@ -37,7 +37,11 @@ _POLL_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What is asked of one model about a row, under the context of `reads`; the row keeps the answer under `key`."""
+    """What is asked of one model about a row, under the context of `reads`; the row keeps the answer under `key`.
+
+    The response of `item` begins at position `first` of the row's: a row of several windows is asked about in as many
+    requests.
+    """
 
     key: SignalKey
     target: Target
@@ -45,6 +49,7 @@ class _Request:
     reads: str
     spec: PayloadSpec
     item: ScoreItem
+    first: int
 
 
 class Scorer:
@@ -147,9 +152,9 @@ class Scorer:
                 role = target.model if need.role == TEACHER and own else need.role
                 # Whole where it is read in process: neither bytes nor a second projection are saved there.
                 gather, own = need.spec.kind is PayloadKind.GATHER, not target.local
-                item = row.score_item(gather=gather, role=role, own=own)
-                spec, asked = self._stops.ask(target.model, need.spec, item)
-                yield _Request((target.role, need.spec.kind), target, need, role, spec, asked)
+                for item, first in row.asked(gather=gather, role=role, own=own):
+                    spec, asked = self._stops.ask(target.model, need.spec, item)
+                    yield _Request((target.role, need.spec.kind), target, need, role, spec, asked, first)
 
     def _send(self, request: _Request, group: str) -> Future[Scores]:
         if self._fleet is None:
@@ -274,11 +279,14 @@ class Scorer:
 
     def _keep(self, row: Row, calls: Sequence[tuple[_Request, Future[Scores]]]) -> None:
         """Put the answers into `row.signals`, those of weighted teachers mixed."""
-        answers: dict[SignalKey, list[tuple[Scores, float]]] = {}
+        windows: dict[tuple[SignalKey, Target], list[tuple[Scores, ScoreItem, int]]] = {}
         for request, future in calls:
             scores = self._stops.apply(request.target.model, request.need.spec, request.item, future.result())
-            ids = row.candidates if request.need.spec.kind is PayloadKind.GATHER else None
-            answers.setdefault(request.key, []).append((put_back(scores, request.item, ids), request.target.weight))
+            windows.setdefault((request.key, request.target), []).append((scores, request.item, request.first))
+        answers: dict[SignalKey, list[tuple[Scores, float]]] = {}
+        for (key, target), found in windows.items():
+            ids = row.candidates if key[1] is PayloadKind.GATHER else None
+            answers.setdefault(key, []).append((put_back(found, row.length, ids), target.weight))
         for key, parts in answers.items():
             row.signals[key] = parts[0][0] if len(parts) == 1 else mix_scores(parts)
 

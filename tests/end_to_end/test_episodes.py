@@ -79,6 +79,25 @@ def test_teachers_are_asked_for_the_students_tokens_alone_and_it_learns_the_same
         assert part["loss/opd"] == whole["loss/opd"]
 
 
+def test_student_and_teacher_read_the_last_turns_alone_where_the_history_is_short(
+    make_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    engine = {"name": "transformers", "mismatch_rows": 6}
+    rollout = LOCK["rollout"] | {"episodes": LOCK["rollout"]["episodes"] | {"history": 2}, "engine": engine}
+    found = []
+    for history in (2, None):
+        rollout["episodes"] = LOCK["rollout"]["episodes"] | {"history": history}
+        recipe = make_recipe(**LOCK | {"rollout": rollout}, run=str(tmp_path / str(history)), train={"steps": 2})
+        train(recipe)
+        found.append(metrics(recipe))
+    for short, whole in zip(*found, strict=True):
+        # Read again as it is trained, what was sampled has the log-probs that it was sampled with.
+        assert short["mismatch/max_log_ratio"] < 1e-4
+        assert short["episode_windows"] > 2 and "episode_windows" not in whole
+        assert short["cost/train/teacher_positions"] > whole["cost/train/teacher_positions"]
+        assert short["reverse_kl"] > 0
+
+
 @pytest.mark.slow
 def test_episodes_in_processes_give_the_run_that_they_give_in_process(
     make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]]
@@ -123,12 +142,14 @@ def test_a_run_whose_every_episode_breaks_ends_with_the_weights_it_began_with(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("history", [None, 1])
 def test_a_run_that_is_killed_inside_an_episode_resumes_to_the_same_weights(
-    make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]]
+    make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]], history: int | None
 ) -> None:
     cut, flag = tmp_path / "cut", tmp_path / "killed"
     options = {"digits": 3, "turns": 5, "after": str(cut / "checkpoints" / "step-000001"), "flag": str(flag)}
     changes = LOCK | {"prompts": {"task": "tests.support.environments:Deadly", "options": options}}
+    changes["rollout"] = LOCK["rollout"] | {"episodes": LOCK["rollout"]["episodes"] | {"history": history}}
     recipe = tmp_path / "cut.yaml"
     recipe.write_text(yaml.safe_dump(make_recipe(**changes, run=str(cut), train={"steps": 3}).model_dump(mode="json")))
     command = [sys.executable, "-m", "opd.cli", "train", str(recipe)]
@@ -140,10 +161,12 @@ def test_a_run_that_is_killed_inside_an_episode_resumes_to_the_same_weights(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("history", [None, 1])
 def test_two_ranks_play_and_learn_as_one_does(
-    make_recipe: Callable[..., Recipe], tmp_path: Path, two_ranks: Callable[[Recipe], None]
+    make_recipe: Callable[..., Recipe], tmp_path: Path, two_ranks: Callable[[Recipe], None], history: int | None
 ) -> None:
     rollout = LOCK["rollout"] | {"prompts_per_step": 3, "samples_per_prompt": 2}
+    rollout["episodes"] = LOCK["rollout"]["episodes"] | {"history": history}
     changes = LOCK | {
         "rollout": rollout,
         "objective": [{"name": "opd", "payload": "gather", "k": 8}, {"name": "grpo"}],

@@ -88,7 +88,7 @@ def plain_loop(recipe: Recipe, fleet: TeacherFleet) -> dict[str, Tensor]:
         rows = rollout(student.lm, tokenizer, plan.rows, spec)
         for need in needs.signals:
             assert need.role == TEACHER
-            items = [row.score_item(gather=need.spec.kind is PayloadKind.GATHER) for row in rows]
+            items = [row.asked(gather=need.spec.kind is PayloadKind.GATHER)[0][0] for row in rows]
             for row, scores in zip(rows, fleet.score("teacher", items, need.spec, temperature=need.level), strict=True):
                 row.signals[need.role, need.spec.kind] = scores
         for row in rows if needs.reward else ():

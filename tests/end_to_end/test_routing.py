@@ -58,7 +58,7 @@ def test_each_domain_is_scored_by_its_own_teacher(teacher: Any, make_recipe: Cal
         assert {(r.prompt.domain, r.teacher) for r in rows} == {("sums", "teacher"), ("differences", "student")}
         assert scorer.teachers(source.labels() or frozenset()) == {"teacher", "student"}, "without a row they are known"
         for row in rows:
-            direct = fleet.score(row.teacher, [row.score_item(gather=False)], PayloadSpec.sampled())[0]
+            direct = fleet.score(row.teacher, [row.asked(gather=False)[0][0]], PayloadSpec.sampled())[0]
             np.testing.assert_array_equal(row.signals[TEACHER, PayloadKind.SAMPLED].sampled, direct.sampled)
 
 
@@ -75,7 +75,7 @@ def test_weighted_teachers_are_mixed_in_probability_space(teacher: Any, make_rec
         scorer.submit(row)
         scorer.collect([row])
         assert scorer.positions([row]) == {TEACHER: 2 * 8}
-        parts = [fleet.score(name, [row.score_item(gather=True)], spec)[0] for name in ("teacher", "student")]
+        parts = [fleet.score(name, [row.asked(gather=True)[0][0]], spec)[0] for name in ("teacher", "student")]
     mixed = row.signals[TEACHER, PayloadKind.GATHER]
     for field in ("sampled", "values", "log_tail"):
         one, two = (np.exp(getattr(part, field).astype(np.float64)) for part in parts)

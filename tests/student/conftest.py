@@ -70,7 +70,7 @@ class Bench:
         rows = rollout(self.learner.student.lm, self.tokenizer, plan.rows, spec)
         for need in self.needs.signals:
             gather = need.spec.kind is PayloadKind.GATHER
-            items = [self.item(row.score_item(gather=gather), need.spec, need.level) for row in rows]
+            items = [self.item(row.asked(gather=gather)[0][0], need.spec, need.level) for row in rows]
             for row, scores in zip(rows, self.engine.score(items), strict=True):
                 assert scores is not None
                 row.signals[need.role, need.spec.kind] = scores

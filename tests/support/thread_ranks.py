@@ -113,6 +113,9 @@ class ByReward:
     def fits(self, prompt: Prompt) -> bool:
         return len(prompt.text or "") <= self.longest
 
+    def said(self, row: Row) -> list[str]:
+        return row.text.split()
+
     def extract(self, rows: Sequence[Row]) -> list[str | None]:
         return [row.text or None for row in rows]
 

@@ -82,8 +82,10 @@ class Sopd(Controller):
         """Add the teacher's turns."""
         places = [(row, turn) for row in rows if row.on_policy and row.trained for turn in range(len(row.turns))]
         longest = self.settings.trained_under
-        places = [(r, k) for r, k in places if not longest or len(r.prompt_ids) + r.turns[k][0] <= longest]
-        histories = [np.concatenate([row.prompt_ids, row.response_ids[: row.turns[k][0]]]) for row, k in places]
+        histories = [row.read_before(row.turns[k][0]) for row, k in places]
+        if longest:
+            kept = [i for i, history in enumerate(histories) if len(history) <= longest]
+            places, histories = [places[i] for i in kept], [histories[i] for i in kept]
         with ThreadPoolExecutor(self.settings.workers) as threads:
             texts = list(threads.map(self._written, histories))
         # Encoded here and not in the threads: a fast tokenizer may not be used by two at once.

@@ -95,7 +95,7 @@ class Rltf(Controller):
         for row in pairs:
             (start, end), before = row.turns[1], row.turns[1][0]
             one = _row(row, row.prompt_ids, row.response_ids[start:end], "hinted", "again")
-            one.behaviour_prompt_ids = np.concatenate([row.prompt_ids, row.response_ids[:before]])
+            one.behaviour_prompt_ids = row.read_before(before)
             one.reward, one.rewarded = row.turn_rewards[1] - float(np.mean(firsts[row.key.group])), True
             made.append(one)
         for one, scores in zip(made, self._services.read(made), strict=True):

@@ -76,8 +76,7 @@ class Igpo(Reward):
             raise DataError(f"{row.prompt.name} has no reference answer, which reward igpo reads; give it one.")
         before = tokenizer(self.settings.before, add_special_tokens=False)["input_ids"] if self.settings.before else []
         answer = tokenizer(row.prompt.answer, add_special_tokens=False)["input_ids"]
-        parts = [row.prompt_ids, row.response_ids[:place], np.array([*before, *answer], dtype=np.uint32)]
-        ids = np.concatenate(parts)
+        ids = np.concatenate([row.read_before(place), np.array([*before, *answer], dtype=np.uint32)])
         return ScoreItem(ids, len(ids) - len(answer))
 
 

@@ -82,7 +82,7 @@ def test_every_payload_returns_the_numbers_of_the_asked_positions(
         found.append(decoder.finish()[0])
     everything, part = found
     assert part.wire_bytes < everything.wire_bytes
-    back = put_back(part, item, asked.item.gather_ids)
+    back = put_back([(part, item, 0)], 10, asked.item.gather_ids)
     assert back.unasked == 4
     for name, array in arrays(everything).items():
         np.testing.assert_array_equal(arrays(part)[name], array[WANTED])
@@ -102,7 +102,7 @@ def test_an_item_is_made_whole_with_distinct_ids_everywhere(case: Callable[..., 
     check_items([full], spec, 1.0, bounds)
     assert full.spans == () and (full.gather_ids[WANTED] == asked.item.gather_ids[WANTED]).all()
     assert whole(asked.item) is asked.item and cut(asked.scores, asked.item) is asked.scores
-    assert put_back(asked.scores, asked.item) is asked.scores
+    assert put_back([(asked.scores, asked.item, 0)], 10) is asked.scores
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_two_domains_learn_from_two_teachers(world: Path, teacher: Any) -> None:
         for row in rows:
             assert row.teacher == served[str(row.prompt.domain)]
             for role, name in ((TEACHER, row.teacher), (REFERENCE, "student")):
-                (expected,) = fleet.score(name, [row.score_item(gather=False)], PayloadSpec.sampled())
+                (expected,) = fleet.score(name, [row.asked(gather=False)[0][0]], PayloadSpec.sampled())
                 signal = row.signals[role, PayloadKind.SAMPLED]
                 assert signal.sampled is not None and expected.sampled is not None
                 np.testing.assert_allclose(signal.sampled, expected.sampled, atol=1e-5)

@@ -117,6 +117,47 @@ def test_each_turn_continues_the_very_ids_of_all_earlier_ones(player: EpisodePla
     assert [asked.key.turn for asked in student.asked] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("history", [1, 2, 5])
+def test_with_a_short_history_each_turn_continues_the_last_turns_alone(tokenizer: Any, history: int) -> None:
+    prompt = LOCK.draw(Random(0))
+    path = prompt.extra["path"]
+    with_history = make_player(tokenizer, history=history)
+    student = Scripted(tokenizer, {prompt.uid: path})
+    (row,) = with_history.play(plan([prompt]), student, purpose=("rollout",), on_row=lambda row: None)
+    full = make_player(tokenizer)
+    (whole,) = full.play(
+        plan([prompt]), Scripted(tokenizer, {prompt.uid: path}), purpose=("rollout",), on_row=lambda row: None
+    )
+    for name in ("response_ids", "loss_mask", "tool_mask", "behaviour_logp"):
+        np.testing.assert_array_equal(getattr(row, name), getattr(whole, name))
+    assert row.turns == whole.turns and row.turn_rewards == whole.turn_rewards and whole.windows == ()
+    for turn, (asked, (start, _)) in enumerate(zip(student.asked, row.turns, strict=True)):
+        since = row.turns[turn - history][0] if turn > history else 0
+        assert list(asked.prefix_ids) == row.response_ids[since:start].tolist()
+        assert row.read_before(start).tolist() == [*row.prompt_ids, *asked.prefix_ids]
+    if history >= 3:  # as in the first turns of any episode, all is seen
+        assert row.windows == ()
+    else:  # the turns that saw everything share a window, and every sampled token is in one
+        assert row.windows[0] == (0, 0, row.turns[history][1]) and len(row.windows) == 4 - history
+        inside = np.concatenate([np.arange(start, end) for _, start, end in row.windows])
+        assert len(set(inside)) == len(inside) and set(np.flatnonzero(row.loss_mask)) <= set(inside)
+    for player in (with_history, full):
+        player.close()
+
+
+def test_replayed_turns_count_as_history(tokenizer: Any) -> None:
+    prompt = LOCK.draw(Random(0))
+    path = prompt.extra["path"]
+    player = make_player(tokenizer, history=1)
+    planned = plan([prompt], episode=EpisodePlan(replay=tuple(path[:2])))
+    student = Scripted(tokenizer, {prompt.uid: path[2:]})
+    (row,) = player.play(planned, student, purpose=("rollout",), on_row=lambda row: None)
+    player.close()
+    first = tokenizer(path[0] + path[0], add_special_tokens=False)["input_ids"]
+    assert student.asked[0].prefix_ids == tuple(row.response_ids[len(first) + 1 : row.turns[0][0]].tolist())
+    assert [since for since, _, _ in row.windows] == [len(first) + 1, row.turns[0][0]]
+
+
 @pytest.mark.parametrize(
     ("changes", "settings", "ended", "turns"),
     [

@@ -122,7 +122,11 @@ def test_a_prompt_that_comes_again_stays_on_its_rank_and_gets_samples_of_its_own
     assert not {uid for uid, _ in found[0]} & {uid for uid, _ in found[1]}
 
 
-SETTINGS: dict[str, dict[str, Any]] = {"guide": {"column": "solution"}, "icpo": {"examples": ["1+1=2"]}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "guide": {"column": "solution"},
+    "icpo": {"examples": ["1+1=2"]},
+    "future_bridge": {"teacher": {"endpoint": "http://127.0.0.1:9", "model": "m"}},
+}
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in STRATEGIES])

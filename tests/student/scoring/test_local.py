@@ -76,7 +76,7 @@ def test_every_payload_is_what_a_server_of_the_same_weights_answers(make: Make, 
 
     one, local = make()
     rows = one.rows()
-    items = [row.score_item(gather=spec.kind == "gather") for row in rows]
+    items = [row.asked(gather=spec.kind == "gather")[0][0] for row in rows]
     engine = TransformersEngine(str(world / "student"), device="cpu", deterministic=True)
     served = engine.score([EngineItem(item, spec, 1.0) for item in items])
     for mine, theirs in zip(local.score("initial", items, spec), served, strict=True):

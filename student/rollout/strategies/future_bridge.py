@@ -1,0 +1,163 @@
+"""FutureBridge (FTB-OPD): one turn of the teacher in an episode, kept only where the student goes on better after it.
+
+    k        the turn, not the last, with the largest mean over its tokens of log S - log T
+    b        the teacher's turn in the place of turn k, written after the same history
+    share    of the student's tokens in its next `turns` turns, after its own turn k or after b, with log T > log S
+    kept     where the share after b is larger; the bridge b is then learnt from as one more row
+
+The bridge shows what the teacher does at the worst turn, and the two continuations whether it leads where the teacher
+agrees with the student. Both are played anew from the start, the earlier actions repeated as text; an episode that
+ends before all of the turns, or whose environment breaks, drops the bridge. Continuations are not trained on. Bridges
+are rows of origin expert: objective opd with payload hidden learns from them, exactly, or objective sft. The teacher's
+turns come from a completion server that takes token ids, as those of method sopd do. A turn that it does not answer in
+time is left out.
+
+Source: arXiv 2608.01953, abstract, and the released code by notes on it (ChenChiShui/FutureBridge-OPD; one bridge an
+episode, three turns, on top of TCOD's b2f). There the bridge has a policy gradient whose ratio begins at 1 although
+the student did not sample it; a divergence at each of its positions needs no such assumption.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from opd.errors import ConfigError
+from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings
+from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.plan import EpisodePlan
+from student.rollout.strategy import Strategy, StrategySettings
+from student.scoring.needs import TEACHER, Needs, SignalNeed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from student.data.plan import PlannedRow, StepPlan
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+    from student.rollout.rounds import Rollouts
+
+STUDENT_ARM, TEACHER_ARM, BRIDGE = "after student", "after teacher", "bridge"
+_NEED_IDS = (PayloadKind.SAMPLED, PayloadKind.GATHER)
+
+
+class FutureBridgeSettings(StrategySettings):
+    """Settings of FutureBridge."""
+
+    teacher: ChatSettings = Field(description="Who writes: endpoint, model, and max_tokens of a turn.")
+    turns: int = Field(3, ge=1, description="Turns of the student that are compared.")
+    workers: int = Field(16, ge=1, le=256, description="Turns asked for at the same time.")
+
+
+class FutureBridge(Strategy):
+    """The strategy; it has no state."""
+
+    settings_type = FutureBridgeSettings
+    settings: FutureBridgeSettings
+    evidence: ClassVar[str] = "text and code"
+
+    def __init__(self, settings: FutureBridgeSettings) -> None:
+        super().__init__(settings)
+        self._client = ChatClient(settings.teacher)
+
+    def needs(self) -> Needs:
+        """The teacher's log-probs of the sampled tokens."""
+        return Needs(signals=(SignalNeed(TEACHER, PayloadSpec.sampled()),))
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse objectives that do not learn from bridges, or would take their tokens for the student's.
+
+        Raises:
+            ConfigError: with the term to use.
+        """
+        learning = [term for term in terms if term.settings.rows != "sampled"]
+        if not learning:
+            raise ConfigError("no term learns from the bridges of rollout.strategy future_bridge; add term sft.")
+        for term in learning:
+            kinds = {need.spec.kind for need in term.needs().signals}
+            if kinds & set(_NEED_IDS):
+                raise ConfigError(
+                    f"term {term.settings.name!r} asks at ids that the student sampled or found likely, which bridges "
+                    "have not got; use payload hidden or topk, or rows: sampled and term sft beside it."
+                )
+
+    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+        """See `Strategy.run`.
+
+        Metrics future_bridge/asked_share and .../kept_share (of the episodes) and .../gain, the share of tokens that
+        the teacher finds likelier, after the bridge less without it.
+        """
+        rows = rollouts.score(rollouts.sample(plan.rows))
+        begun = [(row, one, turn) for row, one in zip(rows, plan.rows, strict=True) if (turn := worst(row)) is not None]
+        with ThreadPoolExecutor(self.settings.workers) as threads:
+            written = list(threads.map(lambda place: self._turn(place[0], place[2]), begun))
+        places = [(row, one, turn, text) for (row, one, turn), text in zip(begun, written, strict=True) if text]
+        arms = [self._arms(one, rollouts.said(row), turn, text) for row, one, turn, text in places]
+        played = rollouts.score(rollouts.sample([arm for pair in arms for arm in pair]))
+        bridges = []
+        for (row, one, turn, text), own, taught in zip(places, played[::2], played[1::2], strict=True):
+            shares = [self._share(own), self._share(taught)]
+            if shares[0] is None or shares[1] is None:
+                continue
+            rollouts.measure("future_bridge/gain", shares[1] - shares[0])
+            if shares[1] > shares[0]:
+                bridges.append(self._bridge(one, rollouts.said(row), turn, text))
+        rollouts.measure("future_bridge/asked_share", len(places), len(rows))
+        rollouts.measure("future_bridge/kept_share", len(bridges), len(rows))
+        return [*rows, *rollouts.score(rollouts.sample(bridges))]
+
+    def _turn(self, row: Row, turn: int) -> str:
+        """b, or "" where the teacher did not answer."""
+        try:
+            return self._client.go_on(row.read_before(row.turns[turn][0]).tolist())
+        except ChatFailed:
+            return ""
+
+    def _arms(self, one: PlannedRow, said: list[str], turn: int, text: str) -> tuple[PlannedRow, PlannedRow]:
+        """The continuations after the student's own turn, and after the teacher's."""
+        before = (*_replayed(one), *said[:turn])
+        plans = [EpisodePlan(turns=self.settings.turns, replay=(*before, action)) for action in (said[turn], text)]
+        own, taught = (
+            replace(one, key=replace(one.key, agent=agent), episode=plan)
+            for agent, plan in zip((STUDENT_ARM, TEACHER_ARM), plans, strict=True)
+        )
+        return own, taught
+
+    def _bridge(self, one: PlannedRow, said: list[str], turn: int, text: str) -> PlannedRow:
+        """The episode up to the bridge, of which the bridge alone is learnt from."""
+        before = (*_replayed(one), *said[:turn])
+        plan = EpisodePlan(replay=(*before, text), given=True, passed_over=tuple(range(len(before))))
+        return replace(one, key=replace(one.key, agent=BRIDGE), episode=plan)
+
+    def _share(self, row: Row) -> float | None:
+        """Share of the student's tokens that the teacher finds likelier; None where it did not play all the turns."""
+        taught = _teacher(row)
+        if not row.trained or len(row.turns) < self.settings.turns or taught is None:
+            return None
+        own = row.loss_mask
+        return float((taught[own] > row.behaviour_logp[own]).mean())
+
+
+def worst(row: Row) -> int | None:
+    """The turn k of an episode; None where there is none to bridge."""
+    taught = _teacher(row)
+    if taught is None or not row.on_policy or not row.trained or len(row.turns) < 2:
+        return None
+    gaps = [float((row.behaviour_logp[a:b] - taught[a:b]).mean(dtype=np.float64)) for a, b in row.turns[:-1]]
+    return int(np.argmax(gaps))
+
+
+def _teacher(row: Row) -> NDArray[np.float32] | None:
+    scores = row.signals.get((TEACHER, PayloadKind.SAMPLED))
+    return None if scores is None else scores.sampled
+
+
+def _replayed(one: PlannedRow) -> tuple[str, ...]:
+    return one.episode.replay if one.episode else ()
