@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from pydantic import Field
 
+from opd.errors import ConfigError
 from opd.tasks.chat import ChatFailed
 from opd.tasks.worker import CheckFailed
 from student.rl.rewards.base import Reward, RewardSettings, check_scale
@@ -54,12 +55,15 @@ class Asked(Reward):
         return Needs(reward="verdict" if self.settings.adds else "any")
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse a weight that no term would see.
+        """Refuse a weight of nothing, and one that no term would see.
 
         Raises:
-            ConfigError: when every advantage divides by the deviation of the rewards.
+            ConfigError: for 0, or when every advantage divides by the deviation of the rewards.
         """
-        moves = not self.settings.adds and self.settings.weight not in (0.0, 1.0)
+        if not self.settings.weight:
+            raise ConfigError(f"reward {self.label!r} with weight 0 rewards nothing; raise weight or leave it out.")
+        # A negative weight turns the order of the answers round, which no deviation takes back.
+        moves = not self.settings.adds and self.settings.weight > 0.0 and self.settings.weight != 1.0
         if moves and terms and len(recipe.rewards) == 1:
             check_scale(f"weight {self.settings.weight:g} of reward {self.label!r}", terms)
 

@@ -151,6 +151,12 @@ def is_correct(row: Row) -> bool | None:
     return None if value is None else value >= 1.0
 
 
+def passes_cut_answers(terms: Sequence[Term]) -> str:
+    """The name of a term that leaves answers out which the length limit cut; "" where none does."""
+    leaving = [term.settings.name for term in terms if getattr(term.settings, "skip_truncated", False)]
+    return leaving[0] if leaving else ""
+
+
 def check_scale(what: str, terms: Sequence[Term]) -> None:
     """Refuse a factor of all rewards where every advantage divides by their deviation.
 

@@ -18,10 +18,15 @@ from pydantic import Field
 from opd.errors import DataError
 from opd.tasks.chat import ChatClient, ChatSettings
 from opd.tasks.judges import filled
+from student.data.prompt_facts import check_kept
 from student.rl.rewards.asked import Asked, AskedSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from opd.tasks.prompt import Prompt
+    from student.learning.terms import Term
+    from student.recipe import Recipe
 
 _LEVELS = {"yes": 1.0, "partly": 0.5, "no": 0.0}
 _WORD = re.compile(r"\b(yes|partly|no)\b", re.IGNORECASE)
@@ -48,6 +53,15 @@ class Checklist(Asked):
     def __init__(self, settings: ChecklistSettings) -> None:
         super().__init__(settings)
         self.client = ChatClient(settings)
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse prompts that do not keep their constraints.
+
+        Raises:
+            ConfigError: with the setting that keeps them.
+        """
+        super().check(recipe, terms)
+        check_kept(recipe, self.settings.column, "reward checklist")
 
     def value(self, prompt: Prompt, answer: str) -> float | None:
         """See the module.

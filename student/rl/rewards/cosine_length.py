@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from student.rl.rewards.base import Reward, RewardSettings, is_correct
+from student.rl.rewards.base import Reward, RewardSettings, is_correct, passes_cut_answers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
     from student.rl.rewards.base import RewardServices
 
 
@@ -41,6 +43,16 @@ class CosineLength(Reward):
     kind: ClassVar[Literal["whole", "part"]] = "whole"
     by_group = False
     evidence = "text and code"
+
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
+        """That cut answers are not learnt from."""
+        leaving = passes_cut_answers(terms)
+        if not leaving:
+            return []
+        return [
+            f"reward 'cosine_length' pays cut answers {self.settings.over:g} (over), and term {leaving!r} "
+            "leaves those out (skip_truncated); set skip_truncated: false"
+        ]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """See the module; metrics length (of `longest`) and over (share)."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from opd.errors import ConfigError
-from student.rl.rewards.base import Reward, RewardSettings, in_groups, known_value
+from student.rl.rewards.base import Reward, RewardSettings, in_groups, known_value, passes_cut_answers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,6 +62,16 @@ class Dler(Reward):
                 f"reward dler has a limit of {least} tokens, but answers have at most {longest} "
                 "(rollout.max_new_tokens), so that it never acts; lower it, or leave it out."
             )
+
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
+        """That nothing but the verdict is left of it."""
+        leaving = passes_cut_answers(terms)
+        if not leaving or self.settings.limit is not None:
+            return []
+        return [
+            f"reward 'dler' without a limit gives answers that are cut nothing, and term {leaving!r} leaves those out "
+            "(skip_truncated), so that the verdict alone is left; set limit, or skip_truncated: false"
+        ]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """See the module."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from opd.errors import ConfigError
-from student.rl.rewards.base import Reward, RewardSettings
+from student.rl.rewards.base import Reward, RewardSettings, passes_cut_answers
 from student.scoring.needs import Needs
 
 if TYPE_CHECKING:
@@ -71,11 +71,11 @@ class Overlong(Reward):
 
     def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """That the answers with the whole penalty are not learnt from."""
-        leaving = [term.settings.name for term in terms if getattr(term.settings, "skip_truncated", False)]
+        leaving = passes_cut_answers(terms)
         if not leaving or self.limit < recipe.rollout.max_new_tokens:
             return []
         return [
-            f"reward 'overlong' penalises answers that are cut most, and term {leaving[0]!r} leaves those out "
+            f"reward 'overlong' penalises answers that are cut most, and term {leaving!r} leaves those out "
             "(skip_truncated); set skip_truncated: false, or keep the penalty for answers that end in the buffer"
         ]
 

@@ -4,7 +4,7 @@
 
 structure     the answer holds a JSON object or array, alone, in a fence of ``` or within other text
 format        it holds nothing else
-validity      the JSON fits the schema (setting `schema`, or column `schema_column` of the prompt), else structure alone
+validity      the JSON fits the schema (`json_schema`, or column `schema_column` of the prompt), else structure alone
 correctness   the verifier's verdict
 
 Correctness needs structure and validity, not format. A valid answer whose verdict is unknown has no reward. The
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from opd.tasks.json_answer import find_json, schema_errors
+from student.data.prompt_facts import sources
 from student.rl.rewards.base import Reward, RewardSettings, known_value
 from student.scoring.needs import Needs
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
     from student.rl.rewards.base import RewardServices
 
 
@@ -58,6 +61,17 @@ class RlStruct(Reward):
     def needs(self) -> Needs:
         """Verdicts, where they have a weight."""
         return Needs(reward="verdict" if self.settings.correctness else "any")
+
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
+        """That there is no schema to fit."""
+        column = self.settings.schema_column
+        given = any(hasattr(one, "task") or column in one.keep_columns for one in sources(recipe))
+        if not self.settings.validity or self.settings.json_schema is not None or given:
+            return []
+        return [
+            f"reward 'rl_struct' has no schema, so that every JSON answer is valid; set json_schema, or name "
+            f"{column!r} in prompts.keep_columns"
+        ]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """See the module."""

@@ -59,11 +59,12 @@ class Text2Grad(Asked):
         self.client = ChatClient(settings)
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse rewards that no advantage sees.
+        """Refuse rewards that no advantage sees, and a weight of nothing.
 
         Raises:
-            ConfigError: naming gae.
+            ConfigError: naming gae, or the weight.
         """
+        super().check(recipe, terms)
         check_seen(self.label, terms)
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from student.rl.rewards.base import Reward, RewardSettings, check_scale, is_correct
+from student.rl.rewards.base import Reward, RewardSettings, check_scale, is_correct, passes_cut_answers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +49,16 @@ class Tulu3(Reward):
         """
         if not self.settings.penalty and self.settings.scale != 1.0 and len(recipe.rewards) == 1:
             check_scale(f"scale {self.settings.scale:g} of reward 'tulu3' with penalty 0", terms)
+
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
+        """That the answers with the penalty are not learnt from."""
+        leaving = passes_cut_answers(terms)
+        if not leaving or not self.settings.penalty:
+            return []
+        return [
+            f"reward 'tulu3' penalises answers that are cut, and term {leaving!r} leaves those out (skip_truncated); "
+            "set skip_truncated: false, or penalty: 0"
+        ]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """See the module; metric cut_share."""

@@ -83,6 +83,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         of(credit("group_mean"), **reward("judge", **CHAT, weight=2.0)),
         "weight 2 of reward 'judge'.*change nothing",
     ),
+    "judges: a weight of nothing": (of(PLAIN, **reward("judge", **CHAT, weight=0.0)), "rewards nothing"),
+    "ACE-RL: constraints that are not kept": (
+        of(PLAIN, **reward("checklist", **CHAT), prompts=TABLE),
+        "'constraints', which prompts do not keep",
+    ),
     "Tulu 3: a scale under the deviation": (
         of(credit("group_mean"), **reward("tulu3", penalty=0)),
         "scale 10 .*change nothing",
@@ -226,6 +231,10 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
         "'lpo' is the slope of a loss",
     ),
     "DAPO: the penalty of cut answers": (of({"name": "dapo"}, **reward("overlong", buffer=2)), "leaves those out"),
+    "DAPO: cut answers that Tulu 3 penalises": (of({"name": "dapo"}, **reward("tulu3")), "leaves those out"),
+    "DAPO: cut answers of a cosine": (of({"name": "dapo"}, **reward("cosine_length")), "leaves those out"),
+    "DAPO: cut answers are all that DLER changes": (of({"name": "dapo"}, **reward("dler")), "verdict alone is left"),
+    "RL-Struct: validity without a schema": (of(PLAIN, **reward("rl_struct"), prompts=TABLE), "has no schema"),
     "RLPR: a filter behind the end": (of(PLAIN, **reward("rlpr"), train={"steps": 10}), "never acts in this run"),
 }
 
@@ -240,6 +249,7 @@ FINE: dict[str, dict[str, Any]] = {
     "mixed losses with hinted rows": of({**MIXED, "clip_low": None, "clip_high": None}, **strategy("lte")),
     "MoPPS by kind": of(PLAIN, **method("mopps", by="domain")),
     "Rollout-GDRO with room": of(PLAIN, **method("rollout_gdro", by="domain")),
+    "a judge's cost under the deviation": of(PLAIN, **reward("judge", **CHAT, weight=-1.0)),
     "a judge's weight without a deviation": of(credit("leave_one_out"), **reward("judge", **CHAT, weight=2.0)),
 }
 
