@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -78,31 +77,25 @@ def _environment() -> dict[str, str]:
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def launch(tmp_path: Path) -> Iterator[Callable[..., forked.Program]]:
     """Start `opd train` on two ranks (torchrun, gloo) in a group of its own; it ends with the test.
 
-    Several recipes are trained one after the other by the same two processes; one whose run exists is resumed.
+    torchrun is forked from the warm process; the ranks that it starts are not. Several recipes are trained one after
+    the other by the same two processes; one whose run exists is resumed.
     """
-    started: list[subprocess.Popen[str]] = []
+    started: list[forked.Program] = []
 
-    def start(*recipes: Recipe | str) -> subprocess.Popen[str]:
+    def start(*recipes: Recipe | str) -> forked.Program:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        process = subprocess.Popen(
-            [*torchrun, *_training(tmp_path, recipes)],
-            env=_environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        started.append(process)
-        return process
+        command = [*torchrun, *_training(tmp_path, recipes)]
+        started.append(forked.Program(command, env=_environment(), start_new_session=True))
+        return started[-1]
 
     yield start
     for process in started:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.wait(120)
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@
 
 import json
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import psutil
 import pytest
 import torch
@@ -107,7 +107,7 @@ def test_two_ranks_train_save_and_resume_a_sharded_student_and_one_goes_on_alone
 
 def test_a_killed_rank_ends_the_run_with_its_name_and_when_it_is_started_again_it_goes_on(
     make_recipe: Callable[..., Recipe],
-    launch: Callable[..., subprocess.Popen[str]],
+    launch: Callable[..., forked.Program],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,11 +3,11 @@
 import json
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -136,7 +136,7 @@ def test_ranks_drop_out_other_units_and_go_on_with_their_own_random_states(
 
 
 def test_two_ranks_resume_and_stop_on_a_signal(
-    make_recipe: Callable[..., Recipe], launch: Callable[..., subprocess.Popen[str]]
+    make_recipe: Callable[..., Recipe], launch: Callable[..., forked.Program]
 ) -> None:
     recipe = make_recipe(train={"steps": 100_000, "checkpoint_every": 0}, rollout={"prompts_per_step": 2})
     process = launch(recipe)

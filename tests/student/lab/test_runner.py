@@ -54,7 +54,7 @@ def test_a_stopped_lab_saves_its_runs_and_begins_no_others(world: Path, tmp_path
         wait_until(lambda: two_have_begun() or process.poll() is not None, 600, why=said)
         assert process.poll() is None, said()
         process.send_signal(signal.SIGTERM)
-        wait_until(lambda: process.poll() is not None, 240, why=said)
+        wait_until(lambda: process.poll() is not None, 600, why=said)
         assert process.returncode == 128 + signal.SIGTERM, said()
     finally:
         process.kill()
