@@ -111,6 +111,7 @@ class JudgeVerifier:
 
     def __init__(self, timeout: float = 10.0, options: Mapping[str, Any] | None = None) -> None:
         parsed: Any = parse_settings(self.Options, options or {}, source="prompts.verifier_options")
+        # prompts.verifier_timeout bounds every verifier; a judge's own limit may only be tighter.
         self.options = parsed.model_copy(update={"timeout": min(timeout, parsed.timeout)})
 
     def score(self, prompt: Prompt, answer: str) -> float | None:

@@ -206,6 +206,7 @@ class Learner:
             needs.student, self.projection.valid_vocab, self.projection.temperature, self.projection.scratch_bytes
         )
         device = self.accelerator.device
+        # `split` keeps rows with other teachers apart, so that the first row speaks for all.
         several = micro.rows[0].teachers if needs.teacher else ()
         signals = {
             (need.role, need.spec.kind): signal_tokens(micro.rows, need.role, need.spec.kind, self.head_of, device)

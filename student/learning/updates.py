@@ -81,6 +81,7 @@ def plan_updates(
     mine: dict[str, list[Row]] = {}
     for row in rows:
         mine.setdefault(row.key.group, []).append(row)
+    # Sorted, so that every rank gives a group the same number and cuts the same minibatches.
     groups = sorted(set().union(*ranks.gather(list(mine))))
     for epoch in range(epochs):
         order = stream(seed, "updates", step, epoch).permutation(len(groups))

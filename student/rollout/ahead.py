@@ -106,6 +106,7 @@ class Ahead:
         self._packed: dict[int, PackedWeights] = {}  # by version
         self._under_way: dict[int, _UnderWay] = {}
         self._weights: dict[int, dict[str, Tensor]] = {}  # by version, on the host unless they are shards
+        # One thread: steps are sampled in the order in which they were launched, with one engine.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="sample-ahead")
         self._threads = torch.get_num_threads()
         device = learner.accelerator.device

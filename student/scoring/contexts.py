@@ -231,6 +231,7 @@ class Contexts:
                 settings = self._settings[role]
                 facts = facts_of(row, group(row), settings.success)
                 told = [facts[kind][name] for kind, _, name in (part.partition(".") for part in settings.skip_without)]
+                # A row that is scored again has the context of the first time, made from other outcomes.
                 row.contexts.pop(role, None)
                 if told and not any(told):
                     continue

@@ -95,6 +95,7 @@ class Router:
         Raises:
             ConfigError: nothing maps the row, or its column names a teacher that is not served.
         """
+        # The prompt's own word goes before all rules: it may name another teacher than the rest of its domain has.
         own = row.get(self._settings.column)
         if own is not None and own != "":
             return self._destination(own, f"column {self._settings.column!r} of a prompt")

@@ -152,6 +152,7 @@ class Scorer:
                 role = target.model if need.role == TEACHER and own else need.role
                 # Whole where it is read in process: neither bytes nor a second projection are saved there.
                 gather, own = need.spec.kind is PayloadKind.GATHER, not target.local
+                # A teacher's own context is kept under its name, that of all teachers under the role.
                 for item, first in row.asked(gather=gather, role=role, own=own):
                     spec, asked = self._stops.ask(target.model, need.spec, item)
                     yield _Request((target.role, need.spec.kind), target, need, role, spec, asked, first)
@@ -232,6 +233,7 @@ class Scorer:
             begin = time.monotonic()
             self._wait(futures, poll)
         finally:
+            # Matters after an error alone: what nobody waits for any more should not load the fleet.
             for future in futures:
                 future.cancel()
         for row, mine in calls:

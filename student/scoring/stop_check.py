@@ -45,6 +45,7 @@ class StopCheck:
         self._mapped = recipe.teachers is not None and recipe.teachers.map_stops
         temperature = recipe.rollout.temperature
         if not all(info.supports_temperature for info in infos.values()):
+            # Where a server knows no other: a rough ratio is enough to tell foreign stop tokens from shared ones.
             temperature = 1.0
         needs = Needs(signals=(SignalNeed(TEACHER, PayloadSpec.sampled(), temperature),))
         self._plain = scorer_of(needs, StopMap((), {}))

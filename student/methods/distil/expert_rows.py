@@ -137,6 +137,7 @@ class ExpertRows(Controller):
         """
         able = {i for i, row in enumerate(plan.rows) if self._answers(row.prompt)}
         lacking = [i for i in range(len(plan.rows)) if i not in able]
+        # No more than answers are missing, so that as many rows as planned are still sampled.
         gone = set(lacking[: wanted - len(able)])
         rows = tuple(row for i, row in enumerate(plan.rows) if i not in gone)
         return [i for i, row in enumerate(rows) if self._answers(row.prompt)], replace(plan, rows=rows), len(able)

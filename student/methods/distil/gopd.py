@@ -76,6 +76,7 @@ class GeneralisedOpdSettings(TermSettings):
     @property
     def needs_no_reference(self) -> bool:
         """Whether lambda is 1 everywhere and always, so that no reference is needed."""
+        # `or` takes a final lambda of 0 for none at all; the second half of the condition catches it.
         scales = {self.reward_scale, self.final_reward_scale or self.reward_scale, *self.domain_reward_scale.values()}
         return scales == {1.0} and self.final_reward_scale != 0
 

@@ -42,6 +42,7 @@ def future_sum(values: Float[Tensor, " n"], row: Int[Tensor, " n"], discount: fl
     total, shift = values, 1
     # After each round `total` holds the inclusive sums over windows of `shift` positions.
     while shift < len(values) and discount > 0:
+        # Rows lie one after another, so a position `shift` further in the same row has no other row in between.
         later = torch.where(row[shift:] == row[:-shift], total[shift:], torch.zeros_like(total[shift:]))
         total = total + torch.nn.functional.pad(discount**shift * later, (0, shift))
         shift *= 2

@@ -71,6 +71,7 @@ class SageOpd(OnPolicyDistillation):
         """Divergence per position, nats, weighted; its metrics are those of `opd`, and turn_weight (1 in the mean)."""
         found = [token_weights(row.notes, row.turns, row.length) / (self._mean or 1.0) for row in batch.rows]
         weights = batch.of_tokens([part.astype(np.float32) for part in found])
+        # Into the weights for what multiplies by them itself, and into the loss below: the objective has the old ones.
         output = super().token_losses(replace(batch, weights=batch.weights * weights))
         metrics = {**output.metrics, "turn_weight": ((weights * batch.mask).sum(), batch.mask.sum())}
         return TermOutput(None if output.loss is None else output.loss * weights, output.total, metrics)

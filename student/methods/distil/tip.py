@@ -65,6 +65,8 @@ class TokenSelection(OnPolicyDistillation):
     def token_losses(self, batch: TokenBatch) -> TermOutput:
         """The divergence at the chosen tokens, nats, and 0 elsewhere; metric selected_share."""
         chosen, factor = top_share(self._score(batch), batch.row, batch.mask, self.settings.retention)
+        # The factor goes into the weights for payload hidden, whose loss multiplies by them itself, and into the loss
+        # for the others, which the objective multiplies by the weights that it knows.
         output = super().token_losses(
             dataclasses.replace(batch, mask=chosen, weights=batch.weights * chosen.float() * factor)
         )

@@ -121,6 +121,7 @@ class TtOpd(TokenSelection):
         if (self.measured(report, "tt_cut") or 0.0) > 0:
             self._seen.add("cut")
         distance = report.metrics.get("ema_distance", 0.0)
+        # Where `copy_every` has just made it the student again its distance is 0: the one before tells that it moved.
         if report.metrics.get("ema_moved", 0.0) and max(distance, self._away) > 0:
             self._seen.add("average")
         self._away = distance

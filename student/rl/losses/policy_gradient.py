@@ -186,6 +186,7 @@ class PolicyGradient(Term):
 
     def assess(self, rows: Sequence[Row], outcomes: Sequence[Outcome], places: Sequence[int]) -> None:
         """Compute the credit of the whole batch of rows, from those of all ranks."""
+        # Of this step alone: entries keep their rows alive, and with them the ids that they are found by.
         self._credit = _ByRow()
         self._estimate(rows, outcomes, places)
 
@@ -247,6 +248,7 @@ class PolicyGradient(Term):
         scores = have(batch.student.scores, "scores")
         live = scores.sampled
         found = [self.credit(row) for row in batch.rows]
+        # `selects` masks rows without credit; the 0 keeps positions and credit aligned.
         credit = [0.0 if value is None else value for value in found]
         chosen = float(sum(value is not None for value in found))
         advantage = self.chain.shape(batch.of_tokens(credit).to(live.dtype), batch)
@@ -317,6 +319,7 @@ class PolicyGradient(Term):
         if dual is not None:
             bounded = torch.maximum(gain, dual * advantage)
             bites = bites | (batch.mask & (advantage < 0) & (bounded > gain))
+            # For positive credit the clip bounds the gain from above already; for negative credit nothing else does.
             gain = torch.where(advantage < 0, bounded, gain)
         return TermOutput(-gain, metrics={"clipped_share": (bites.sum(), batch.mask.sum())})
 
@@ -326,6 +329,8 @@ class PolicyGradient(Term):
 
         if self.settings.ratio == "none":
             return torch.zeros_like(live)
+        # Before the grain is taken: what the environment wrote has no behaviour log-prob (NaN), and one NaN would spoil
+        # the product or mean of its whole row.
         tokens = torch.where(batch.mask, live - self.denominator(batch).to(live.dtype), torch.zeros_like(live))
         return at_grain(tokens, batch, self.settings.ratio)
 

@@ -36,6 +36,8 @@ class Crowd:
         for index in range(len(asks)):
             self._waiting.put(index)
         for server in servers:
+            # A thread and a connection for each row under way: the client blocks, and only a connection of its own can
+            # be cut without touching other rows.
             for _ in range(min(in_flight, len(asks))):
                 connection = server.connect()
                 self._connections[server].append(connection)
@@ -77,6 +79,8 @@ class Crowd:
 
     def _work(self, server: Server, connection: Connection) -> None:
         """In a thread."""
+        # A thread that waits here when its server is lost still takes a row, fails on its cut connection, and hands the
+        # row back: rows need no other way out of the queue.
         while not server.lost and (index := self._waiting.get()) is not None:
             ask = self._asks[index]
             try:

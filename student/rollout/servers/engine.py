@@ -194,6 +194,7 @@ class ServersEngine(RolloutEngine):
         self._count("sync_seconds", time.monotonic() - began)
         likely = LikelyIds(setup.model, setup.spec, given) if self._fills else None
         packed = Packed(self, *put, version, expected, likely)
+        # Until `drop`, whatever is written meanwhile: a server that comes back is given them from the disk.
         self._folder.hold(packed.label)
         return packed
 
@@ -273,6 +274,7 @@ class ServersEngine(RolloutEngine):
                 log.warning("%s", error)
             if any(server.label == self._label for server in self._servers):
                 return
+            # A server that is lost may come back and is waited for; one that refuses the weights would do so again.
             refused = [error for error in failures if isinstance(error, RolloutEngineError)]
             if refused or time.monotonic() >= until:
                 said = "; ".join(str(error).rstrip(".") for error in refused or failures)
@@ -305,6 +307,7 @@ class ServersEngine(RolloutEngine):
                 if not answer.whole or answer.weights != (self._label,):
                     raise LostError(f"{server.url} was given other weights meanwhile")
                 logp += answer.logp
+                # Looked up by what was drawn, because servers need not draw the same token.
                 expected += [self._weights.expected[at, token] for token in answer.ids]
         finally:
             connection.close()
@@ -350,6 +353,7 @@ class ServersEngine(RolloutEngine):
                 "with longer rows."
             )
         planned = request.planned
+        # From the row's own stream: asked again, of whichever server, the row draws with the same seed.
         seed = int(request.uniforms()[0] * 2**31)
         prompt = [int(token) for token in request.input_ids]
         stops = sorted(int(token) for token in request.stops)

@@ -87,6 +87,7 @@ class Connection:
         return answer, answer.read()
 
     def _open(self) -> None:
+        # A host that is gone refuses nothing: connecting would take as long as the slowest row may.
         self._connection.timeout = min(_CONNECT_SECONDS, self._timeout)
         self._connection.connect()
         self._connection.sock.settimeout(self._timeout)

@@ -50,6 +50,7 @@ class SglangDialect:
             "max_new_tokens": ask.limit,
             "stop_token_ids": ask.stops,
             "ignore_eos": True,
+            # The stop token is the last of the row, and trained on.
             "no_stop_trim": True,
             "sampling_seed": ask.seed,
             **barred(ask.barred),

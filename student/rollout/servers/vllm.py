@@ -59,14 +59,17 @@ class VllmDialect:
 
     def load(self, connection: Connection, folder: Path, label: str) -> None:
         """See `Dialect.load`."""
+        # Rows under way end with the weights that they began with.
         connection.call("/pause?mode=wait", {})
         try:
             change = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
             connection.call("/update_weight_version", {"new_version": PARTIAL})
             connection.call("/collective_rpc", change)
+            # Keys and values of the old weights would be reused under equal prompts.
             connection.call("/reset_prefix_cache", {})
             connection.call("/update_weight_version", {"new_version": label})
         finally:
+            # Also after an error: a server that stays paused would answer nobody, this run's repair included.
             connection.call("/resume", {})
 
     def load_adapter(self, connection: Connection, folder: Path, label: str, old: frozenset[str]) -> None:
@@ -81,6 +84,7 @@ class VllmDialect:
             "temperature": ask.temperature,
             "max_tokens": ask.limit,
             "stop_token_ids": ask.stops,
+            # What ends a row is `stops`, which may leave out tokens that the model's generation config ends with.
             "ignore_eos": True,
             "detokenize": False,
             "logprobs": ask.top,

@@ -58,6 +58,7 @@ def shares(
     files = _files(chunks(model, parameters), kind.itemsize, limit)
     for start in range(0, len(files), ranks.count):
         kept: dict[str, Tensor] = {}
+        # Every rank gathers every tensor, also those that others write: if it skipped one, the others would hang.
         for owner, file in enumerate(files[start : start + ranks.count]):
             for chunk in file:
                 found = as_saved(model, chunk)
