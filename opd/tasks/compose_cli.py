@@ -34,6 +34,7 @@ def compose(
     OUT again, `--onto` PROMPTS, makes them deeper. Every composition is read again and its numbers recomputed before
     it is kept. Prints why pairs gave none.
     """
+    from opd.config import parse_settings
     from opd.errors import DataError
     from opd.tasks.chat import ChatClient, ChatSettings
     from opd.tasks.compose import Linker, Problem, by_template, compositions
@@ -45,7 +46,8 @@ def compose(
     second = first if onto is None else _problems(onto, columns, solved, left)
     linker: Linker = by_template
     if endpoint is not None:
-        linker = ByChat(ChatClient(ChatSettings(endpoint=endpoint, model=model)))
+        asked = parse_settings(ChatSettings, {"endpoint": endpoint, "model": model}, source="the options")
+        linker = ByChat(ChatClient(asked))
     depths: Counter[int] = Counter()
     lines = []
     for found in compositions(first, second, linker, count=count, seed=seed):
@@ -65,12 +67,16 @@ def compose(
 
 
 def _problems(path: Path, columns: dict[str, str], solved: float, left: "Counter[str]") -> "list[Problem]":
+    from opd.errors import DataError
     from opd.tasks.compose import PairRefused, Problem
     from opd.tasks.rows import file_rows
 
     found = []
-    for _, row in file_rows(path):
-        if float(row.get("pass_rate", 1.0)) < solved:
+    for place, row in file_rows(path):
+        rate = row.get("pass_rate")
+        if rate is not None and not isinstance(rate, int | float):
+            raise DataError(f"{place} has pass_rate {rate!r}; give a number from 0 to 1, or leave it out.")
+        if rate is not None and rate < solved:
             left["the problem is not solved often enough"] += 1
             continue
         try:

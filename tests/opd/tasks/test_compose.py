@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from opd.errors import ConfigError, DataError
 from opd.tasks.chat import ChatFailed
 from opd.tasks.compose import Link, PairRefused, Problem, by_template, compose, compositions, lone_numbers, relation
 from opd.tasks.compose_chat import ByChat
+from opd.tasks.compose_cli import compose as compose_command
 from opd.tasks.rows import file_rows
 
 ADD = Problem("Tom has 3 apples and buys 4. How many has he?", "7", parts=("a",))
@@ -154,3 +156,13 @@ def test_the_command_writes_a_table_that_a_recipe_reads(tmp_path: Path) -> None:
     made = [row for _, row in file_rows(out)]
     assert made and all(row["depth"] == 2 and solve(row["prompt"]) == int(row["answer"]) for row in made)
     assert not any("500" in row["prompt"] for row in made)
+
+
+def test_the_command_says_in_a_sentence_what_it_cannot_use(tmp_path: Path) -> None:
+    table = tmp_path / "p.jsonl"
+    table.write_text('{"prompt": "1+1", "answer": "2", "pass_rate": null}\n{"prompt": "2", "answer": "2"}')
+    with pytest.raises(ConfigError, match="'localhost:8000' does not start with http"):
+        compose_command(table, endpoint="localhost:8000")
+    table.write_text('{"prompt": "1+1", "answer": "2", "pass_rate": "often"}')
+    with pytest.raises(DataError, match=r"p\.jsonl line 1 has pass_rate 'often'"):
+        compose_command(table)
