@@ -21,7 +21,7 @@ index of each that has ended."""
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode."""
+    """The model in eval mode, and in the mode it was in afterwards."""
     was_training = model.training
     model.eval()
     try:

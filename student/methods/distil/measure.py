@@ -19,6 +19,7 @@ from opd.wire.v1 import teacher_pb2 as pb
 from student.data.batch import collate, split
 from student.learning.terms import losses_of
 from student.methods.distil.opd import OnPolicyDistillation, OpdSettings
+from student.rollout.rows import evaluating
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -61,15 +62,14 @@ class ReverseKl:
     ) -> tuple[float, float]:
         """See `EvalMeasure.measure`."""
         needs = self.needs()
-        learner.student.eval()
         top = bottom = 0.0
-        for part in split(rows, learner.settings.micro_batch_tokens, by_teacher=True):
-            micro = collate(rows, part, learner.accelerator.device)
-            batch = learner.token_batch(micro, needs=needs)
-            look(batch)
-            numerator, denominator = losses_of(self._term, batch).metrics["reverse_kl"]
-            top, bottom = top + float(numerator), bottom + float(denominator)
-        learner.student.train()
+        with evaluating(learner.student):
+            for part in split(rows, learner.settings.micro_batch_tokens, by_teacher=True):
+                micro = collate(rows, part, learner.accelerator.device)
+                batch = learner.token_batch(micro, needs=needs)
+                look(batch)
+                numerator, denominator = losses_of(self._term, batch).metrics["reverse_kl"]
+                top, bottom = top + float(numerator), bottom + float(denominator)
         return top, bottom
 
 
