@@ -80,9 +80,11 @@ def load_student(
         ConfigError: when there is no such model, it has no output head, or "sdpa" would drop its attention soft-cap.
     """
     try:
+        config = AutoConfig.from_pretrained(path, revision=revision)
         if attention in (None, "sdpa"):
-            attention = _attention(attention, AutoConfig.from_pretrained(path, revision=revision).get_text_config())
-        extra: dict[str, Any] = {"attn_implementation": attention} if attention else {}
+            attention = _attention(attention, config.get_text_config())
+        # Given on, because transformers would read it again.
+        extra: dict[str, Any] = {"config": config} | ({"attn_implementation": attention} if attention else {})
         quantized = lora is not None and lora.quantize is not None
         if quantized:
             extra["quantization_config"] = four_bits(getattr(torch, dtype))
