@@ -161,6 +161,10 @@ class ServerLoad:
         """Tokens left in the window."""
         return max(0.0, self.window - self.in_flight_tokens)
 
+    def rows_of(self, teacher: str) -> int:
+        """Rows of a teacher that have been sent and not answered."""
+        return sum(len(rpc.waiting) for rpc in self.rpcs.values() if rpc.teacher == teacher)
+
     def ahead(self, now: float, speed: float) -> float:
         """Tokens not processed yet: what is in flight, less what `speed` has done since the last answer.
 

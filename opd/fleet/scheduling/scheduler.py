@@ -8,8 +8,8 @@ A server takes the next rows when it has room, so a slow one takes fewer. Among 
 3. preferring rows of a prompt it has just seen; and with a row, the others of its group as far as they fit the RPC.
 
 Beyond two rows, a server holds at most half of its share of what waits, and an RPC carries at most a quarter of it, so
-that portions become smaller towards the end. The only server of a teacher gets all that its window holds in full RPCs:
-there is nothing to balance, and every RPC costs both sides time.
+that portions become smaller towards the end. The only server of a teacher gets all that its window holds, in full RPCs
+once two rows are on their way: there is nothing to balance, and every RPC costs both sides time.
 Between teachers that share a server, the one that was served fewer tokens goes first. Measured against round robin,
 least assigned and plain pull in `benchmarks/fleet_makespan.py`.
 """
@@ -200,6 +200,9 @@ class Scheduler:
         deep = server.in_flight_rows >= 2 and estimate.ahead(server) > _DEPTH * estimate.share(server)
         if deep and not estimate.alone:
             return None
+        # What fills no RPC waits for more rows or an answer: rows that finish one by one would each travel alone.
+        if estimate.alone and server.rows_of(estimate.teacher) >= 2 and not self._fills_rpc(server, estimate.teacher):
+            return None
         fits = estimate.fits(server)
         task = queue.longest(fits, accept) if fits > 0 else None
         if task is None:
@@ -208,6 +211,16 @@ class Scheduler:
         if oldest is not None and task.submitted - oldest.submitted > _OVERTAKE_SECONDS:
             return oldest
         return _of_known_prompt(server, queue, task, fits, accept) or task
+
+    def _fills_rpc(self, server: ServerLoad, teacher: str) -> bool:
+        """Whether what waits for a teacher fills an RPC, or what is left of the server's window."""
+        queue, most_rows, most_tokens = self.queues[teacher], *self._limits(teacher)
+        return len(queue) >= most_rows or queue.tokens >= min(most_tokens, server.room())
+
+    def _limits(self, teacher: str) -> tuple[int, int]:
+        """Most rows and tokens of an RPC."""
+        rows, tokens = self._settings.rows, self._settings.tokens
+        return self._row_limits.get(teacher, rows), self._token_limits.get(teacher, tokens)
 
     def _row_beyond_horizon(
         self, server: ServerLoad, estimate: CompletionEstimate, accept: Accept, now: float
@@ -227,8 +240,7 @@ class Scheduler:
     def _fill_rpc(self, server: ServerLoad, first: ScoreTask, estimate: CompletionEstimate) -> list[ScoreTask]:
         """Take `first` and the rows that travel with it: those of its group, then the longest ones that fit."""
         queue = self.queues[first.teacher]
-        most_rows = self._row_limits.get(first.teacher, self._settings.rows)
-        most_tokens = self._token_limits.get(first.teacher, self._settings.tokens)
+        most_rows, most_tokens = self._limits(first.teacher)
         room = min(most_tokens, server.room())
         # Less than is allowed: near the end of a step the last rows must spread over all servers.
         if not estimate.alone:

@@ -71,6 +71,19 @@ def test_a_server_that_is_alone_gets_full_rpcs_and_several_get_a_finer_grain() -
     assert rpcs_per_hundred_rows(World(servers=2, rows=16)) > 10
 
 
+def test_rows_that_come_one_by_one_to_a_busy_server_that_is_alone_travel_together() -> None:
+    world = World(teachers=("t", "other"), rows=16)
+    rpcs_per_hundred_rows(world)  # the window is wide open
+    sent = [rpc for _ in range(20) if world.row(10) for rpc in world.plan()]
+    assert [len(rpc.tasks) for rpc in sent] == [1, 1, 16]
+    world.answer(sent[0], 0.1)
+    assert world.plan() == []  # 17 rows are still on their way, and two that wait fill no RPC
+    world.row(10, "other")
+    assert [rpc.teacher for rpc in world.plan()] == ["other"]  # a busy teacher holds back no other one
+    world.answer(sent[2], 0.1)
+    assert [len(rpc.tasks) for rpc in world.plan()] == [2]
+
+
 def test_an_answer_makes_room_and_widens_the_window() -> None:
     world = World()
     for _ in range(40):
