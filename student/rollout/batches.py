@@ -32,7 +32,6 @@ class BatchDecoder:
         self.running = set(self.slots)
         self.input_ids, self.mask = _left_pad([request.input_ids for request in batch], model.device)
         self.positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
-        self.temperature = torch.tensor([request.planned.temperature for request in batch], device=model.device)
         self.cache = DynamicCache(config=model.config)
 
     @torch.no_grad()
@@ -57,7 +56,8 @@ class BatchDecoder:
         # All rows of a batch begin together, so the batch's step is the index of a row's token. 0.5: drawn for a row
         # that has finished, and not kept.
         drawn = [self.uniforms[i][step] if i in self.running else 0.5 for i in self.slots]
-        ids, logp = draw_mixed(logits, torch.tensor(drawn, dtype=torch.float64, device=device), self.temperature, vocab)
+        levels = [self.batch[i].planned.temperature for i in self.slots]
+        ids, logp = draw_mixed(logits, torch.tensor(drawn, dtype=torch.float64, device=device), levels, vocab)
         top = None
         if self.spec.candidates:
             found = most_likely(logits[:, :vocab], self.spec.candidates, self.spec.keep_ids)
@@ -77,7 +77,7 @@ class BatchDecoder:
             index = torch.tensor(keep, device=ids.device)
             self.cache.batch_select_indices(index)
             self.mask, self.positions = self.mask[index], self.positions[index]
-            self.temperature, ids = self.temperature[index], ids[index]
+            ids = ids[index]
             self.slots = [self.slots[slot] for slot in keep]
         self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.slots), 1)], dim=1)
         self.positions = self.positions[:, -1:] + 1

@@ -1,5 +1,7 @@
 """Draw one token per row from logits, by inverse CDF with the row's own uniform; pick the most likely ids."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -51,16 +53,16 @@ def _invert(p: Float[Tensor, "b v"], uniform: Float[Tensor, " b"]) -> Int[Tensor
 
 
 def draw_mixed(
-    logits: Float[Tensor, "b v"], uniform: Float[Tensor, " b"], temperature: Float[Tensor, " b"], valid_vocab: int
+    logits: Float[Tensor, "b v"], uniform: Float[Tensor, " b"], temperatures: Sequence[float], valid_vocab: int
 ) -> tuple[Int[Tensor, " b"], Float[Tensor, " b"]]:
-    """`draw` for rows that may have different temperatures."""
-    levels = temperature.unique().tolist()
+    """`draw` for rows that may have different temperatures, which are read on the host."""
+    levels = sorted(set(temperatures))
     if len(levels) == 1:
         return draw(logits, uniform, levels[0], valid_vocab)
     ids = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
     logp = torch.zeros(len(logits), device=logits.device)
     for level in levels:
-        chosen = temperature == level
+        chosen = torch.tensor([one == level for one in temperatures], device=logits.device)
         ids[chosen], logp[chosen] = draw(logits[chosen], uniform[chosen], level, valid_vocab)
     return ids, logp
 

@@ -221,7 +221,7 @@ class SlotDecoder:
         ids, logp = draw_mixed(
             logits,
             torch.tensor(drawn, dtype=torch.float64, device=logits.device),
-            torch.tensor(levels, device=logits.device),
+            levels,
             vocab,
         )
         top = None

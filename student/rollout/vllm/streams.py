@@ -50,7 +50,7 @@ class RowStreams(LogitsProcessor):  # type: ignore[misc]
         broken = ~chosen.logsumexp(-1).isfinite()
         chosen[broken] = 0.0
         uniforms = [draw.uniform(position) for draw, position in zip(draws, positions, strict=True)]
-        levels = torch.tensor([draw.temperature for draw in draws], device=device)
+        levels = [draw.temperature for draw in draws]
         drawn = torch.tensor(uniforms, dtype=torch.float64, device=device)
         ids, logp = draw_mixed(chosen, drawn, levels, spec.valid_vocab)
         for line, (draw, position) in enumerate(zip(draws, positions, strict=True)):
