@@ -84,7 +84,7 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
             register_metrics(job.fleet, sinks.registry)
         # Exits run in reverse: `rename` first, so `RunEnding` records the lost rank and not the collective's error.
         if main:
-            stack.push(RunEnding(folder, job.fleet))
+            stack.push(RunEnding(folder, job.fleet, report=sinks.folder is not None))
         stack.push(job.watch.rename)
         run = _Run(job, folder, sinks, interrupts, checkpoint, spans)
         stack.callback(run.saver.settle)

@@ -21,10 +21,11 @@ class RunEnding:
     Args:
         folder: of the run.
         fleet: its teachers; still open when the callback is called.
+        report: whether to write one; there is nothing to show of a run that kept no metrics.
     """
 
-    def __init__(self, folder: RunFolder, fleet: ScoreSource | None) -> None:
-        self._folder, self._fleet = folder, fleet
+    def __init__(self, folder: RunFolder, fleet: ScoreSource | None, *, report: bool = True) -> None:
+        self._folder, self._fleet, self._report = folder, fleet, report
         (folder.path / "ending.json").unlink(missing_ok=True)  # of the run that is resumed
 
     def __call__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
@@ -32,13 +33,14 @@ class RunEnding:
         if not self._folder.used:
             return  # An unused folder is removed, or holds nothing to report.
         try:
-            from student.run.report.page import write_report
-
             how = "finished" if kind is None else "stopped" if issubclass(kind, RESUMABLE) else "failed"
             text = str(error) if isinstance(error, OpdError) else "" if kind is None else f"{kind.__name__}: {error}"
             ending = {"how": how, "error": text, "fleet": self._status()}
             self._folder.write_json("ending.json", ending)
-            write_report(self._folder.path)
+            if self._report:
+                from student.run.report.page import write_report
+
+                write_report(self._folder.path)
         except Exception as failure:
             log.warning("the report of %s could not be written: %s", self._folder.path, failure)
 

@@ -134,6 +134,7 @@ class Telemetry:
         host: address of the Prometheus endpoint.
 
     Attributes:
+        folder: the run folder, or None.
         timeline: what ran when; written with the checkpoints and at the end.
         trackers: experiment trackers, which get everything too; None for none.
     """
@@ -147,7 +148,7 @@ class Telemetry:
         *,
         host: str = "127.0.0.1",
     ) -> None:
-        self._folder = folder
+        self.folder = folder
         self._total = total_steps
         self.console = console or Console(stderr=True)
         self.registry = CollectorRegistry()
@@ -180,8 +181,8 @@ class Telemetry:
     def step(self, step: int, metrics: Mapping[str, float], stages: Mapping[str, float]) -> None:
         """Record the metrics of the step that brought the run to `step` updates."""
         record = {"step": step, **metrics, "seconds": dict(stages)}
-        if self._folder is not None:
-            self._folder.append_metrics(record)
+        if self.folder is not None:
+            self.folder.append_metrics(record)
         self._series.record(metrics, stages)
         if self.trackers is not None:
             self.trackers.step(step, metrics, stages)
@@ -201,8 +202,8 @@ class Telemetry:
 
     def samples(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Keep answers as lines of samples.jsonl."""
-        if self._folder is not None:
-            self._folder.append_samples(records)
+        if self.folder is not None:
+            self.folder.append_samples(records)
         if self.trackers is not None:
             self.trackers.samples(records)
 
@@ -221,7 +222,7 @@ class Telemetry:
             self._progress.stop()
         self.timeline.write()
         if self.trackers is not None:
-            self.trackers.close(None if self._folder is None else self._folder.path / "report.html")
+            self.trackers.close(None if self.folder is None else self.folder.path / "report.html")
         if self._server is not None:
             server, thread = self._server
             server.shutdown()
