@@ -12,7 +12,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Without byte code every process compiles the project again, 1.7 s of CPU, and torch as well in an environment made by uv.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test gpu oldest engines quantized oracles envs estimators fuzz soak chaos pages bench lab docs prometheus browser trackers skypilot lint type protos clean
+.PHONY: help setup demo test gpu oldest engines quantized oracles bench-peers envs estimators fuzz soak chaos pages bench lab docs prometheus browser trackers skypilot lint type protos clean
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
