@@ -60,6 +60,10 @@ oracles: .venv-oracles/.installed ## our mathematics against TRL's and Liger's, 
 	@bash scripts/oracles.sh .venv-oracles $(PYTHON)
 	@touch $@
 
+bench-peers: .venv-oracles/.installed ## a step of distillation against TRL's, tiny and mid-sized, in the environment of make oracles
+	.venv-oracles/bin/python benchmarks/peers.py
+	.venv-oracles/bin/python benchmarks/peers.py --world mid --rounds 2 --steps 7
+
 quantized: $(VENV)/.quantized ## bases in 4 bits and moments in 8, with bitsandbytes, which it adds to the environment
 	$(BIN)/python -m pytest tests/student/learning/test_quantized.py tests/end_to_end/test_quantized.py -rs
 
