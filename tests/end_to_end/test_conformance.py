@@ -166,23 +166,27 @@ def known_terms() -> list[str]:
 def test_two_ranks_do_what_one_does(
     recipe_of: Callable[..., Recipe], make_recipe: Callable[..., Recipe], tmp_path: Path, two_ranks: Callable[..., None]
 ) -> None:
+    # What the terms need, and what only looks, in the run of the terms; each other method in one of its own.
+    with_terms = [{"name": "expert_rows", "share": 0.25}, {"name": "critic"}, {"name": "update_sparsity", "every": 1}]
+    alone = [name for name in NAMES if name not in {method["name"] for method in with_terms}]
     terms = {
         "prompts": {"task": "student_plugins:Digits", "options": {"digits": 2}},
         "rollout": {"prompts_per_step": 3, "samples_per_prompt": 4},
         "teachers": {"reference": "initial"},
         "objective": all_objectives(),
-        "methods": [{"name": "expert_rows", "share": 0.25}, {"name": "critic"}],
+        "methods": with_terms,
         "train": {"steps": 2, "minibatches": 2, "checkpoint_every": 0, "micro_batch_tokens": 128},
         "eval": {"prompts": 0},
     }
     short = {"train": {**PLAIN["train"], "steps": 2}}
-    ones = {name: recipe_of(name, "one", **short) for name in NAMES}
+    ones = {name: recipe_of(name, "one", **short) for name in alone}
     ones["terms"] = make_recipe(run=str(tmp_path / "terms-one"), **terms)
     for recipe in ones.values():
         train(recipe)
     twos = {name: one.model_copy(update={"run": one.run.with_name(f"{name}-two")}) for name, one in ones.items()}
     two_ranks(*twos.values())
     assert {f"loss/{name}" for name in known_terms()} <= set(records(ones["terms"])[0])
+    assert "update_sparsity" in records(ones["terms"])[1]
     apart = []
     for name, two in twos.items():
         for mine, theirs in zip(records(ones[name]), records(two), strict=True):
