@@ -24,8 +24,8 @@ from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 from opd.wire.channel import open_blocking_channel
 
-_GRADE = re.compile(r"((?<!\d)-?\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*\d+(?:\.\d+)?)?")
-"""A number, and not what it is out of: "8/10" and "8 out of 10" are an 8."""
+_GRADE = re.compile(r"((?<!\d)-?\d+(?:\.\d+)?)(?:[\s*_()}]*(?:/|out of)[\s*_]*\d+(?:\.\d+)?)?")
+"""A number, and not what it is out of: "8/10", "**8**/10" and "8 (out of 10)" are an 8."""
 
 
 class GraderSettings(ChatSettings):

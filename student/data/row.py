@@ -158,6 +158,11 @@ class Row:
         since = next((since for since, _, end in self.sequences if position < end), self.sequences[-1][0])
         return np.concatenate([self.prompt_ids, self.response_ids[since:position]])
 
+    def log_probs(self, role: str) -> NDArray[np.float32] | None:
+        """[T] log-probs of the response tokens under a role, from the payload that holds them; None where none does."""
+        found = (scores.sampled for (owner, _), scores in self.signals.items() if owner == role)
+        return next((values for values in found if values is not None), None)
+
     def asked(self, *, gather: bool, role: str = "", own: bool = False) -> list[tuple[ScoreItem, int]]:
         """The row as requests to a model, one for each window: (request, the position at which its response begins).
 

@@ -61,7 +61,7 @@ class Mrs(Controller):
     def compose(self, rows: list[Row]) -> list[Row]:
         """Mark what is not learnt from; answers that the student did not sample are passed over."""
         for row in rows:
-            found = next((s.sampled for (role, _), s in row.signals.items() if role == STUDENT), None)
+            found = row.log_probs(STUDENT)
             mask = row.loss_mask
             if found is None or not mask.any() or not np.isfinite(row.behaviour_logp[mask]).all():
                 continue

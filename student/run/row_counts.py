@@ -47,7 +47,7 @@ def count_rows(rows: Sequence[Row], sampled: int, stop_ratios: Sequence[float] =
         ),
         "payload": sum(score.wire_bytes for row in rows for score in row.signals.values()),
         "scored": sum(row.length for row in rows if row.signals),
-        "unasked": sum(score.unasked for row in rows for score in row.signals.values()),
+        "unasked": sum(score.unasked for row in rows for score in row.signals.values() if score.wire_bytes),
         "answered": sum(row.length for row in rows for score in row.signals.values() if score.wire_bytes),
         "asked": len(asked),
         "judged": len(judged),

@@ -76,7 +76,7 @@ def view_of_batch(batch: "TokenBatch") -> View:
         for value, ids, logp in zip(kl.tolist(), likely.indices.tolist(), likely.values.exp().tolist(), strict=True):
             view.append((value, list(zip(ids, logp, strict=True))))
     masked = (~batch.mask).tolist()
-    return [(None if skip else value, likely) for (value, likely), skip in zip(view, masked, strict=False)]
+    return [(None, []) if skip else (value, likely) for (value, likely), skip in zip(view, masked, strict=False)]
 
 
 def _log_probs(hidden: "Tensor", head: "OutputHead", batch: "TokenBatch") -> "Tensor":

@@ -164,7 +164,8 @@ def mix_scores(parts: Sequence[tuple[Scores, float]]) -> Scores:
         parts: (scores, weight); payloads sampled or gather (the same ids in all), weights sum to 1.
 
     Returns:
-        [T] and [T, K] float32 log-probs, nats; `weights_hash` joins the parts', `wire_bytes` and `unasked` are sums.
+        [T] and [T, K] float32 log-probs, nats; `weights_hash` joins the parts', `wire_bytes` sums
+        them, and `unasked` is the most of them.
 
     Raises:
         ValueError: ids that differ, or a payload whose mixture is not determined (topk, hidden).
@@ -189,7 +190,7 @@ def mix_scores(parts: Sequence[tuple[Scores, float]]) -> Scores:
         log_tail=_mix([(scores.log_tail, weight) for scores, weight in parts]),
         weights_hash="+".join(scores.weights_hash for scores, _ in parts),
         wire_bytes=sum(scores.wire_bytes for scores, _ in parts),
-        unasked=sum(scores.unasked for scores, _ in parts),
+        unasked=max(scores.unasked for scores, _ in parts),
     )
 
 

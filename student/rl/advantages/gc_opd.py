@@ -74,7 +74,7 @@ class GcOpd(Advantage):
 
     def refine(self, row: Row, credit: Credit) -> Credit:
         """[T] A of each token; 0 where it is not trained on."""
-        taught = next(scores.sampled for (role, _), scores in row.signals.items() if role == TEACHER)
+        taught = row.log_probs(TEACHER)
         mask, found = row.loss_mask, np.zeros(row.length)
         gaps = np.asarray(taught, np.float64)[mask] - row.behaviour_logp[mask].astype(np.float64)
         found[mask] = self.by_token(gaps, float(np.mean(credit)))

@@ -49,7 +49,7 @@ class R2Opd(Advantage):
     settings: R2OpdSettings
     evidence = "abstract"
     equal_groups = "learns"
-    refines = reads_behaviour = True
+    refines = reads_behaviour = sees_threshold = True
 
     def __init__(self, settings: R2OpdSettings) -> None:
         super().__init__(settings)
@@ -80,7 +80,7 @@ class R2Opd(Advantage):
 
     def refine(self, row: Row, credit: Credit) -> Credit:
         """[T] A of each token; 0 where it is not trained on."""
-        taught = next(scores.sampled for (role, _), scores in row.signals.items() if role == TEACHER)
+        taught = row.log_probs(TEACHER)
         mask, found = row.loss_mask, np.zeros(row.length)
         gaps = np.asarray(taught, np.float64)[mask] - row.behaviour_logp[mask].astype(np.float64)
         found[mask] = self.by_token(gaps, float(np.mean(credit)))

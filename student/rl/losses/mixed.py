@@ -104,7 +104,7 @@ class MixedContext(PolicyGradient):
 
     def _ratios(self, row: Row) -> NDArray[np.float64]:
         """R of the trained tokens of a hinted row, when it was scored."""
-        read = next(scores.sampled for (role, _), scores in row.signals.items() if role == STUDENT)
+        read = row.log_probs(STUDENT)
         gap = np.asarray(read, np.float64)[row.loss_mask]
         if self.settings.denominator == "hint":
             gap = gap - row.behaviour_logp[row.loss_mask]

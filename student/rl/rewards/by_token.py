@@ -82,8 +82,7 @@ def check_seen(label: str, terms: Sequence[Term]) -> None:
 
 def log_probs(row: Row, role: str) -> NDArray[np.float32]:
     """[T] log-probs of the response tokens under a role that was asked for."""
-    found = (scores.sampled for (owner, _), scores in row.signals.items() if owner == role)
-    return np.asarray(next(values for values in found if values is not None), np.float32)
+    return np.asarray(row.log_probs(role), np.float32)
 
 
 class KlPenaltySettings(RewardSettings):

@@ -32,7 +32,7 @@ class Crowd:
         self._told: queue.SimpleQueue[_Told] = queue.SimpleQueue()
         self._connections: dict[Server, list[Connection]] = {server: [] for server in servers}
         self._threads: list[threading.Thread] = []
-        self.reissued = 0
+        self.reissued, self._counting = 0, threading.Lock()
         for index in range(len(asks)):
             self._waiting.put(index)
         for server in servers:
@@ -102,7 +102,8 @@ class Crowd:
             self._told.put((index, answer))
 
     def _again(self, index: int, server: Server, why: str) -> None:
-        self.reissued += 1
+        with self._counting:
+            self.reissued += 1
         self._waiting.put(index)
         self._told.put((server, why))
 

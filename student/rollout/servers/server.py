@@ -11,6 +11,8 @@ from student.rollout.servers.dialect import Answer, Ask, Dialect, Facts
 from student.rollout.servers.http import Connection, LostError, RefusedError
 from student.rollout.servers.settings import ServersSettings
 
+_ANSWER_SECONDS = 60.0  # for what a server tells without computing
+
 
 class NotLoadedError(RolloutEngineError):
     """A server did not take weights."""
@@ -42,7 +44,7 @@ class Server:
 
     def facts(self) -> Facts:
         """See `Dialect.facts`."""
-        connection = self.connect(min(60.0, self._settings.row_seconds))
+        connection = self.connect(min(_ANSWER_SECONDS, self._settings.row_seconds))
         try:
             return self._dialect.facts(connection, adapters=self._adapters)
         finally:
@@ -69,12 +71,21 @@ class Server:
         connection = self.connect(self._settings.sync_seconds)
         try:
             with lock:
-                with _broken_is_lost():
-                    held = self._dialect.holds(connection, adapters=self._adapters)
+                held = self._held()
                 if new := label not in held:
                     self._load(connection, folder, label, held)
             self._good, self.label, self.lost = (folder, label), label, ""
             return new
+        finally:
+            connection.close()
+
+    def _held(self) -> frozenset[str]:
+        """See `Dialect.holds`."""
+        # Not with the time that weights take: a server that accepts connections and hangs would cost it at each sync.
+        connection = self.connect(min(_ANSWER_SECONDS, self._settings.sync_seconds))
+        try:
+            with _broken_is_lost():
+                return self._dialect.holds(connection, adapters=self._adapters)
         finally:
             connection.close()
 

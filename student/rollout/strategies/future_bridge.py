@@ -36,8 +36,6 @@ from student.scoring.needs import TEACHER, Needs, SignalNeed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row
     from student.learning.terms import Term
@@ -138,7 +136,7 @@ class FutureBridge(Strategy):
 
     def _share(self, row: Row) -> float | None:
         """Share of the student's tokens that the teacher finds likelier; None where it did not play all the turns."""
-        taught = _teacher(row)
+        taught = row.log_probs(TEACHER)
         if not row.trained or len(row.turns) < self.settings.turns or taught is None:
             return None
         own = row.loss_mask
@@ -147,16 +145,11 @@ class FutureBridge(Strategy):
 
 def worst(row: Row) -> int | None:
     """The turn k of an episode; None where there is none to bridge."""
-    taught = _teacher(row)
+    taught = row.log_probs(TEACHER)
     if taught is None or not row.on_policy or not row.trained or len(row.turns) < 2:
         return None
     gaps = [float((row.behaviour_logp[a:b] - taught[a:b]).mean(dtype=np.float64)) for a, b in row.turns[:-1]]
     return int(np.argmax(gaps))
-
-
-def _teacher(row: Row) -> NDArray[np.float32] | None:
-    scores = row.signals.get((TEACHER, PayloadKind.SAMPLED))
-    return None if scores is None else scores.sampled
 
 
 def _replayed(one: PlannedRow) -> tuple[str, ...]:

@@ -92,11 +92,13 @@ PROMPT = Prompt.make("1+1=", answer="2", extra={"constraints": ["short", "polite
 
 
 def test_a_judge_grades_and_what_it_does_not_say_is_unknown(server: Server) -> None:
-    texts = iter(["It is good. Grade: 8", "no idea", "12", "-3", "8/10", "I give it 6.5 out of 10.", "between 3-4"])
+    said = ["It is good. Grade: 8", "no idea", "12", "-3", "8/10", "I give it 6.5 out of 10.", "between 3-4"]
+    said += ["**8**/10", r"$\boxed{8}/10$", "7 (out of 10)"]
+    texts = iter(said)
     server.say = lambda path, body: {"choices": [{"message": {"content": next(texts)}}]}
     made = reward(server, "judge")
-    wanted = [0.8, None, 1.0, 0.0, 0.8, 0.65, 0.4]
-    assert [made.value(PROMPT, f"answer {i} {{reference}}") for i in range(7)] == wanted
+    wanted = [0.8, None, 1.0, 0.0, 0.8, 0.65, 0.4, 0.8, 0.8, 0.7]
+    assert [made.value(PROMPT, f"answer {i} {{reference}}") for i in range(len(said))] == wanted
     asked = server.asked[0][1]["messages"][0]["content"]
     assert "1+1=" in asked and "answer 0 {reference}" in asked and "Reference:\n2" in asked
 

@@ -242,6 +242,9 @@ FINE: dict[str, dict[str, Any]] = {
     "noise, backward: without a mean": noisy(credit("reinforce"), false_negative=0.2),
     "noise, backward: rates by domain and a mean that keeps the scale": noisy(credit("leave_one_out"), **BY_DOMAIN),
     "TTRV: an entropy without a group's mean": of(credit("reinforce"), **reward("ttrv")),
+    "TTRV: an entropy at the threshold of R2-OPD": of(
+        credit("r2_opd"), **reward("ttrv"), teachers={"reference": "initial", "default": "ema"}
+    ),
     "a clip with several updates": of({"name": "grpo"}, train={"minibatches": 2, "steps": 20}),
     "RL-PLUS with given rows": of({"name": "rl_plus"}, **method("expert_rows", share=0.5)),
     "LPO with plain slopes": of({**credit("lpo"), "aggregation": "constant"}),

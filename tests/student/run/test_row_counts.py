@@ -1,7 +1,13 @@
 """Metrics of rows that need no model."""
 
+import numpy as np
+from rows import make_row
+
+from opd.wire.types import PayloadKind, Scores
 from student.data.outcome import Outcome
-from student.run.row_counts import MOST_NAMES, outcome_metrics
+from student.run.row_counts import MOST_NAMES, count_rows, outcome_metrics, row_metrics
+from student.scoring.needs import STUDENT, TEACHER
+from student.scoring.routing import mix_scores
 
 
 def test_tokens_are_told_apart_by_domain_and_teacher_where_there_are_several() -> None:
@@ -22,3 +28,13 @@ def test_a_domain_and_a_teacher_that_get_no_row_are_counted_with_0() -> None:
     assert outcome_metrics([Outcome(0, "a", 0, domain="sums", tokens=3)], {"domain": {"sums"}}) == {}
     many = {"domain": {f"domain-{index}" for index in range(MOST_NAMES + 1)}}
     assert outcome_metrics([Outcome(0, "a", 0, domain="sums", tokens=3)], many) == {}
+
+
+def test_positions_that_teachers_need_not_score_are_counted_once_and_at_servers_alone() -> None:
+    row = make_row(8)
+    served = Scores(sampled=np.zeros(8, np.float32), wire_bytes=24, unasked=2)
+    # The student reads the windows of a cut history in process, which spares no server anything.
+    row.signals[STUDENT, PayloadKind.SAMPLED] = Scores(sampled=np.zeros(8, np.float32), unasked=4)
+    assert "unasked_share" not in row_metrics(count_rows([row], 8))
+    row.signals[TEACHER, PayloadKind.SAMPLED] = mix_scores([(served, 0.5), (served, 0.5)])
+    assert row_metrics(count_rows([row], 8))["unasked_share"] == 2 / 8

@@ -1,6 +1,7 @@
 """Rollout servers: what a run does when one dies, loads half of its weights, or holds others; by a stand-in."""
 
 import dataclasses
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from other_weights import move, train_adapters
 from ports import held_port
 from sglang_rollouts import SglangRollouts
@@ -20,9 +22,11 @@ from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row
 from student.rollout.engine import ROLLOUT_ENGINES
+from student.rollout.servers import server as server_module
 from student.rollout.servers.engine import ServersEngine
 from student.rollout.servers.folder import WeightsFolder
 from student.rollout.servers.http import Connection, LostError
+from student.rollout.servers.settings import ServersSettings
 from student.rollout.servers.sglang import SglangDialect
 from student.rollout.servers.weights import chosen, shares
 
@@ -283,6 +287,18 @@ def test_of_a_lora_student_adapters_alone_travel_and_old_ones_go(start: Any, ope
     merged = open_engine(start(), model=model, merge_adapters=True)
     sync(merged, 2)
     assert ids(merged.sample(plan())) == ids(engine.sample(plan())) != ids(rows)
+
+
+def test_a_server_that_accepts_connections_and_hangs_does_not_cost_a_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_ANSWER_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as hanging:  # the kernel accepts, and nobody answers
+        url = f"http://127.0.0.1:{hanging.getsockname()[1]}"
+        settings = ServersSettings(name="sglang_server", endpoints=[url], sync_seconds=3600.0)
+        one = server_module.Server(url, SglangDialect(), settings, adapters=False)
+        with pytest.raises(LostError, match="does not answer"):
+            one.update(tmp_path, "w1", FileLock(tmp_path / "lock"))
 
 
 def test_a_server_that_is_not_there_is_said_at_once(open_engine: Any) -> None:

@@ -77,6 +77,8 @@ def test_the_worst_turn_is_that_of_the_largest_mean_gap_and_never_the_last() -> 
     row.trained = False
     assert worst(row) is None
     row = episode(planned)
+    row.signals[TEACHER, PayloadKind.TOPK] = row.signals.pop((TEACHER, PayloadKind.SAMPLED))
+    assert worst(row) == 1  # a payload that carries the sampled tokens too is asked alone
     row.signals.clear()
     assert worst(row) is None
 
