@@ -109,14 +109,18 @@ class DirectAdvantage(Term):
 
     def steps(self, row: Row) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """[T] the step of each token of a row, and [K] the advantage of each step."""
-        ends = [end for _, end in row.turns]
-        if len(ends) < 2:
+        if len(row.turns) > 1:
+            # A step begins where the student acts: what an environment answered behind its last turn is no step of it,
+            # and models that read a cut history have no value there.
+            starts, ends = [start for start, _ in row.turns], [end for _, end in row.turns[:-1]]
+        else:
             ends = []
             if self.settings.separator and self._tokenizer is not None:
                 ends = ends_of(pieces_of(row.response_ids, self._tokenizer), self.settings.separator)
-        ends = [end for end in ends if end < row.length]
+            ends = [end for end in ends if end < row.length]
+            starts = [0, *ends]
         places = np.searchsorted(np.array(ends, np.int64), np.arange(row.length), side="right")
         values = np.zeros(row.length) if row.values is None else row.values.astype(np.float64)
         # V where a step begins, and the reward behind the last one: the advantages of a row add up to R - V(start).
-        at = [values[start] for start in (0, *ends)] + [reward_of(row) or 0.0]
+        at = [values[start] for start in starts] + [reward_of(row) or 0.0]
         return places, np.diff(np.array(at))

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rows import make_row
 
 from student.controllers import StepReport
 from student.data.outcome import Outcome
@@ -103,6 +104,17 @@ def test_each_step_is_drawn_towards_its_own_advantage(toy: Any) -> None:
     assert float(output.loss.mean()) == pytest.approx(sum(steps) / 2)  # the mean over steps, whatever their lengths
     # The sum of a row's advantages is what its answer was worth beyond the prompt's value.
     assert advantages.sum() == pytest.approx(1.0 - 0.2)
+
+
+def test_the_steps_of_an_episode_begin_where_the_student_acts() -> None:
+    row = make_row(7, turns=((0, 2), (4, 6)), reward=1.0)
+    row.tool_mask = np.array([0, 0, 1, 1, 0, 0, 1], np.bool_)
+    row.loss_mask = ~row.tool_mask
+    row.values = np.where(row.tool_mask, np.nan, [0.2, 9.0, 0.0, 0.0, 0.6, 9.0, 0.0]).astype(np.float32)
+    (term,) = build_terms([{"name": "dapo_direct"}])
+    places, advantages = term.steps(row)
+    # The last turn gets the reward although its environment answered it.
+    assert places[row.loss_mask].tolist() == [0, 0, 1, 1] and advantages.tolist() == pytest.approx([0.4, 0.4])
 
 
 def test_a_step_that_has_reached_its_advantage_is_left_alone(toy: Any) -> None:
