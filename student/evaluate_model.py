@@ -34,7 +34,8 @@ def evaluate_model(recipe: Recipe, model: str, *, keep: bool = False) -> dict[st
         if recipe.eval.reverse_kl
         else {"objective": [{"name": "sft", "rows": "all"}], "teachers": None, "contexts": {}}
     )
-    recipe = recipe.model_copy(update={"methods": [], **alone})
+    here = recipe.train.model_copy(update={"max_staleness": 0})  # nothing is sampled ahead of an update
+    recipe = recipe.model_copy(update={"methods": [], "train": here, **alone})
     begin = time.monotonic()
     with ExitStack() as stack:
         job = build_job(recipe, stack, model_path=model, poll=lambda: None)

@@ -326,6 +326,7 @@ class LocalModels:
             self._copies[model] = {name: placed(tensors[name], p) for name, p in here.items()}
 
 
+@torch.no_grad()  # also where nobody has said so: a shard is written in place
 def _put(parameter: Tensor, value: Tensor) -> None:
     if isinstance(parameter, DTensor):
         parameter.copy_(placed(value, parameter))
