@@ -47,7 +47,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_source_archive_unpacks_to_docs_examples_tests_and_all_the_rest(built: Path, tmp_path: Path) -> None:
     (archive,) = built.glob("opd-*.tar.gz")
     with tarfile.open(archive) as packed:
-        packed.extractall(tmp_path, filter="data")
+        safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Debian 12 has Python 3.11.2 without it
+        packed.extractall(tmp_path, **safely)  # type: ignore[arg-type]
     (top,) = tmp_path.iterdir()
     files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
     wanted = {path.relative_to(ROOT) for path in files if "__pycache__" not in path.parts and path.suffix != ".pyc"}

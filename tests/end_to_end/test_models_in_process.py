@@ -275,9 +275,7 @@ def test_a_saved_student_is_evaluated_without_the_models_of_its_run(alone: Calla
     model = str(world / "student")
     with pytest.raises(ConfigError, match=r"'ema' exists only within a run; set eval.reverse_kl=false"):
         evaluate_model(alone(**SELF, contexts=HINTED), model)
-    ahead = {
-        "train": {"steps": 4, "max_staleness": 2}
-    }  # which an evaluation has no use for
+    ahead = {"train": {"steps": 4, "max_staleness": 2}}  # which an evaluation has no use for
     report = evaluate_model(alone(**SELF, **ahead, contexts=HINTED, eval={"prompts": 8, "reverse_kl": False}), model)
     assert report["reverse_kl"] is None and report["prompts"] == 8
     hinted = evaluate_model(alone(teachers={"default": "student"}, contexts=HINTED), model)

@@ -86,7 +86,8 @@ def sleeper(world: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Stood, Policy
     engine.open(EngineSetup(model, tokenizer, RolloutSpec(7, 8, 0, len(tokenizer), 40), "student"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: engine.asked.append("empty_cache"))
     alone = SimpleNamespace(num_processes=1, process_index=0)
-    learner: Any = SimpleNamespace(updates=0, whole_parameters=model.named_parameters, ranks=Ranks(alone))  # type: ignore[arg-type]
+    ranks = Ranks(alone)  # type: ignore[arg-type]
+    learner: Any = SimpleNamespace(updates=0, named_parameters=model.named_parameters, ranks=ranks, sharded=False)
     return engine, PolicySampler(engine, learner, SimpleNamespace(plays=lambda row: False)), learner  # type: ignore[arg-type]
 
 
