@@ -35,10 +35,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from student.controllers import Services
+    from student.data.plan import StepPlan
     from student.data.row import Row
     from student.learning.terms import Term
     from student.learning.updates import Update
     from student.recipe import Recipe
+
+
+_UNKNOWN = -1
+"""The step of a state that was saved before states held it."""
 
 
 class CriticSettings(ControllerSettings):
@@ -128,6 +133,12 @@ class Critic(Controller):
             self._cache.append((row, features))
             row.values = self.value(features)
         return rows
+
+    def plan(self, plan: StepPlan) -> StepPlan:
+        """Learn the step where the state was saved without it: the first to be planned is the one at hand."""
+        if self._now == _UNKNOWN:
+            self._now = plan.step
+        return plan
 
     def updates(self, updates: Iterable[Update], services: Services) -> Iterable[Update]:
         """None in the warm-up; after the last one the heads are fitted."""
@@ -222,7 +233,7 @@ class Critic(Controller):
         """Restore them."""
         self.heads, self.moments, self.moved = state["heads"], state["moments"], int(state["moved"])
         self._fitted = dict(state["fitted"])
-        self._now = int(state["now"])
+        self._now = int(state.get("now", _UNKNOWN))
 
 
 def _predict(heads: NDArray[np.float64], features: NDArray[Any]) -> NDArray[np.float64]:

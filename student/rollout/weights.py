@@ -14,11 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from student.learning.lora import has_lora
+from opd.errors import ConfigError
+from student.learning.lora import add_lora, has_lora
+from student.learning.model import Weights
 from student.learning.sharding import full, layer_of
+from student.recipe import ModelSettings
 
 Chunk = dict[str, Tensor]
 """Tensors by the names that they have in the model, sharded or not."""
@@ -55,6 +58,40 @@ def as_saved(model: PreTrainedModel, chunk: Mapping[str, Tensor]) -> dict[str, T
     if has_lora(model):
         state = _merged(model, state)
     return dict(revert_weight_conversion(model, state))
+
+
+def check_merges(settings: ModelSettings, engine: str) -> None:
+    """Refuse adapters that are not on layers but on stacked parameters, as peft has those of a mixture's experts.
+
+    The student is built without its weights. What cannot be built is not refused here: loading says why.
+
+    Args:
+        settings: the recipe's `model`.
+        engine: name of an engine that is given merged weights.
+
+    Raises:
+        ConfigError: naming one of them.
+    """
+    if settings.lora is None:
+        return
+    found = Weights.of(settings)
+    try:
+        config = AutoConfig.from_pretrained(found.base, revision=found.revision)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError):
+        return
+    add_lora(model, settings.lora, base=found.base)
+    from peft.tuners.tuners_utils import BaseTunerLayer  # there, or add_lora would have said so
+
+    held = model.state_dict(keep_vars=True)
+    for name, layer in model.named_modules():
+        if isinstance(layer, BaseTunerLayer) and f"{name}.base_layer.weight" not in held:
+            raise ConfigError(
+                f"rollout.engine {engine} is given weights with the adapters merged, and those of {name} (a mixture's "
+                "experts, model.lora.targets) cannot be merged; name the layers of attention in model.lora.targets, or "
+                "set rollout.engine to {name: transformers}."
+            )
 
 
 def _merged(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -69,6 +69,10 @@ def check_vllm(settings: VllmSettings, recipe: Recipe) -> None:
             f"vLLM has no model of the family {' or '.join(families)} of student {recipe.model.path!r}; set "
             "rollout.engine to {name: transformers}."
         )
+    if recipe.model.lora is not None:
+        from student.rollout.weights import check_merges
+
+        check_merges(recipe.model, settings.name)
 
 
 def _families(recipe: Recipe) -> list[str]:
