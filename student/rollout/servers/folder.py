@@ -70,10 +70,11 @@ class WeightsFolder:
         """
         label = label_of(digests_of(tensors))
         folder = self.root / label
-        with _said(folder), self.lock(label):
+        part = self.root / f"{label}.part"
+        with _said(part), self.lock(label):
             if not folder.exists():
                 # One that is there was left by a rank that was killed: under the lock nobody else writes it.
-                part = _emptied(self.root / f"{label}.part")
+                _emptied(part)
                 save_file(dict(tensors), part / files[0], metadata=_FORM)
                 (part / files[1]).write_text(config)
                 os.replace(part, folder)
@@ -143,11 +144,11 @@ class WeightsFolder:
         self._written = [name for name in self._written if name not in old]
 
 
-def _agreed(ranks: Ranks, folder: Path, work: Callable[[], object]) -> None:
+def _agreed(ranks: Ranks, part: Path, work: Callable[[], object]) -> None:
     """Do this rank's work; where it fails on one, it fails on all."""
 
     def said() -> None:
-        with _said(folder):
+        with _said(part):
             work()
 
     ranks.agree(said)
@@ -157,21 +158,21 @@ def _nothing() -> None:
     """The work of a rank that has none."""
 
 
-def _emptied(folder: Path) -> Path:
+def _emptied(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    return folder
 
 
 @contextmanager
-def _said(folder: Path) -> Iterator[None]:
-    """Errors of the disk as a sentence."""
+def _said(part: Path) -> Iterator[None]:
+    """Errors of the disk as a sentence; what `part` holds by then goes, because most often the disk is full."""
     try:
         yield
     except (OSError, SafetensorError) as error:
+        shutil.rmtree(part, ignore_errors=True)
         raise RolloutEngineError(
-            f"the weights for the rollout servers cannot be written to {folder} ({error}); free space or give access "
-            "there, or set rollout.engine.folder to a folder with more."
+            f"the weights for the rollout servers cannot be written to {part.parent} ({error}); free space or give "
+            "access there, or set rollout.engine.folder to a folder with more."
         ) from error
 
 
