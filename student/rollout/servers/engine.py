@@ -20,8 +20,6 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -32,6 +30,7 @@ from student.rollout.engine import EngineSetup, OnRow, RolloutEngine, ignore
 from student.rollout.lost import EngineLostError
 from student.rollout.servers.dialect import Answer, Ask, Dialect
 from student.rollout.servers.http import LostError
+from student.rollout.servers.packed import Packed
 from student.rollout.servers.server import NotLoadedError, Server
 from student.rollout.servers.settings import ServersSettings
 from student.rollout.servers.sglang import SglangDialect
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from student.data.plan import PlannedRow
     from student.data.row import Row
     from student.recipe import Recipe
-    from student.rollout.known_row import LikelyIds
     from student.rollout.requests import Request
     from student.rollout.rows import Finish
 
@@ -53,35 +51,6 @@ _KNOWN_TEMPERATURE = 0.7
 _ASK_AGAIN_SECONDS = 1.0
 _FRUITLESS = 5
 """Times in a row that all servers may be lost before a single row is finished."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Packed:
-    """Weights that are on the disk; see `student.rollout.engine.PackedWeights`.
-
-    Attributes:
-        engine: whose they are.
-        label: hash of the weights.
-        path: their folder.
-        version: steps that they have seen.
-        expected: [8, V] log-probs of every id after each beginning of the known row, as the student gives them.
-        likely: finds candidates with them, where the servers do not.
-    """
-
-    engine: ServersEngine
-    label: str
-    path: Path
-    version: int
-    expected: NDArray[np.float32]
-    likely: LikelyIds | None = None
-
-    def load(self) -> None:
-        """See `PackedWeights.load`."""
-        self.engine.load(self)
-
-    def drop(self) -> None:
-        """See `PackedWeights.drop`."""
-        self.engine.drop(self)
 
 
 class ServersEngine(RolloutEngine):
