@@ -104,14 +104,15 @@ class Http2Connection:
                 raise TimeoutError("a ping was not answered.")
             self.read(0.05)
 
-    def wait_until_ended(self, streams: list[int], seconds: float = 60.0) -> None:
-        """Read until the server has ended all of `streams`.
+    def wait_until_ended(self, streams: list[int], seconds: float = 60.0, *, count: int | None = None) -> None:
+        """Read until the server has ended all of `streams`, or `count` of them.
 
         Raises:
             TimeoutError: when it has not after `seconds`.
         """
         end = time.monotonic() + seconds
-        while not self.ended.issuperset(streams):
+        wanted = len(streams) if count is None else count
+        while len(self.ended.intersection(streams)) < wanted:
             if time.monotonic() > end:
                 raise TimeoutError(f"{len(set(streams) - self.ended)} of {len(streams)} calls are still open.")
             self.read(0.05)
