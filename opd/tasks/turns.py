@@ -11,7 +11,7 @@ conversation with a marked reply: what the template writes after the mark, up to
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from opd.errors import DataError
@@ -46,63 +46,52 @@ def with_observation(
     return replace(prompt, messages=(*earlier, {**last, "content": joined}), template_options=options)
 
 
-def encode_turn(
-    text: str,
-    prompt: Prompt,
-    tokenizer: Any,
-    *,
-    sampled: Sequence[int],
-    stops: frozenset[int],
-    results: Sequence[str] = (),
-) -> list[int]:
-    """The ids between a student's turn and its next one.
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What an environment answered to a turn of the student.
 
-    Args:
+    Attributes:
         text: the observation.
         prompt: of the episode; its template options hold here too.
-        tokenizer: the student's.
         sampled: ids of the student's turn. One that was cut by its length limit gets its missing end from here.
-        stops: ids that end a turn.
         results: of the tool calls in the student's turn, all of them in order, before the observation. They have the
             template's tool role, or stand in the user's message where it has none.
-
-    Returns:
-        Ids; all of them are the environment's, none is trained on.
-
-    Raises:
-        DataError: when the chat template refuses the conversation.
     """
-    between = text_between(text, prompt, tokenizer, results)
-    return encode_turns([(between, sampled if prompt.messages is not None else ())], tokenizer, stops)[0]
+
+    text: str
+    prompt: Prompt
+    sampled: Sequence[int]
+    results: Sequence[str] = ()
 
 
-def encode_turns(turns: Sequence[tuple[str, Sequence[int]]], tokenizer: Any, stops: frozenset[int]) -> list[list[int]]:
+def encode_turns(turns: Sequence[Answered], tokenizer: Any, stops: frozenset[int]) -> list[list[int]]:
     """The ids between student's turns and their next ones, of many episodes in one call of the tokenizer.
 
     One call takes a third of the time of a call for each.
 
     Args:
-        turns: (what `text_between` gave, in chats the ids of the student's turn, else none).
+        turns: what the environments answered.
         tokenizer: the student's.
         stops: ids that end a turn.
+
+    Returns:
+        Ids of each; all of them are the environment's, none is trained on.
+
+    Raises:
+        DataError: when the chat template refuses a conversation.
     """
     if not turns:
         return []
-    encoded = tokenizer([text for text, _ in turns], add_special_tokens=False)["input_ids"]
+    texts = [_between(turn.text, turn.prompt, tokenizer, turn.results) for turn in turns]
     found = []
-    for (_, sampled), ids in zip(turns, encoded, strict=True):
-        ended = bool(sampled) and sampled[-1] in stops
+    for turn, ids in zip(turns, tokenizer(texts, add_special_tokens=False)["input_ids"], strict=True):
         # A chat's framing begins with the end of the assistant's turn, which the student has usually sampled itself.
-        found.append([int(i) for i in (ids[1:] if ended and ids and ids[0] in stops else ids)])
+        framed = turn.prompt.messages is not None and bool(turn.sampled) and turn.sampled[-1] in stops
+        found.append([int(i) for i in (ids[1:] if framed and ids and ids[0] in stops else ids)])
     return found
 
 
-def text_between(text: str, prompt: Prompt, tokenizer: Any, results: Sequence[str] = ()) -> str:
-    """What stands between a student's turn and its next one, as text; see `encode_turn`.
-
-    Raises:
-        DataError: when the chat template refuses the conversation.
-    """
+def _between(text: str, prompt: Prompt, tokenizer: Any, results: Sequence[str]) -> str:
     if prompt.messages is None:
         return "".join([*map(_wrapped, results), text])
     new: list[Message] = []

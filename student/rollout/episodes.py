@@ -27,7 +27,7 @@ from opd.config import Settings
 from opd.tasks.environments.base import ENVIRONMENT, Observation, measures_of
 from opd.tasks.environments.pool import EnvironmentPool, EpisodeError, PoolSettings
 from opd.tasks.environments.worlds import InProcess, Seen, Worlds
-from opd.tasks.turns import check_append_only, encode_turns, text_between, with_observation
+from opd.tasks.turns import Answered, check_append_only, encode_turns, with_observation
 from opd.tasks.verdict import Verdict
 from student.data.plan import EpisodePlan, PlannedRow
 from student.data.row import Row
@@ -237,8 +237,7 @@ class EpisodePlayer:
                 continue
             self._note(episode, seen)
             if not episode.ended:
-                between = text_between(seen.text, episode.prompt, self._tokenizer, seen.results)
-                going.append((episode, (between, episode.ids if episode.prompt.messages is not None else ())))
+                going.append((episode, Answered(seen.text, episode.prompt, episode.ids, seen.results)))
         encoded = encode_turns([turn for _, turn in going], self._tokenizer, self._stops)
         for (episode, _), ids in zip(going, encoded, strict=True):
             if len(episode.ids) + len(ids) >= episode.planned.max_new_tokens:

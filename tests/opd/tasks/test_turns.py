@@ -7,7 +7,7 @@ import pytest
 
 from opd.tasks.encode import encode_prompt
 from opd.tasks.prompt import Prompt
-from opd.tasks.turns import check_append_only, encode_turn, with_observation
+from opd.tasks.turns import Answered, check_append_only, encode_turns, with_observation
 from tests.support.chat_templates import FAMILIES, family_tokenizer
 
 APPENDING = [name for name, family in FAMILIES.items() if family.appends]
@@ -37,7 +37,7 @@ def play(tokenizer: Any, prompt: Prompt, replies: list[str], shown: list[tuple[s
     for reply, (text, results) in zip(replies, shown, strict=True):
         sampled = [*ids_of(tokenizer, reply), tokenizer.eos_token_id]
         ids += sampled
-        ids += encode_turn(text, prompt, tokenizer, sampled=sampled, stops=stops, results=results)
+        ids += encode_turns([Answered(text, prompt, sampled, results)], tokenizer, stops)[0]
     return ids
 
 
@@ -93,8 +93,8 @@ def test_a_template_without_tools_gets_them_in_words(tokenizers: dict[str, Any])
 def test_a_reply_that_was_cut_gets_its_end_from_the_environment(tokenizers: dict[str, Any], name: str) -> None:
     tokenizer = tokenizers[name]
     prompt, stops = Prompt.make([{"role": "user", "content": "x"}]), frozenset({tokenizer.eos_token_id})
-    whole = encode_turn("y", prompt, tokenizer, sampled=[tokenizer.eos_token_id], stops=stops)
-    cut = encode_turn("y", prompt, tokenizer, sampled=ids_of(tokenizer, "so"), stops=stops)
+    ends = ([tokenizer.eos_token_id], ids_of(tokenizer, "so"))
+    whole, cut = encode_turns([Answered("y", prompt, sampled) for sampled in ends], tokenizer, stops)
     assert cut == [tokenizer.eos_token_id, *whole] and tokenizer.eos_token_id not in whole[:1]
 
 
