@@ -11,6 +11,7 @@ from opd.config import Settings
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import Labels
 from opd.tasks.verdict import Verdict
+from student.lab.experiment import Arm, Fires, Premise
 from student.lab.experiments.common import QUICK, recipe
 
 WORLD = "modes"
@@ -28,10 +29,26 @@ RATES_ON, RATES_OFF = (1.5e-4, 5e-4, 1.5e-3), (5e-5, 1.5e-4, 5e-4)
 """Of sweeps: with one update a step, and with four."""
 
 
-def reinforce(*, objective: dict[str, Any], length: int = LENGTH, **more: Any) -> dict[str, Any]:
+CREDIT = Premise(
+    "credit",
+    "at least two thirds of the base's groups of 8 have right and wrong answers",
+    "student.lab.groups_premise:measure",
+    {"mixed": 0.67},
+)
+_PLAIN = {"name": "policy_gradient", "ratio": "none", "aggregation": "sequence_mean"}
+"""On policy all losses are this one."""
+
+
+def reinforce(*, objective: dict[str, Any] = _PLAIN, length: int = LENGTH) -> dict[str, Any]:
     """The base recipe: groups of answers, an objective of one term, a verifier, no teacher's numbers."""
-    base = recipe(steps=STEPS, rows=GROUPS, length=length, objective=objective)
-    return base | {"rollout": base["rollout"] | {"samples_per_prompt": GROUP}} | more
+    base = recipe(steps=STEPS, rows=GROUPS, length=length, objective=dict(objective))
+    return base | {"rollout": base["rollout"] | {"samples_per_prompt": GROUP}}
+
+
+def off_policy(fires: Fires, **term: Any) -> Arm:
+    """GRPO off policy, the arm that the others of a family are beside; `term` are settings of its objective."""
+    overrides = {"objective": [{"name": "grpo", **term}], **OFF_POLICY}
+    return Arm("off", "GRPO off policy, clip 0.2", overrides, RATES_OFF, fires=(fires,))
 
 
 class Parity:

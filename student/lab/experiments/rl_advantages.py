@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from student.lab.experiment import Arm, Claim, Experiment, Fires, Premise
+from student.lab.experiment import Arm, Claim, Experiment, Fires
 from student.lab.experiments.reinforcement import (
-    OFF_POLICY,
+    CREDIT,
     QUICK_ONE,
-    RATES_OFF,
     RATES_ON,
     STEPS,
     WORLD,
+    off_policy,
     reinforce,
 )
 
@@ -26,13 +26,7 @@ _ARMS = (
     _arm("bnpo", "BNPO: a beta density fitted to the batch", (Fires("bnpo/alpha", ">", 1.0),), name="bnpo"),
     _arm("ngrpo", "NGRPO: a virtual right answer in every group", _LEARNT, name="ngrpo"),
     _arm("signed", "W-REINFORCE: right 0.1, wrong -1, no baseline", _LEARNT, name="signed"),
-    Arm(
-        "off",
-        "GRPO off policy, clip 0.2",
-        {"objective": [{"name": "grpo"}], **OFF_POLICY},
-        RATES_OFF,
-        fires=(Fires("clipped_share", ">", 0.0),),
-    ),
+    off_policy(Fires("clipped_share", ">", 0.0)),
 )
 
 _CLAIMS = (
@@ -56,19 +50,12 @@ EXPERIMENT = Experiment(
     ),
     tasks=("medium",),
     world=WORLD,
-    recipe=reinforce(objective={"name": "policy_gradient", "ratio": "none", "aggregation": "sequence_mean"}),
+    recipe=reinforce(),
     served=("medium",),
     evaluated=("base", "medium"),
     arms=_ARMS,
     claims=_CLAIMS,
-    premises=(
-        Premise(
-            "credit",
-            "at least two thirds of the base's groups of 8 have right and wrong answers",
-            "student.lab.groups_premise:measure",
-            {"mixed": 0.67},
-        ),
-    ),
+    premises=(CREDIT,),
     decision=(
         f"{STEPS} steps of 64 answers, 8 to a prompt, one update a step for all but the last arm, so that the credit "
         "alone differs; rates are swept for each arm. Tokens are read off at 95 % of GRPO's gain, all else from the "
@@ -76,7 +63,7 @@ EXPERIMENT = Experiment(
     ),
     quick=QUICK_ONE,
     note=(
-        "Leave-one-out is no arm: it is the group's mean without the deviation times 8/7, which Adam does not see. Nor "
-        "is a median: of binary rewards it is the majority."
+        "Leave-one-out is not an arm: it is the group's mean without the deviation times 8/7, which Adam does not see. "
+        "Nor is a median: of binary rewards it is the majority."
     ),
 )

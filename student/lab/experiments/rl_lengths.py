@@ -83,9 +83,7 @@ EXPERIMENT = Experiment(
     ),
     tasks=("long",),
     world=WORLD,
-    recipe=reinforce(
-        objective={"name": "policy_gradient", "ratio": "none", "aggregation": "sequence_mean"}, length=_LENGTH
-    ),
+    recipe=reinforce(length=_LENGTH),
     served=("long",),
     evaluated=("base", "long"),
     arms=_ARMS,
@@ -104,5 +102,5 @@ EXPERIMENT = Experiment(
         "length reward. A reward works if its answers are shorter and 95 % of GRPO's accuracy is kept."
     ),
     quick=QUICK_ONE,
-    note="HAPO is no arm: it compares with a prompt's shortest answer so far, and here no prompt comes again.",
+    note="HAPO is not an arm: it compares with a prompt's shortest answer so far, and here no prompt comes again.",
 )

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from student.lab.experiment import Arm, Claim, Experiment, Fires, Premise
+from student.lab.experiment import Arm, Claim, Experiment, Fires
 from student.lab.experiments.reinforcement import (
+    CREDIT,
     OFF_POLICY,
     QUICK_ONE,
     RATES_OFF,
@@ -75,14 +76,7 @@ EXPERIMENT = Experiment(
     evaluated=("base", "medium"),
     arms=_ARMS,
     claims=_CLAIMS,
-    premises=(
-        Premise(
-            "credit",
-            "at least two thirds of the base's groups of 8 have right and wrong answers",
-            "student.lab.groups_premise:measure",
-            {"mixed": 0.67},
-        ),
-    ),
+    premises=(CREDIT,),
     decision=(
         f"{STEPS} steps of 64 answers, 8 to a prompt, for every arm; off policy means 4 updates a step on answers of "
         "the weights two steps before. Rates are swept for each arm on a run seed of its own, one rate of the sweep "
@@ -93,7 +87,7 @@ EXPERIMENT = Experiment(
     ),
     quick=QUICK_ONE,
     note=(
-        "CISPO is no arm: its cap of 5 bit one token in a thousand here, and up to the cap its gradient is that of the "
-        "ratio without a bound."
+        "CISPO is not an arm: its cap of 5 bit one token in a thousand here, and up to the cap its gradient is that of "
+        "the ratio without a bound."
     ),
 )

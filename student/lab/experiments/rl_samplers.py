@@ -6,12 +6,11 @@ from student.lab.experiment import Arm, Claim, Experiment, Fires, Premise
 from student.lab.experiments.reinforcement import (
     KINDS,
     LABELLED,
-    OFF_POLICY,
     QUICK_KINDS,
-    RATES_OFF,
     RATES_ON,
     STEPS,
     WORLD,
+    off_policy,
     reinforce,
 )
 
@@ -36,13 +35,7 @@ _ARMS = (
         same_rate_as="grpo",
         fires=(Fires("rollout_rounds", ">", 1.0),),
     ),
-    Arm(
-        "off",
-        "GRPO off policy, clip 0.2",
-        {"objective": [{"name": "grpo"}], **OFF_POLICY},
-        RATES_OFF,
-        fires=(Fires("ratio", "<", 1.0),),
-    ),
+    off_policy(Fires("ratio", "<", 1.0)),
 )
 
 _CLAIMS = (
@@ -70,7 +63,7 @@ EXPERIMENT = Experiment(
     ),
     tasks=KINDS,
     world=WORLD,
-    recipe=reinforce(objective={"name": "policy_gradient", "ratio": "none", "aggregation": "sequence_mean"}) | LABELLED,
+    recipe=reinforce() | LABELLED,
     served=("medium",),
     evaluated=("base", "medium"),
     arms=_ARMS,
@@ -92,6 +85,6 @@ EXPERIMENT = Experiment(
     note=(
         "Accuracy is over all three kinds, so that a sampler that leaves one of them out pays for it. Samplers plan by "
         "what became of the last step and cannot be planned ahead, so the lag is in the last arm alone. What needs "
-        "prompts to come again (positive-negative pairing, DRIVE, MoPPS by prompt) is no arm: here none does."
+        "prompts to come again (positive-negative pairing, DRIVE, MoPPS by prompt) is not an arm: here none does."
     ),
 )

@@ -6,12 +6,12 @@ from student.lab.experiment import Arm, Claim, Experiment, Fires, Premise
 from student.lab.experiments.reinforcement import (
     KINDS,
     LABELLED,
-    OFF_POLICY,
     QUICK_KINDS,
     RATES_OFF,
     RATES_ON,
     STEPS,
     WORLD,
+    off_policy,
     reinforce,
 )
 
@@ -21,7 +21,6 @@ def _arm(name: str, title: str, metric: str, least: float = 0.0, **settings: Any
     return Arm(name, title, overrides, RATES_ON, fires=(Fires(metric, ">", least),))
 
 
-_OFF = {"objective": [{"name": "grpo", "rows": "all"}]}
 _ARMS = (
     Arm("grpo", "GRPO", {}, RATES_ON),
     _arm("dynamic_sampling", "dynamic sampling: rounds until 8 groups are mixed", "rollout_rounds", 1.0),
@@ -39,11 +38,15 @@ _ARMS = (
     Arm(
         "replay",
         "replay: a quarter of the groups from earlier steps, clip 0.2",
-        {**_OFF, "rollout.strategy": {"name": "replay", "share": 0.25}, "train.minibatches": 4},
+        {
+            "objective": [{"name": "grpo", "rows": "all"}],
+            "rollout.strategy": {"name": "replay", "share": 0.25},
+            "train.minibatches": 4,
+        },
         RATES_OFF,
         fires=(Fires("replayed_share", ">", 0.0), Fires("clipped_share", ">", 0.0)),
     ),
-    Arm("off", "GRPO off policy, clip 0.2", {**_OFF, **OFF_POLICY}, RATES_OFF, fires=(Fires("ratio", "<", 1.0),)),
+    off_policy(Fires("ratio", "<", 1.0), rows="all"),
 )
 
 _CLAIMS = (
@@ -73,7 +76,7 @@ EXPERIMENT = Experiment(
     ),
     tasks=KINDS,
     world=WORLD,
-    recipe=reinforce(objective={"name": "policy_gradient", "ratio": "none", "aggregation": "sequence_mean"}) | LABELLED,
+    recipe=reinforce() | LABELLED,
     served=("medium",),
     evaluated=("base", "medium"),
     arms=_ARMS,
@@ -94,6 +97,6 @@ EXPERIMENT = Experiment(
     note=(
         "Prompts are of three kinds, asked by their marks, of which one is cut by the limit when it is answered in its "
         "own way. Strategies in rounds cannot be sampled ahead, so the lag is in the last arm alone. Strategies that "
-        "hint (LTE, Guide, ICPO) are no arms: these students cannot read."
+        "hint (LTE, Guide, ICPO) are not arms: these students cannot read."
     ),
 )

@@ -16,7 +16,7 @@ from pydantic import Field
 from opd.config import Settings
 from opd.errors import ConfigError
 from student.data.outcome import KEYS
-from student.scoring.needs import Needs
+from student.scoring.needs import TEACHER, Needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,6 +49,12 @@ class AdvantageSettings(Settings):
         description=f"Rows with equal values of these form a group: of {', '.join(KEYS)} and names of tags; [] puts "
         "all rows of the step into one.",
     )
+
+
+def teacher_gaps(row: Row) -> NDArray[np.float64]:
+    """Log T(y_t) - log mu(y_t) of the trained tokens of a row that a teacher has scored, mu the policy that sampled."""
+    mask = row.loss_mask
+    return np.asarray(row.log_probs(TEACHER), np.float64)[mask] - row.behaviour_logp[mask].astype(np.float64)
 
 
 class Advantage:

@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import Field
 
 from opd.wire.types import PayloadSpec
-from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
+from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known, teacher_gaps
 from student.rl.advantages.batch_scale import deviation
 from student.scoring.needs import TEACHER, Needs, SignalNeed
 
@@ -74,9 +74,7 @@ class GcOpd(Advantage):
 
     def refine(self, row: Row, credit: Credit) -> Credit:
         """[T] A of each token; 0 where it is not trained on."""
-        taught = row.log_probs(TEACHER)
-        mask, found = row.loss_mask, np.zeros(row.length)
-        gaps = np.asarray(taught, np.float64)[mask] - row.behaviour_logp[mask].astype(np.float64)
+        mask, found, gaps = row.loss_mask, np.zeros(row.length), teacher_gaps(row)
         found[mask] = self.by_token(gaps, float(np.mean(credit)))
         return found.astype(np.float32)
 

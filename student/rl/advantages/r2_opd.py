@@ -20,7 +20,7 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from opd.wire.types import PayloadSpec
-from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
+from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known, teacher_gaps
 from student.scoring.needs import TEACHER, Needs, SignalNeed
 
 if TYPE_CHECKING:
@@ -80,9 +80,7 @@ class R2Opd(Advantage):
 
     def refine(self, row: Row, credit: Credit) -> Credit:
         """[T] A of each token; 0 where it is not trained on."""
-        taught = row.log_probs(TEACHER)
-        mask, found = row.loss_mask, np.zeros(row.length)
-        gaps = np.asarray(taught, np.float64)[mask] - row.behaviour_logp[mask].astype(np.float64)
+        mask, found, gaps = row.loss_mask, np.zeros(row.length), teacher_gaps(row)
         found[mask] = self.by_token(gaps, float(np.mean(credit)))
         moved, whole = self.fired.get("moved", (0.0, 0.0))
         change = float(np.abs(found[mask] - gaps).sum()) / 2.0

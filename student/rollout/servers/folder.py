@@ -52,7 +52,7 @@ class WeightsFolder:
     def lock(self, name: str) -> FileLock:
         """Of all ranks: for what is called `name`."""
         self.root.mkdir(parents=True, exist_ok=True)
-        return FileLock(self.root / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock")
+        return FileLock(self.root / f"{_digits(name)}.lock")
 
     def put(self, tensors: Mapping[str, Tensor], config: str, files: tuple[str, str]) -> tuple[str, Path]:
         """Have a folder with these weights; older ones but the last go.
@@ -95,7 +95,7 @@ class WeightsFolder:
             OpdError: on every rank, when one of them cannot write.
         """
         # One that is there was left by this run when it was killed: no other has its name.
-        main, part = ranks.index == 0, self.root / f"{hashlib.sha256(self._name.encode()).hexdigest()[:16]}.part"
+        main, part = ranks.index == 0, self.root / f"{_digits(self._name)}.part"
         _agreed(ranks, part, partial(_emptied, part) if main else _nothing)
         mine: dict[str, tuple[str, str]] = {}
         for file, tensors in files:
@@ -188,7 +188,11 @@ def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 def label_of(digests: Mapping[str, str]) -> str:
     """16 hexadecimal digits of the SHA-256 of all names and digests, whichever files the tensors are in."""
-    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()[:16]
+    return _digits(json.dumps(sorted(digests.items())))
+
+
+def _digits(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _bytes(tensor: Tensor) -> Any:

@@ -96,17 +96,19 @@ class FutureBridge(Strategy):
         begun = [(row, one, turn) for row, one in zip(rows, plan.rows, strict=True) if (turn := worst(row)) is not None]
         with ThreadPoolExecutor(self.settings.workers) as threads:
             written = list(threads.map(lambda place: self._turn(place[0], place[2]), begun))
-        places = [(row, one, turn, text) for (row, one, turn), text in zip(begun, written, strict=True) if text]
-        arms = [self._arms(one, rollouts.said(row), turn, text) for row, one, turn, text in places]
+        places = [
+            (one, rollouts.said(row), turn, text) for (row, one, turn), text in zip(begun, written, strict=True) if text
+        ]
+        arms = [self._arms(*place) for place in places]
         played = rollouts.score(rollouts.sample([arm for pair in arms for arm in pair]))
         bridges = []
-        for (row, one, turn, text), own, taught in zip(places, played[::2], played[1::2], strict=True):
+        for place, own, taught in zip(places, played[::2], played[1::2], strict=True):
             shares = [self._share(own), self._share(taught)]
             if shares[0] is None or shares[1] is None:
                 continue
             rollouts.measure("future_bridge/gain", shares[1] - shares[0])
             if shares[1] > shares[0]:
-                bridges.append(self._bridge(one, rollouts.said(row), turn, text))
+                bridges.append(self._bridge(*place))
         rollouts.measure("future_bridge/asked_share", len(places), len(rows))
         rollouts.measure("future_bridge/kept_share", len(bridges), len(rows))
         return [*rows, *rollouts.score(rollouts.sample(bridges))]
