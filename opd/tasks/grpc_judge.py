@@ -13,7 +13,15 @@ from opd.tasks.chat import CachingClient, CallFailed, ServiceSettings
 from opd.wire.channel import ClientSecurity, open_blocking_channel
 from opd.wire.v1 import judge_pb2, judge_pb2_grpc
 
-_AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+_AGAIN = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,  # what a handler that raises answers with, as HTTP's 500
+)
+"""What another call may do better; the same kinds of failures are asked again over HTTP."""
 
 
 class GrpcSettings(ServiceSettings):

@@ -78,7 +78,8 @@ class StopCheck:
         plain = self._ratios(self._plain, rows, poll)
         events = self._ratios(self._event, rows, poll) if self._event is not None else {}
         for teacher, ratio in plain.items():
-            yield self._sentence(teacher, len(rows), ratio, events.get(teacher))
+            ended = sum(row.teacher == teacher for row in rows)
+            yield self._sentence(teacher, ended, ratio, events.get(teacher))
 
     def _ratios(self, scorer: Scorer, rows: Sequence[Row], poll: Callable[[], None]) -> dict[str, float]:
         """Mean log-ratio at the last tokens, nats, by teacher."""

@@ -57,7 +57,15 @@ def test_a_judge_scores_and_what_it_cannot_tell_is_unknown(judge: Judge, monkeyp
     made.close()
 
 
-@pytest.mark.parametrize(("status", "calls"), [(grpc.StatusCode.UNAVAILABLE, 3), (grpc.StatusCode.INVALID_ARGUMENT, 1)])
+@pytest.mark.parametrize(
+    ("status", "calls"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, 3),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, 3),
+        (grpc.StatusCode.UNKNOWN, 3),
+        (grpc.StatusCode.INVALID_ARGUMENT, 1),
+    ],
+)
 def test_a_judge_that_fails_leaves_rows_unknown_and_is_asked_again_where_that_may_help(
     judge: Judge, status: grpc.StatusCode, calls: int
 ) -> None:
