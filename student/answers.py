@@ -91,6 +91,7 @@ def write_answers(
         return rows
 
     out.parent.mkdir(parents=True, exist_ok=True)
+    # What is at `out` is whole at any time: the answers of hours may be in use by a run that trains on them.
     draft = out.with_suffix(".part")
     kept: list[tuple[Row, int]] = []
     drawn = 0

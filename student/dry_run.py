@@ -67,6 +67,7 @@ def _try_out(recipe: Recipe, needs: Needs, source: PromptSource) -> Iterator[str
         yield "note: no held-out prompt has an answer to judge by, so accuracy will be unknown"
     stops = stop_set(tokenizer, generation_stops(recipe.model.path, recipe.model.revision), recipe.rollout.stop_tokens)
     yield stops.describe()
+    # From here on the servers are needed: what can be refused without them has been.
     models = _shake_hands(recipe, needs, source, tokenizer)
     first = source.prompts("train", 1)[0]
     map_of(recipe, stops.ids, models.infos, needs)

@@ -88,6 +88,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
         if isinstance(node, list) and part.isdigit() and int(part) < len(node):
             node = node[int(part)]
             continue
+        # A group that the file leaves out, or has without a key below it, begins with the override.
         if isinstance(node, dict) and node.get(part) is None:
             node[part] = {}
         node = node[part] if isinstance(node, dict) else None

@@ -105,6 +105,7 @@ def _answers(model: Any, tokenizer: Any, stops: Sequence[int], questions: Sequen
         chat = bool(getattr(tokenizer, "chat_template", None))
         prompt = Prompt.make([{"role": "user", "content": question}] if chat else question)
         ids = torch.tensor([encode_prompt(prompt, tokenizer)])
+        # One seed a question: the answers are the same each time, and do not depend on those before.
         with torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(0)
             found = model.generate(
@@ -122,5 +123,6 @@ def _answers(model: Any, tokenizer: Any, stops: Sequence[int], questions: Sequen
             )
         whole, last = found.sequences[0], int(found.sequences[0, -1])
         if last in stops:
+            # Without the columns that pad the head: they are no tokens, and the servers leave them out as well.
             logits = found.logits[-1][0, : len(tokenizer)].float()
             yield EndedAnswer(whole.numpy().astype(np.uint32), float(logits.log_softmax(-1)[last]))

@@ -51,6 +51,7 @@ def _certificate(address: str, security: ClientSecurity) -> Finding:
         context = ssl.create_default_context(cafile=security.ca_file)
         if security.cert_file is not None:
             context.load_cert_chain(security.cert_file, security.key_file)
+        # gRPC speaks HTTP/2 alone, and its servers refuse a handshake that does not offer it.
         context.set_alpn_protocols(["h2"])
         with (
             socket.create_connection((host, port), timeout=_SECONDS) as plain,

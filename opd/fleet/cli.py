@@ -74,6 +74,7 @@ def verify(
     from opd.fleet.client import TeacherFleet
 
     with TeacherFleet.connect(endpoints, settings=fleet_settings(settings, override), client="verify") as fleet:
+        # `connect` is content with some replicas of each teacher; here all that are listed are compared.
         fleet.settle()
         reports = [fleet.verify(name) for name in fleet.teachers()]
         silent = fleet.status().silent

@@ -101,6 +101,7 @@ class TeacherFleet(ScoreSource):
                 raise
             return core
 
+        # Ctrl-C as well: nobody holds a fleet yet whose `close` would end the thread and its connections.
         try:
             core = asyncio.run_coroutine_threadsafe(make(), loop).result()
         except BaseException:

@@ -56,6 +56,7 @@ def score(
             raise DataError(f"the fleet serves {', '.join(served)}; name one with --teacher.")
         name = teacher or served[0]
         scores = fleet.score(name, items, spec, temperature=temperature)
+        # Hidden states mean nothing without the head; asking for it puts it into the store.
         if payload == "hidden" and out is not None:
             fleet.head(name)
     if out is None:

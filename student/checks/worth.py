@@ -148,6 +148,7 @@ def compare(
         before, after = _value(own), _value(other)
         if before is not None and after is not None:
             halves.setdefault(own.prompt.uid, []).append(after - before)
+    # The two accuracies are of the same prompts wherever the teacher answered any.
     judged = both or list(ours)
     return Worth(
         prompts=len({row.prompt.uid for row in student}),

@@ -75,6 +75,7 @@ def judge(
     theirs: Mapping[Replicate, object] = values if rival is None else rival.by_replicate()
     if len(replicates) < 2 or not all(r in mine.by_replicate() and r in theirs for r in replicates):
         return JudgedClaim(claim.text, "incomplete")
+    # Before any number is read: an arm whose mechanism never acted is its own rival under another name.
     idle = [arm.name for arm in (mine, rival) if arm is not None and not all(r.fired for r in arm.seeds)]
     if idle:
         return JudgedClaim(claim.text, "failed", why=f"the mechanism of {' and '.join(idle)} never fired")
@@ -87,6 +88,7 @@ def judge(
             pairs[replicate] = _pair(claim, one, rival.by_replicate()[replicate])
     scope = _scope([arm for arm in (mine, rival) if arm is not None])
     verdict = _decide(claim, pairs, scope)
+    # A claim that holds without its premise holds; one that does not has not been tried.
     absent = [p for p in premises if p.name == claim.premise and not p.present]
     if absent and verdict.outcome in ("does not hold", "not shown"):
         return JudgedClaim(

@@ -104,6 +104,7 @@ class RankWatch:
                 if not data:
                     selector.unregister(peer)
                     del rest[peer]
+                    # A rank that has said that it is done may close; all others that do are dead.
                     if rank not in self._done:
                         self._hear({"lost": rank, "why": self._why.get(rank, _KILLED)}, peer)
                     continue

@@ -194,6 +194,7 @@ def teachers(orbit: OrbitRecipe, state: State, log: Log) -> Iterator[dict[str, l
             state.teachers[mode], state.servers[mode] = folder, endpoints[names[mode]]
             if update.failures:
                 state.warnings[f"teacher {mode}"] = update.sentence()
+            # After each push: a run that is killed between two says which servers hold which weights.
             state.save()
             log(f"pushed {folder}: {update.sentence()}")
     yield endpoints

@@ -48,6 +48,7 @@ class State:
         """
         path = folder / "state.json"
         if not resume:
+            # The lock is there already: it is taken before the state is read.
             if folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
                 raise RunFolderError(f"folder {folder} is not empty; continue with --resume or choose another run.")
             return cls(path)

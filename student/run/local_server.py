@@ -47,6 +47,7 @@ def served(models: Mapping[str, Path | str], folder: Path, flags: Sequence[str] 
         )
     try:
         deadline = time.monotonic() + START_SECONDS
+        # The file appears in one step when the server listens; a model may take minutes until then.
         while not ports.exists():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise UnavailableError(f"the teacher server did not start; see {log}.")

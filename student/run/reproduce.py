@@ -78,6 +78,7 @@ def reproduce(
         raise RunFolderError(f"{run} holds no whole step, so there is nothing to compare a new run with.")
     again = out or run.with_name(f"{run.name}-again")
     recipe = load_settings(Recipe, run / "recipe.yaml", [f"run={again}", "metrics_port=0", *(overrides or ())])
+    # After everything that may be refused: the import of torch takes seconds.
     from student.loop import train
 
     train(recipe)

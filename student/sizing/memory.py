@@ -161,6 +161,7 @@ def _engine_parts(
     if not engine.on_device:
         return {}, {}
     longest = settled(rollout.max_prompt_tokens + rollout.max_new_tokens)
+    # Sampling in process needs every weight of a sharded student at once, if only while it decodes.
     gathered = shape.total * shape.width if sharded and not engine.holds_weights else 0
     lagging = recipe.train.max_staleness and sharded and not engine.takes_shards
     frozen = shape.weight_bytes - shape.trained_bytes

@@ -80,6 +80,7 @@ class ModelShape:
         self.layer = max(parts.values(), default=0)
         casts = autocast is not None and lm.dtype == torch.float32 and not sharded and not quantized
         self.cast_bytes = (self.total - self.outside) * self.width if casts else 0
+        # Forwards that allocate nothing: the cache and the activations of any model can be counted on any machine.
         with FakeTensorMode(allow_non_fake_inputs=True) as self._fake, _experts_counted():
             _without_content(lm, autocast if sharded else None)
             self._student = Student(lm).train()

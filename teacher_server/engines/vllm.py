@@ -297,6 +297,7 @@ class VllmEngine:
                 for output in self._engine.step():
                     if output.finished and output.request_id in running:
                         receive(running.pop(output.request_id), output)
+                # Looked at between steps: a caller that has left must not hold the batch to its longest sequence.
                 gone = [name for name, row in running.items() if batch[row].cancelled()]
                 if gone:
                     self._engine.abort_request(gone)

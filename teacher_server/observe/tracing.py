@@ -70,6 +70,7 @@ class Tracing:
         forwards: dict[tuple[float, float], int] = {}
         for job in jobs:
             self._child("queue", inside, job.queued_at, job.picked_at, {"opd.tokens": job.tokens})
+            # Jobs of one batch have one forward, and it is drawn once.
             forwards[job.started_at, job.ended_at] = forwards.get((job.started_at, job.ended_at), 0) + job.tokens
         for (started, done), tokens in forwards.items():
             self._child("engine.forward", inside, started, done, {"opd.tokens": tokens})

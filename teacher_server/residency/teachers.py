@@ -287,6 +287,7 @@ class Teachers:
             await self._memory.reserve(teacher, needed)
             try:
                 engine = await turn.read(f"model {teacher.model}", lambda: self._build(teacher), lambda e: e.close())
+            # A load that fails or is cancelled gives its memory back, or no other teacher could ever have it.
             except BaseException:
                 teacher.held_bytes = 0
                 raise
@@ -297,6 +298,7 @@ class Teachers:
             max_batch_tokens=self._limits.max_batch_tokens,
             max_batch_sequences=self._limits.max_batch_sequences,
             faults=self._faults,
+            # Called by the engine's thread; what the teachers are is changed by the event loop alone.
             on_dead=lambda reason: _call_if_open(loop, lambda: self._dead(teacher, reason)),
             on_batch=lambda n, tokens, seconds: self._on_batch(teacher.name, n, tokens, seconds),
         )

@@ -209,6 +209,7 @@ class Members:
         if not self.monitors:
             listed = ", ".join(source.text for source in self._sources)
             return UnavailableError(f"no teacher server is listed at {listed}; check the file or the name.")
+        # From what all servers share to what one teacher lacks: the first that is true explains the rest.
         if len(errors) == len(self.monitors):
             if all(isinstance(error, AuthError) for error in errors):
                 return AuthError(f"no teacher server accepts this client: {sentences}")

@@ -80,6 +80,7 @@ class Observation:
             raise DataError("its tools are not a list of JSON schemas")
         if not (isinstance(info, Mapping) and isinstance(info.get("bad_calls", 0), (int, float))):
             raise DataError("its info is not a mapping, or info.bad_calls is not a number")
+        # Half of a surrogate pair is a str in Python, but no tokenizer takes it.
         try:
             "".join([text, *results]).encode()
         except UnicodeEncodeError as error:

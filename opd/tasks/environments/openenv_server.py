@@ -138,6 +138,7 @@ def serve_environment(
     places = threading.Semaphore(sessions)
 
     def play(connection: Any) -> None:
+        # Refused rather than queued, as the protocol has it: a client that waits would run into its own time limit.
         if not places.acquire(blocking=False):
             full = _error("CAPACITY_REACHED", f"all {sessions} sessions are taken")
             full["data"] |= {"active_sessions": sessions, "max_sessions": sessions}

@@ -161,6 +161,7 @@ class EnvironmentPool:
                         line = self._slots[number].receive()
                     except OSError:
                         line = b""
+                    # None is a part of an answer, whose end is still to come; b"" is a process that has ended.
                     if line is None:
                         continue
                     selector.unregister(key.fileobj)

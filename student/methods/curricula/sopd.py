@@ -110,6 +110,7 @@ class Sopd(Controller):
         ids = [int(i) for i in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
         own = self._tokenizer.eos_token_id
         end = answer_end(row.prompt, self._tokenizer, frozenset() if own is None else frozenset({int(own)}))
+        # A turn that fills its limit was cut: an end there would teach the student to stop in mid-sentence.
         if end is not None and ids[-1:] != [end] and len(ids) < self.settings.teacher.max_tokens:
             ids.append(end)
         if not ids:

@@ -66,6 +66,7 @@ class TailNull(Term):
             s.low if s.form == "fixed" else s.high,
         )
         count = batch.mask.sum()
+        # By where and not by a product: what is masked may be NaN, and 0 times NaN is NaN.
         clean = torch.where(batch.mask, entropy, torch.zeros_like(entropy)).sum()
         metrics: dict[str, tuple[Tensor | float, Tensor | float]] = {
             "selected_share": ((advantages != 0).sum(), count),

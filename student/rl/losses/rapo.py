@@ -65,6 +65,7 @@ class RapoKl(Term):
         reference = have(signal.head, "reference's head")
         powers = [self.phi(row) for row in batch.rows]
         total, value = hidden.new_zeros(()), hidden.new_zeros(())
+        # A head has one power, so a pass for each; rows are rounded to few of them, see `phi`.
         for power in sorted(set(powers)):
             mask = batch.mask & batch.of_rows([phi == power for phi in powers])
             result = maths.linear_divergence(

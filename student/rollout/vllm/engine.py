@@ -280,6 +280,7 @@ class VllmRollout(RolloutEngine):
                     temperature=0.0,
                     max_tokens=limit,
                     stop_token_ids=sorted(stops),
+                    # Of the model: the stop ids above are all that ends an answer here, as with the other engines.
                     ignore_eos=True,
                     detokenize=False,
                     output_kind=RequestOutputKind.FINAL_ONLY,
