@@ -216,6 +216,10 @@ class Controller:
             ConfigError: when the method cannot work in it.
         """
 
+    def against_summaries(self) -> str:
+        """Why it cannot work where students summarise episodes (history: summary), a clause; "" where it can."""
+        return ""
+
     def remarks(self, recipe: Recipe) -> list[str]:
         """What a person should know of it in the recipe although it works, one clause each."""
         return []

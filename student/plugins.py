@@ -83,6 +83,7 @@ def build_plugins(recipe: Recipe) -> Plugins:
     strategy.check(recipe, terms)
     rewards.check(recipe, terms)
     engine: RolloutEngine = _build(ROLLOUT_ENGINES, recipe.rollout.engine, "rollout.engine")
+    _check_summaries(recipe, controllers, strategy)
     _check_staleness(recipe, terms, controllers, strategy, engine)
     _check_quantized(recipe, engine)
     engine.check(recipe)
@@ -198,6 +199,21 @@ def _check_staleness(
             "the student itself, which learns while train.max_staleness samples; set train.max_staleness: 0, or "
             "rollout.engine to {name: transformers}."
         )
+
+
+def _check_summaries(recipe: Recipe, controllers: Sequence[Controller], strategy: Strategy) -> None:
+    """Refuse episodes that the student summarises where something in the recipe cannot work with it.
+
+    Raises:
+        ConfigError: naming it and why.
+    """
+    parts: list[Controller | Strategy] = [*controllers, strategy] if recipe.rollout.episodes.summarised else []
+    for part in parts:
+        if why := part.against_summaries():
+            raise ConfigError(
+                f"rollout.episodes.history is summary, but {part.settings.name} does not go with it: {why}; or set "
+                "history to a number of turns, or to null."
+            )
 
 
 def _check_quantized(recipe: Recipe, engine: RolloutEngine) -> None:

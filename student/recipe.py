@@ -161,6 +161,25 @@ class RolloutSettings(Settings):
         default_factory=EpisodeSettings, description="How prompts that name an environment are played."
     )
 
+    @model_validator(mode="after")
+    def _check_summaries(self) -> "RolloutSettings":
+        summary, turn, prompt = self.episodes.summary, self.episodes.turn_tokens, self.max_prompt_tokens
+        least = prompt + turn + 2 * summary.tokens
+        if self.episodes.summarised is not None and summary.context_tokens < least:
+            raise ValueError(
+                f"episodes.summary.context_tokens ({summary.context_tokens}) is under {least}, which the longest "
+                f"prompt (max_prompt_tokens {prompt}), a summary (tokens {summary.tokens}), a turn (turn_tokens "
+                f"{turn}) and the next summary may take; raise it, or lower those"
+            )
+        return self
+
+    def longest_sequence(self, prompt: int) -> int:
+        """Most tokens of prompt and response that a model reads at once, for prompts of up to `prompt` tokens."""
+        limit = self.episodes.summarised
+        response = self.max_new_tokens if limit is None else min(self.max_new_tokens, limit)
+        longest = prompt + response
+        return longest if limit is None or prompt > self.max_prompt_tokens else min(longest, limit)
+
 
 class TrainSettings(Settings):
     """The optimizer and its schedule."""

@@ -73,6 +73,7 @@ class Row:
         windows: (since, start, end) where the student did not see the whole history of an episode: what stands at
             positions start to end it wrote after the prompt and the response from `since` on. They hold every trained
             position; empty where it saw everything.
+        summaries: places in `turns` of those that the environment did not see: the student's summaries of the episode.
         teacher: name of the teacher that the route gave, or the weighted names of several.
         teachers: (teacher, weight) where divergences to several teachers are summed, weights summing to 1; else empty.
         contexts: [P'] uint32 by role: the prompt that this role's model reads instead (a hint, a system prompt of its
@@ -109,6 +110,7 @@ class Row:
     tool_mask: NDArray[np.bool_] | None = None
     turns: tuple[tuple[int, int], ...] = ()
     windows: tuple[Window, ...] = ()
+    summaries: tuple[int, ...] = ()
     teacher: str = ""
     teachers: tuple[tuple[str, float], ...] = ()
     contexts: dict[str, NDArray[np.uint32]] = field(default_factory=dict)
@@ -132,6 +134,11 @@ class Row:
     def length(self) -> int:
         """T, tokens of the response."""
         return len(self.response_ids)
+
+    @property
+    def actions(self) -> list[tuple[int, int]]:
+        """(start, end) of each turn that the environment saw: all of `turns` but summaries."""
+        return [span for turn, span in enumerate(self.turns) if turn not in self.summaries]
 
     @property
     def on_policy(self) -> bool:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from opd.tasks.environments.base import Observation
     from opd.tasks.environments.pool import EpisodeError
     from opd.tasks.prompt import Prompt
+    from opd.tasks.turns import Answered
     from student.data.plan import EpisodePlan, PlannedRow
     from student.data.row import Row, Window
 
@@ -47,10 +48,29 @@ class Episode:
     ended: str = ""
     why: str = ""  # it broke: one clause for people
     success: bool | None = None
+    # Where the student summarises, see `student.rollout.summaries`:
+    waiting: Answered | None = None  # an observation that the next summary stands before
+    summaries: list[int] = field(default_factory=list)  # places in `turns`
+    beside: int = 0  # ids that no whole history would hold: instructions and summaries
+    saved: int = 0  # ids that turns were spared, summed over turns
+    empty: int = 0
+    cut: int = 0
+
+    @property
+    def acted(self) -> int:
+        """Turns of the student that the environment has seen, replayed ones left out."""
+        return len(self.turns) - len(self.summaries)
+
+    @property
+    def read(self) -> int:
+        """Ids that the next turn is written after, of prompt and episode."""
+        return (0 if self.prompt_ids is None else len(self.prompt_ids)) + len(self.ids) - self.seen_from
 
     @property
     def seen_from(self) -> int:
         """Where the history begins that the next turn is written after."""
+        if self.summaries:
+            return self.turns[self.summaries[-1]][0]
         if self.history is None or len(self.actions) <= self.history:
             return 0
         return self.actions[-self.history]
@@ -70,12 +90,23 @@ class Episode:
         """Add the student's turn: what `row` holds from `first` to `end`, as the continuation of everything before."""
         self.prompt_ids = row.prompt_ids
         self.version = int(row.policy_version[-1])
+        self.saved += self.seen_from - self.beside if self.summaries else 0
         self._begin_turn(end - first, text)
         self.ids += row.response_ids[first:end].tolist()
         self.own += [True] * (end - first)
         self.logp += row.behaviour_logp[first:end].tolist()
         if row.candidates is not None:
             self.candidates += list(row.candidates[first:end])
+
+    def summarise(self, row: Row, first: int) -> None:
+        """Add the student's summary, a turn that the environment does not see and gives no reward: as `take` does."""
+        saved = self.saved
+        self.take(row, first, row.length, row.text)
+        start, end = self.turns[-1]
+        self.saved, self.beside = saved, self.beside + end - start
+        self.summaries.append(len(self.turns) - 1)
+        self.rewards.append(0.0)
+        self.states[-1] = f"summary of {self.shown[0]}"  # comparable with other summaries there, and with no action
 
     def _begin_turn(self, length: int, text: str) -> None:
         start = len(self.ids)

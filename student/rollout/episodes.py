@@ -8,8 +8,8 @@ The random stream of a turn is named by the row's key and the turn, so an episod
 
 An episode that breaks (its environment raises, hangs or dies) ends there: what was sampled is kept as a row that is
 not trained on, with an unknown verdict. The tag `ended` tells: success, failure, done (without word whether it was
-solved), turns, tokens, replay, or broken. The KV cache is built anew in each turn, so an episode costs the square of
-its turns.
+solved), turns, tokens, context, replay, or broken. The KV cache is built anew in each turn, so an episode costs the
+square of its turns.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from opd.config import Settings
 from opd.tasks.environments.base import ENVIRONMENT, Observation, measures_of
@@ -33,10 +33,12 @@ from student.data.plan import EpisodePlan, PlannedRow
 from student.data.row import Row
 from student.data.streams import stream
 from student.rollout.episode import Episode
+from student.rollout.summaries import CONTEXT, Summaries, SummarySettings, notes_of
 
 if TYPE_CHECKING:
     from student.rollout.spec import RolloutSpec
 
+Turns = Annotated[int, Field(ge=1)]
 Sample = Callable[[Sequence[PlannedRow], "tuple[object, ...]"], "list[Row]"]
 OnRow = Callable[[Row], None]
 log = logging.getLogger(__name__)
@@ -49,11 +51,13 @@ class EpisodeSettings(Settings):
     turn_tokens: int = Field(
         256, ge=1, description="Longest turn of the student; rollout.max_new_tokens bounds the whole episode."
     )
-    history: int | None = Field(
+    history: Turns | Literal["summary"] | None = Field(
         None,
-        ge=1,
-        description="Earlier turns, each with its answer, that the student and its teachers see after the prompt and "
-        "the first observation; null: all.",
+        description="What the student and its teachers see of an episode after the prompt and the first observation. A "
+        "number: so many earlier turns, each with its answer; summary: what the student has written of it; null: all.",
+    )
+    summary: SummarySettings = Field(
+        default_factory=SummarySettings, description="When and how it is summarised, with `history: summary`."
     )
     isolation: Literal["process", "none"] = Field(
         "process",
@@ -63,6 +67,19 @@ class EpisodeSettings(Settings):
     limits: PoolSettings = Field(
         default_factory=PoolSettings, description="Of episodes; time and memory are limited in processes alone."
     )
+
+    @model_validator(mode="after")
+    def _check_summary(self) -> EpisodeSettings:
+        if self.history != "summary" and self.summary != SummarySettings():
+            raise ValueError(
+                f"summary is set, but history is {self.history}, and nothing is summarised; set it to summary"
+            )
+        return self
+
+    @property
+    def summarised(self) -> int | None:
+        """Longest sequence of an episode that is summarised, its prompt included; None where none is."""
+        return self.summary.context_tokens if self.history == "summary" else None
 
 
 class EpisodePlayer:
@@ -77,6 +94,9 @@ class EpisodePlayer:
     def __init__(self, settings: EpisodeSettings, tokenizer: Any, spec: RolloutSpec) -> None:
         self._settings, self._tokenizer, self._spec = settings, tokenizer, spec
         self._stops = spec.stops(tokenizer)
+        self._summaries: Summaries | None = None
+        if settings.history == "summary":
+            self._summaries = Summaries(settings.summary, settings.turn_tokens, tokenizer, self._stops)
         self._worlds: dict[str, Worlds] = {}
         self._checked = False
 
@@ -136,7 +156,8 @@ class EpisodePlayer:
             self._checked = True
         plan = planned.episode or EpisodePlan()
         turns = min(plan.turns or self._settings.turns, self._settings.turns)
-        return Episode(planned, replace(plan, turns=turns), planned.prompt, self._settings.history)
+        history = self._settings.history if isinstance(self._settings.history, int) else None
+        return Episode(planned, replace(plan, turns=turns), planned.prompt, history)
 
     def _open(self, episode: Episode, seen: Seen) -> None:
         if isinstance(seen, EpisodeError):
@@ -193,17 +214,30 @@ class EpisodePlayer:
                     episode.stop(EpisodeError("diverged", "it answered a repeated action otherwise"))
 
     def _turn(self, active: Mapping[int, Episode], sample: Sample, purpose: tuple[object, ...]) -> None:
-        """One turn of the student and one of the environment in all episodes that go on."""
-        rows = sample([self._planned(episode) for episode in active.values()], purpose)
-        for episode, row in zip(active.values(), rows, strict=True):
-            episode.take(row, len(episode.ids) - episode.seen_from, row.length, row.text)
-        actions = {number: self._action(episode) for number, episode in active.items()}
-        self._answer(active, self._step(active, actions))
-        for episode in active.values():
-            if not episode.ended and len(episode.turns) >= episode.plan.turns:
+        """One turn of the student in all episodes that go on, and one of the environment unless it was a summary."""
+        summarised = [episode for episode in active.values() if episode.waiting is not None]
+        if self._summaries is not None:
+            self._summaries.ask(summarised, self._spec.candidates)
+        going = {number: episode for number, episode in active.items() if not episode.ended}
+        rows = sample([self._planned(episode) for episode in going.values()], purpose) if going else []
+        acting: dict[int, Episode] = {}
+        for (number, episode), row in zip(going.items(), rows, strict=True):
+            if self._summaries is not None and episode.waiting is not None:
+                self._summaries.take(episode, row)
+            else:
+                episode.take(row, len(episode.ids) - episode.seen_from, row.length, row.text)
+                acting[number] = episode
+        actions = {number: self._action(episode) for number, episode in acting.items()}
+        self._answer(acting, self._step(acting, actions), self._summaries)
+        for episode in acting.values():
+            if not episode.ended and episode.acted >= episode.plan.turns:
                 episode.ended = "turns"
+        for episode in going.values():
             if not episode.ended and len(episode.ids) >= episode.planned.max_new_tokens:
                 episode.ended = "tokens"
+        if self._summaries is not None:
+            after = [episode for episode in summarised if not episode.ended]
+            self._summaries.go_on(after, self._spec.candidates)
 
     def _action(self, episode: Episode) -> str:
         """The student's turn as the environment reads it.
@@ -218,17 +252,20 @@ class EpisodePlayer:
 
     def _planned(self, episode: Episode) -> PlannedRow:
         left = episode.planned.max_new_tokens - len(episode.ids)
+        longest = self._settings.turn_tokens if episode.waiting is None else self._settings.summary.tokens
         return replace(
             episode.planned,
             key=replace(episode.planned.key, turn=len(episode.turns)),
             prompt=episode.prompt,
-            max_new_tokens=min(self._settings.turn_tokens, left),
+            max_new_tokens=min(longest, left),
             prefix_ids=tuple(episode.ids[episode.seen_from :]),
             episode=None,
         )
 
-    def _answer(self, episodes: Mapping[int, Episode], found: Mapping[int, Seen]) -> None:
-        """Take in what the environments answered to the last actions."""
+    def _answer(
+        self, episodes: Mapping[int, Episode], found: Mapping[int, Seen], summaries: Summaries | None = None
+    ) -> None:
+        """Take in what the environments answered to the last actions, or have a summary stand before it."""
         going = []
         for number, seen in found.items():
             episode = episodes[number]
@@ -239,8 +276,10 @@ class EpisodePlayer:
             if not episode.ended:
                 going.append((episode, Answered(seen.text, episode.prompt, episode.ids, seen.results)))
         encoded = encode_turns([turn for _, turn in going], self._tokenizer, self._stops)
-        for (episode, _), ids in zip(going, encoded, strict=True):
-            if len(episode.ids) + len(ids) >= episode.planned.max_new_tokens:
+        for (episode, turn), ids in zip(going, encoded, strict=True):
+            if summaries is not None and summaries.due(episode, len(ids)):
+                episode.waiting = turn
+            elif len(episode.ids) + len(ids) >= episode.planned.max_new_tokens:
                 episode.ended = "tokens"
             else:
                 episode.hear(ids, self._spec.candidates)
@@ -267,7 +306,7 @@ class EpisodePlayer:
         """The episode as one row; its key is the planned one."""
         length, own = len(episode.ids), np.array(episode.own, dtype=np.bool_)
         broken = episode.ended.startswith("broken") or not episode.turns
-        cut = episode.ended in ("turns", "tokens")
+        cut = episode.ended in ("turns", "tokens", CONTEXT)
         verdict = Verdict.unknown(f"the episode ended by {episode.ended}")
         if not broken and (cut or episode.success is not None):
             verdict = Verdict.of(bool(episode.success), f"the episode ended by {episode.ended}")
@@ -294,6 +333,7 @@ class EpisodePlayer:
             tool_mask=~own,
             turns=tuple(episode.turns),
             windows=episode.windows,
+            summaries=tuple(episode.summaries),
             turn_rewards=tuple(episode.rewards),
             turn_states=tuple(episode.states),
             turn_agents=tuple(episode.agents) if any(episode.agents) else (),
@@ -301,8 +341,10 @@ class EpisodePlayer:
             tags={**episode.planned.tags, "ended": episode.ended},
             trained=not broken,
         )
-        row.notes |= {"turns": float(len(episode.turns)), "replayed": 0.0 if given else float(len(episode.plan.replay))}
+        row.notes |= {"turns": float(episode.acted), "replayed": 0.0 if given else float(len(episode.plan.replay))}
         row.notes |= episode.measures
+        if self._summaries is not None:
+            row.notes |= notes_of(episode)
         if branch is not None:
             row.notes["branched"] = float(branch.turns)
         if episode.tools:

@@ -129,9 +129,10 @@ def _print(sample: Mapping[str, Any], console: Any) -> None:
         if segment["who"] == "environment":
             console.print(Text(segment["text"], style="dim"))
             continue
-        turn += 1
+        turn += segment["who"] == "student"
+        name = f"turn {turn}" if segment["who"] == "student" else "summary"
         kl = "" if segment["kl"] is None else f", {segment['kl']:.3f} nats"
-        line = Text(f"[turn {turn}, {segment['end'] - segment['start']} tokens{kl}] ", style="bold")
+        line = Text(f"[{name}, {segment['end'] - segment['start']} tokens{kl}] ", style="bold")
         known = pieces[segment["start"] : segment["end"]]
         if len(known) == segment["end"] - segment["start"]:
             for text, value, _ in known:

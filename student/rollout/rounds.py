@@ -19,6 +19,7 @@ from student.learning.ranks import Ranks
 from student.rollout.strategy import Strategy
 
 T = TypeVar("T")
+_SUMMARIES = ("summaries", "summaries_empty", "summaries_cut", "context_saved")
 _ASKS, _DONE, _FAILED = "asks", "done", "failed"
 
 
@@ -266,9 +267,20 @@ class Rollouts:
         found |= {"top/episodes_broken": float(broken), "bottom/episodes_broken": float(len(ended))}
         windows = [len(row.windows) for row in self.rows if row.windows]
         found |= {"top/episode_windows": float(sum(windows)), "bottom/episode_windows": float(len(windows))}
+        found |= self._summaries()
         for name, (top, bottom) in self.measured.items():
             found |= {f"top/{name}": top, f"bottom/{name}": bottom}
         return found
+
+    def _summaries(self) -> dict[str, float]:
+        """Of episodes that may be summarised: summaries of each, shares of those, and ids that each turn was spared."""
+        notes = [row.notes for row in self.rows if "summaries" in row.notes]
+        if not notes:
+            return {}
+        sums = {name: sum(one[name] for one in notes) for name in (*_SUMMARIES, "turns")}
+        bottoms = dict(zip(_SUMMARIES, (len(notes), sums["summaries"], sums["summaries"], sums["turns"]), strict=True))
+        tops = {f"top/{name}": sums[name] for name in _SUMMARIES}
+        return tops | {f"bottom/{name}": float(count) for name, count in bottoms.items()}
 
     def metrics(self, counts: dict[str, float]) -> dict[str, float]:
         """Metrics of the step from `counts` of all ranks."""

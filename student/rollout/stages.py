@@ -102,4 +102,4 @@ class StepStages:
     def said(self, row: Row) -> list[str]:
         """See `RolloutStages.said`."""
         decode = self._job.tokenizer.decode
-        return [str(decode(row.response_ids[start:end], skip_special_tokens=True)) for start, end in row.turns]
+        return [str(decode(row.response_ids[start:end], skip_special_tokens=True)) for start, end in row.actions]

@@ -14,8 +14,9 @@ def transcript_of(row: Row, tokenizer: Any) -> dict[str, Any] | None:
 
     Returns:
         environment: as the prompt names it; ended; opening: the end of the prompt that the student read, with the first
-        observation; segments: {"who": "student" or "environment", "start", "end": its tokens in the response, "text",
-        "kl": sum of log S - log T over a student's turn, nats, None where it is not known}.
+        observation; segments: {"who": "student", "environment", or "summary" for a turn of the student that the
+        environment does not see; "start", "end": its tokens in the response; "text"; "kl": sum of log S - log T over a
+        student's turn, nats, None where it is not known}.
     """
     if "ended" not in row.tags or ENVIRONMENT not in row.prompt.extra:
         return None
@@ -28,11 +29,12 @@ def transcript_of(row: Row, tokenizer: Any) -> dict[str, Any] | None:
         None,
     )
     segments, last = [], 0
-    for start, end in [*row.turns, (row.length, row.length)]:
+    for turn, (start, end) in enumerate([*row.turns, (row.length, row.length)]):
         if last < start:
             segments.append(_segment("environment", last, start, row, tokenizer, None))
         if start < end:
-            segments.append(_segment("student", start, end, row, tokenizer, scores))
+            who = "summary" if turn in row.summaries else "student"
+            segments.append(_segment(who, start, end, row, tokenizer, scores))
         last = end
     return {
         "environment": dict(row.prompt.extra[ENVIRONMENT]),

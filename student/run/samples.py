@@ -52,7 +52,7 @@ def _episode(row: Row, tokenizer: Any) -> dict[str, Any]:
     transcript = transcript_of(row, tokenizer)
     if transcript is None:
         return {}
-    actions = [tokenizer.decode(row.response_ids[start:end], skip_special_tokens=True) for start, end in row.turns]
+    actions = [tokenizer.decode(row.response_ids[start:end], skip_special_tokens=True) for start, end in row.actions]
     return {"episode": transcript, "answers": actions}
 
 

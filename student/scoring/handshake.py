@@ -206,10 +206,11 @@ def _check_needs(info: pb.TeacherInfo, recipe: Recipe, needs: Needs, roles: set[
     name = "rollout.max_prompt_tokens"
     if context is not None and context.max_tokens is not None:
         prompt, name = context.max_tokens, "max_tokens of its context"
-    longest = prompt + recipe.rollout.max_new_tokens
+    longest = recipe.rollout.longest_sequence(prompt)
     if longest > info.limits.max_sequence_tokens:
+        within = ", within rollout.episodes.summary.context_tokens" if recipe.rollout.episodes.summarised else ""
         raise IncompatibleTeacherError(
-            f"rollouts may have {longest} tokens ({name} + rollout.max_new_tokens), but teacher "
+            f"rollouts may have {longest} tokens ({name} + rollout.max_new_tokens{within}), but teacher "
             f"{info.name!r} takes {info.limits.max_sequence_tokens}; lower them or serve with a longer limit."
         )
     for need in needs.signals:

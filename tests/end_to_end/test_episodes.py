@@ -26,6 +26,21 @@ LOCK: dict[str, Any] = {
     "eval": {"prompts": 4},
 }
 
+HISTORIES: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "one turn": {"history": 1},
+    "summaries": {
+        "history": "summary",
+        "summary": {"context_tokens": 20, "tokens": 4, "most": 3, "instruction": "sum"},
+    },
+}
+
+
+def played_with(history: str, **changes: Any) -> dict[str, Any]:
+    """Settings of a rollout."""
+    episodes = LOCK["rollout"]["episodes"] | HISTORIES[history]
+    return LOCK["rollout"] | {"max_prompt_tokens": 8, "max_new_tokens": 60, "episodes": episodes, **changes}
+
 
 def metrics(recipe: Recipe) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
@@ -98,6 +113,34 @@ def test_student_and_teacher_read_the_last_turns_alone_where_the_history_is_shor
         assert short["reverse_kl"] > 0
 
 
+def test_summaries_are_sampled_scored_and_learnt_from_like_any_turn(
+    make_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    rollout = played_with("summaries", engine={"name": "transformers", "mismatch_rows": 6})
+    changes = LOCK | {"rollout": rollout, "methods": [{"name": "tcod", "order": "fixed", "start": 0}]}
+    recipe = make_recipe(**changes, run=str(tmp_path / "run"), train={"steps": 2})
+    first = load_file(Path(recipe.model.path) / "model.safetensors")
+    last = load_file(Path(train(recipe)["checkpoint"]) / "model" / "model.safetensors")
+    assert any(not torch.equal(last[name], tensor) for name, tensor in first.items())
+    for line in metrics(recipe):
+        # Read again as it is trained, what was sampled has the log-probs that it was sampled with.
+        assert line["mismatch/max_log_ratio"] < 1e-4
+        assert 0 < line["summaries"] <= 3 and 0 <= line["summaries_cut"] <= 1 and line["context_saved"] > 0
+        assert line["episode_windows"] > 1 and line["summary_kl"] != 0 and line["reverse_kl"] > 0
+
+
+def test_episodes_that_outgrew_their_summaries_are_left_out_of_the_loss(
+    make_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    rollout = played_with("summaries")
+    rollout["episodes"]["summary"] = rollout["episodes"]["summary"] | {"most": 1}
+    changes = LOCK | {"rollout": rollout, "methods": [{"name": "episode_filter", "ended": ["context"]}]}
+    recipe = make_recipe(**changes | {"eval": {"prompts": 0}}, run=str(tmp_path / "run"), train={"steps": 1})
+    train(recipe)
+    (line,) = metrics(recipe)
+    assert line["episodes_filtered"] > 0 and line["summaries"] > 0
+
+
 @pytest.mark.slow
 def test_episodes_in_processes_give_the_run_that_they_give_in_process(
     make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]]
@@ -142,14 +185,14 @@ def test_a_run_whose_every_episode_breaks_ends_with_the_weights_it_began_with(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("history", [None, 1])
+@pytest.mark.parametrize("history", HISTORIES)
 def test_a_run_that_is_killed_inside_an_episode_resumes_to_the_same_weights(
-    make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]], history: int | None
+    make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]], history: str
 ) -> None:
     cut, flag = tmp_path / "cut", tmp_path / "killed"
     options = {"digits": 3, "turns": 5, "after": str(cut / "checkpoints" / "step-000001"), "flag": str(flag)}
     changes = LOCK | {"prompts": {"task": "tests.support.environments:Deadly", "options": options}}
-    changes["rollout"] = LOCK["rollout"] | {"episodes": LOCK["rollout"]["episodes"] | {"history": history}}
+    changes["rollout"] = played_with(history)
     recipe = tmp_path / "cut.yaml"
     recipe.write_text(yaml.safe_dump(make_recipe(**changes, run=str(cut), train={"steps": 3}).model_dump(mode="json")))
     command = [sys.executable, "-m", "opd.cli", "train", str(recipe)]
@@ -161,12 +204,11 @@ def test_a_run_that_is_killed_inside_an_episode_resumes_to_the_same_weights(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("history", [None, 1])
+@pytest.mark.parametrize("history", HISTORIES)
 def test_two_ranks_play_and_learn_as_one_does(
-    make_recipe: Callable[..., Recipe], tmp_path: Path, two_ranks: Callable[[Recipe], None], history: int | None
+    make_recipe: Callable[..., Recipe], tmp_path: Path, two_ranks: Callable[[Recipe], None], history: str
 ) -> None:
-    rollout = LOCK["rollout"] | {"prompts_per_step": 3, "samples_per_prompt": 2}
-    rollout["episodes"] = LOCK["rollout"]["episodes"] | {"history": history}
+    rollout = played_with(history, prompts_per_step=3, samples_per_prompt=2)
     changes = LOCK | {
         "rollout": rollout,
         "objective": [{"name": "opd", "payload": "gather", "k": 8}, {"name": "grpo"}],

@@ -44,6 +44,10 @@ class PrefixReplay(Controller):
     settings: PrefixReplaySettings
     why_not_stale = ""
 
+    def against_summaries(self) -> str:
+        """That replayed beginnings are not summarised."""
+        return "it replays actions, which are read whole"
+
     def plan(self, plan: StepPlan) -> StepPlan:
         """Have each episode begin at a point of its path."""
         return replace(plan, rows=tuple(self._episode(row) for row in plan.rows))

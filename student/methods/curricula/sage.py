@@ -4,11 +4,11 @@
     c_k   the mean over the tokens of turn k of the teacher's largest probability
     w_k   i_k c_k, the weight of the turn in objective `sage_opd`
 
-The judge reads the episode with what the environment answered to turn k at its end, and never enters the student's
-input. It is asked through an OpenAI-compatible endpoint; answers are kept by content, so that a step taken again hears
-the same. A turn about which it cannot be asked has i_k = 1, and is counted. Known from two readers of the paper: the
-form of w_k, the three words, full reverse KL. The judge's prompt was not found and is ours; `weak` 0.5 is that of a
-re-implementation. Evidence: text at second hand.
+The judge reads what the student had read before turn k, the turn, and what the environment answered, and never enters
+the student's input. It is asked through an OpenAI-compatible endpoint; answers are kept by content, so that a step
+taken again hears the same. A turn about which it cannot be asked has i_k = 1, and is counted. Known from two readers of
+the paper: the form of w_k, the three words, full reverse KL. The judge's prompt was not found and is ours; `weak` 0.5
+is that of a re-implementation. Evidence: text at second hand.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from student.scoring.needs import TEACHER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from student.controllers import Services
     from student.data.row import Row
@@ -94,9 +96,7 @@ class Sage(Controller):
 
     def _judge(self, row: Row, turn: int) -> tuple[float, bool]:
         """i_k, and whether the judge gave it."""
-        ends = [start for start, _ in row.turns[1:]] + [row.length]
-        ids = np.concatenate([row.prompt_ids, row.response_ids[: ends[turn]]]).tolist()
-        history = str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        history = str(self._tokenizer.decode(with_answer(row, turn).tolist(), skip_special_tokens=True))
         try:
             said = self._client.ask([{"role": "user", "content": self.settings.question.replace("{history}", history)}])
         except ChatFailed:
@@ -110,6 +110,19 @@ class Sage(Controller):
         told = [outcome.notes for outcome in services.outcomes if "turns_judged" in outcome.notes]
         turns = sum(sum(name.startswith(NOTE) for name in notes) for notes in told)
         return {name: sum(notes[name] for notes in told) / max(1, turns) for name in ("turns_skipped", "turns_judged")}
+
+
+def with_answer(row: Row, turn: int) -> NDArray[np.uint32]:
+    """What the student read before a turn, the turn, and what the environment answered.
+
+    Where a summary was asked for in between, the answer follows the summary.
+    """
+    turns = row.turns or ((0, row.length),)
+    start, end = turns[turn]
+    last = turn + 1 if turn + 1 in row.summaries else turn
+    after = turns[last + 1][0] if last + 1 < len(turns) else row.length
+    answer = row.response_ids[turns[last][1] : after]
+    return np.concatenate([row.read_before(start), row.response_ids[start:end], answer])
 
 
 def confidence(row: Row, start: int, end: int) -> float:

@@ -77,6 +77,11 @@ class Tcod(Controller):
             return s.start
         return min(self._depth if s.adaptive else s.start + step // s.every, s.turns)
 
+    def against_summaries(self) -> str:
+        """That replayed beginnings are not summarised."""
+        replays = self.settings.order in ("b2f", "mixed")
+        return f"order {self.settings.order} replays actions, which are read whole; use order f2b" if replays else ""
+
     def plan(self, plan: StepPlan) -> StepPlan:
         """Cut or begin each episode by the depth of the step."""
         depth = self.depth(plan.step)

@@ -9,12 +9,14 @@ from student.data.row import Row
 from student.scoring.needs import TEACHER
 
 _PREFIX = "turn_kl/"
+_SUMMARIES = "summary_kl"
 
 
 def note_turns(row: Row) -> None:
     """Note the sampled reverse KL of each turn of the student: `turn_kl/i`, nats summed over the turn's tokens.
 
-    Turns are counted from the start of the episode, replayed ones included. A row without the teacher's log-probs of
+    Turns are counted from the start of the episode, replayed ones included. Summaries are none of them: their sum is
+    noted as `summary_kl`. A row without the teacher's log-probs of
     the sampled tokens gets no note.
     """
     signals = [scores for (role, _), scores in row.signals.items() if role == TEACHER]
@@ -22,9 +24,11 @@ def note_turns(row: Row) -> None:
     if scores is None or row.tool_mask is None:
         return
     first = int(row.notes.get("replayed", 0.0))
-    for turn, (start, end) in enumerate(row.turns, first):
-        ratio = row.behaviour_logp[start:end].astype(np.float64) - scores[start:end]
-        row.notes[f"{_PREFIX}{turn}"] = float(ratio.sum())
+    sums = [float((row.behaviour_logp[a:b].astype(np.float64) - scores[a:b]).sum()) for a, b in row.turns]
+    acts = [value for place, value in enumerate(sums) if place not in row.summaries]
+    row.notes |= {f"{_PREFIX}{turn}": value for turn, value in enumerate(acts, first)}
+    if row.summaries:
+        row.notes[_SUMMARIES] = sum(sums[place] for place in row.summaries)
 
 
 def turn_divergences(outcomes: Sequence[Outcome]) -> dict[int, float]:
@@ -46,8 +50,9 @@ def turn_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
     Returns:
         turns: mean turns of the student; episodes_ended_in_replay: their share; trajectory_kl: mean sum of an episode,
-        nats; kl_by_turn/N: mean of turn N, nats; kl_escalation: mean of the last third of the
-        turns over that of the first third, above 1 where the student drifts away as episodes go on.
+        nats; summary_kl: the part of it in summaries, mean over episodes that have some; kl_by_turn/N: mean of turn N,
+        nats; kl_escalation: mean of the last third of the turns over that of the first third, above 1 where the student
+        drifts away as episodes go on.
     """
     played = [outcome for outcome in outcomes if "ended" in outcome.tags]
     if not played:
@@ -59,8 +64,12 @@ def turn_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     }
     by_turn = turn_divergences(played)
     if by_turn:
-        sums = [sum(turn_notes(outcome.notes).values()) for outcome in played if turn_notes(outcome.notes)]
+        noted = [outcome.notes for outcome in played if turn_notes(outcome.notes)]
+        sums = [sum(turn_notes(notes).values()) + notes.get(_SUMMARIES, 0.0) for notes in noted]
         metrics["trajectory_kl"] = float(np.mean(sums))
+        summaries = [notes[_SUMMARIES] for notes in noted if _SUMMARIES in notes]
+        if summaries:
+            metrics["summary_kl"] = float(np.mean(summaries))
         metrics |= {f"kl_by_turn/{turn + 1}": value for turn, value in by_turn.items()}
         values, third = list(by_turn.values()), max(1, len(by_turn) // 3)
         early = float(np.mean(values[:third]))

@@ -102,6 +102,10 @@ class ExpertRows(Controller):
         if all(term.settings.rows == "sampled" for term in terms):
             raise ConfigError("no term learns from the rows of method expert_rows; add term sft, or set rows to all.")
 
+    def against_summaries(self) -> str:
+        """That recorded paths have no summaries."""
+        return "a recorded path holds no summaries, and is read whole" if self.settings.source == "path" else ""
+
     def start(self, services: Services) -> None:
         """Read the recorded answers."""
         if self.settings.file is not None:

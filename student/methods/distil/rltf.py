@@ -73,6 +73,10 @@ class Rltf(Controller):
         if scored is not None:
             raise ConfigError(f"term {scored!r} wants scores, which the rows that method rltf adds have not got.")
 
+    def against_summaries(self) -> str:
+        """That its turns are attempts."""
+        return "it takes every turn for an attempt, which a summary is not"
+
     def start(self, services: Services) -> None:
         """Keep the services."""
         self._services = services

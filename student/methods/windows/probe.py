@@ -253,6 +253,7 @@ def cut_row(row: Row, end: int) -> Row:
         tool_mask=None if row.tool_mask is None else row.tool_mask[:end],
         turns=tuple((a, min(b, end)) for a, b in row.turns if a < end),
         windows=tuple((since, a, min(b, end)) for since, a, b in row.windows if a < end),
+        summaries=tuple(turn for turn in row.summaries if row.turns[turn][0] < end),
         turn_rewards=row.turn_rewards[: sum(a < end for a, _ in row.turns)],
         token_rewards=None if row.token_rewards is None else row.token_rewards[:end],
         signals={key: _cut_scores(scores, end) for key, scores in row.signals.items()},

@@ -54,8 +54,9 @@ class Profiling(Reward):
             turns = [measured(row, turn) for turn in range(len(row.turns))]
             if not any(turns):
                 continue
-            row.turn_rewards = tuple(map(self.paid, turns))
-            for found in turns:
+            acts = [turn not in row.summaries for turn in range(len(turns))]
+            row.turn_rewards = tuple(self.paid(found) if act else 0.0 for found, act in zip(turns, acts, strict=True))
+            for found in (found for found, act in zip(turns, acts, strict=True) if act):
                 self.fire("correct", float(found.get("correct", 0.0) > 0))
                 self.fire("decoys", float(found.get("decoy", 0.0) > 0))
                 self.fire("unmeasured", float(not found))

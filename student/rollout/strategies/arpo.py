@@ -74,6 +74,10 @@ class Arpo(Strategy):
         if recipe.rollout.samples_per_prompt < 2:
             raise ConfigError("rollout.strategy arpo branches episodes of a group; raise rollout.samples_per_prompt.")
 
+    def against_summaries(self) -> str:
+        """That a branch begins where the environment answered."""
+        return "it repeats the turns before a branch in the environment, which does not see summaries"
+
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
         """See `Strategy.run`; metrics arpo/branched_share (of the episodes), arpo/rise and arpo/diverged_share."""
         open_: dict[str, list[PlannedRow]] = {}

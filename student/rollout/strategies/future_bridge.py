@@ -86,6 +86,10 @@ class FutureBridge(Strategy):
                     "have not got; use payload hidden or topk, or rows: sampled and term sft beside it."
                 )
 
+    def against_summaries(self) -> str:
+        """That the turns before the bridge are replayed."""
+        return "it replays the turns before the bridge, which are read whole"
+
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
         """See `Strategy.run`.
 

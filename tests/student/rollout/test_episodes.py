@@ -13,7 +13,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from rows import make_row
 
 from opd.config import parse_settings
 from opd.tasks.encode import encode_prompt
@@ -21,7 +20,7 @@ from opd.tasks.environments import pool
 from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.prompt import Prompt
 from student.data.outcome import Outcome, outcome_of
-from student.data.plan import EpisodePlan, PlannedRow, StepPlan, plan_step
+from student.data.plan import EpisodePlan, PlannedRow, StepPlan
 from student.data.plan_state import plan_from_state, plan_to_state
 from student.data.row import Row
 from student.data.row_state import row_from_state, row_to_state
@@ -30,6 +29,7 @@ from student.rollout.episodes import EpisodePlayer, EpisodeSettings
 from student.rollout.spec import RolloutSpec
 from student.rollout.transformers import rollout
 from tests.support.chat_templates import FAMILIES, family_tokenizer
+from tests.support.scripted import Scripted, make_player, plan
 
 LOCK = Lock(LockOptions(digits=4, turns=6))
 NAUGHTY = "tests.support.environments:Naughty"
@@ -45,46 +45,6 @@ def player(tokenizer: Any) -> Iterator[EpisodePlayer]:
     made = make_player(tokenizer)
     yield made
     made.close()
-
-
-def make_player(tokenizer: Any, candidates: int = 4, **settings: Any) -> EpisodePlayer:
-    spec = RolloutSpec(seed=3, batch_rows=8, candidates=candidates, valid_vocab=len(tokenizer), max_prompt_tokens=64)
-    found = parse_settings(EpisodeSettings, {"turn_tokens": 4, "isolation": "none"} | settings)
-    return EpisodePlayer(found, tokenizer, spec)
-
-
-def plan(prompts: Sequence[Prompt], **changes: Any) -> list[PlannedRow]:
-    rows = plan_step(1, prompts, samples=1, max_new_tokens=80, temperature=1.0).rows
-    return [replace(row, **changes) for row in rows]
-
-
-class Scripted:
-    """An engine whose student says what a script holds, turn by turn, and remembers what it was asked."""
-
-    def __init__(self, tokenizer: Any, script: dict[str, list[str]]) -> None:
-        self.tokenizer, self.script = tokenizer, script
-        self.asked: list[PlannedRow] = []
-
-    def __call__(self, planned: Sequence[PlannedRow], purpose: tuple[object, ...]) -> list[Row]:
-        self.asked += planned
-        return [self._row(one) for one in planned]
-
-    def _row(self, one: PlannedRow) -> Row:
-        text = self.script[one.key.uid][one.key.turn]
-        prompt = encode_prompt(one.prompt, self.tokenizer)
-        own = [*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
-        ids = [*one.prefix_ids, *own]
-        given = len(one.prefix_ids)
-        return make_row(
-            ids,
-            key=one.key,
-            prompt=one.prompt,
-            prompt_ids=np.array(prompt, dtype=np.uint32),
-            behaviour=np.where(np.arange(len(ids)) < given, np.nan, -1.0),
-            loss_mask=np.arange(len(ids)) >= given,
-            text=text,
-            candidates=np.tile(np.arange(4, dtype=np.uint32), (len(ids), 1)),
-        )
 
 
 def test_a_won_episode_is_one_row_with_the_environment_masked(player: EpisodePlayer, tokenizer: Any) -> None:
