@@ -44,6 +44,7 @@ def engine_factory(settings: ServerSettings) -> EngineFactory:
         if name not in accepted and not takes_any:
             known = ", ".join(n for n in accepted if n not in ("self", "model"))
             raise ConfigError(f"engine {settings.engine.engine!r} takes no option {name!r}; it takes {known}.")
+        # It would hold for every model of the server; the allow-list names one, at one commit.
         if name == "trust_remote_code":
             raise ConfigError("trust_remote_code is not an engine option; allow one model with --trust-remote-code.")
         arguments[name] = value

@@ -192,6 +192,7 @@ class CallFaults:
             return scores
         self.lie = False
         if scores.log_tail is not None:
+            # A copy: the engine's array may be shared by the sequences of a batch.
             tail = scores.log_tail.copy()
             tail[0] = 0.0
             return replace(scores, log_tail=tail)

@@ -66,12 +66,14 @@ class TeacherServer:
         self.port = 0
         self.metrics_port = 0
         self.health = Health(settings.calls.watch_seconds)
+        # Here, not in `start`: what refuses a server is found before a model has been read for minutes.
         self._tokens = Tokens(settings.security.tokens)
         self._stop = asyncio.Event()
         self._exit_code = 0
         self._server: Any = None
         self._metrics_server: Any = None
         self._watcher: asyncio.Task[None] | None = None
+        self._cutting: asyncio.Task[None] | None = None
         limits, metrics, faults = settings.limits, ServerMetrics(), FaultPoints()
         teachers = Teachers(
             factory,
@@ -128,7 +130,9 @@ class TeacherServer:
     def stop(self) -> None:
         """Begin to drain, as on SIGTERM; a second call ends the grace at once."""
         if self._stop.is_set():
-            asyncio.get_running_loop().create_task(self._server.stop(0))
+            # The loop calls this for a signal, where nothing can be awaited; without the reference the task could be
+            # collected before it has run.
+            self._cutting = asyncio.get_running_loop().create_task(self._server.stop(0))
         self._stop.set()
 
     async def wait(self) -> int:

@@ -17,6 +17,7 @@ def examine_installation() -> Iterator[Finding]:
         return
     complete = True
     for requirement in map(Requirement, requires):
+        # With no extra chosen: what opd needs in any case.
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         try:

@@ -62,6 +62,7 @@ class StopExaminer:
         if info.tokenizer.fingerprint != tokenizer_fingerprint(self.tokenizer):
             yield False, "has another tokenizer than the student; token-level distillation needs the same one"
             return
+        # From here on ids mean the same text on both sides.
         theirs = sorted(set(info.stop_token_ids) or {info.tokenizer.eos_id} - {-1})
         foreign = [self.tokenizer.convert_ids_to_tokens(token) for token in theirs if token not in self.stops.ids]
         if foreign:

@@ -77,7 +77,9 @@ def verify(
         # `connect` is content with some replicas of each teacher; here all that are listed are compared.
         fleet.settle()
         reports = [fleet.verify(name) for name in fleet.teachers()]
+        # A server that never answered is in no report: what replicas it should have is not known.
         silent = fleet.status().silent
+    # All is printed before the verdict: one bad replica must not hide the others.
     for server in silent:
         typer.echo(f"{server.address} does not answer: {server.error or 'not asked yet'}")
     for report in reports:

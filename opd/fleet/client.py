@@ -88,6 +88,7 @@ class TeacherFleet(ScoreSource):
         def over_grpc(address: str) -> ReplicaLink:
             return GrpcLink(address, settings.security, settings.calls, client)
 
+        # A loop and a thread of its own: callers have no loop, or one that they block while they train.
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=_run_loop, args=(loop,), name="opd-fleet", daemon=True)
         thread.start()
@@ -97,6 +98,7 @@ class TeacherFleet(ScoreSource):
             try:
                 await core.connect()
             except BaseException:
+                # Its monitors are running by now; they would ping for as long as the process lives.
                 await core.close()
                 raise
             return core
@@ -172,6 +174,7 @@ class TeacherFleet(ScoreSource):
                 watch.see(self.outages() if waiting else [])
             return [future.result() for future in futures]
         finally:
+            # After an error nobody waits for the others: servers need not compute them.
             cancel_all(futures)
 
     def head(self, teacher: str) -> Head:

@@ -148,6 +148,7 @@ class FleetCore:
     async def verify(self, teacher: str) -> AgreementReport:
         """Score one row on every replica of a teacher, and compare each answer with those of the usable replicas."""
         self.known(teacher)
+        # Replicas that are out of service too: to see how far off they are is what this is for.
         asked = [monitor for monitor in self.monitors.values() if teacher in monitor.lives]
         if not asked:
             return AgreementReport(teacher, self.settings.health.agreement_nats, {}, {})

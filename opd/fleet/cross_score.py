@@ -249,6 +249,7 @@ class CrossScorer:
             for one in answers.keys() - agreeing:
                 least = min(gap for pair, gap in gaps.items() if one in pair)
                 self._reject(row, one, f" by {least:.3g} nats", names)
+            # The row's own answer where it stands: what a run trains on must not depend on which rows were checked.
             self._desk.deliver_scores(row, next(answers[one] for one in (row.answered_by, *answers) if one in agreeing))
         elif self._others(row, check.answers.keys()):
             self._send_another(check)

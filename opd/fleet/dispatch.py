@@ -88,6 +88,7 @@ class Dispatcher:
         )
         self.numbers = itertools.count()
         self._live: dict[int, ScoreTask] = {}
+        # Those of `_live` that have a deadline: most runs set none, and every tick looks through these.
         self._timed: dict[int, ScoreTask] = {}
         self._awake = False
         self._closed = False

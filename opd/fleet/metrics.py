@@ -109,6 +109,7 @@ def _teachers(status: FleetStatus) -> Iterator[Metric]:
     yield info
     states = GaugeMetricFamily(PREFIX + "replicas", "Replicas by state.", labels=["teacher", "state"])
     for teacher in status.teachers:
+        # Every state, also those of no replica: alerts compare with 0, and an absent series is not 0.
         for state in ReplicaState:
             count = sum(r.state == state for r in status.replicas if r.teacher == teacher.teacher)
             states.add_metric([teacher.teacher, state.value], float(count))

@@ -83,6 +83,7 @@ class Repair:
         life, now = monitor.lives.get(rpc.teacher), self._now()
         self._counters.calls_failed += 1
         log.info("RPC %d to replica %s failed: %s", rpc.number, rpc.server.address, error)
+        # A busy server is a healthy one: its load is told, its replica is not blamed.
         if isinstance(error, OverloadedError):
             self._push_back(rpc, error, now)
         elif life is None:
@@ -118,6 +119,7 @@ class Repair:
             self._cross_scorer.give_way(task)
             if taken_back:
                 task.moves += 1
+                # `avoid` keeps it from going straight back; a stall is not a failure, so no attempt is counted.
                 task.avoid.add(rpc.server.address)
                 self._counters.moved += 1
                 self._scheduler.submit(task, urgent=True)

@@ -67,6 +67,7 @@ class RpcRunner:
 
     async def close(self) -> None:
         """Cancel all RPCs and wait for their ends."""
+        # A copy: each end removes itself from the dictionary.
         running = list(self._running.values())
         for one in running:
             one.cancel()

@@ -43,6 +43,7 @@ def score(
     spec = _spec(payload, k, value_dtype)
     if out is None and payload in ("hidden", "full"):
         raise DataError(f"payload {payload} cannot be printed to the terminal; give --out.")
+    # By way of the fleet's cache: rows that the folder has already are not sent again.
     overrides = [*override, *([f"cache.folder={json.dumps(str(out))}"] if out is not None else [])]
     chosen = fleet_settings(settings, overrides)
     items = list(_read_rows(rows, spec, tokenizer))
@@ -143,6 +144,7 @@ def _read_rows(path: Path, spec: "PayloadSpec", tokenizer: str) -> Iterator["Sco
         try:
             row = json.loads(line)
             if encode is not None and "prompt_ids" not in row:
+                # Special tokens once: the response goes on where the prompt ends.
                 prompt, response = encode(row["prompt"], True), encode(row["response"], False)
             else:
                 prompt, response = _whole(row["prompt_ids"]), _whole(row["response_ids"])

@@ -49,6 +49,7 @@ async def update_weights(members: Members, teacher: str, folder: str, timeout: f
     results = await asyncio.gather(
         *(one.link.update_weights(teacher, folder, timeout) for one in monitors), return_exceptions=True
     )
+    # Sorted out only now: a swap that failed on one server must not leave the others unaccounted for.
     hashes: dict[str, str] = {}
     errors: dict[str, OpdError] = {}
     for monitor, result in zip(monitors, results, strict=True):

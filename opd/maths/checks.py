@@ -57,6 +57,7 @@ def check_ids(
         bad = low if low < 0 else high
         raise ValueError(f"{describe(name, ids)} holds the id {bad}, which is outside {whole} of {vocabulary}.")
     if distinct and ids.shape[-1] > 1:
+        # Sorted, equal ids stand side by side: no comparison of all pairs, which would be [..., K, K].
         ordered = ids.sort(dim=-1).values
         repeated = (ordered[..., 1:] == ordered[..., :-1]).flatten(0, -2).any(-1)
         if bool(repeated.any()):
@@ -75,6 +76,7 @@ def check_mask(name: str, mask: Tensor | None, expected: tuple[int, ...], like: 
 
 def check_integer(name: str, value: Any, low: int, high: int | None = None, hint: str = "") -> None:
     """Refuses what is not an integer in [low, high]."""
+    # To Python, True is an int: it would pass as 1.
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         wanted = f"of at least {low}" if high is None else f"in [{low}, {high}]"
         raise ValueError(f"{name} must be an integer {wanted}{', ' + hint if hint else ''}, but is {value!r}.")
@@ -97,6 +99,7 @@ def check_fraction(name: str, value: float, *, low_open: bool = False, high_open
 
 def should_check_values(tensor: Tensor, asked: bool | None) -> bool:
     """Whether to look inside a tensor: as asked, by default on CPU only, and never while compiling."""
+    # Reading a value would break the graph in two.
     if torch.compiler.is_compiling():
         return False
     return tensor.device.type == "cpu" if asked is None else asked

@@ -59,6 +59,7 @@ def topk_overlap(student_ids: Int[Tensor, "*N K"], teacher_ids: Int[Tensor, "*N 
             raise ValueError(f"{describe(name, ids)} must be integers [..., K].")
     check_last_axis("teacher_ids", teacher_ids, tuple(student_ids.shape[:-1]), "student_ids")
     both = (student_ids.unsqueeze(-1) == teacher_ids.unsqueeze(-2)).any(-1)
+    # The mean over no id at all would be NaN; their share counts as 0.
     return both.float().mean(-1) if both.shape[-1] else both.float().sum(-1)
 
 
@@ -88,6 +89,7 @@ def support_figures(
     check_shape("teacher_log_probs", teacher_log_probs, tuple(student_log_probs.shape), "student_log_probs")
     check_shape("teacher_log_tail", teacher_log_tail, leading, "student_log_tail")
     for name, values in (("student_log_probs", student_log_probs), ("teacher_log_probs", teacher_log_probs)):
+        # Dtypes alone: a look at the values would make an accelerator wait for a figure.
         check_log_probs(name, values, None, False)
     student = torch.cat([student_log_probs, student_log_tail.unsqueeze(-1)], -1).detach()
     teacher = torch.cat([teacher_log_probs, teacher_log_tail.unsqueeze(-1)], -1).detach().to(student.dtype)
@@ -238,12 +240,14 @@ def position_profile(
     check_mask("mask", mask, tuple(per_token.shape), "per_token")
     if position.is_floating_point():
         raise ValueError(f"{describe('position', position)} must be integers; cast it with .long().")
+    # On the right: a position that equals an edge belongs to the bin that begins there.
     index = (
         torch.bucketize(position.long(), torch.tensor(edges, device=position.device), right=True).sub(1).clamp(min=0)
     )
     values = per_token.detach().float()
     counted = torch.ones_like(values)
     if mask is not None:
+        # `where`, not a product: masked entries may hold NaN.
         values, counted = torch.where(mask, values, 0.0), mask.float()
     empty = torch.zeros(len(edges), device=values.device)
     return PositionProfile(empty.scatter_add(0, index, values), empty.scatter_add(0, index, counted), tuple(edges))

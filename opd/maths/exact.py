@@ -203,11 +203,12 @@ class _LogitDivergence(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         student, teacher, mask = ctx.saved_tensors
         out = torch.empty_like(student)
+        # All that is constant in a row goes into one factor, which the fold applies in a sweep that it makes anyway.
         factor = grad * (ctx.spec.scale / ctx.temperature)
         for block in row_blocks(student):
             ours, theirs = (logits[block].to(grad.dtype, copy=True) for logits in (student, teacher))
             fold_rows_(ours, theirs, ctx.spec, ctx.temperature, factor=factor[block])
             chosen = select_rows(mask, block)
-            # `where` and no product: masked rows may hold NaN.
+            # `where`, not a product: masked rows may hold NaN.
             out[block] = ours if chosen is None else torch.where(chosen, ours, torch.zeros_like(ours))
         return out, None, None, None, None, None

@@ -93,6 +93,8 @@ def head_tail_reverse_kl(
     }
     for name, values in targets.items():
         if values is not None:
+            # Not normalised: targets adjusted by a reference are log-weights, which may exceed 0
+            # (`opd.maths.reference`).
             check_log_probs(name, values, mask, check_values, normalised=False)
     baseline = _resolve_baseline(baseline, candidate_ids.shape[-1], teacher_log_tail is not None)
     weight = importance_weight(student.sampled, behaviour_log_probs, importance_cap, mask, check_values)
@@ -199,6 +201,7 @@ def importance_weight(
     check_shape("behaviour_log_probs", behaviour, tuple(student.shape), "sampled_ids")
     check_log_probs("behaviour_log_probs", behaviour, mask, check_values)
     weight = log_ratio(student, behaviour, mask).exp()
+    # `log_ratio` is 0 where p(y) is 0, lest -inf - -inf be NaN; the weight is 0 there, and not e^0.
     excluded = student.detach().isneginf()
     weight = torch.where(excluded if mask is None else excluded & mask, 0.0, weight)
     return weight if cap is None else weight.clamp(max=cap)

@@ -103,6 +103,7 @@ def _local_counts(term: LossWeights, lengths: Tensor) -> Tensor:
     counts[0].scatter_add_(0, stratum, term.mask.double())
     if term.sequence is not None:
         # A token carries the fraction 1 / length of its sequence, which adds up to one per sequence.
+        # Clamped: one sequence without tokens of the term, 0 / 0, would make the sum of all ranks NaN.
         share = term.mask.double() / lengths.clamp(min=1)[term.sequence.long()]
         counts[1].scatter_add_(0, stratum, share)
     return counts.flatten()
@@ -113,12 +114,14 @@ def _weights(term: LossWeights, lengths: Tensor, found: Tensor) -> Tensor:
     if term.mode == "token_mean":
         weights = 1.0 / tokens.sum().clamp(min=1).expand(len(term.mask))
     elif term.mode == "balanced":
+        # A stratum's share of the sequences, divided among its tokens.
         stratum = _strata(term)
         weights = (sequences / sequences.sum().clamp(min=1) / tokens.clamp(min=1))[stratum]
     elif term.sequence is not None and term.mode == "sequence_mean":
         weights = 1.0 / (sequences.sum().clamp(min=1) * lengths.clamp(min=1)[term.sequence.long()])
     else:
         weights = 1.0 / (sequences.sum().clamp(min=1) * term.length).expand(len(term.mask))
+    # Single only here: what is divided above are exact counts, in double.
     return torch.where(term.mask, weights, torch.zeros_like(weights)).float()
 
 

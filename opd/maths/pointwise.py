@@ -85,6 +85,8 @@ def divergence_spec(kind: str, *, weight: float | None = None, normalised: bool 
         raise ValueError(f"kind {kind.value!r} needs a mixture weight (beta of jsd, alpha of a skewed KL).")
     if kind is not Kind.JSD:
         check_fraction("alpha", weight, high_open=True, hint="at 1 the skewed KL is identically zero")
+        # At its end the mixture is one of the two models, and the divergence another kind; its own formula needs
+        # logit(0).
         if weight == 0:
             return Spec(Kind.FORWARD_KL if kind is Kind.SKEW_FORWARD_KL else Kind.REVERSE_KL)
         return Spec(kind, weight)
@@ -93,6 +95,7 @@ def divergence_spec(kind: str, *, weight: float | None = None, normalised: bool 
         check_fraction("beta", weight, low_open=True, high_open=True, hint=hint)
         return Spec(kind, weight)
     check_fraction("beta", weight)
+    # The limits of JSD / (beta (1 - beta)), where the formula itself is 0 / 0.
     if weight in (0.0, 1.0):
         return Spec(Kind.REVERSE_KL if weight else Kind.FORWARD_KL)
     return Spec(kind, weight, 1.0 / (weight * (1.0 - weight)))
@@ -141,6 +144,7 @@ def term_and_slope(
     """
     p, q, w = log_p.exp() if p is None else p, log_q.exp() if q is None else q, spec.weight
     if spec.kind is Kind.FORWARD_KL:
+        # Always whole: its gradient is p - q, in which no large numbers cancel.
         return _where_positive(q, q * (log_q - log_p)), -q
     if spec.kind is Kind.REVERSE_KL:
         tilt = log_p - log_q

@@ -68,11 +68,13 @@ def adjusted_log_probs(
         if not values.is_floating_point():
             raise ValueError(f"{describe(name, values)} must be floating point; cast it with .float().")
     check_shape("reference", reference, tuple(teacher.shape), "teacher")
+    # R^0 is 1, also where the reference excludes an id that the teacher does not.
     if power == 1:
         return teacher
     gap = teacher - reference
     if clip is not None:
         gap = gap.clamp(min=-clip, max=clip)
+    # What either excludes is excluded: above power 1 T^power / 0 would be infinite, and -inf - -inf is NaN.
     excluded = teacher.isneginf() | reference.isneginf()
     return torch.where(excluded, -torch.inf, teacher + (power - 1.0) * gap)
 

@@ -57,6 +57,7 @@ def reduced(
 
     per_token = masked(per_token)
     if mask is None:
+        # Filled on the device: torch.tensor(number, device=...) would copy from the host.
         count = torch.full((), per_token.numel(), dtype=torch.int64, device=per_token.device)
     else:
         count = mask.sum()
@@ -65,6 +66,7 @@ def reduced(
         per_token=per_token,
         total=total,
         count=count,
+        # 0 where nothing counts, and not 0 / 0.
         mean=total / count.clamp(min=1),
         student_entropy=None if student_entropy is None else masked(student_entropy.detach()),
         teacher_entropy=None if teacher_entropy is None else masked(teacher_entropy.detach()),

@@ -67,6 +67,7 @@ def _normalise_(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Turns logits into log-probs in place; returns probabilities and the log-normalisers."""
     if temperature != 1.0:
         logits /= temperature
+    # The greatest logit off first: no exponential overflows, and the sum is at least 1.
     highest = logits.amax(-1, keepdim=True)
     logits -= highest
     p = logits.exp()
@@ -81,6 +82,7 @@ def _fold_kl_(
     log_p: Tensor, log_q: Tensor, p: Tensor, q: Tensor, forward: bool, factor: Tensor | None
 ) -> Float[Tensor, " n"]:
     """The two KLs of rows without excluded entries, with as few sweeps as they need."""
+    # Into the memory of log q, which is not read again.
     log_ratio = torch.sub(log_p, log_q, out=log_q)
     value = -_dot(q, log_ratio) if forward else _dot(p, log_ratio)
     if factor is not None and forward:
@@ -101,6 +103,7 @@ def _fold_any_(
     """Any divergence, excluded entries included, from the definition."""
     term, slope = term_and_slope(spec, log_p, log_q, p, q)
     if factor is not None:
+        # Through the softmax: d logit_i = slope_i - p_i * (sum of all slopes).
         gradient = torch.addcmul(slope, p, slope.sum(-1, keepdim=True), value=-1.0)
         torch.mul(gradient, factor.unsqueeze(-1), out=log_p)
     return term.sum(-1)
@@ -113,6 +116,7 @@ def _dot(left: Tensor, right: Tensor) -> Float[Tensor, " n"]:
 
 
 def _entropy(p: Tensor, log_p: Tensor) -> Float[Tensor, " n"]:
+    # 0 times the least finite number is 0, as the entropy has it; 0 * -inf would be NaN.
     return -_dot(p, log_p.clamp(min=torch.finfo(log_p.dtype).min))
 
 

@@ -77,6 +77,7 @@ def sampled_reverse_kl(
     check_shape("sampled_ids", sampled_ids, tuple(log_p.shape), "the student's scores")
     check_shape("teacher_sampled", teacher_sampled, tuple(log_p.shape), "sampled_ids")
     check_mask("mask", mask, tuple(log_p.shape), "sampled_ids")
+    # Not normalised: targets adjusted by a reference are log-weights, which may exceed 0 (`opd.maths.reference`).
     check_log_probs("teacher_sampled", teacher_sampled, mask, check_values, normalised=False)
     ratio = log_ratio(log_p, teacher_sampled, mask)
     weight = importance_weight(log_p, behaviour_log_probs, importance_cap, mask, check_values)
@@ -96,6 +97,7 @@ def sampled_reverse_kl(
     elif form == "k1_loss":
         per_token = weight * live_ratio
     else:
+        # q/p - 1 + r with q/p = e^-r: near r = 0 a difference of almost equal numbers, which expm1 does not round away.
         per_token = weight * (torch.expm1(-live_ratio) + live_ratio)
     return reduced(
         per_token,

@@ -90,6 +90,7 @@ def score_tokens(
     check_mask("mask", mask, leading, "the leading axes of logits")
     if candidate_ids is None:
         candidate_ids = torch.empty(*leading, 0, dtype=torch.int64, device=logits.device)
+    # Ids are checked where they count: masked positions hold padding, which may repeat or be outside the vocabulary.
     if sampled_ids is not None:
         check_shape("sampled_ids", sampled_ids, leading, "the leading axes of logits")
         check_ids("sampled_ids", _counted(sampled_ids, mask), vocabulary, check_values=check_values)
@@ -187,6 +188,7 @@ def score_rows(
     picked = log_p.gather(1, ids)
     sampled = torch.zeros_like(log_z) if sampled_ids is None else log_p.gather(1, sampled_ids).squeeze(1)
     entropies, mean = entropy(log_p), log_p.mean(-1)
+    # Last, because it overwrites the log-probs. Over the complement: 1 - mass is all rounding where the tail is tiny.
     log_tail = log_p.scatter_(1, ids, -torch.inf).logsumexp(-1)
     return picked, torch.stack([sampled, log_tail, log_z, entropies, mean])
 
@@ -227,11 +229,14 @@ def score_rows_gradient(
     # The mean gives every id the same share, on top of its part in the factor of p.
     share = (d_mean / log_p.shape[-1]).unsqueeze(-1)
     gradient = torch.addcmul(share, log_p.exp(), p_factor.unsqueeze(-1))
+    # d log tail / d logit_i is p_i / tail outside the candidates (its part on every p is in `p_factor`). Of an empty
+    # tail `arriving_gradients` has made the gradient 0; a finite number here keeps -inf - -inf from making it NaN.
     finite_tail = torch.where(log_tail.isneginf(), torch.zeros_like(log_tail), log_tail)
     outside = log_p.scatter_(1, ids, -torch.inf).sub_(finite_tail.unsqueeze(-1)).exp_()
     gradient.addcmul_(outside, d_tail.unsqueeze(-1))
     if d_picked.shape[1]:
         gradient.scatter_add_(1, ids, d_picked)
+    # Added by itself: y may be a candidate as well.
     if sampled_ids is not None:
         gradient.scatter_add_(1, sampled_ids, d_sampled.unsqueeze(-1))
     return gradient

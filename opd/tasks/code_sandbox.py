@@ -140,6 +140,7 @@ def _listen(notes: FileIO, seconds: float) -> tuple[str, bool]:
                 return said.decode("utf-8", "replace"), True
             if not said:
                 deadline = time.monotonic() + seconds + _GRACE_SECONDS
+            # Cut, but read on: a program that floods the pipe must not fill this process, nor stop on a full pipe.
             said = (said + piece)[:_MOST_NOTES]
     return said.decode("utf-8", "replace"), False
 

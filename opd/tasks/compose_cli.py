@@ -57,6 +57,7 @@ def compose(
             lines.append(json.dumps(row | {"parts": found.parts, "hidden": found.hidden}, ensure_ascii=False))
         else:
             left[found] += 1
+    # First, so that the reasons are read where nothing could be composed at all.
     for reason, times in left.most_common():
         typer.echo(f"left out, {reason}: {times}")
     if not lines:

@@ -74,6 +74,8 @@ def _render(prompt: Prompt, tokenizer: Any) -> Any:
         return tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=True, return_dict=False, **prompt.template_options
         )
+    # A template refuses by its `raise_exception`; with options that it does not expect, it may fail in any of the ways
+    # below.
     except TemplateError as error:
         raise DataError(
             f"the chat template of tokenizer {tokenizer.name_or_path!r} refuses {prompt.name}, whose roles are "

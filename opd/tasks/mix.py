@@ -31,6 +31,7 @@ class MixedSource:
         """See `PromptSource.prompts`."""
         found = []
         for index in range(start, start + count):
+            # By arithmetic alone: a run that resumes knows every source's position from one number.
             block, slot = divmod(index, len(self._pattern))
             part, rank = self._pattern[slot]
             (prompt,) = self._sources[part].prompts(split, 1, block * self._weights[part] + rank)

@@ -79,6 +79,7 @@ class ModeSettings(Settings):
                 template_options=prompt.template_options,
                 place=prompt.place,
             ),
+            # The problem's, without the mark: a problem is on one side of the split in all its modes.
             content_hash=prompt.content_hash,
             max_new_tokens=self.budget,
         )

@@ -42,6 +42,7 @@ class WorkerPool:
             finally:
                 with self._lock:
                     self._busy.discard(worker)
+                    # Also after a failure: a worker starts its process anew by itself.
                     self._idle.append(worker)
 
     def close(self) -> None:

@@ -114,6 +114,7 @@ class ProceduralSource:
         """For each index the first prompt of its stream that fits; measured together, which is faster."""
         streams = [self._draws(split, index) for index in indices]
         found = [next(stream) for stream in streams]
+        # Each index goes on in its own stream: what one draws again moves no other prompt.
         while long := [place for place, fits in enumerate(self._fits(found)) if not fits]:
             for place in long:
                 found[place] = next(streams[place])

@@ -66,8 +66,10 @@ class Prompt:
                 surrogate pair, which no tokenizer encodes.
         """
         text, messages = _parse(content)
+        # Before the system message is put there: splits go by the problem, whatever stands before it.
         key = _encoder.encode(text if messages is None else messages)
         labels: list[Any] = [answer, teacher, domain]
+        # Only where they are set: a prompt without them keeps the uid that it had before they existed.
         if system is not None or template_options:
             labels += [system, dict(template_options or {})]
         if template_options and messages is None:

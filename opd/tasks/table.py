@@ -90,6 +90,7 @@ class PromptTable:
                 system=settings.system,
                 template_options=settings.template_options,
                 place=place,
+                # Nulls are left out: in parquet every row has every column.
                 extra={
                     column: row[column] for column in (*settings.keep_columns, *_PLAYED) if row.get(column) is not None
                 },

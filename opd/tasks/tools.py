@@ -112,6 +112,7 @@ def _bare(text: str) -> list[Call | BadCall]:
         except ValueError as error:
             return [*found, BadCall(f"the tool call is not valid JSON: {error}")]
         found.append(_call(value))
+        # Models put semicolons, spaces or lines between calls.
         rest = rest[end:].lstrip("; \n")
     return found
 

@@ -116,6 +116,7 @@ class RunningSum(_WholeAnswer):
         text, totals = str(total), list[str]()
         for _ in range(options.terms - 1):
             term = random.randrange(1, bound)
+            # Up where down would go below 0, down where up would pass 99, else either.
             down = not options.modulo and (total + term > 99 or (total >= term and random.random() < 0.5))
             total = (total - term if down else total + term) % modulo
             text += f"{'-' if down else '+'}{term}"

@@ -145,6 +145,7 @@ def _wrapped(result: str) -> str:
 
 def _framing(new: list[Message], prompt: Prompt, tokenizer: Any) -> str:
     dummy: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": MARK}, *new]
+    # Of a dummy: with the real history a template might change turns that the student has sampled already.
     text = _render(dummy, prompt, tokenizer, add_generation_prompt=True)
     _, found, suffix = text.partition(MARK)
     if not found:

@@ -154,6 +154,7 @@ def serve(path: str, timeout: float) -> None:
         return
     reply({})
     for line in sys.stdin:
+        # Later than the caller's own limit, which ends a check with a reason; this one only ends the process.
         signal.setitimer(signal.ITIMER_REAL, timeout + ORPHAN_SECONDS)
         try:
             reply(check(json.loads(line)))

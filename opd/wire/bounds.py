@@ -102,6 +102,7 @@ def check_payload(spec: PayloadSpec, temperature: float, bounds: RequestBounds) 
         raise InvalidRequestError(
             f"temperature is {temperature}, but it must lie between {MIN_TEMPERATURE} and {MAX_TEMPERATURE:g}."
         )
+    # Hidden states come before the logits, which the client divides itself.
     if temperature != 1.0 and not bounds.supports_temperature and spec.kind is not PayloadKind.HIDDEN:
         raise IncompatibleTeacherError(
             f"teacher {bounds.teacher!r} scores at temperature 1 only, but {temperature:g} was asked; use 1."

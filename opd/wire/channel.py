@@ -65,6 +65,7 @@ class ClientSecurity(Settings):
         """
         if self.token_file is not None:
             try:
+                # The time before the bytes: what replaces the file in between is read at the next call.
                 stamp = self.token_file.stat().st_mtime_ns
                 if self._cache.get("stamp") != stamp:
                     data = self.token_file.read_bytes()
@@ -109,7 +110,7 @@ def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> list[
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 200),
-        # Despite its name this is no backoff, but the time that an attempt to connect may take, handshakes included.
+        # Despite its name this is not a backoff, but the time that an attempt to connect may take, handshakes included.
         ("grpc.min_reconnect_backoff_ms", CONNECT_SECONDS * 1000),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.enable_retries", 0),
@@ -183,7 +184,7 @@ def is_loopback(endpoint: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False
+        return False  # a name, which may lead anywhere by the time of the connection
 
 
 def _token(data: bytes, where: str) -> str:

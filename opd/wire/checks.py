@@ -124,6 +124,7 @@ def check_sampled(
     inside = np.take_along_axis(same, place, axis=1)[:, 0]
     at = np.take_along_axis(values, place, axis=1)[:, 0]
     ceiling = np.minimum(log_tail, values[:, -1]) if topk else log_tail
+    # f16 has 11 bits, so its rounding grows with the size of a log-prob.
     slack = MATCH_TOLERANCE + np.abs(np.where(np.isfinite(sampled), sampled, 0)) * 2.0**-10
     # f16 ends at -65,504: what it turned into -inf counts as that. Where the token is not among the ids, `at` and
     # `near` mean nothing and are not used.

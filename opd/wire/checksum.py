@@ -32,12 +32,14 @@ def decompress(data: Buffer, expected: int) -> bytes:
         CorruptPayloadError: when the frame is damaged or names another size; nothing is allocated in that case.
     """
     try:
+        # Before anything is unpacked: a frame of kilobytes may claim gigabytes.
         size = zstandard.get_frame_parameters(data).content_size
         if size != expected:
             raise CorruptPayloadError(f"a compressed tensor unpacks to {size} bytes, but {expected} were announced.")
         content = zstandard.ZstdDecompressor().decompress(data, max_output_size=expected, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CorruptPayloadError(f"a compressed tensor is damaged: {error}.") from error
+    # What the frame claims and what it holds are two things.
     if len(content) != expected:
         raise CorruptPayloadError(f"a compressed tensor holds {len(content)} bytes, but {expected} were announced.")
     return content

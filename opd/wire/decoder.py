@@ -148,6 +148,8 @@ class ScoreStreamDecoder:
         if self._header is None:
             raise CorruptPayloadError("a chunk arrived outside a sequence.")
         data = chunk.data
+        # An empty chunk too is refused: a stream of them would go on forever, and no time limit between messages would
+        # end it.
         if chunk.offset != self._filled or not data or self._filled + len(data) > len(self._buffer):
             raise CorruptPayloadError(
                 f"a chunk of {len(data)} bytes at {chunk.offset} does not continue the {self._filled} of "

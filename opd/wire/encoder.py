@@ -101,6 +101,7 @@ def cut(buffers: Sequence[memoryview], chunk_bytes: int) -> Iterator[tuple[int, 
     pending: list[memoryview] = []
     room = chunk_bytes
     for whole in buffers:
+        # Views all the way: bytes are copied once, when a message is made.
         buffer = whole
         while len(buffer):
             pending.append(buffer[:room])
@@ -198,6 +199,7 @@ def _dtype_for(array: NDArray[Any], layout: TensorLayout, pack_ids: bool) -> pb.
         return pb.DTYPE_U32
     if layout.dtype != pb.DTYPE_U16_AFFINE:
         return layout.dtype
+    # A wider row loses too much in 16 bits; readers take f32 in its place, see `layout_of`.
     finite = np.isfinite(array)
     high = np.where(finite, array, -np.inf).max(axis=1)
     low = np.where(finite, array, np.inf).min(axis=1)

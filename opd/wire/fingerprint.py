@@ -38,6 +38,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     added = _added_ids(tokenizer, backend)
     to_bytes = _piece_decoder(backend)
     digest = hashlib.sha256(b"opd-tokenizer-1")
+    # By id and piece, because the order of a vocabulary is that of its library.
     for piece, token_id in sorted(vocab.items(), key=lambda entry: (entry[1], entry[0])):
         data = piece.encode("utf-8") if token_id in added else to_bytes(piece)
         # With its length, so that no two vocabularies share a byte stream.
@@ -129,6 +130,7 @@ def _piece_decoder(backend: Any) -> Any:
             return piece.encode("utf-8")
 
         return byte_level
+    # Llama 2 and its kin have no Metaspace step, but one that replaces its sign by a space.
     if any(step.get("type") in ("Metaspace", "ByteFallback") for step in steps) or any("▁" in str(s) for s in steps):
 
         def sentencepiece(piece: str) -> bytes:
@@ -176,6 +178,7 @@ def _file_tensors(file: Path) -> Iterator[_Tensor]:
     try:
         mapped = np.memmap(file, dtype=np.uint8, mode="r")
         header_size = int(struct.unpack("<Q", bytes(mapped[:8]))[0])
+        # A slice beyond the end is shorter without a word.
         if header_size > len(mapped) - 8:
             raise ValueError("the header is cut off")
         header = json.loads(bytes(mapped[8 : 8 + header_size]))

@@ -40,6 +40,7 @@ def encode_head(head: Head, chunk_bytes: int) -> Iterator[pb.GetHeadResponse]:
         arrays.append((pb.TENSOR_ROLE_HEAD_BIAS, head.bias.reshape(-1, 1)))
     tensors, buffers = [], []
     for role, array in arrays:
+        # Whole, because the header, which goes first, has the checksum of all bytes.
         data = encode_tensor(array, dtype).data
         buffers.append(data)
         tensors.append(
@@ -129,6 +130,8 @@ class HeadStreamDecoder:
         rows = header.tensors[0].rows
         for tensor, cols in zip(header.tensors, (info.hidden_size, 1), strict=False):
             size = byte_length(info.dtype, tensor.rows, tensor.cols)
+            # The sizes follow from the head's own figures; a tensor of size 0 would end the stream before its first
+            # chunk.
             plain = tensor.compression == pb.COMPRESSION_NONE and tensor.dtype == info.dtype
             if not plain or tensor.rows != rows or tensor.cols != cols or tensor.byte_length != size or not size:
                 raise CorruptPayloadError("a tensor of the head has another shape, type or size than its header says.")

@@ -117,6 +117,7 @@ def _sequence(item: ScoreItem) -> pb.Sequence:
     spans = spans_to_bytes(item.spans)
     if spans:
         sequence.spans = spans
+    # Over all three, in the order of the parser; 0 stands for a client that sent none.
     sequence.crc32c = crc32c(spans, crc32c(gather, crc32c(tokens)))
     return sequence
 
@@ -190,6 +191,7 @@ def payload_of(message: pb.ScoreRequest) -> PayloadSpec:
     default = "bf16" if which == "hidden" else "f16"
     name = default if body.value_dtype == pb.DTYPE_UNSPECIFIED else dtype_name(body.value_dtype)
     k = 0 if which == "hidden" else body.k
+    # A code that is not known here becomes a name that `PayloadSpec` refuses.
     return PayloadSpec(PayloadKind(which), k, name or f"dtype {body.value_dtype}")
 
 

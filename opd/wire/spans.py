@@ -22,6 +22,7 @@ def spans_of(mask: NDArray[np.bool_]) -> Spans:
     """The runs of True in [T]; empty where all are True. Where none is, the first position: none cannot be asked."""
     if mask.all():
         return ()
+    # With a False on either side every run has a rise and a fall, in pairs.
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
     return tuple((int(start), int(end)) for start, end in edges.reshape(-1, 2)) or ((0, 1),)
 
@@ -84,14 +85,17 @@ def put_back(parts: Sequence[tuple[Scores, ScoreItem, int]], length: int, gather
     """
     first = parts[0][0]
     places = [offset + item.pick(np.arange(item.response_length)) for _, item, offset in parts]
+    # One request for all positions: nothing to put back, so nothing is copied.
     if len(parts) == 1 and len(places[0]) == length:
         return first
     fields: dict[str, Any] = {}
+    # K ids and the tail share the mass equally, so placeholders too add up to 1.
     even = -np.log(1.0 + (first.values.shape[1] if first.values is not None else 1))
     for name in _BY_POSITION:
         arrays = [getattr(scores, name) for scores, _, _ in parts]
         if arrays[0] is None:
             continue
+        # A server widens to f32 where it must (`layout_of`), so the parts may be of two types.
         out = np.empty((length, *arrays[0].shape[1:]), np.result_type(*arrays))
         out[...] = _first_ids(arrays[0]) if name == "ids" else 0 if name in ("hidden", "logits") else even
         for place, array in zip(places, arrays, strict=True):

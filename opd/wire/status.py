@@ -81,6 +81,7 @@ def error_from_status(
         if overload is None and ("larger than max" in message or "too large" in message):
             return InvalidRequestError(f"a message is larger than the transport allows: {message}")
         return _overloaded(message, overload)
+    # Only of our own servers: a proxy in between has reasons of its own.
     if info is not None and info.domain == ERROR_DOMAIN:
         # Several classes share a status (FAILED_PRECONDITION): the reason picks one, the status keeps it plausible.
         for cls in all_errors():

@@ -122,6 +122,7 @@ def encode_tensor(array: NDArray[Any], dtype: int) -> NDArray[np.uint8]:
         raise ValueError(f"dtype must be a known element type, but it is {dtype}.")
     if dtype == pb.DTYPE_BF16 and array.dtype == np.float32:
         array = bf16_bits(array)
+    # numpy would cast ids to numbers and back without a word.
     if (array.dtype.kind == "f") != (plain.kind == "f"):
         raise ValueError(f"array of {array.dtype} cannot travel as {dtype_name(dtype)}.")
     if dtype == pb.DTYPE_F16 and array.dtype == np.float32:
@@ -245,6 +246,7 @@ def decode_affine(data: NDArray[np.uint8], rows: int, cols: int) -> NDArray[np.f
     if not np.isfinite(scale).all() or (scale[:, 1] < 0).any():
         raise CorruptPayloadError("a quantised tensor has an offset or step that is not finite or negative.")
     codes = np.ascontiguousarray(table[:, 8:]).view("<u2")
+    # The code of -inf lies beyond the row's range, so its value may overflow; it is replaced below.
     with np.errstate(over="ignore"):
         values = scale[:, :1] + scale[:, 1:] * codes
     values[codes == AFFINE_MINUS_INF] = -np.inf

@@ -34,6 +34,7 @@ class Reservation:
 
     def release(self, part: Price) -> None:
         """Give back a part, at most what is left."""
+        # At most what is left: a sequence and `close` must not give the same share back twice.
         part = Price(min(part.tokens, self._left.tokens), min(part.reply_bytes, self._left.reply_bytes))
         self._left = Price(self._left.tokens - part.tokens, self._left.reply_bytes - part.reply_bytes)
         self._budget._give_back(self._client, part)
@@ -91,6 +92,7 @@ class Budget:
                 f"the request costs {price.tokens} tokens and {price.reply_bytes} bytes of scores, but this server "
                 f"holds at most {self.tokens} and {self.reply_bytes}; send fewer sequences at once."
             )
+        # All checks before anything is written down: a refusal leaves nothing to take back.
         total = Price(self.tokens, self.reply_bytes)
         self._check_room(self.used, total, price, "", tokens_per_second)
         for key, share in ((client.principal, self._share), (client, self._share**2)):

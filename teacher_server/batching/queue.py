@@ -165,6 +165,7 @@ class FairQueue:
             kept = [entry for entry in heap if not entry[2].cancelled]
             self.sequences -= len(heap) - len(kept)
             self.tokens -= sum(entry[2].tokens for entry in heap) - sum(entry[2].tokens for entry in kept)
+            # In place: the list is the member's own.
             heap[:] = kept
             heapq.heapify(heap)
             self._leave_if_idle(client)

@@ -103,6 +103,7 @@ class EngineWorker:
         self._closing = False
         self._failures = 0
         self._away_since = 0.0
+        # Last: the thread uses all of the above from its first moment.
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
         self._thread.start()
 
@@ -155,6 +156,7 @@ class EngineWorker:
             waiting = self._queue.drain()
             self._condition.notify()
         for job in waiting:
+            # Without the condition, as everywhere: `deliver` is the caller's code.
             job.deliver(job, CancelledError(f"teacher {self.name!r} was unloaded."), "")
         if threading.current_thread() is not self._thread:  # a thread cannot join itself
             self._thread.join(timeout)
@@ -242,6 +244,7 @@ class EngineWorker:
         tokens = sum(job.tokens for job in batch)
         self._learn_rate(tokens, seconds)
         self.running_tokens = 0
+        # Not of a later swap: those run on this thread too, between batches.
         weights_hash = self.engine.info.weights_hash
         for job, result in zip(batch, results, strict=True):
             job.ended_at = ended

@@ -38,6 +38,8 @@ class Backbone:
 
     def alone(self, item: ScoreItem) -> Float[Tensor, "T H"]:
         """States that predict the response of one sequence, computed unpadded."""
+        # Nothing is predicted after the last token, so it does not go in; position P - 1 predicts the first of the
+        # response.
         states = self._states(self._ids(item.token_ids[None, :-1]))
         return states[0, item.prompt_length - 1 :]
 
@@ -67,6 +69,7 @@ class Backbone:
     def shared(self, items: Sequence[ScoreItem]) -> Float[Tensor, "N H"]:
         """As `padded`, but each distinct prompt (all of one length) goes through the model once."""
         prompts = [item.token_ids[: item.prompt_length] for item in items]
+        # A dictionary, not a set: the order of first appearance is that of the cache's rows.
         slots = {prompt.tobytes(): None for prompt in prompts}
         index = {key: slot for slot, key in enumerate(slots)}
         owner = to_device(torch.tensor([index[prompt.tobytes()] for prompt in prompts]), self.device)

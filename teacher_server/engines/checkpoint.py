@@ -76,6 +76,7 @@ def load_head(
     """
     from transformers import AutoModelForCausalLM
 
+    # For the names and shapes alone: no memory, no weights.
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config)
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()

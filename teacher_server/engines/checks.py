@@ -52,6 +52,7 @@ def _check_ids(info: EngineInfo, entry: EngineItem, index: int) -> None:
         raise InvalidRequestError(
             f"sequence {index}: {length} tokens, but teacher {info.model} takes {info.max_sequence_tokens}; cut it."
         )
+    # Lengths before ids, ids before spans: each check relies on those before it.
     for name, ids in (("token_ids", item.token_ids), ("gather_ids", item.gather_ids)):
         if ids is not None and ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < info.vocab_size:
             raise InvalidRequestError(

@@ -21,6 +21,7 @@ def log_tail(values: F32, vocabulary: int) -> F32:
     """[T] log mass outside the listed log-probs [T, K]; -inf only when K is the whole vocabulary."""
     if values.shape[-1] >= vocabulary:
         return np.full(values.shape[0], -np.inf, np.float32)
+    # In float64: what the K leave is 1 minus a sum that is nearly 1.
     listed = np.exp(values.astype(np.float64)).sum(-1)
     tail: F32 = np.log(np.maximum(1.0 - listed, SMALLEST_TAIL)).astype(np.float32)
     return tail

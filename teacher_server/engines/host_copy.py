@@ -40,6 +40,7 @@ class HostCopy:
             first += count
         if device.type == "cuda":
             self._event = torch.cuda.Event()
+            # Behind the copies of all blocks: its arrival means theirs.
             self._event.record(torch.cuda.current_stream(device))
 
     def split(self, lengths: Sequence[int], weights_hash: str) -> list[Scores | None]:

@@ -39,6 +39,7 @@ def resolve_folder(model: str, revision: str | None, *, with_code: bool) -> Path
 def _download(model: str, revision: str | None, *, with_code: bool) -> Path:
     from huggingface_hub import snapshot_download
 
+    # No pickles, and no code unless it may run.
     patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"] + (["*.py"] if with_code else [])
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
@@ -102,10 +103,12 @@ def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.devi
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
+    # Straight to the device: by way of the host, a model would have to fit into its memory as well.
     options.update({"device_map": device} if device.type != "cpu" else {})
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
+        # Safetensors alone: a pickle could run code.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
         )
@@ -116,6 +119,7 @@ def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.devi
         if bars:
             logging.enable_progress_bar()
     model, report = loaded
+    # transformers fills such tensors with random numbers and says so in its log alone.
     for problem in ("missing_keys", "mismatched_keys"):
         names = sorted(map(str, report.get(problem, ())))
         if names:

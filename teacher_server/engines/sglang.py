@@ -93,6 +93,7 @@ class SglangEngine:
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="opd-sglang")
         served, server = self._client.call("/model_info"), self._client.call("/server_info")
         self._check_model(served)
+        # Compared with every answer, see `_ask`: other clients of the server may replace its weights.
         self._version = served.get("weight_version")
         text = self._config.get_text_config()
         longest = server.get("max_req_input_len") or server.get("context_length") or text.max_position_embeddings

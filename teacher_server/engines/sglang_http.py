@@ -46,9 +46,11 @@ class SglangClient:
         headers |= {"Authorization": f"Bearer {key}"} if key else {}
         data = None if body is None else json.dumps(body).encode()
         try:
+            # Within the `try`: for an address that makes no sense it raises ValueError.
             request = urllib.request.Request(self.url + path, data=data, headers=headers)
             with urllib.request.urlopen(request, timeout=self._timeout) as answer:
                 raw = answer.read()
+        # First, because it is an OSError as well: the server was reached and said why not.
         except urllib.error.HTTPError as error:
             reason = " ".join(error.read(500).decode(errors="replace").split())
             raise UnavailableError(f"SGLang at {self.url}{path} answered {error.code}: {reason}") from error

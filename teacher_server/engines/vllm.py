@@ -289,6 +289,7 @@ class VllmEngine:
         try:
             for row, entry in enumerate(batch):
                 if not entry.cancelled():
+                    # A name of its own for every call: an answer to an aborted one must not be taken for this row's.
                     name = f"{row}-{uuid.uuid4().hex}"
                     ids, params = request(entry)
                     self._engine.add_request(name, {"prompt_token_ids": ids}, params)
@@ -305,6 +306,7 @@ class VllmEngine:
                         del running[name]
         finally:
             if running:
+                # After an error or an interrupt vLLM would go on with them beside the next batch.
                 self._engine.abort_request(list(running))
 
     def _pooling_request(self, entry: EngineItem) -> tuple[list[int], Any]:

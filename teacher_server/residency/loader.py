@@ -82,6 +82,7 @@ class Turn:
         loader = self._loader
         task = asyncio.ensure_future(asyncio.to_thread(work))
         try:
+            # `wait`, which leaves the task alone on a timeout: a thread cannot be cancelled.
             done, _ = await asyncio.wait((task,), timeout=loader._seconds)
         except asyncio.CancelledError:
             try:

@@ -80,6 +80,7 @@ class MemoryBudget:
             OverloadedError: when busy teachers hold the memory.
             UnavailableError: when its engine fails.
         """
+        # Reserved outside `_wake`: waking may take minutes, and must not hold the lock meanwhile.
         await self.reserve(teacher, teacher.weight_bytes)
         await run_to_completion(self._wake(teacher))
 

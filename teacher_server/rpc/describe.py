@@ -47,6 +47,7 @@ def teacher_info(info: EngineInfo, bounds: RequestBounds, state: int) -> pb.Teac
             bos_id=info.tokenizer.bos_id,
             pad_id=info.tokenizer.pad_id,
         ),
+        # The bounds', not the engine's: `full` is served only where the server allows it.
         payloads=[kind_code(kind) for kind in PayloadKind if kind in bounds.payloads],
         supports_temperature=info.supports_temperature,
         limits=pb.Limits(

@@ -74,6 +74,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
             status = self._statuses.get(request.service, Response.SERVICE_UNKNOWN)
             if status != last:
                 last = status
+                # Then once more from the top: the status may have changed while this was on its way.
                 await context.write(Response(status=status))
                 continue
             async with self._changed:

@@ -129,6 +129,7 @@ def has_at_most(data: bytes, limit: int) -> bool:
         if kind == 0:
             _, at = _varint(data, at)
         elif kind == 2:
+            # Not compared with the data: a length beyond it ends the loop, and the parser refuses it.
             length, at = _varint(data, at)
             at += length
         elif kind in (1, 5):

@@ -94,6 +94,7 @@ class ScoreCall:
         self._message = message
         self._sender = Sender(write, shared.settings.limits.send_timeout_seconds)
         self._principal = principal
+        # Every job has a deadline, by which the queue drops what is of no use any more.
         limit = shared.settings.limits.max_request_seconds
         self.arrived = arrived
         self._deadline = arrived + min(seconds_left if seconds_left is not None else limit, limit)

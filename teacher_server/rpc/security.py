@@ -160,6 +160,7 @@ def _read_entry(path: Path, index: int, entry: Any) -> tuple[bytes, Principal]:
     name = entry.get("name") if isinstance(entry, dict) else None
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS or not name.isprintable():
         raise ConfigError(f"{where} must be a mapping with a name of 1 to {MAX_NAME_CHARS} printable characters.")
+    # Here and below keys and places are named, never values: those may be secrets.
     unknown = set(entry) - {"name", "token", "sha256", "scopes"}
     if unknown:
         raise ConfigError(f"{where} has unknown keys {sorted(map(str, unknown))}.")

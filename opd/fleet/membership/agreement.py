@@ -82,6 +82,7 @@ def medoid(vectors: Sequence[NDArray[np.float32]]) -> int:
     for i, mine in enumerate(vectors):
         found = np.full(len(vectors), np.inf)
         found[alike[len(mine)]] = _distances(mine, stacked[len(mine)])
+        # Without the distance to itself, which is 0 and would draw every median down.
         medians.append(float(np.median(np.delete(found, i))) if len(vectors) > 1 else 0.0)
     return int(np.argmin(medians))
 

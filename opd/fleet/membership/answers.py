@@ -54,6 +54,7 @@ def _head_distance(spec: PayloadSpec, one: Scores, other: Scores) -> float:
         return float("inf")
     mine, my_ids, my_tail, theirs, their_ids, their_tail = parts
     mine, theirs = mine.astype(np.float64), theirs.astype(np.float64)
+    # The tail counts as one more id.
     tail = _weighted(my_tail.astype(np.float64), their_tail.astype(np.float64))
     if spec.kind is PayloadKind.GATHER:
         return float((_weighted(mine, theirs).sum(1) + tail).max(initial=0.0))

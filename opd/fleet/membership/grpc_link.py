@@ -125,6 +125,7 @@ class GrpcLink:
 
     async def reconnect(self) -> None:
         """See `ReplicaLink.reconnect`."""
+        # Taken out before it is closed: a call that comes meanwhile opens a fresh one.
         channel, self._channel, self._methods = self._channel, None, {}
         if channel is not None:
             await channel.close()

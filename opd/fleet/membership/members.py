@@ -166,6 +166,7 @@ class Members:
             pool = self.pool(name)
             identity = pool.choose(seen, self.settings.expected_weights.get(name, ""))
             agreed = [address for address, info in seen.items() if Identity.of(info) == identity]
+            # One alone has nobody to vote with: its own answer becomes the reference when it is admitted.
             members += [(pool, self.monitors[address]) for address in agreed if len(agreed) > 1]
         await self._settle_references(members)
         self._elected = True
@@ -270,6 +271,7 @@ class Members:
     def _join(self, address: str) -> None:
         server = self.on_join(address)
         monitor = self.monitors[address] = ReplicaMonitor(address, self._link(address), server, self)
+        # Before the election nobody is admitted: the first would decide for all what the teacher is.
         if self._elected:
             monitor.admission.open()
         monitor.start()

@@ -92,6 +92,7 @@ class Pool:
             for name in info.limits.DESCRIPTOR.fields_by_name:
                 one, other = getattr(self.info.limits, name), getattr(info.limits, name)
                 setattr(merged.limits, name, min(one, other) or max(one, other))  # 0 stands for no limit
+            # A row may move to any replica at any time, so what one of them cannot do is not offered.
             del merged.payloads[:]
             merged.payloads.extend(kind for kind in info.payloads if kind in self.info.payloads)
             merged.supports_spans = info.supports_spans and self.info.supports_spans

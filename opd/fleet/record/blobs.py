@@ -64,6 +64,7 @@ class Blobs:
             found = self._reader.execute(
                 "SELECT data FROM rows JOIN payloads USING (id) WHERE key = ?", (name,)
             ).fetchone()
+            # In memory until the next write: a transaction for every read would make readers wait for the disk.
             if found is not None and self._max_bytes:
                 self._used[name] = time.time_ns()
         return None if found is None else found[0]
@@ -71,6 +72,7 @@ class Blobs:
     def put(self, rows: Sequence[tuple[str, bytes]]) -> None:
         """Keep rows, in one transaction; keys that are there already stay as they are."""
         with self._transaction() as database:
+            # First: what was just read must not be what makes room for the new rows.
             self._note_uses(database)
             for key, data in rows:
                 name = bytes.fromhex(key)

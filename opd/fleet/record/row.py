@@ -96,6 +96,7 @@ def from_bytes(key: str, data: bytes, where: object) -> StoredRow:
             fields["ids"] = gather
         scores = Scores(**fields, weights_hash=meta["weights_hash"], wire_bytes=int(meta["wire_bytes"]))
         row = StoredRow(meta["teacher"], item, spec, float(meta["temperature"]), scores)
+        # The checksum covers the arrays, the key the metadata as well.
         if row.key != key:
             raise ValueError("they do not belong to their key")
     except (KeyError, ValueError, InvalidRequestError, SafetensorError) as error:

@@ -70,6 +70,7 @@ class CompletionEstimate:
         # A server that was never measured counts as an average one, so that it gets rows and is measured.
         usual = sum(known) / len(known) if known else FIRST_SPEED
         self._speeds = {address: speed or usual for address, speed in measured.items()}
+        # Never 0: without any server the teacher's work would otherwise divide by it.
         self.total = max(sum(self._speeds.values()), 1e-9)
         ahead = sum(server.ahead(self._now, self._speeds[address]) for address, server in self.servers.items())
         horizon = ahead / self.total + self._waiting_seconds()

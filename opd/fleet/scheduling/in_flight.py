@@ -188,6 +188,7 @@ class ServerLoad:
         for task in rpc.tasks:
             if task.group:
                 self._groups[(task.teacher, task.group)] = None
+                # Latest last, whether it is new or was there: the oldest group falls out.
                 self._groups.move_to_end((task.teacher, task.group))
         while len(self._groups) > _RECENT_GROUPS:
             self._groups.popitem(last=False)

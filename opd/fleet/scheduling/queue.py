@@ -49,6 +49,7 @@ class TeacherQueue:
 
     def remove(self, task: ScoreTask) -> None:
         """Take a row out."""
+        # Numbers are unique, so this is the row itself and no other of its length.
         index = bisect.bisect_left(self._sorted, (-task.tokens, task.number), key=_order)
         del self._sorted[index]
         self._present.discard(task.number)
@@ -76,6 +77,7 @@ class TeacherQueue:
 
         The bound keeps a choice cheap when thousands of rows are barred from this server.
         """
+        # Sorted by minus the length: from here on all rows fit.
         start = bisect.bisect_left(self._sorted, -most_tokens, key=_length)
         for _, _, task in self._sorted[start : start + _SCAN]:
             if accept(task):

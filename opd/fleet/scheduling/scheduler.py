@@ -176,6 +176,7 @@ class Scheduler:
 
     def _pull(self, server: ServerLoad, estimates: dict[str, CompletionEstimate], now: float) -> Rpc | None:
         names = [name for name in server.teachers if name in estimates and len(self.queues[name])]
+        # By name among equals: the same rows and answers give the same plan.
         for name in sorted(names, key=lambda name: (self.queues[name].served, name)):
             first = self._next_row(server, estimates[name], now)
             if first is not None:

@@ -78,7 +78,7 @@ def linear_divergence(
         check_values: whether to refuse non-finite rows; by default on CPU only.
 
     Returns:
-        `total` is the weighted sum and `mean` is it over the count of tokens: differentiate those. `per_token` is
+        `total` is the weighted sum, and `mean` that sum over the number of tokens: differentiate those. `per_token` is
         detached unless `recompute`. Both entropies are filled in. Diagnostics with `topk`: the names of
         `opd.maths.diagnostics.TOPK_FIGURES`, as `topk_figures` defines them.
 
@@ -135,6 +135,7 @@ def linear_divergence(
 
 def default_backend(tensor: Tensor) -> str:
     """The kernel to use for a tensor: "triton" for float32 tiles on CUDA where triton is installed, else "torch"."""
+    # The kernels compute in float32, which is not what float64 hidden states ask for.
     if not tensor.is_cuda or tensor.dtype == torch.float64:
         return "torch"
     try:
@@ -163,6 +164,7 @@ def _operands(
     tensors: list[Tensor | None] = []
     for name, hidden, head in models:
         tensors += prepared(hidden, head, limit, chosen, detach=name != "student")
+    # The operator's schema is fixed: without a reference its three arguments are None.
     tensors += [None] * (9 - len(tensors))
     wanted = [tensor is not None and tensor.requires_grad and torch.is_grad_enabled() for tensor in tensors[:3]]
     return tensors, wanted
@@ -171,6 +173,7 @@ def _operands(
 def _result(total: Tensor, statistics: Tensor, figures: Tensor, tokens: int, chosen: Tensor | None) -> Divergence:
     counted = statistics.shape[1]
     if chosen is not None:
+        # Back to the places of all rows; those that were dropped hold 0.
         statistics = statistics.new_zeros(len(Statistic), tokens).index_copy(1, chosen, statistics)
         figures = figures.new_zeros(len(figures), tokens).index_copy(1, chosen, figures)
     return Divergence(

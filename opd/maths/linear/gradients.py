@@ -45,11 +45,13 @@ class LogitGradients:
         Tiles must follow each other. `d_logits` may be overwritten afterwards.
         """
         if self.d_bias is not None:
+            # From the tile itself, not from its half-precision copy: every token adds to the same few numbers.
             self.d_bias += d_logits.sum(0)
         if self._joined is None:
             self._multiply(tile, d_logits)
             return
         if tile.stop - self._waiting.start > len(self._joined):  # no room for this tile
+            # Tiles must follow each other, or the joined buffer would not be one slice of the tokens.
             self._multiply_waiting()
             self._waiting = slice(tile.start, tile.start)
         at = tile.start - self._waiting.start

@@ -54,9 +54,11 @@ def fold_(
             student,
             teacher,
             figures,
+            # Read by the number of the row alone, without a stride.
             factor.contiguous(),
             *strides,
             *numbers,
+            # A divisor that is not read where HAS_SOFT_CAP is False.
             soft_cap or 1.0,
             HAS_SOFT_CAP=soft_cap > 0,
             **constants,
@@ -144,6 +146,7 @@ def _statistics_kernel(  # type: ignore[no-untyped-def]
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    # In 64 bits: where a caller gives much scratch, row * stride passes 2^31.
     row = tl.program_id(0).to(tl.int64)
     ours, theirs = student + row * student_stride, teacher + row * teacher_stride
     our_max, our_sum = float("-inf"), 0.0
@@ -175,6 +178,7 @@ def _statistics_kernel(  # type: ignore[no-untyped-def]
         term, tilt = _term_and_tilt(log_p, log_q, weight, complement, odds, KIND)
         value += tl.sum(tl.where(inside, term, 0.0), axis=0)
         slopes += tl.sum(tl.where(inside, _slope(log_p, log_q, tilt, centre, KIND), 0.0), axis=0)
+        # An excluded id would add 0 * -inf, NaN.
         our_entropy -= tl.sum(tl.where(log_p > -1e30, tl.exp(log_p) * log_p, 0.0), axis=0)
         their_entropy -= tl.sum(tl.where(log_q > -1e30, tl.exp(log_q) * log_q, 0.0), axis=0)
     out += row * _COLUMNS

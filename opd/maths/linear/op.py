@@ -103,6 +103,7 @@ def linear_divergence_op(
             backend=backend,
             topk=topk,
         )
+    # The gradients have the scale of the divergence in their factor already; the values get it here.
     statistics = tiles.statistics
     statistics[Statistic.VALUE] *= spec_scale
     total = (statistics[Statistic.VALUE] * token_weights).sum()
@@ -127,6 +128,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     trained = tensors.student_hidden, tensors.student_head, tensors.student_bias
     ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in trained]
     _, _, *gradients, _ = output
+    # The inputs, to run the tiles again, or the finished gradients; never both.
     ctx.save_for_backward(*(tensors if ctx.settings.recompute else gradients))
     # The statistics stay differentiable: with `recompute` a loss may weigh single tokens by their row VALUE.
     ctx.mark_non_differentiable(*output[2:])

@@ -67,6 +67,7 @@ def tiles_of(model: Projection, buffers: int, scratch_bytes: int) -> Iterator[tu
 
 def aligned_rows(rows: int, model: Projection, dtype: torch.dtype) -> Float[Tensor, "n V"]:
     """An uninitialised [rows, V] buffer; for matrix units its rows lie a multiple of `_COLUMNS` entries apart."""
+    # Rows are allocated at the padded width and cut to V: a view, so that the distance between rows stays aligned.
     return torch.empty(rows, _width(model), dtype=dtype, device=model.hidden.device)[:, : model.head.vocab_size]
 
 

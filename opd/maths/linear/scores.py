@@ -199,6 +199,7 @@ def linear_scores_backward_op(
                 y = None if sampled_ids is None else sampled_ids[at]
                 gradient = score_rows_gradient(log_p, ids[at], y, log_tail[at], *(g[at] for g in arriving))
                 model.head.through_cap_(gradient, logits[block])
+                # Over the logits, which this block no longer needs: the tile becomes its own gradient.
                 torch.mul(gradient, scale / temperature, out=logits[block])
             gradients.add(tile, logits)
     return gradients.tensors()

@@ -68,6 +68,7 @@ class Again:
         self._answers.append(str((extract(self._prompt, action) if extract else None) or action.strip()))
         self._values.append(verdict.value)
         right = verdict.value >= 1.0
+        # Where both attempts are paid by their difference, a right one does not end the episode.
         done = len(self._values) == options.attempts or (right and options.reward not in ("score", "last"))
         return Observation(
             "" if done else options.word.replace("{reason}", verdict.reason),

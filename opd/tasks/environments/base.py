@@ -73,6 +73,7 @@ class Observation:
         text, reward = data.get("text"), data.get("reward")
         if not isinstance(text, str):
             raise DataError(f"the observation is {type(text).__name__}, not text")
+        # Environments are the users' code: what they answer is checked here, whether it came from a process or not.
         tools, info, results = data.get("tools") or (), data.get("info") or {}, data.get("results") or ()
         if not (isinstance(results, (list, tuple)) and all(isinstance(result, str) for result in results)):
             raise DataError("a tool's result is not text")

@@ -63,6 +63,7 @@ class Lock(EnvironmentTask):
         register = random.randrange(symbols)
         path: list[str] = []
         slips: list[int] = []
+        # A slip and the way back from it are two turns.
         value, spare = register, (self.options.turns - self.options.digits) // 2
         for digit in program:
             value = (value + int(digit)) % symbols

@@ -147,6 +147,7 @@ def serve_environment(
         try:
             session = Session(spec)
             try:
+                # Ends without an error when the client hangs up.
                 for text in connection:
                     reply = session.answer(text)
                     if reply is None:

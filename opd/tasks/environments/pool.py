@@ -144,6 +144,7 @@ class EnvironmentPool:
         answers: dict[int, Observation | EpisodeError] = {}
         deadlines: dict[int, float] = {}
         with selectors.DefaultSelector() as selector:
+            # All are sent before one is awaited: the episodes act at the same time.
             for number, request in requests.items():
                 slot = self._slots[number]
                 try:

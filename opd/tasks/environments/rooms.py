@@ -89,6 +89,7 @@ class Rooms(EnvironmentTask):
         room = self._house[self._here]
         door = room["doors"].get(rest)
         said = "Nothing happens."
+        # Whatever matches nothing below falls through: nothing happens, and the turn is spent.
         if verb == "go" and door is not None:
             if door[1]:
                 said = f"The {door[1]} door is locked."
