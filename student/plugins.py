@@ -74,7 +74,7 @@ def build_plugins(recipe: Recipe) -> Plugins:
         needs = replace(needs, reward="verdict")
     if needs.served and recipe.teachers is None:
         raise ConfigError("the objective needs a teacher; set teachers.endpoints or use an objective of rewards.")
-    _check_teachers(recipe, terms, controllers)
+    _check_teachers(recipe, terms, controllers, strategy)
     _check_given(terms, controllers, strategy)
     for term in terms:
         term.check(recipe)
@@ -242,7 +242,9 @@ def _check_quantized(recipe: Recipe, engine: RolloutEngine) -> None:
             )
 
 
-def _check_teachers(recipe: Recipe, terms: Sequence[Term], controllers: Sequence[Controller]) -> None:
+def _check_teachers(
+    recipe: Recipe, terms: Sequence[Term], controllers: Sequence[Controller], strategy: Strategy
+) -> None:
     """Refuse a sum over several teachers where something in the recipe knows only one teacher per row.
 
     Raises:
@@ -250,7 +252,8 @@ def _check_teachers(recipe: Recipe, terms: Sequence[Term], controllers: Sequence
     """
     if recipe.teachers is None or not recipe.teachers.sums_divergences:
         return
-    parts: list[Term | Controller] = [*(term for term in terms if not term.sums_teachers), *controllers]
+    summing = [term for term in terms if not term.sums_teachers]
+    parts: list[Term | Controller | Strategy] = [*summing, *controllers, strategy]
     for part in parts:
         if part.needs().teacher:
             raise ConfigError(

@@ -23,6 +23,7 @@ from student.rollout.slots import settled
 from student.rollout.spec import LEAST_ROWS
 from student.scoring.needs import EMA, INITIAL, Needs
 from student.sizing.hardware import GIB, Hardware
+from student.sizing.lengths import largest
 from student.sizing.shape import ModelShape
 
 _USABLE = 0.92
@@ -66,15 +67,16 @@ class Memory:
 
 
 def micro_batch(recipe: Recipe) -> tuple[int, int]:
-    """(rows, width) of the largest micro-batch: rows of the longest prompt and response."""
-    width = recipe.rollout.max_prompt_tokens + recipe.rollout.max_new_tokens
-    return max(1, recipe.train.micro_batch_tokens // width), width
+    """(sequences, width) of the largest micro-batch: of rows with the longest prompt and response, at least one."""
+    row = largest(recipe)
+    rows = max(1, recipe.train.micro_batch_tokens // (row.sequences * row.width))
+    return rows * row.sequences, row.width
 
 
 def slots(recipe: Recipe, ranks: int) -> int:
     """Responses decoded together on a rank."""
     rollout = recipe.rollout
-    longest = rollout.max_prompt_tokens + rollout.max_new_tokens
+    longest = largest(recipe).width
     mine = -(-rollout.prompts_per_step // ranks) * rollout.samples_per_prompt
     return max(LEAST_ROWS, min(rollout.batch_rows, mine, max(LEAST_ROWS, rollout.cache_tokens // longest)))
 
@@ -160,7 +162,7 @@ def _engine_parts(
         return ({}, of_vllm) if rollout.engine.get("sleep") else (of_vllm, {})
     if not engine.on_device:
         return {}, {}
-    longest = settled(rollout.max_prompt_tokens + rollout.max_new_tokens)
+    longest = settled(largest(recipe).width)
     # Sampling in process needs every weight of a sharded student at once, if only while it decodes.
     gathered = shape.total * shape.width if sharded and not engine.holds_weights else 0
     lagging = recipe.train.max_staleness and sharded and not engine.takes_shards
@@ -177,12 +179,12 @@ def _engine_parts(
 def _learning(recipe: Recipe, shape: ModelShape, *, gpu: bool, ranks: int) -> dict[str, float]:
     """Bytes of an update: gradients, and what its largest micro-batch keeps."""
     sharded = recipe.train.sharding == "fsdp"
-    rows, width = micro_batch(recipe)
+    sequences, width = micro_batch(recipe)
     scratch = (recipe.train.logit_scratch_mib or (1024 if gpu else 128)) * 2**20
-    positions = rows * recipe.rollout.max_new_tokens
+    positions = sequences // largest(recipe).sequences * recipe.rollout.max_new_tokens
     return {
         "gradients": shape.trained_bytes / (ranks if sharded else 1),
-        "activations of a micro-batch": shape.activation_bytes(rows, width),
+        "activations of a micro-batch": shape.activation_bytes(sequences, width),
         "tiles of logits": min(scratch, positions * shape.vocabulary * 4),
         "gradients of head and embeddings": shape.head_bytes,
         WIDENED: shape.widened,
@@ -203,7 +205,7 @@ def _fitting_cache(memory: Memory, over: float, recipe: Recipe) -> int | None:
 
     The cache and what is decoded beside it shrink with it, in whole slots; weights of the rollouts do not.
     """
-    now, longest = recipe.rollout.cache_tokens, recipe.rollout.max_prompt_tokens + recipe.rollout.max_new_tokens
+    now, longest = recipe.rollout.cache_tokens, largest(recipe).width
     if cache := (memory.always | memory.rollout).get(VLLM_CACHE, 0.0):
         tokens = int(now * (1 - over / cache))
         return tokens if tokens >= longest else None
@@ -261,11 +263,17 @@ def check_fits(memory: Memory, device: Hardware, recipe: Recipe) -> None:
     if rollout > learning:
         raise ConfigError(f"{said} while it decodes; {_smaller_rollouts(memory, fitting, recipe)}.")
     ways = [] if recipe.model.gradient_checkpointing else ["set model.gradient_checkpointing to true"]
-    rows, width = micro_batch(recipe)
-    if rows > 1:
+    sequences, width = micro_batch(recipe)
+    windows = largest(recipe).sequences
+    if sequences > windows:
         part = memory.learning["activations of a micro-batch"]
-        fitting = max(width, int(rows * width * max(0.0, part - over) / part))
+        fitting = max(windows * width, int(sequences * width * max(0.0, part - over) / part))
         ways.append(f"set train.micro_batch_tokens to {fitting} or less, now {recipe.train.micro_batch_tokens}")
+    elif windows > 1:
+        ways.append(
+            f"shorten episodes (rollout.max_new_tokens, now {recipe.rollout.max_new_tokens}), whose windows, {windows} "
+            f"of {width} tokens, share a micro-batch"
+        )
     elif not ways:
         ways.append(f"shorten the longest response (rollout.max_new_tokens, now {recipe.rollout.max_new_tokens})")
     raise ConfigError(f"{said}; {' or '.join(ways)}.")

@@ -44,6 +44,7 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0) -> 
 
     from student.plugins import build_plugins
     from student.sizing.hardware import GIB
+    from student.sizing.lengths import largest, lengths_of
     from student.sizing.memory import check_fits, memory_of, micro_batch, slots
     from student.sizing.shape import ModelShape
     from student.sizing.times import times_of
@@ -56,6 +57,13 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0) -> 
     rows, width = micro_batch(recipe)
     yield f"student of {shape.total / 1e6:.1f} M parameters, {shape.trained / 1e6:.2f} M trained, on {device.name}"
     yield f"micro-batch of {rows} x {width} tokens, {slots(recipe, ranks)} responses decoded together"
+    row, limit = largest(recipe), recipe.train.micro_batch_tokens
+    if row.sequences > 1:
+        over = row.sequences * row.width > limit
+        yield (
+            f"  an episode is read in up to {row.sequences} windows of {row.width} tokens, which share a micro-batch"
+            + (f": more than train.micro_batch_tokens, {limit}" if over else "")
+        )
     for title, parts in (("always", memory.always), ("learning", memory.learning), ("rollout", memory.rollout)):
         for name, size in parts.items():
             if size:
@@ -65,6 +73,9 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0) -> 
     mean = mean or recipe.rollout.max_new_tokens / 2
     times = times_of(recipe, shape, needs, device, mean=mean, ranks=ranks)
     yield f"a step of {times.tokens:.0f} response tokens ({mean:.0f} each) on {ranks} rank(s), by arithmetic:"
+    read = lengths_of(recipe, recipe.rollout.max_prompt_tokens / 2, mean)
+    if row.sequences > 1:
+        yield f"  each read in {read.sequences} windows, {read.positions:.0f} tokens with their prompts"
     for stage, seconds in times.stages.items():
         yield f"  {stage:9} {seconds:9.2f} s, bound by {times.bound[stage]}"
     yield f"  {times.tokens / times.step:.0f} response tokens per second, without waiting for teachers"

@@ -1,6 +1,7 @@
 """Seconds of a step by stage, and bytes on the network: arithmetic with stated assumptions, not measurements.
 
     decoding forward   the longest of: reading weights, keys and values; 2 P operations a row; launching the layers
+    prompts            once for all samples; of episodes whose history is cut, also what each turn is written after
     forwards           new tokens of the rank over its slots, and the tail in which the longest answers end
     learning           6 P operations a token, 8 with recomputation, 4 (6) where the weights are frozen under adapters
     network            prompt, response and asked ids up, payloads down, per row and signal; zstd is not counted
@@ -17,6 +18,7 @@ from opd.wire.types import PayloadKind, PayloadSpec
 from student.recipe import Recipe
 from student.scoring.needs import ROLES, Needs
 from student.sizing.hardware import Hardware
+from student.sizing.lengths import lengths_of
 from student.sizing.memory import slots
 from student.sizing.shape import ModelShape
 
@@ -58,27 +60,28 @@ def times_of(recipe: Recipe, shape: ModelShape, needs: Needs, device: Hardware, 
     rollout = recipe.rollout
     rows = rollout.prompts_per_step * rollout.samples_per_prompt
     mine, prompt = rows / ranks, rollout.max_prompt_tokens / 2
-    here = slots(recipe, ranks)
+    read, here = lengths_of(recipe, prompt, mean), slots(recipe, ranks)
     forwards = mine * mean / here + max(0.0, rollout.max_new_tokens - mean)
     decoding = {
-        "memory": (shape.weight_bytes + here * (prompt + mean / 2) * shape.cache_bytes) / device.bandwidth,
+        "memory": (shape.weight_bytes + here * read.context * shape.cache_bytes) / device.bandwidth,
         "arithmetic": 2 * shape.active * here / (device.flops * _REACHED),
         "launching layers": shape.layers * device.overhead,
     }
     bound = max(decoding, key=lambda name: decoding[name])
-    prefill = 2 * shape.active * prompt * (mine / rollout.samples_per_prompt) / (device.flops * _REACHED)
+    before = prompt * mine / rollout.samples_per_prompt + read.prefilled * mine
+    prefill = 2 * shape.active * before / (device.flops * _REACHED)
     # Per parameter and token: 2 operations forward, 2 backward to the inputs, 2 to the weights unless they are frozen,
     # and 2 for recomputation.
     passes = (2 if recipe.model.lora is None else 1) * 2 + 2 + (2 if recipe.model.gradient_checkpointing else 0)
-    learning = passes * shape.active * mine * (prompt + mean) * recipe.train.epochs / (device.flops * _REACHED)
-    sent, received = _traffic(needs, prompt, mean, shape)
+    learning = passes * shape.active * mine * read.positions * recipe.train.epochs / (device.flops * _REACHED)
+    sent, received = _traffic(needs, read.positions, mean, shape)
     return Times(
         stages={"rollout": forwards * decoding[bound] + prefill, "learn": learning},
         bound={"rollout": bound, "learn": "arithmetic"},
         tokens=rows * mean,
         sent=rows * sent,
         received=rows * received,
-        exchanged=_exchanged(recipe, shape, mine * (prompt + mean), ranks),
+        exchanged=_exchanged(recipe, shape, mine * read.positions, ranks),
     )
 
 
@@ -93,13 +96,13 @@ def _exchanged(recipe: Recipe, shape: ModelShape, tokens: float, ranks: int) -> 
     return others * (passes * gathered + shape.total * shape.width)
 
 
-def _traffic(needs: Needs, prompt: float, mean: float, shape: ModelShape) -> tuple[float, float]:
-    """Bytes of a row up and down, over all signals of served roles."""
+def _traffic(needs: Needs, read: float, mean: float, shape: ModelShape) -> tuple[float, float]:
+    """Bytes of a row up and down, over all signals of served roles: `read` tokens up, `mean` of them asked about."""
     sent = received = 0.0
     for need in needs.signals:
         if need.role not in ROLES[:2]:
             continue
-        sent += 4 * (prompt + mean) + (_ID * need.spec.k * mean if need.spec.kind is PayloadKind.GATHER else 0.0)
+        sent += 4 * read + (_ID * need.spec.k * mean if need.spec.kind is PayloadKind.GATHER else 0.0)
         received += mean * _position(need.spec, shape)
     return sent, received
 

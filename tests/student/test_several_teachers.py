@@ -134,12 +134,16 @@ def test_a_term_without_a_teacher_is_counted_once(toy: Any) -> None:
         assert torch.equal(ours, theirs)
 
 
+BRIDGE = {"name": "future_bridge", "teacher": {"endpoint": "http://h:1/v1", "model": "m"}}
+
+
 @pytest.mark.parametrize(
     ("part", "name"),
     [
         ({"objective": [{"name": "tip"}]}, "tip"),
         ({"objective": [{"name": "tropd"}]}, "tropd"),
         ({"objective": [PARTIAL], "methods": [{"name": "prune_opd"}]}, "prune_opd"),
+        ({"objective": [{"name": "opd", "payload": "hidden"}], "rollout": {"strategy": BRIDGE}}, "future_bridge"),
     ],
 )
 def test_what_knows_only_one_teacher_per_row_is_refused(part: dict[str, Any], name: str) -> None:

@@ -53,6 +53,8 @@ class PromptValue(GroupEstimator):
 
     def refine(self, row: Row, credit: Credit) -> Credit | None:
         """See the module; None for an answer that is left out."""
-        value = 0.0 if row.values is None or not row.length else float(row.values[0])
+        # Of an episode whose history is cut, what was replayed before its first window has no value.
+        first = row.sequences[0][1]
+        value = 0.0 if row.values is None or not row.length else float(row.values[first])
         found = float(np.mean(credit)) - value
         return None if self.settings.keep == "positive" and found <= 0 else found

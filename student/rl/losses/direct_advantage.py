@@ -109,7 +109,7 @@ class DirectAdvantage(Term):
 
     def steps(self, row: Row) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """[T] the step of each token of a row, and [K] the advantage of each step."""
-        if len(row.turns) > 1:
+        if len(row.turns) > 1 or row.windows:
             # A step begins where the student acts: what an environment answered behind its last turn is no step of it,
             # and models that read a cut history have no value there.
             starts, ends = [start for start, _ in row.turns], [end for _, end in row.turns[:-1]]

@@ -258,6 +258,32 @@ def test_following_the_advice_makes_it_fit(world: Path, tmp_path: Path) -> None:
     check_fits(planned(fits), small, fits)
 
 
+def test_the_plan_follows_what_is_seen_of_an_episode(world: Path, tmp_path: Path) -> None:
+    made = make(world, tmp_path, *CASES["activations"])
+    data = made.model_dump(mode="json")
+    data["rollout"] |= {"max_new_tokens": 512}
+
+    def plan_of(device: Hardware = TABLE["h100"], **episodes: Any) -> tuple[Recipe, str]:
+        data["rollout"]["episodes"] = {"turns": 16, "turn_tokens": 16, **episodes}
+        found = parse_settings(Recipe, data)
+        return found, "\n".join(describe(found, device, mean=512.0))
+
+    _, whole = plan_of()
+    short, lines = plan_of(history=2)
+    assert "windows" not in whole and "micro-batch of 5 x 576 tokens" in whole
+    assert "in up to 14 windows of 160 tokens, which share a micro-batch\n" in lines
+    assert "micro-batch of 14 x 160" in lines and "each read in 14 windows, 1792 tokens with their prompts" in lines
+    _, summed = plan_of(history="summary", summary={"context_tokens": 256, "tokens": 32})
+    assert "in up to 3 windows of 256 tokens" in summed and "micro-batch of 12 x 256" in summed
+    data["train"]["micro_batch_tokens"] = 300
+    _, over = plan_of(history=2)
+    assert "which share a micro-batch: more than train.micro_batch_tokens, 300" in over
+    short = short.model_copy(update={"train": short.train.model_copy(update={"micro_batch_tokens": 300})})
+    big = Memory(always={}, learning={"gradients": 0.0, "activations of a micro-batch": 9 * GIB}, rollout={})
+    with pytest.raises(ConfigError, match=r"shorten episodes .*max_new_tokens, now 512.*14 of 160 tokens"):
+        check_fits(big, replace(CPU, memory=5 * GIB), short)
+
+
 def test_the_plan_tells_memory_time_and_traffic(world: Path, tmp_path: Path) -> None:
     recipe = make(world, tmp_path, *CASES["activations"])
     data = recipe.model_dump(mode="json") | {
