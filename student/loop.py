@@ -174,7 +174,10 @@ class _Run:
                 self.sinks.evaluated(metrics_of(self.state.before))
         self.sinks.start(self.state.steps)
         if self.state.unfinished is not None:  # resumed from a checkpoint between updates and controllers
-            self._follow_up(self.state.unfinished, self._clock())
+            clock = self._clock()
+            # The step has one record, also of the time that it took before it was interrupted.
+            clock.seconds = self.state.unfinished.seconds
+            self._follow_up(self.state.unfinished, clock)
         while self.state.steps < self.recipe.train.steps and not self._finished():
             if self.ranks.any(self.interrupts.requested):  # the signal may have reached one rank only
                 raise CancelledError("stopped by a signal")
@@ -229,7 +232,8 @@ class _Run:
         self._show_samples(rows)
         job.cursor.commit()
         measured = updated.metrics() | moved | outcome_metrics(outcomes, self._groups) | mismatch
-        self.state.unfinished = Unfinished(measured | self._counted(rows, rollouts, stops, step), outcomes)
+        measured |= self._counted(rows, rollouts, stops, step) | clock.beside
+        self.state.unfinished = Unfinished(measured, outcomes, clock.seconds)
         self._follow_up(self.state.unfinished, clock)
         if updated.failure is not None:
             raise updated.failure
@@ -345,7 +349,7 @@ class _Run:
         self._save_now_and_then(clock)
         seconds = sum(clock.seconds.values())
         metrics["tokens_per_second"] = metrics["response_tokens"] / seconds if seconds else 0.0
-        metrics |= clock.beside | self.saver.metrics()
+        metrics |= self.saver.metrics()
         if job.accelerator.is_main_process:
             self.sinks.step(self.state.steps, metrics, clock.seconds)
 

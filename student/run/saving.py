@@ -3,7 +3,7 @@
 import copy
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +30,21 @@ class Unfinished:
     Attributes:
         metrics: of the step so far.
         outcomes: of the rows of the step, on all ranks.
+        seconds: of the stages of the step so far, by name; a clock that runs on goes on adding to them.
         acted: controllers that have acted on the weights.
         observed: whether the controllers have seen the report.
     """
 
     metrics: dict[str, float]
     outcomes: list[Outcome]
+    seconds: dict[str, float] = field(default_factory=dict)
     acted: int = 0
     observed: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, for the checkpoint."""
         outcomes = [outcome.to_dict() for outcome in self.outcomes]
-        return {"metrics": self.metrics, "outcomes": outcomes, "acted": self.acted, "observed": self.observed}
+        return {**vars(self), "outcomes": outcomes}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Unfinished":

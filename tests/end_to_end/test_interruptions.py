@@ -81,6 +81,10 @@ def check(
         resumed = train(recipe, resume=True)
         assert hashes(Path(resumed["checkpoint"])) == weights
         assert records(recipe) == metrics
+        for line in map(json.loads, (recipe.run / "metrics.jsonl").read_text().splitlines()):
+            # Also of the step that was interrupted after its update, whose rollout the resumed process never saw.
+            assert {"rollout", "learn"} <= line["seconds"].keys()
+            assert line["tokens_per_second"] == pytest.approx(line["response_tokens"] / sum(line["seconds"].values()))
         message = str(caught.value)
         assert isinstance(caught.value, CancelledError) == message.startswith("stopped after"), message
         return message
