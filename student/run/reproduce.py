@@ -13,8 +13,10 @@ from opd.errors import RunFolderError
 from student.recipe import Recipe
 from student.run.reading import group, read_mapping, read_steps
 
-TIMED = {"seconds", "tokens_per_second", "rollout_seconds", "sampler_idle_seconds"}
-"""Metrics that depend on the machine and not on the run."""
+
+def is_timed(name: str) -> bool:
+    """Whether a metric depends on the machine and not on the run: speeds, and seconds of whatever part of it."""
+    return name == "tokens_per_second" or name.endswith("seconds")
 
 
 def first_difference(
@@ -25,8 +27,8 @@ def first_difference(
     A run that ended early is compared as far as it went.
     """
     for left, right in zip(one, other, strict=False):
-        for name in sorted((left.keys() | right.keys()) - TIMED):
-            if not _same(left.get(name), right.get(name)):
+        for name in sorted(left.keys() | right.keys()):
+            if not is_timed(name) and not _same(left.get(name), right.get(name)):
                 return int(left["step"]), name, left.get(name), right.get(name)
     if len(one) > len(other):
         return int(one[len(other)]["step"]), "step", one[len(other)]["step"], None
@@ -76,6 +78,7 @@ def reproduce(
     before = read_steps(run, [])
     if not before:
         raise RunFolderError(f"{run} holds no whole step, so there is nothing to compare a new run with.")
+    # Another folder, and no metrics port, which a run that still goes on may hold: neither is part of the result.
     again = out or run.with_name(f"{run.name}-again")
     recipe = load_settings(Recipe, run / "recipe.yaml", [f"run={again}", "metrics_port=0", *(overrides or ())])
     # After everything that may be refused: the import of torch takes seconds.

@@ -23,7 +23,7 @@ from student.rollout.ahead import Ahead
 from student.rollout.engine import CopyEngine
 from student.rollout.spec import RolloutSpec
 from student.rollout.transformers import rollout
-from student.run.reproduce import TIMED
+from student.run.reproduce import is_timed
 from student.scoring.score import Scorer
 
 ADWIN = {"name": "adwin", "windows": [2, 4], "rows": 8, "folds": 2, "delay": 1, "null_every": 0, "rho": 0.3}
@@ -52,7 +52,7 @@ def overlapped(make_recipe: Callable[..., Recipe]) -> Callable[..., Recipe]:
 def records(recipe: Recipe) -> list[dict[str, Any]]:
     """metrics.jsonl without what depends on time."""
     lines = [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name not in TIMED} for line in lines]
+    return [{name: value for name, value in line.items() if not is_timed(name)} for line in lines]
 
 
 class Witness(Controller):

@@ -31,6 +31,8 @@ def test_the_first_difference_is_named() -> None:
     assert first_difference(one, [{"step": 1, "kl": 0.5}, {"step": 2, "kl": 0.3}]) == (2, "kl", 0.4, 0.3)
     assert first_difference(one, one[:1]) == (2, "step", 2, None)
     assert first_difference(one[:1], one) is None, "a run that was killed is compared as far as it went"
+    timed = [{"step": 1, "engine/sync_seconds": 0.1, "checkpoint/write_seconds": 2.0, "follow/seconds": 1.0}]
+    assert first_difference(timed, [{"step": 1, "engine/sync_seconds": 0.2}]) is None, "whichever part has taken it"
     unknown = [{"step": 1, "eval/reverse_kl": float("nan")}]
     assert first_difference(unknown, [{"step": 1, "eval/reverse_kl": float("nan")}]) is None
 
