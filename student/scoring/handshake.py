@@ -3,7 +3,7 @@
 Checks tokenizer, vocabulary, payloads, temperature and limits, and scores one test row twice per served model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -200,12 +200,26 @@ def _check_tokenizer(info: pb.TeacherInfo, tokenizer: PreTrainedTokenizerBase, f
         )
 
 
+def longest_prompt(recipe: Recipe, model: str, roles: Collection[str]) -> tuple[int, str]:
+    """Most tokens that a model reads before a response, and the setting that says so.
+
+    Args:
+        recipe: gives the limits of prompts and contexts.
+        model: name of the model.
+        roles: what it answers for; each may read another prompt.
+    """
+    usual = (recipe.rollout.max_prompt_tokens, "rollout.max_prompt_tokens")
+    found = []
+    for role in sorted(roles):
+        # A teacher's own context stands before that of all teachers; what is no context is the student's prompt.
+        key = model if role == TEACHER and model in recipe.contexts else role
+        own = recipe.contexts[key].max_tokens if key in recipe.contexts else None
+        found.append(usual if own is None else (own, f"contexts.{key}.max_tokens"))
+    return max(found, default=usual)
+
+
 def _check_needs(info: pb.TeacherInfo, recipe: Recipe, needs: Needs, roles: set[str]) -> None:
-    context = recipe.contexts.get(info.name) or next((recipe.contexts[r] for r in roles if r in recipe.contexts), None)
-    prompt = recipe.rollout.max_prompt_tokens
-    name = "rollout.max_prompt_tokens"
-    if context is not None and context.max_tokens is not None:
-        prompt, name = context.max_tokens, "max_tokens of its context"
+    prompt, name = longest_prompt(recipe, info.name, roles)
     longest = recipe.rollout.longest_sequence(prompt)
     if longest > info.limits.max_sequence_tokens:
         within = ", within rollout.episodes.summary.context_tokens" if recipe.rollout.episodes.summarised else ""

@@ -1,0 +1,41 @@
+"""What a served model must fit before the first step."""
+
+import pytest
+
+from opd.config import parse_settings
+from student.recipe import Recipe
+from student.scoring.handshake import longest_prompt
+
+USUAL = (512, "rollout.max_prompt_tokens")
+
+
+@pytest.mark.parametrize(
+    ("contexts", "roles", "longest"),
+    [
+        ({}, {"teacher", "reference"}, USUAL),
+        # A model that reads a long hint as teacher and a short one as reference reads the long one too, and the other
+        # way round.
+        ({"teacher": 900, "reference": 64}, {"teacher", "reference"}, (900, "contexts.teacher.max_tokens")),
+        ({"teacher": 64, "reference": 900}, {"teacher", "reference"}, (900, "contexts.reference.max_tokens")),
+        ({"teacher": 64}, {"teacher", "reference"}, USUAL),
+        ({"teacher": 64}, {"teacher"}, (64, "contexts.teacher.max_tokens")),
+        ({"teacher": None}, {"teacher"}, USUAL),
+        ({"teacher": 64, "t": 900}, {"teacher"}, (900, "contexts.t.max_tokens")),
+        ({"teacher": 900, "t": 64}, {"teacher"}, (64, "contexts.t.max_tokens")),
+        ({"t": 900}, {"reference"}, USUAL),
+    ],
+)
+def test_a_model_must_take_the_longest_prompt_of_all_that_it_answers_for(
+    contexts: dict[str, int | None], roles: set[str], longest: tuple[int, str]
+) -> None:
+    recipe = parse_settings(
+        Recipe,
+        {
+            "run": "r",
+            "model": {"path": "m"},
+            "prompts": {"task": "addition"},
+            "rollout": {"max_prompt_tokens": 512},
+            "contexts": {name: {"prompt": "{{ prompt }}", "max_tokens": most} for name, most in contexts.items()},
+        },
+    )
+    assert longest_prompt(recipe, "t", roles) == longest
