@@ -112,22 +112,6 @@ class Router:
             f"(teachers.routes), or fill its column {self._settings.column!r}."
         )
 
-    def check(self, rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-        """Route all rows before the first step; returns how many rows each teacher gets.
-
-        Raises:
-            ConfigError: names the first row that is not mapped, by its number from 0.
-        """
-        counts: dict[str, int] = {}
-        for number, row in enumerate(rows):
-            try:
-                destination = self.route(row)
-            except ConfigError as error:
-                raise ConfigError(f"row {number}: {error}") from error
-            for name, _ in destination.parts:
-                counts[name] = counts.get(name, 0) + 1
-        return counts
-
     def _destination(self, value: Any, where: str) -> Destination:
         if isinstance(value, str):
             parts = {value: 1.0}

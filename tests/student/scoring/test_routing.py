@@ -25,13 +25,6 @@ def test_an_unmapped_prompt_is_an_error_that_names_it() -> None:
         router().route({"domain": "poetry", "prompt": "long text"})
     with pytest.raises(ConfigError, match=r"a prompt that names neither teacher nor domain; set teachers\.default to"):
         router().route({"teacher": None, "domain": None})
-    with pytest.raises(ConfigError, match="row 2: no teacher"):
-        router().check([{"teacher": "math"}, {"teacher": "code"}, {}])
-
-
-def test_check_counts_the_rows_of_each_teacher() -> None:
-    r = router(default={"math": 1, "code": 1})
-    assert r.check([{"teacher": "math"}, {}, {}]) == {"math": 3, "code": 2}
 
 
 def test_rules_take_the_first_match_with_wildcards_and_lists() -> None:
