@@ -131,7 +131,8 @@ class Scorer:
         self._contexts.fill_late(rows, rewards.group)
         for row in rows:
             self._send_all(row, late=True)
-            # A role without a context for this row was not asked: its terms pass the row over.
+            # A role without a context for this row reads the student's prompt, because every row of a micro-batch needs
+            # numbers of every role; its terms pass the row over.
             row.unread = frozenset(r.need.role for r, _ in self._pending[id(row)] if r.reads not in row.contexts)
 
     def _send_all(self, row: Row, *, late: bool) -> None:
