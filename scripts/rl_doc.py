@@ -166,7 +166,6 @@ limit of RLVR (pass@k) | `eval.samples`: pass@k of evaluations
 """
 
 NOT_BUILT = """
-ALP (2603.19470) | noise of a learnt size before every layer, in updates alone: terms reach no layer, add no parameter
 SG-OPD (2606.09304) | factors 1.8 and 1.0 are known, not of what (log-ratio, or that beyond a reference); see `r2_opd`
 R2-OPD (2608.19408) | spans, the progress reward and the test of disagreement were not found; `r2_opd` is another one
 S-PPO, ST-PPO (2511.20718) | accounts differ on what the clipped part's norm does to the loss; Turn-PPO is `ratio: turn`

@@ -65,7 +65,15 @@ class Learner:
         # Weight decay is for matrices; gains and biases are exempt, as is usual.
         matrices = [p for p in student.parameters() if p.requires_grad and p.ndim >= 2]
         others = [p for p in student.parameters() if p.requires_grad and p.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        groups: list[dict[str, Any]] = [
+            {"params": matrices, "weight_decay": settings.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        for place, (module, rate) in objective.modules(student).items():
+            # With the student, so that gradients are averaged over ranks as its own are.
+            student.beside[place] = module
+            times = rate / settings.learning_rate
+            groups.append({"params": list(module.parameters()), "weight_decay": 0.0, "times": times})
         adamw = adamw_8bit if settings.optimizer == "adamw_8bit" else torch.optim.AdamW
         optimizer = adamw(groups, lr=settings.learning_rate, betas=settings.betas)
         # A sharded student averages gradients itself; accelerate's own FSDP wrapper would be plain DDP on a CPU.
@@ -107,7 +115,7 @@ class Learner:
             floor=self.settings.final_fraction,
         )
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("times", 1.0)
         self.student.train()
         self.objective.step = step
         try:
@@ -178,8 +186,10 @@ class Learner:
                 part = parts[index]
                 micro = collate(rows, part, self.accelerator.device)
                 index_of = torch.cat([torch.arange(ends[i], ends[i + 1]) for i in part]).to(self.accelerator.device)
-                loss, metrics = self._micro_loss(micro, [every[index_of] for every in weights], select)
-                self.accelerator.backward(loss)
+                # Around both: where layers are checkpointed, the backward pass runs them forward again.
+                with self.objective.around(micro, self.updates):
+                    loss, metrics = self._micro_loss(micro, [every[index_of] for every in weights], select)
+                    self.accelerator.backward(loss)
                 sums = add(sums, metrics)
         total: Metrics = {}
         for part_of_rank in self.ranks.gather(to_host(sums)):
@@ -193,7 +203,7 @@ class Learner:
         hidden = self.wrapped(torch.zeros_like(one), one, zero, zero)
         head = self.student.head()
         # DDP waits for every parameter's gradient, so every parameter must be in the graph.
-        touched = [hidden, head.weight] + ([] if head.bias is None else [head.bias])
+        touched = [hidden, head.weight, *self.student.beside.parameters()] + ([] if head.bias is None else [head.bias])
         return torch.stack([part.float().sum() for part in touched]).sum() * 0.0
 
     def token_batch(self, micro: MicroBatch, *, needs: Needs | None = None) -> TokenBatch:
@@ -286,18 +296,23 @@ class Learner:
         return whole(self.student)
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer moments by parameter name, and update count."""
-        moments = {name: dict(self.optimizer.state.get(p, {})) for name, p in self.named_parameters()}
-        return {"updates": self.updates, "moments": moments}
+        """Optimizer moments by parameter name, update count, and the weights beside the model's."""
+        moments = {name: dict(self.optimizer.state.get(p, {})) for name, p in self._all_parameters()}
+        beside = {name: p.detach() for name, p in self.student.beside.named_parameters()}
+        return {"updates": self.updates, "moments": moments} | ({"beside": beside} if beside else {})
+
+    def _all_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.named_parameters()
+        yield from ((f"beside.{name}", p) for name, p in self.student.beside.named_parameters())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave; the weights are loaded with the model."""
+        """Restore what `state_dict` gave; the model's weights are loaded with the model."""
         if not same_kind(state["moments"], self.settings.optimizer):
             raise CheckpointError(
                 f"the checkpoint has moments of another optimizer than train.optimizer {self.settings.optimizer}; "
                 "resume with the one that the run began with."
             )
-        for name, parameter in self.named_parameters():
+        for name, parameter in self._all_parameters():
             if name not in state["moments"]:
                 raise CheckpointError(f"the checkpoint has no optimizer state for {name}; it is from another model.")
             moments = state["moments"][name]
@@ -306,4 +321,7 @@ class Learner:
                     key: copy.deepcopy(value) if key == "step" else placed(value, parameter)
                     for key, value in moments.items()
                 }
+        with torch.no_grad():
+            for name, parameter in self.student.beside.named_parameters():
+                parameter.copy_(state["beside"][name])
         self.updates = int(state["updates"])

@@ -140,6 +140,9 @@ class Student(nn.Module):
     Args:
         lm: the model.
         starts_at_base: the model has adapters, and without them it is the model that the run began with.
+
+    Attributes:
+        beside: weights that terms of the objective train beside the model's; no part of what is saved as the model.
     """
 
     def __init__(self, lm: PreTrainedModel, *, starts_at_base: bool = False) -> None:
@@ -148,6 +151,7 @@ class Student(nn.Module):
         if lm.get_output_embeddings() is None:
             raise ConfigError(f"model {lm.name_or_path!r} ({type(lm).__name__}) has no output head; give a causal LM.")
         self.lm = lm
+        self.beside = nn.ModuleDict()
 
     def forward(
         self,

@@ -4,13 +4,16 @@ Weights are counted over all rows of the step on all ranks before the first back
 depend on how rows are cut into micro-batches or spread over ranks.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from student.controllers import StepReport
 from student.data.outcome import Outcome
@@ -18,6 +21,10 @@ from student.data.row import Row
 from student.learning.aggregation import position_weights, positions_of
 from student.learning.terms import Term, TermOutput, TokenBatch, WeightSchedule, losses_of
 from student.scoring.needs import Needs, merge
+
+if TYPE_CHECKING:
+    from student.data.batch import MicroBatch
+    from student.learning.model import Student
 
 Metrics = dict[str, tuple[float, float]]
 N = TypeVar("N", float, Tensor | float)
@@ -54,6 +61,18 @@ class Objective:
     def recomputes(self) -> bool:
         """Whether a term wants old log-probs to be those of the weights that each update starts from."""
         return any(term.recomputes for term in self.terms)
+
+    def modules(self, student: Student) -> dict[str, tuple[nn.Module, float]]:
+        """Weights of the terms' own by position, with their learning rates; see `Term.module`."""
+        found = {str(i): term.module(student) for i, term in enumerate(self.terms)}
+        return {place: module for place, module in found.items() if module is not None}
+
+    def around(self, micro: MicroBatch, update: int) -> ExitStack:
+        """What the terms hold around a pass of an update; see `Term.around`."""
+        with ExitStack() as stack:
+            for term in self.terms:
+                stack.enter_context(term.around(micro, update))
+            return stack.pop_all()
 
     def bind(self, tokenizer: Any) -> None:
         """Show each term the student's tokenizer."""

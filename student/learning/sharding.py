@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from student.learning.layer_noise import decoder_layers
 from student.learning.model import Student
 
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
@@ -50,11 +51,9 @@ def shard(student: Student, device: torch.device, *, half: bool) -> Callable[[],
     root = MixedPrecisionPolicy(
         param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32 if half else None
     )
-    names = set(getattr(student.lm, "_no_split_modules", None) or ())
     # Layers first: `fully_shard` leaves out what an inner module has taken, so the student itself gets the rest.
-    for module in list(student.lm.modules()):
-        if type(module).__name__ in names:
-            fully_shard(module, mesh=mesh, mp_policy=layers)
+    for module in decoder_layers(student.lm):
+        fully_shard(module, mesh=mesh, mp_policy=layers)
     fully_shard(student, mesh=mesh, mp_policy=root)
     left = [name for name, parameter in student.named_parameters() if not isinstance(parameter, DTensor)]
     if left:

@@ -101,6 +101,7 @@ for name, path, summary in [
         "a squared loss by reasoning step (Direct Advantage PO)",
     ),
     ("safe", "losses.safe:Safe", "the clipped loss with a KL held below a moving threshold (SAFE)"),
+    ("alp", "losses.alp:Alp", "the clipped loss of a student under noise of a learnt size in every layer (ALP)"),
     ("rloo", "losses.rloo:Rloo", "REINFORCE with a leave-one-out baseline on a verifier's reward"),
 ]:
     OBJECTIVES.add(name, f"student.rl.{path}", summary)

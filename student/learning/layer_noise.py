@@ -1,0 +1,95 @@
+"""Gaussian noise on the input of every decoder layer, of a learnt size by layer; silent outside of `LayerNoise.on`.
+
+    h_l <- h_l + exp(log_size_l) eps_l,   eps_l ~ N(0, I) from a stream of its own for every sequence, layer and update
+
+A sequence's noise does not depend on the micro-batch or the rank that it is in, and is the same when a step is taken
+again or a checkpointed layer is run again by the backward pass.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from student.data.batch import MicroBatch
+from student.data.streams import stream
+
+
+def decoder_layers(lm: PreTrainedModel) -> list[nn.Module]:
+    """The layers of a model in their order: what transformers never splits over devices."""
+    names = set(getattr(lm, "_no_split_modules", None) or ())
+    return [module for module in lm.modules() if type(module).__name__ in names]
+
+
+class LayerNoise(nn.Module):
+    """See the module.
+
+    Args:
+        lm: the model, which gets a hook on each layer.
+        size: standard deviation to begin with, in units of the hidden states.
+
+    Attributes:
+        log_sizes: [layers] float32, natural logarithms of the standard deviations; trained.
+    """
+
+    def __init__(self, lm: PreTrainedModel, size: float) -> None:
+        super().__init__()
+        layers = decoder_layers(lm)
+        self.log_sizes = nn.Parameter(torch.full((len(layers),), math.log(size)))
+        self._keys: list[int] | None = None
+        self._lengths: list[int] = []
+        for index, layer in enumerate(layers):
+            layer.register_forward_pre_hook(partial(self._hook, index), with_kwargs=True)
+
+    @contextmanager
+    def on(self, micro: MicroBatch, seed: int, *names: object) -> Iterator[None]:
+        """Add noise to forwards over `micro`, and to what their backward passes run again, until the end of the block.
+
+        Args:
+            micro: what the forward reads.
+            seed: the run's.
+            names: of the stream, beside those of a sequence.
+        """
+        rows = dict(zip(micro.sequence.tolist(), micro.row.tolist(), strict=True))
+        first = {row: sequence for sequence, row in reversed(rows.items())}
+        self._lengths = micro.attention_mask.sum(dim=1).tolist()
+        self._keys = []
+        for sequence in range(len(self._lengths)):
+            row = rows.get(sequence, 0)
+            # An episode of several windows has a sequence for each, which are told apart by their place among them.
+            within = sequence - first.get(row, 0)
+            draw = stream(seed, "layer noise", *names, micro.rows[row].key, within)
+            self._keys.append(int(draw.integers(2**62)))
+        try:
+            yield
+        finally:
+            self._keys = None
+
+    def _hook(self, index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._keys is None:
+            return None
+        # Recomputed in the backward pass: the gradient of a size needs its noise, as large as the hidden states.
+        add = partial(self._add, keys=[key + index for key in self._keys], lengths=self._lengths)
+        size = self.log_sizes[index].exp()
+        if args:
+            return (checkpoint(add, args[0], size, use_reentrant=False), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": checkpoint(add, kwargs["hidden_states"], size, use_reentrant=False)}
+
+    @staticmethod
+    def _add(
+        hidden: Float[Tensor, "b l h"], size: Float[Tensor, ""], keys: Sequence[int], lengths: Sequence[int]
+    ) -> Float[Tensor, "b l h"]:
+        noise = torch.zeros_like(hidden)
+        for sequence, (key, length) in enumerate(zip(keys, lengths, strict=True)):
+            # Of its tokens alone: were padding drawn too, the noise would go by the longest sequence beside it.
+            generator = torch.Generator(hidden.device).manual_seed(key)
+            drawn = torch.randn(length, hidden.shape[-1], generator=generator, device=hidden.device)
+            noise[sequence, :length] = drawn
+        return hidden + (size * noise).to(hidden.dtype)

@@ -1,0 +1,109 @@
+"""ALP: a policy gradient whose ratio has a student under noise above, and the policy that sampled below.
+
+    rho = pi(y | h_l + sigma_l eps_l for every layer l) / mu(y),   eps_l ~ N(0, I),   sigma_l learnt, in updates alone
+    loss = the clipped loss on rho, one ratio for old weights and for the engine's other numerics together
+
+Noise flattens the student's distribution, and with it the tail of the ratios. Sampling, evaluation and all passes
+without a gradient have none; other terms of the objective read the student under noise as well. The sizes are trained
+by the loss with the student's optimizer, at a learning rate of their own that follows the schedule of the weights'.
+
+Sources: arXiv 2603.19470 (abstract) and the released code of its multi-turn experiments (noise before each layer's
+first norm, a size for each layer in log space, ratios by response, bounds 0.5 and 4). Its ranks share noise, because a
+layer's seed is the rank's plus the layer's number; here no two sequences do. Its scripts begin with sizes of 1e-6, its
+model settings with 1e-2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from opd.errors import ConfigError
+from student.learning.layer_noise import LayerNoise
+from student.learning.terms import TermOutput, TokenBatch
+from student.rl.losses.policy_gradient import PolicyGradient
+from student.rl.losses.ratios import Ratio
+from student.rl.losses.settings import ClippedSettings
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor
+
+    from student.data.batch import MicroBatch
+    from student.learning.model import Student
+    from student.recipe import Recipe
+
+
+class AlpSettings(ClippedSettings):
+    """Settings of ALP."""
+
+    ratio: Ratio = Field("sequence", description="The grain of the importance ratio.")
+    clip_low: float | None = Field(0.5, gt=0, le=1, description="The ratio is clipped at 1 - clip_low; null: not.")
+    clip_high: float | None = Field(3.0, gt=0, description="The ratio is clipped at 1 + clip_high; null: not.")
+    noise: float = Field(1e-2, gt=0, description="Every layer's sigma to begin with, in units of the hidden states.")
+    noise_rate: float = Field(5e-4, ge=0, description="Learning rate of log sigma; 0 leaves the sizes as they are.")
+
+
+class Alp(PolicyGradient):
+    """The term; see the module. Its sizes are in the checkpoint with the optimizer's moments."""
+
+    settings_type = AlpSettings
+    settings: AlpSettings
+    evidence: ClassVar[str] = "text and code"
+
+    def __init__(self, settings: AlpSettings) -> None:
+        super().__init__(settings)
+        self._seed = 0
+        self._noise: LayerNoise | None = None
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse what would not be ALP.
+
+        Raises:
+            ConfigError: for a second one, a sharded student, or a ratio without the policy that sampled.
+        """
+        super().check(recipe)
+        if self.settings.ratio == "none" or self.settings.ratio_to == "old":
+            raise ConfigError(
+                f"term {self.settings.name!r} has noise in the ratio to the policy that sampled; leave out ratio: none "
+                "and ratio_to: old."
+            )
+        if sum(entry.get("name") == self.settings.name for entry in recipe.objective) > 1:
+            raise ConfigError(f"the objective has term {self.settings.name!r} twice, and a pass one noise; keep one.")
+        if recipe.train.sharding != "none":
+            raise ConfigError(
+                f"term {self.settings.name!r} trains sizes of its own, which are not sharded; set train.sharding: none."
+            )
+        self._seed = recipe.seed
+
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """That other terms read the student under noise too."""
+        found = super().remarks(recipe)
+        if len(recipe.objective) > 1:
+            found.append(f"all terms of the objective read the student under the noise of term {self.settings.name!r}")
+        return found
+
+    def _idle_bounds(self, recipe: Recipe) -> list[str]:
+        """None: under noise the ratio is not 1 in the first update either."""
+        return []
+
+    def module(self, student: Student) -> tuple[LayerNoise, float]:
+        """The noise and the learning rate of its sizes."""
+        self._noise = LayerNoise(student.lm, self.settings.noise)
+        return self._noise, self.settings.noise_rate
+
+    def around(self, micro: MicroBatch, update: int) -> AbstractContextManager[None]:
+        """With noise that this update alone has."""
+        if self._noise is None:
+            raise RuntimeError("term alp is asked for its noise before it was given the student.")
+        return self._noise.on(micro, self._seed, update)
+
+    def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
+        """The clipped loss; also metric noise_size, the mean of sigma over layers."""
+        output = super().surrogate(log_ratio, advantage, live, batch)
+        metrics: dict[str, Any] = dict(output.metrics)
+        if self._noise is not None:
+            metrics["noise_size"] = (self._noise.log_sizes.detach().exp().mean(), 1.0)
+        return TermOutput(output.loss, metrics=metrics)
