@@ -48,6 +48,7 @@ class TeacherFleet(ScoreSource):
         self._loop = loop
         self._thread = thread
         self._closed = False
+        self._entering = threading.Lock()  # what enters the loop does so before `close`, or is refused
         cache = core.settings.cache
         self._cache = None if cache.folder is None else CachedScores(ScoreStore(cache.folder, cache.max_bytes))
 
@@ -218,9 +219,10 @@ class TeacherFleet(ScoreSource):
 
     def close(self) -> None:
         """See `ScoreSource.close`."""
-        if self._closed:
-            return
-        self._closed = True
+        with self._entering:
+            if self._closed:
+                return
+            self._closed = True
         try:
             asyncio.run_coroutine_threadsafe(self._core.close(), self._loop).result(timeout=30)
         finally:
@@ -233,11 +235,10 @@ class TeacherFleet(ScoreSource):
             self._call_soon(lambda: self._core.dispatcher.cancel(task))
 
     def _call_soon(self, function: Callable[[], None]) -> None:
-        self._check_open()
-        try:
+        with self._entering:
+            if self._closed:
+                raise _closed()
             self._loop.call_soon_threadsafe(function)
-        except RuntimeError as error:  # another thread has closed it just now
-            raise _closed() from error
 
     def _on_loop(self, function: Callable[[], T]) -> T:
         """The result of a function that reads or changes the core's state, which belongs to the loop's thread."""
@@ -248,14 +249,15 @@ class TeacherFleet(ScoreSource):
         return self._run(call())
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        if self._closed:
-            coroutine.close()  # else Python warns that it was never awaited
-        self._check_open()
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise _closed()
+        with self._entering:
+            if self._closed:
+                coroutine.close()  # else Python warns that it was never awaited
+                raise _closed()
+            running = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return running.result()
+        except concurrent.futures.CancelledError as error:  # by `_run_loop`: another thread has closed the fleet
+            raise _closed() from error
 
 
 def _closed() -> UnavailableError:
@@ -279,6 +281,12 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     try:
         loop.run_forever()
     finally:
+        # What other threads wait for (`settle`, a head on its way): dropped with the loop, it would never end for them.
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left))
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 

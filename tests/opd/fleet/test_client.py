@@ -1,6 +1,8 @@
 import asyncio
 import gc
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -210,6 +212,23 @@ def test_a_closed_fleet_says_so_and_fails_what_waits(tiny: SimpleNamespace) -> N
         future.result(timeout=PATIENCE)
     with pytest.raises(UnavailableError, match="closed"):
         fleet.submit("math", tiny.items(1)[0], PayloadSpec.sampled())
+
+
+def test_a_thread_that_waits_in_a_fleet_is_told_when_another_closes_it(tiny: SimpleNamespace) -> None:
+    fleet = TeacherFleet.connect(tiny.serve().address, settings=tiny.settings)
+    assert isinstance(fleet, TeacherFleet)
+    waits = threading.Event()
+
+    async def never() -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(fleet._run, never())
+        assert waits.wait(PATIENCE)
+        fleet.close()
+        with pytest.raises(UnavailableError, match="closed"):
+            waiting.result(timeout=PATIENCE)
 
 
 def test_an_unreachable_address_is_one_sentence_with_the_address(tiny: SimpleNamespace) -> None:
