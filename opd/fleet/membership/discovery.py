@@ -62,7 +62,7 @@ class Source:
                 split_address(address)
             except ConfigError as error:
                 raise ConfigError(f"line {number} of {path}: {error}") from error
-            places[address] = _both(self.teachers, frozenset(names) if names else ANY)
+            _allow(places, address, _both(self.teachers, frozenset(names) if names else ANY))
         return places
 
 
@@ -134,12 +134,14 @@ def merge(found: Mapping[Source, Places]) -> Places:
     merged: Places = {}
     for places in found.values():
         for address, teachers in places.items():
-            if address in merged:
-                before = merged[address]
-                merged[address] = ANY if before is None or teachers is None else before | teachers
-            else:
-                merged[address] = teachers
+            _allow(merged, address, teachers)
     return merged
+
+
+def _allow(places: Places, address: str, teachers: frozenset[str] | None) -> None:
+    """Let an address be used for teachers, besides those that it may be used for already."""
+    before = places.get(address, frozenset())
+    places[address] = ANY if before is None or teachers is None else before | teachers
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -32,6 +32,12 @@ async def test_a_line_may_name_any_number_of_teachers(tmp_path: Path) -> None:
     assert await places(Source(f"file:{path}")) == {"a:1": frozenset(names)}
 
 
+async def test_an_address_may_stand_on_several_lines(tmp_path: Path) -> None:
+    path = tmp_path / "servers"
+    path.write_text("a:1 math\na:1 code\nb:2 math\nb:2\n")
+    assert await places(Source(f"file:{path}")) == {"a:1": frozenset({"math", "code"}), "b:2": None}
+
+
 async def test_a_file_that_vanishes_or_breaks_keeps_what_was_known(tmp_path: Path) -> None:
     path = tmp_path / "servers"
     path.write_text("a:1\n")
