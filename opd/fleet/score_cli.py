@@ -133,7 +133,8 @@ def _read_rows(path: Path, spec: "PayloadSpec", tokenizer: str) -> Iterator["Sco
     encode = _encoder(tokenizer) if tokenizer else None
     gathers = spec.kind is PayloadKind.GATHER
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not `splitlines`, which also ends a line at characters that JSON allows within a text, as U+2028.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise DataError(f"rows {path} cannot be read: {error.strerror}; check the path.") from error
     except UnicodeDecodeError as error:

@@ -67,7 +67,8 @@ def samples_of(run: Path) -> list[dict[str, Any]]:
         DataError: when the folder keeps no answers.
     """
     try:
-        lines = (run / "samples.jsonl").read_text(encoding="utf-8").splitlines()
+        # Bytes end lines at line ends alone; text does at U+2028 too, which answers may hold.
+        lines = (run / "samples.jsonl").read_bytes().splitlines()
     except OSError as error:
         raise DataError(f"{run} holds no samples.jsonl ({error.strerror}); name a run folder.") from error
     return [sample for line in lines if (sample := json.loads(line)).get("episode")]

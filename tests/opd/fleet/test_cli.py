@@ -150,6 +150,14 @@ def test_rows_of_text_are_tokenised_as_ids_would_be(tiny: SimpleNamespace, tmp_p
         run("score", server.address, "--rows", str(texts))
 
 
+@pytest.mark.parametrize("mark", ["\u2028", "\x85"], ids=["U+2028", "U+0085"])
+def test_a_text_keeps_characters_that_python_takes_for_line_ends(tmp_path: Path, mark: str) -> None:
+    line = json.dumps({"prompt_ids": [1, 2], "response_ids": [3], "note": f"one{mark}two"}, ensure_ascii=False)
+    (tmp_path / "rows.jsonl").write_bytes(f"{line}\r\n{line}".encode())
+    rows = list(score_cli._read_rows(tmp_path / "rows.jsonl", PayloadSpec.sampled(), ""))
+    assert [row.token_ids.tolist() for row in rows] == [[1, 2, 3]] * 2
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

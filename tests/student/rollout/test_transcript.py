@@ -71,6 +71,10 @@ def test_show_prints_the_turns_and_chooses_by_their_end(run: Path) -> None:
     assert "failure" in shown and "success" in shown and shown.count("[turn 2, 2 tokens, 1.000 nats]") == 1
     only = CliRunner().invoke(app, ["show", str(run), "--ended", "success"], catch_exceptions=False).output
     assert "failure" not in only and "4.000 nats" not in only
+    lines = (run / "samples.jsonl").read_text(encoding="utf-8").splitlines()
+    marked = [json.dumps(json.loads(line) | {"answer": "a\u2028b"}, ensure_ascii=False) for line in lines]
+    (run / "samples.jsonl").write_text("\n".join(marked) + "\n", encoding="utf-8")
+    assert CliRunner().invoke(app, ["show", str(run)], catch_exceptions=False).output == shown
     with pytest.raises(DataError, match="has no such episode"):
         CliRunner().invoke(app, ["show", str(run), "--ended", "broken"], catch_exceptions=False)
     with pytest.raises(DataError, match=r"holds no samples\.jsonl"):
