@@ -192,7 +192,7 @@ def _file_tensors(file: Path) -> Iterator[_Tensor]:
             # Hashed from the map itself: a copy of a tensor could be larger than what memory is left.
             content = hashlib.sha256(mapped[base + start : base + end].data).hexdigest()
             yield name, entry["dtype"], list(entry["shape"]), content
-    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise ConfigError(f"weights file {file} cannot be read: {error}; save it again.") from error
 
 

@@ -139,10 +139,10 @@ class ScoreStore:
             return None
         try:
             arrays, meta = load_with_meta(path.read_bytes())
-        except (SafetensorError, ValueError) as error:
+            scale, cap = float(meta["logit_scale"]), float(meta["soft_cap"])
+            head = Head(arrays["weight"], arrays.get("bias"), meta["dtype"], scale, cap, content_hash)
+        except (SafetensorError, ValueError, KeyError) as error:
             raise DataError(f"{path} is damaged: {error}; remove it and score again.") from error
-        scale, cap = float(meta["logit_scale"]), float(meta["soft_cap"])
-        head = Head(arrays["weight"], arrays.get("bias"), meta["dtype"], scale, cap, content_hash)
         if head_hash(head) != content_hash:
             raise DataError(f"head {path} does not have the hash of its name; record it again.")
         return head

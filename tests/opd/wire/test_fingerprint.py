@@ -1,5 +1,6 @@
 """Hashes of tokenizers, weights and heads: equal for equal content, different for any difference."""
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -93,8 +94,9 @@ def test_missing_or_damaged_weights_are_a_config_error(tmp_path: Path) -> None:
         weights_hash(tmp_path)
     save_file({"a": torch.ones(64)}, tmp_path / "model.safetensors")
     data = (tmp_path / "model.safetensors").read_bytes()
-    for cut in (4, 40, len(data) - 8):
-        (tmp_path / "model.safetensors").write_bytes(data[:cut])
+    other = struct.pack("<Q", 2) + b"[]"  # JSON, but not a header
+    for damaged in (data[:4], data[:40], data[:-8], other):
+        (tmp_path / "model.safetensors").write_bytes(damaged)
         with pytest.raises(ConfigError, match="cannot be read"):
             weights_hash(tmp_path)
 

@@ -222,6 +222,21 @@ def test_a_killed_writer_leaves_whole_rows_and_others_go_on(tmp_path: Path) -> N
         assert row(7 * 10**6).key in store
 
 
+def test_a_damaged_head_of_a_record_is_named_whatever_is_damaged_in_it(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    with TeacherFleet.connect(tiny.serve().address, settings=caching(tiny, tmp_path)) as fleet:
+        head = fleet.head("math")
+    (file,) = (tmp_path / "heads").iterdir()
+    data = file.read_bytes()
+    with contextlib.closing(ScoreStore(tmp_path)) as store:
+        found = store.head(head.hash)
+        assert found is not None and np.array_equal(found.weight, head.weight)
+        for old, new in ((b"logit_scale", b"logit_skale"), (b'"weight"', b'"veight"'), (b"1.0", b"1,0"), (b"{", b"[")):
+            assert old in data
+            file.write_bytes(data.replace(old, new, 1))
+            with pytest.raises(DataError, match=head.hash):
+                store.head(head.hash)
+
+
 def test_a_store_that_is_cut_off_or_of_another_form_is_refused_with_a_sentence(tmp_path: Path) -> None:
     for name in ("torn", "newer"):
         with contextlib.closing(ScoreStore(tmp_path / name)) as store:
