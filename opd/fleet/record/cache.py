@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from opd.errors import DataError
-from opd.fleet.record.row import StoredRow, score_key
+from opd.fleet.record import earlier
+from opd.fleet.record.row import StoredRow
 from opd.fleet.record.store import ScoreStore
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
@@ -48,8 +49,7 @@ class CachedScores:
             self._described.add((info.name, info.weights_hash))
             self._attempt(lambda: self._store.put_teacher(info))
         for item, future in zip(items, futures, strict=True):
-            key = score_key(info.weights_hash, item, spec, temperature)
-            found = self._attempt(lambda key=key: self._store.get(key))  # type: ignore[misc]
+            found = earlier.find(self._get, info.weights_hash, item, spec, temperature)
             if found is not None:
                 self.hits += 1
                 future.set_result(found)
@@ -77,6 +77,9 @@ class CachedScores:
             rows, self._waiting = self._waiting, []
         if rows:
             self._attempt(lambda: self._store.put(rows))
+
+    def _get(self, key: str) -> Scores | None:
+        return self._attempt(lambda: self._store.get(key))
 
     def _attempt(self, action: Callable[[], T]) -> T | None:
         try:

@@ -15,13 +15,12 @@ import numpy as np
 from opd.errors import ConfigError, DataError, TeacherNotFoundError
 from opd.fleet.membership.agreement import AgreementReport
 from opd.fleet.membership.outage import Outage, OutageHooks
-from opd.fleet.record.row import score_key
+from opd.fleet.record import earlier
 from opd.fleet.record.store import ScoreStore
 from opd.fleet.source import ScoreFuture, ScoreSource
 from opd.fleet.status.records import FleetCounters, FleetStatus, TeacherStatus
 from opd.fleet.weights import WeightsUpdate
 from opd.wire.bounds import RequestBounds, check_items
-from opd.wire.spans import cut, whole
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 
@@ -78,11 +77,7 @@ class RecordedFleet(ScoreSource):
             self._counters.rows_submitted += 1
             try:
                 # Not `get`, which removes what is damaged: a record cannot be scored again.
-                scores = self.store.read(score_key(info.weights_hash, item, spec, temperature))
-                if scores is None and item.spans:
-                    # Stores of earlier versions hold all positions of a response.
-                    scores = self.store.read(score_key(info.weights_hash, whole(item), spec, temperature))
-                    scores = None if scores is None else cut(scores, item)
+                scores = earlier.find(self.store.read, info.weights_hash, item, spec, temperature)
                 if scores is None:
                     raise DataError(self._missing(teacher, item, spec, group))
             except DataError as error:

@@ -83,6 +83,7 @@ class Advantage:
         scale_free: the same of a positive factor, up to an epsilon.
         sees_threshold: whether `shift_free` and `scale_free` hold only while every reward stays on its side of a
             threshold, so that what moves the rewards of a group across it does have an effect.
+        within: the least and the largest reward that it takes; None for any.
         constant: whether it is the reward less a constant, which alone makes it what it is.
         fired: what the last `estimate` did, as metrics (sum, count).
     """
@@ -107,6 +108,7 @@ class Advantage:
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
+        self.within: tuple[float, float] | None = None
         self.shift_free: Scope = ""
         self.scale_free: Scope = ""
         self.fired: dict[str, tuple[Any, Any]] = {}

@@ -5,8 +5,9 @@
     alpha = max(1, 1 + k m / 3),   beta = max(1, 1 + k (1 - m) / 3)
 
 alpha = beta = 1 is a plain baseline, alpha = beta = 3/2 is proportional to GRPO's 1 / sqrt(p (1 - p)). Rewards are
-mapped to [0, 1] by `lowest` and `highest`; outside there is no density, and a reward there ends the run. Statistics
-are of all ranks. Source: the released code, changyi7231/BNPO.
+mapped to [0, 1] by `lowest` and `highest`; outside there is no density: rewards that are known to leave the range are
+refused before the run, and others end it there. Statistics are of all ranks. Source: the released code,
+changyi7231/BNPO.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ class Bnpo(Advantage):
     evidence = "text and code"
     least_group = 2
     centred = True
+
+    def __init__(self, settings: BnpoSettings) -> None:
+        super().__init__(settings)
+        self.within = (settings.lowest, settings.highest)
 
     def remarks(self, recipe: Recipe) -> list[str]:
         """That one prompt has no density to be fitted."""

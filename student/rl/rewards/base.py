@@ -102,6 +102,10 @@ class Reward:
                 f"{self.turns_for}."
             )
 
+    def bounds(self) -> tuple[float, float] | None:
+        """The least and the largest that it gives with these settings; None where they are not known."""
+        return None
+
     def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """What a person should know of it in the recipe although it works, one clause each."""
         return []

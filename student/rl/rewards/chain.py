@@ -57,6 +57,28 @@ class RewardChain:
         """
         for reward in self.parts:
             reward.check(recipe, terms)
+        self._check_range(terms)
+
+    def _check_range(self, terms: Sequence[Term]) -> None:
+        """Refuse rewards that leave the range which an advantage takes, where the ranges of all of them are known.
+
+        Raises:
+            ConfigError: with the range to set.
+        """
+        known = [bounds for reward in self.parts if (bounds := reward.bounds()) is not None]
+        if not known or len(known) < len(self.parts):
+            return
+        # Where no reward stands in for the verdict, that is added, between 0 and 1.
+        low = sum(bounds[0] for bounds in known)
+        high = sum(bounds[1] for bounds in known) + (self.whole is None)
+        chains = [chain for term in terms if (chain := getattr(term, "chain", None)) is not None]
+        for part in (part for chain in chains for part in chain.parts):
+            if part.within is not None and not part.within[0] <= low <= high <= part.within[1]:
+                names = " and ".join(repr(reward.label) for reward in self.parts)
+                raise ConfigError(
+                    f"advantage {part.settings.name!r} takes rewards from {part.within[0]:g} to {part.within[1]:g}, "
+                    f"and with {names} they are from {low:g} to {high:g}; set its lowest and highest to these."
+                )
 
     def apply(self, rows: Sequence[Row], services: RewardServices) -> None:
         """Reward scored rows.

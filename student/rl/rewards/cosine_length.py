@@ -44,6 +44,11 @@ class CosineLength(Reward):
     by_group = False
     evidence = "text and code"
 
+    def bounds(self) -> tuple[float, float]:
+        """Ends of the cosines, and what is over."""
+        ends = (*self.settings.right, *self.settings.wrong, self.settings.over)
+        return min(ends), max(ends)
+
     def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """That cut answers are not learnt from."""
         leaving = passes_cut_answers(terms)

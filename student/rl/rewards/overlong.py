@@ -69,6 +69,10 @@ class Overlong(Reward):
                 f"{longest}; lower its limit, or leave it out."
             )
 
+    def bounds(self) -> tuple[float, float]:
+        """The whole penalty, and none."""
+        return -self.settings.penalty, 0.0
+
     def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """That the answers with the whole penalty are not learnt from."""
         leaving = passes_cut_answers(terms)

@@ -46,6 +46,10 @@ class ToolRl(Reward):
         """No verdicts."""
         return Needs(reward="any")
 
+    def bounds(self) -> tuple[float, float]:
+        """No match without form, and a whole one with it."""
+        return -3.0, 4.0
+
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """See the module.
 

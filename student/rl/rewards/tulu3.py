@@ -50,6 +50,10 @@ class Tulu3(Reward):
         if not self.settings.penalty and self.settings.scale != 1.0 and len(recipe.rewards) == 1:
             check_scale(f"scale {self.settings.scale:g} of reward 'tulu3' with penalty 0", terms)
 
+    def bounds(self) -> tuple[float, float]:
+        """The penalty, and the scale."""
+        return -self.settings.penalty, self.settings.scale
+
     def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """That the answers with the penalty are not learnt from."""
         leaving = passes_cut_answers(terms)

@@ -76,6 +76,33 @@ def test_a_pool_with_an_older_server_asks_all_its_servers_for_everything(tiny: S
     assert [len(scores.log_tail) for scores in found] == [item.scored_length for item in items]
 
 
+def assert_known(
+    tiny: SimpleNamespace, server: Any, folder: Path, items: list[ScoreItem], spec: PayloadSpec, known: list[Scores]
+) -> None:
+    """A live fleet with that cache asks its server for none of the rows."""
+    sent = server.scored_rows()
+    settings = tiny.settings.model_copy(update={"cache": CacheSettings(folder=folder)})
+    with TeacherFleet.connect(server.address, settings=settings) as fleet:
+        assert raw(fleet.score("math", items, spec)) == raw(known)
+    assert server.scored_rows() == sent
+
+
+def test_a_record_of_stop_tokens_at_every_position_answers_for_parts(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    server = tiny.serve()
+    server.spans = True
+    spec, stops = PayloadSpec.gather(3, "f32"), np.array([7, 5, 9], np.uint32)
+    wholes = [replace(item, gather_ids=np.tile(stops, (item.response_length, 1))) for item in tiny.items(6, gather=3)]
+    items = [replace(item, spans=spans_of(np.arange(item.response_length) % 3 == 0)) for item in wholes]
+    items = [replace(item, gather_ids=np.tile(stops, (item.scored_length, 1))) for item in items]
+    settings = tiny.settings.model_copy(update={"cache": CacheSettings(folder=tmp_path)})
+    with TeacherFleet.connect(server.address, settings=settings) as fleet:
+        found = fleet.score("math", wholes, spec)
+    parts = [cut(scores, item) for scores, item in zip(found, items, strict=True)]
+    with TeacherFleet.connect(f"store:{tmp_path}") as fleet:
+        assert raw(fleet.score("math", items, spec)) == raw(parts)
+    assert_known(tiny, server, tmp_path, items, spec, parts)
+
+
 @each
 def test_a_record_of_parts_or_of_wholes_answers_for_parts(
     tiny: SimpleNamespace, tmp_path: Path, spec: PayloadSpec
@@ -88,6 +115,7 @@ def test_a_record_of_parts_or_of_wholes_answers_for_parts(
         with TeacherFleet.connect(server.address, settings=settings) as fleet:
             live.append(fleet.score("math", asked, spec))
     sent = server.scored_rows()
+    assert_known(tiny, server, tmp_path / "wholes", items, spec, live[0])
     for name in ("parts", "wholes"):
         with TeacherFleet.connect(f"store:{tmp_path / name}") as fleet:
             assert raw(fleet.score("math", items, spec)) == raw(live[0])

@@ -54,6 +54,16 @@ def noisy(objective: Any, **rates: Any) -> dict[str, Any]:
 BY_DOMAIN = {"domains": {"a": {"false_negative": 0.3}}}
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "BNPO: a penalty that leaves the range": (
+        of(credit("bnpo"), **reward("overlong", buffer=4, penalty=0.5)),
+        "from 0 to 1, and with 'overlong' they are from -0.5 to 1; set its lowest and highest",
+    ),
+    "BNPO: a scale that leaves the range": (
+        of(credit({"name": "bnpo", "lowest": -10}), **reward("tulu3")),
+        "from -10 to 1, and with 'tulu3' they are from -10 to 10",
+    ),
+    "BNPO: a cosine that leaves the range": (of(credit("bnpo"), **reward("cosine_length")), "from -0.5 to 1.1"),
+    "BNPO: matched calls": (of(credit("bnpo"), **reward("toolrl")), "from -3 to 4"),
     # Affine corrections and constants under a mean.
     "noise, backward: constant rates under mean and deviation": (
         noisy(credit("group_mean"), false_negative=0.2),
@@ -239,6 +249,9 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 FINE: dict[str, dict[str, Any]] = {
+    "BNPO: a penalty within the range that it is told": of(
+        credit({"name": "bnpo", "lowest": -0.5}), **reward("overlong", buffer=4, penalty=0.5)
+    ),
     "noise, backward: without a mean": noisy(credit("reinforce"), false_negative=0.2),
     "noise, backward: rates by domain and a mean that keeps the scale": noisy(credit("leave_one_out"), **BY_DOMAIN),
     "TTRV: an entropy without a group's mean": of(credit("reinforce"), **reward("ttrv")),

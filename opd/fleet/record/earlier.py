@@ -1,0 +1,37 @@
+"""Rows that stores of earlier versions hold: asked for at every position of the response, where spans are asked now."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from opd.fleet.record.row import score_key
+from opd.wire.spans import cut, whole
+from opd.wire.types import PayloadSpec, ScoreItem, Scores
+
+
+def find(
+    read: Callable[[str], Scores | None], weights_hash: str, item: ScoreItem, spec: PayloadSpec, temperature: float
+) -> Scores | None:
+    """The scores of a row, also where a store holds those of its whole response; None where it holds neither."""
+    for asked in _ways(item):
+        scores = read(score_key(weights_hash, asked, spec, temperature))
+        if scores is not None:
+            return scores if asked is item else cut(scores, item)
+    return None
+
+
+def _ways(item: ScoreItem) -> Iterator[ScoreItem]:
+    """The item, and as earlier versions asked for it.
+
+    They asked for the ids 0 to K - 1 where nothing is wanted, or for the same ids everywhere, as `teachers.map_stops`
+    does for stop tokens.
+    """
+    yield item
+    if not item.spans:
+        return
+    yield whole(item)
+    ids = item.gather_ids
+    if ids is not None and (ids == ids[0]).all():
+        everywhere = np.ascontiguousarray(np.broadcast_to(ids[0], (item.response_length, ids.shape[1])))
+        yield replace(item, gather_ids=everywhere, spans=())
