@@ -105,6 +105,7 @@ class PolicyGradient(Term):
                 f"term {self.settings.name!r} has {' and '.join(passed)}, which its loss does not read{own}; leave out "
                 f"{' and '.join(passed)}, or use another loss."
             )
+        # Without uid in its key a group holds several prompts, and one answer to each may be enough.
         least, samples = self.chain.first.least_group, recipe.rollout.samples_per_prompt
         if samples < least and "uid" in self.chain.first.settings.group:
             raise ConfigError(
@@ -198,8 +199,12 @@ class PolicyGradient(Term):
         # Rows without credit have an entry too: `prepare` takes a row that has none for one from outside the batch.
         self._credit |= {id(row): (row, None) for row in rows}
         for row, place in zip(rows, places, strict=True):
-            if place in credit and row.trained:
+            if place in credit and row.trained and not self.lacks(row):
                 self._credit[id(row)] = (row, self.chain.refine(row, credit[place]))
+
+    def lacks(self, row: Row) -> bool:
+        """Whether a model that the credit or the loss reads has no context for the row, and read the bare prompt."""
+        return bool(row.unread) and any(need.role in row.unread for need in self.needs().signals)
 
     def _counts(self, outcome: Outcome) -> bool:
         truncated = self.settings.skip_truncated and outcome.truncated

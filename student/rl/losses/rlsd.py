@@ -26,6 +26,8 @@ from student.scoring.needs import Needs, SignalNeed, merge
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from student.data.row import Row
+
 
 class RlsdSettings(ClippedSettings):
     """Settings of the mix."""
@@ -51,6 +53,10 @@ class Rlsd(PolicyGradient):
     def needs(self) -> Needs:
         """Also the log-probs of the response tokens under the one who has read the solution."""
         return merge([super().needs(), Needs(signals=(SignalNeed(self.settings.role, PayloadSpec.sampled()),))])
+
+    def lacks(self, row: Row) -> bool:
+        """See `PolicyGradient.lacks`; where nobody has read the solution, the credit of the row is plain."""
+        return bool(row.unread) and any(need.role in row.unread for need in super().needs().signals)
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
         """See the module; metrics clipped_share, hint_gap (mean g_t, nats), rlsd_moved (mean |A_t / A - 1|)."""

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from opd.errors import ConfigError
 from opd.tasks.verdict import Verdict
+from opd.wire.types import PayloadKind, Scores
+from student.data.outcome import gather_outcomes
 from student.plugins import build_terms
 from student.rl.advantages.base import AdvantageSettings
 from student.rl.advantages.group_mean import GroupMean, GroupMeanSettings
@@ -222,3 +224,28 @@ def test_metrics_tell_how_much_is_known_and_clipped(toy: Any) -> None:
 def test_a_wrong_advantage_is_refused_with_a_reason(advantage: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         build_terms([{"name": "grpo", "advantage": advantage}])
+
+
+@pytest.mark.parametrize(
+    ("objective", "role", "learnt"),
+    [
+        ({"name": "safe"}, "reference", False),  # the loss reads it
+        (
+            {"name": "grpo", "advantage": [{"name": "group_mean"}, {"name": "ace"}]},
+            "reference",
+            False,
+        ),  # the credit does
+        ({"name": "grpo"}, "reference", True),
+        ({"name": "rlsd"}, "ema", True),  # its credit is plain then
+    ],
+)
+def test_rows_without_the_context_of_a_model_that_is_read_are_passed_over(
+    toy: Any, objective: dict[str, Any], role: str, learnt: bool
+) -> None:
+    made = toy(masked=False)
+    for row in made.rows:
+        row.signals["reference", PayloadKind.SAMPLED] = Scores(sampled=np.full(row.length, -1.0, np.float32))
+    made.rows[0].unread = frozenset({role})
+    (term,) = build_terms([objective])
+    term.assess(made.rows, *gather_outcomes(made.rows))
+    assert [term.selects(row) for row in made.rows] == [learnt, True, True, True]
