@@ -84,6 +84,7 @@ def write_answers(
     level = 0.0 if how == "greedy" else temperature
 
     def draw(chunk: Sequence[Prompt], number: int) -> list[Row]:
+        # The number of the draw stands for the step in the names of the random streams, so that draws differ.
         plan = plan_step(number, chunk, samples=1, max_new_tokens=limit, temperature=level)
         rows = answering.answer(plan.rows, "answers")
         for row in rows:

@@ -148,6 +148,7 @@ class Evaluator:
         scored: list[Row] = [] if scorer is None else rows
         if scorer is not None and asked.other is not None:
             scored = self._sampled(asked.other, asked.seed_names, scorer)
+            # The answers that are shown have a divergence each, and are of another temperature than those measured.
             shown = [row for at, row in zip(asked.places, rows, strict=True) if at < asked.shown]
             for row in shown:
                 scorer.submit(row)
@@ -171,6 +172,7 @@ class Evaluator:
         self._costs.sampled(purpose, rows)
         if asked.scorer is not None:
             self._costs.scored(purpose, asked.scorer.positions(scored))
+            # The measure has the student read them once more.
             self._costs.add(purpose, "decoded_positions", positions(scored))
             if asked.other is not None:
                 self._costs.sampled(purpose, scored)

@@ -97,11 +97,13 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     plugins, tokenizer = found.plugins, found.tokenizer
     accelerator = _accelerator(recipe, stack)
     watch = RankWatch(Ranks(accelerator))
-    stack.push(watch.leave)
+    stack.push(watch.leave)  # exits run in reverse: the others hear of the end once all below is closed
     student, twin = _student(recipe, found, accelerator, stack)
     scorers = _scorers(recipe, found, student, accelerator, stack)
     scorer, local = scorers.make(plugins.needs), scorers.local
     learner = _learner(recipe, plugins, student, accelerator, tokenizer, scorer)
+    # Evaluations may need other payloads than the objective, and so a scorer of their own; candidates are kept at the
+    # rollout, once, as many as either needs.
     measure = build_measure(found.models.infos, plugins.needs, recipe.teachers)
     kl_needs = merge([] if measure is None else [measure.needs()], temperature=recipe.rollout.temperature)
     spec = _rollout_spec(recipe, found, accelerator, max(plugins.needs.candidates, kl_needs.candidates))
@@ -109,6 +111,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     setup = EngineSetup(student.lm, tokenizer, spec, found.weights.base, found.weights.revision, shards)
     sampler = _sampler(recipe, plugins, setup, learner, stack)
     asks_ahead = plugins.rewards.reads_signals or not plugins.strategy.judges
+    # Rows that the strategy may still leave out are only judged ahead; models are asked about those that it keeps.
     on_row = scorer.submit if asks_ahead else scorer.verify
     ahead = _ahead(recipe, plugins, setup, sampler, learner, local, twin, on_row, stack)
     cursor = PromptCursor(found.source)
@@ -262,6 +265,7 @@ def _rollout_spec(recipe: Recipe, found: Prepared, accelerator: Accelerator, can
         stop_ids=frozenset(found.stop_ids),
         cache_tokens=recipe.rollout.cache_tokens,
         autocast=torch.bfloat16 if accelerator.mixed_precision == "bf16" else None,
+        # `most_likely` returns more ids than it keeps; where teachers are asked at too few, `map_of` has refused.
         keep_ids=keep_ids if candidates > len(keep_ids) else (),
         read_given=bool(needs.signals or needs.reward or candidates),
     )

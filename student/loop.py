@@ -217,6 +217,7 @@ class _Run:
         costs = job.services.costs
         costs.sampled("train", rollouts.rows)
         costs.scored("train", job.scorer.positions(rollouts.scored))
+        # After the costs, which are of all that was sampled and scored, also where a method leaves it out.
         for controller in job.controllers:
             rows = controller.compose(rows)
         outcomes, places = gather_outcomes(rows, self.ranks)
@@ -375,6 +376,7 @@ class _Run:
 
     def _finish(self, after: EvalReport | None) -> dict[str, Any]:
         state = self.state
+        # Outside of the condition below: all ranks save together.
         summary = {
             "run": str(self.folder.path),
             "checkpoint": str(self.saver.save(state)),

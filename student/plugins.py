@@ -179,6 +179,7 @@ def _check_staleness(
         ConfigError: naming it and why.
     """
     steps = recipe.train.max_staleness
+    # Collectives are the loop's alone: ranks that made some in two threads would pair them wrongly.
     if steps and recipe.train.sharding != "none" and engine.takes_shards and not engine.packs:
         raise ConfigError(
             f"train.max_staleness is {steps}, and rollout.engine {engine.settings.name} takes the weights of a sharded "

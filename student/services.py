@@ -182,6 +182,7 @@ class LoopServices:
 
     def training_prompts(self, count: int, *, seed_names: Sequence[object]) -> list[Prompt]:
         """See `Services.training_prompts`."""
+        # Any place will do: the stream of prompts has no end, and that of a table comes round.
         start = int(stream(self._recipe.seed, "prompts", *seed_names).integers(0, 2**31))
         return self._source.prompts("train", count, start)
 

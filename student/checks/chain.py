@@ -107,6 +107,7 @@ def through(model: Path, address: str, teacher: str, payload: str) -> Passed:
         begin = time.monotonic()
         job.services.score(rows)
         seconds = time.monotonic() - begin
+        # The gradient itself is what is looked at, so nothing is updated.
         job.learner.accumulate(rows)
         gradient = _norm(job.learner.student)
     tokens = sum(len(row.prompt_ids) + row.length for row in rows)

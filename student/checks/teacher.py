@@ -92,6 +92,7 @@ def measure(recipe: Recipe, *, model: str = "", prompts: int = 64) -> Iterator[t
             try:
                 answers = _teachers_answers(recipe, mine, infos[name], model or infos[name].model, tokenizer)
             except (OpdError, OSError, ValueError, torch.OutOfMemoryError) as error:
+                # Weights that were named must work; those that a server names may simply not be on this machine.
                 if model:
                     raise
                 obstacle = " ".join(str(error).split())[:200]

@@ -133,6 +133,7 @@ def signal_tokens(
         device: where the tensors go.
     """
     scores: list[Scores] = [row.signals[role, kind] for row in rows]
+    # `split` keeps rows of other heads apart.
     head = head_of(role, rows[0]) if kind is PayloadKind.HIDDEN else None
 
     def joined(name: str) -> Tensor | None:

@@ -317,6 +317,7 @@ class Learner:
                 raise CheckpointError(f"the checkpoint has no optimizer state for {name}; it is from another model.")
             moments = state["moments"][name]
             if moments:
+                # The count of steps is a scalar, which has no rows to shard as its parameter's moments have.
                 self.optimizer.state[parameter] = {
                     key: copy.deepcopy(value) if key == "step" else placed(value, parameter)
                     for key, value in moments.items()

@@ -100,6 +100,7 @@ def load_student(
         if adapter is not None:
             load_factors(model, adapter, lora)
     if gradient_checkpointing:
+        # Not the reentrant form: it passes no gradient on where its inputs need none, as above frozen embeddings.
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return Student(model, starts_at_base=lora is not None and lora.start is None)
 

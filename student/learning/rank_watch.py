@@ -47,15 +47,16 @@ class RankWatch:
     def __init__(self, ranks: Exchange, grace: float = GRACE_SECONDS) -> None:
         self._index, self._grace = ranks.index, grace
         self._news = threading.Event()
-        self._heard: tuple[int, str] | None = None
-        self._own: str | None = None
-        self._over = False
-        self._lock = threading.Lock()
+        self._heard: tuple[int, str] | None = None  # the first rank that ended, and why
+        self._own: str | None = None  # why this one ends
+        self._over = False  # this one has left, and nothing ends it any more
+        self._lock = threading.Lock()  # of what is sent: lines of two threads must not mix
         self._peers: dict[socket.socket, int] = {}
         self._why: dict[int, str] = {}
         self._done: set[int] = set()
         if ranks.count == 1:
             return
+        # Any free port; only the ranks can know it and the secret, because a collective tells both.
         server = socket.create_server(("", 0)) if ranks.index == 0 else None
         told = (server.getsockname()[1], secrets.token_hex()) if server is not None else None
         port, secret = ranks.gather(told)[0]
@@ -92,7 +93,7 @@ class RankWatch:
     def _watch(self) -> None:
         selector, rest = selectors.DefaultSelector(), dict.fromkeys(self._peers, b"")
         for peer, rank in self._peers.items():
-            peer.setblocking(True)
+            peer.setblocking(True)  # the time limit was for joining: a rank may be silent for hours
             selector.register(peer, selectors.EVENT_READ, (peer, rank))
         while rest:
             for key, _ in selector.select():

@@ -142,6 +142,7 @@ class Critic(Controller):
 
     def updates(self, updates: Iterable[Update], services: Services) -> Iterable[Update]:
         """None in the warm-up; after the last one the heads are fitted."""
+        # The fit comes after the last update: not at all where one failed, and before anything can interrupt the step.
         if self._now >= self.settings.warm_up:
             yield from updates
         self._fitted = self._fit(services)

@@ -77,6 +77,7 @@ def _row(
         raise DataError(
             f"the given answer {planned.answer or ''!r} to {planned.prompt.name} encodes to no token; drop it."
         )
+    # Of what the limit leaves out the row learns nothing, its end included: it counts as cut.
     truncated = len(ids) > planned.max_new_tokens
     ids = ids[: planned.max_new_tokens]
     return Row(

@@ -51,6 +51,7 @@ class Evaluations:
             leakage=settings.leakage,
             slack=settings.mode_slack,
         )
+        # The first one stays, also in a resumed run, whose loop has put the saved one here.
         self.start = self.start or report
         gained = recovery(report.modes, self.start.modes, self._job.recipe.modes)
         report = replace(report, modes={**report.modes, **gained})

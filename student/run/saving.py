@@ -145,6 +145,7 @@ class Saver:
             raise TypeError("the parts of a sharded student are saved by all ranks together")
         if not together and ranks.index:
             return final  # the first rank does it
+        # In an outage the first rank may have saved this step by itself: the others must skip it together with it.
         written = ranks.gather(self._written)[0] if together else self._written
         if written != state.steps:
             if self._beside is not None and not wait:
@@ -216,9 +217,11 @@ class Saver:
             found["local"] = kept
         if job.ahead is not None:
             found["ahead"] = job.ahead.state_dict(state.steps)
+        # Terms and methods go by their places in the recipe, because two of them may have one name.
         found["loop"] = {
             "steps": state.steps,
             "tokens": state.tokens,
+            # What has passed, and no point in time: the clock of another process begins elsewhere.
             "seconds": time.monotonic() - state.began,
             "seed": job.recipe.seed,
             "before": None if state.before is None else to_json(state.before),

@@ -49,6 +49,7 @@ class Series:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._gauges: dict[str, Gauge] = {}
+        # What dashboards may ask for from the start; a metric that a plug-in names gets its series when it first comes.
         self._steps = self._counter("steps", "Steps done; each may make several optimizer updates.")
         self._tokens = self._counter("response_tokens", "Response tokens sampled for training.")
         self._bytes = self._counter("payload_bytes", "Bytes of tensors received from teachers.")

@@ -30,6 +30,7 @@ class Timeline:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+        # Spans are measured by a clock that never jumps, and drawn by the one that a resumed run shares.
         self._epoch = time.time() - time.monotonic()
         self._events: deque[dict[str, Any]] = deque(maxlen=LIMIT)
         if path is not None and path.exists():

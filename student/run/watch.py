@@ -52,6 +52,7 @@ class Follower:
         if size > self._offset:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
+                # The last line may still be written: it is read with the next look.
                 whole, end, _ = file.read().rpartition(b"\n")
             self._offset += len(whole) + len(end)
             self.records += [record for line in whole.splitlines() if (record := as_record(line)) is not None]

@@ -56,6 +56,8 @@ def named_roles(settings: TeacherSettings, served: Sequence[str], needs: Needs) 
     if TEACHER in wanted:
         targets = [target for target in (settings.default, *settings.routes.values()) if target is not None]
         kinds = {need.spec.kind for need in needs.signals if need.role == TEACHER}
+        # Lists of the most likely ids differ by teacher, and hidden states come before the softmax: of neither can the
+        # mixture's log-probs be made.
         if settings.several and settings.combine == "probability" and kinds - _MIXABLE:
             raise ConfigError(
                 f"several teachers on one row can be mixed with payload sampled or gather, not {', '.join(kinds)}; "
@@ -100,7 +102,7 @@ def shake_hands(
         if needs.teacher:
             for name in routed_teachers(settings, served, source, recipe.eval.prompts):
                 named.setdefault(name, set()).add(TEACHER)
-        local |= named.keys() - set(served)
+        local |= named.keys() - set(served)  # a served model goes before one in process of the same name
         _check_served_average(recipe, named.keys() & set(served))
         for name in sorted(named.keys() & set(served)):
             infos[name] = _checked(fleet, recipe, needs, tokenizer, name, named[name])
@@ -240,6 +242,7 @@ def _check_needs(info: pb.TeacherInfo, recipe: Recipe, needs: Needs, roles: set[
             raise IncompatibleTeacherError(
                 f"the objective needs k = {need.spec.k}, but teacher {info.name!r} allows at most {info.limits.max_k}."
             )
+        # Hidden states come before the temperature, which the student then divides by itself.
         if need.level != 1.0 and not info.supports_temperature and kind is not PayloadKind.HIDDEN:
             raise IncompatibleTeacherError(
                 f"the objective needs temperature {need.level:g}, but teacher {info.name!r} ({info.engine}) scores "

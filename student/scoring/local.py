@@ -217,6 +217,7 @@ class LocalModels:
             ids = maths.linear_topk(hidden, head, min(spec.k, self._valid_vocab), **tiles)
         elif spec.kind is PayloadKind.GATHER:
             ids = self._tensor(np.concatenate([_gathered(item) for item in items]))
+        # The response's own tokens too: payloads topk and gather carry them on the wire as well.
         sampled = self._tensor(np.concatenate([item.scored_ids for item in items]))
         scores = maths.linear_token_scores(
             hidden, head, candidate_ids=ids, sampled_ids=sampled, temperature=level, **tiles

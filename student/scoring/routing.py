@@ -156,6 +156,7 @@ def mix_scores(parts: Sequence[tuple[Scores, float]]) -> Scores:
     """
     if not parts:
         raise ValueError("parts: at least one teacher is needed, but there is none")
+    # Any other sum would shift all log-probs by a constant, which nothing after this would notice.
     total = sum(weight for _, weight in parts)
     if not np.isclose(total, 1.0):
         raise ValueError(f"parts: weights must sum to 1, but sum to {total}")

@@ -96,6 +96,7 @@ class Scorer:
         self._stops = stops or StopMap((), {})
         self._targets = Targets(settings, needs, fleet.teachers() if fleet is not None else (), known)
         self._heads: dict[str, OutputHead] = {}
+        # By id(), because replayed rows may share a key; a row that is collected leaves.
         self._pending: dict[int, list[tuple[_Request, Future[Scores]]]] = {}
         self.hooks = OutageHooks()
 

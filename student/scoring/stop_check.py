@@ -84,7 +84,7 @@ class StopCheck:
     def _ratios(self, scorer: Scorer, rows: Sequence[Row], poll: Callable[[], None]) -> dict[str, float]:
         """Mean log-ratio at the last tokens, nats, by teacher."""
         for row in rows:
-            row.signals.clear()
+            row.signals.clear()  # the same rows are asked about under another map of stop tokens
             scorer.submit(row)
         scorer.collect(rows, poll=poll)
         found: dict[str, list[float]] = {}

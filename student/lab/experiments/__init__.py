@@ -81,6 +81,7 @@ def check(experiment: Experiment, source: object = "") -> Experiment:
     models = {f"model:{name}" for name in experiment.evaluated}
     premises = {premise.name for premise in experiment.premises}
     for claim in experiment.claims:
+        # Rivals beside the arms: a model that is evaluated, or a number.
         known = claim.rival in arms | models or claim.rival.startswith(VALUE)
         if claim.measure not in get_args(Measure) and not claim.measure.startswith((OF_MODE, OF_METRIC)):
             raise ConfigError(f"{where}the claim {claim.text!r} is about {claim.measure!r}, which nothing measures.")

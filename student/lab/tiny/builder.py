@@ -109,6 +109,7 @@ class Builder:
                 model = train_stage(recipe, report)
             except RunFolderError as error:
                 raise self._unwritten(name, error) from error
+            # The bar is of the model, whose stages are runs that begin at 0 each.
             done += stage.plan.steps
         return model
 

@@ -204,6 +204,7 @@ class GeneralisedOpd(Term):
     def _exact_at(self, batch: TokenBatch, scale: float, mask: Any) -> Divergence:
         student, teacher = have(batch.student.head, "head"), batch.signal(PayloadKind.HIDDEN)
         head = have(teacher.head, "teacher's head")
+        # One temperature divides all logits of the divergence: a teacher's own is put into its head.
         factor = batch.temperature / (self.settings.teacher_temperature or batch.temperature)
         reference = None
         if scale != 1.0:

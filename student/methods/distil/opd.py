@@ -229,6 +229,7 @@ class OnPolicyDistillation(Term):
     def _partial(self, batch: TokenBatch) -> Divergence:
         kind = PayloadKind(self.settings.payload)
         signal = batch.signal(kind, self.settings.role)
+        # The student is compared where the teacher's numbers are: at its own candidates, or at the teacher's list.
         gather = kind is PayloadKind.GATHER
         ids = have(batch.candidates if gather else signal.ids, "candidates")
         scores = have(batch.student.scores if gather else batch.student.scores_at_teacher, "scores")

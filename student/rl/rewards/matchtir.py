@@ -102,6 +102,7 @@ def similarity(reference: Sequence[Call], calls: Sequence[Call]) -> NDArray[np.f
 def transport(scores: NDArray[np.float64], entropy: float, rounds: int = 200) -> NDArray[np.float64]:
     """The plan with cost -scores and uniform margins 1/m, 1/n (Sinkhorn, in logarithms)."""
     m, n = scores.shape
+    # Potentials in logarithms: exp(score / entropy) overflows as the entropy becomes small.
     kernel = scores / entropy
     rows, columns = np.zeros(m), np.zeros(n)
     for _ in range(rounds):

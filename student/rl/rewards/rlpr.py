@@ -118,6 +118,7 @@ class Rlpr(Reward):
     def _filter(self, rows: Sequence[Row]) -> None:
         for group in in_groups(rows):
             spread = _deviation([row.reward or 0.0 for row in group])
+            # On one row of the group, so that each group counts once in the average.
             group[0].notes[_SPREAD] = spread
             left_out = (
                 self.average is not None

@@ -105,6 +105,7 @@ class Gdro(SignalMethod):
         edges, slack = self.settings.edges, self.settings.hysteresis
         if old is None:
             return sum(rate >= edge for edge in edges)
+        # Up only beyond an edge, down only below it: in between the class stays, or noise would toss it to and fro.
         above = sum(rate >= edge + slack for edge in edges)
         below = sum(rate >= edge - slack for edge in edges)
         return max(above, min(old, below))

@@ -26,6 +26,7 @@ class GpsModel:
 
     def __init__(self, width: int, seed: int, learning_rate: float) -> None:
         self._seed = seed
+        # Apart from the run's own stream, which dropout draws from and a checkpoint holds.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.net = nn.ModuleDict(

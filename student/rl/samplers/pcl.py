@@ -94,6 +94,7 @@ class Pcl(Sampler):
         items = [ScoreItem(np.array([*found, found[-1]], np.uint32), len(found)) for found in ids]
         states = [scores.hidden for scores in self._services.read(items, PayloadSpec.hidden(), model=STUDENT)]
         found = np.stack([np.asarray(state, np.float32)[0] for state in states])
+        # Ranks may compute other last bits, and must choose the same prompts.
         return np.asarray(self._services.gather(found)[0], np.float32)
 
     def observe(self, report: StepReport) -> None:

@@ -27,6 +27,7 @@ class VllmDialect:
         model = found["model_config"]
         most = int(model["max_logprobs"])
         wrong = ""
+        # The first thing to put right; the others show when the server is started again.
         if model["logprobs_mode"] != "processed_logprobs":
             wrong = (
                 f"gives {model['logprobs_mode']}, not those of the distribution that is sampled; start it with "

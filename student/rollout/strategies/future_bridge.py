@@ -104,6 +104,7 @@ class FutureBridge(Strategy):
             (one, rollouts.said(row), turn, text) for (row, one, turn), text in zip(begun, written, strict=True) if text
         ]
         arms = [self._arms(*place) for place in places]
+        # In pairs, so that rows 2 i and 2 i + 1 are the arms of one place.
         played = rollouts.score(rollouts.sample([arm for pair in arms for arm in pair]))
         bridges = []
         for place, own, taught in zip(places, played[::2], played[1::2], strict=True):

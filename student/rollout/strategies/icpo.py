@@ -89,6 +89,7 @@ class Icpo(Hinted):
         experts = {row.key for row in planned if row.behaviour_prompt is not None}
         rows = rollouts.judge(planned)
         rewards = rewards_by_row(rows, rollouts)
+        # Added after what is kept is decided, by the reward alone: the bonus would let wrong answers in.
         bonus = s.beta * max(0.0, 1.0 - plan.step / s.steps)
         kept = []
         for row in rows:

@@ -90,6 +90,7 @@ class Replaying(Strategy):
                     f"go with them: {term.why_not_stale}, or rows: sampled."
                 )
         check_groups(self, recipe)
+        # A replayed row keeps its reward, but not the verdict that such a context may quote.
         late = [role for role, context in recipe.contexts.items() if reads_outcomes(role, context)]
         if late:
             raise ConfigError(

@@ -245,6 +245,7 @@ class VllmRollout(RolloutEngine):
         work, draws = [], []
         for i in order:
             request = requests[i]
+            # All rows are looked at before vLLM is given the first one.
             if request.longest > self._longest:
                 raise DataError(
                     f"{request.planned.prompt.name} may become {request.longest} tokens long with its answer, over the "

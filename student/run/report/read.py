@@ -56,6 +56,7 @@ def read_run(path: Path) -> dict[str, Any]:
     metrics = read_steps(path, problems)
     samples = read_records(path / "samples.jsonl", problems)
     before, after = (_evaluation(summary.get(name)) for name in ("before", "after"))
+    # A run that is under way, or was killed, has no summary: what can be is taken from its steps instead.
     return {
         "report": VERSION,
         "run": str(path),
