@@ -205,6 +205,7 @@ def _unwritable(path: Path, error: OSError) -> RunFolderError:
     return RunFolderError(f"{path} cannot be written: {error.strerror}; free space there or choose another run folder.")
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return version(package)
