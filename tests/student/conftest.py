@@ -1,8 +1,9 @@
 """Scored rows without a server: of the test world, with its engine called in this process, and of random numbers."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,18 @@ from student.recipe import TrainSettings
 from student.rollout.transformers import RolloutSpec, rollout
 from student.scoring.needs import EMA, REFERENCE, STUDENT, TEACHER, Needs, merge
 
+if TYPE_CHECKING:
+    from teacher_server.engines.transformers import TransformersEngine
+
+
+@cache
+def engine_of(model: Path) -> "TransformersEngine":
+    """Made once a process: what it answers in deterministic mode depends on the rows asked for alone."""
+    from teacher_server.engines.transformers import TransformersEngine
+
+    return TransformersEngine(str(model), device="cpu", deterministic=True)
+
+
 PROMPTS = ["1+1=", "12+34=", "7+7=", "99+1=", "5+50="]
 
 
@@ -37,11 +50,10 @@ class Bench:
         from accelerate import Accelerator
 
         from teacher_server.engines.base import EngineItem
-        from teacher_server.engines.transformers import TransformersEngine
 
         torch.set_num_threads(1)
         torch.manual_seed(0)
-        self.engine = TransformersEngine(str(world / teacher), device="cpu", deterministic=True)
+        self.engine = engine_of(world / teacher)
         self.item = EngineItem
         self.tokenizer = load_tokenizer(str(world / "student"))
         student = load_student(str(world / "student"), dtype="float32", attention=None, gradient_checkpointing=False)

@@ -21,11 +21,13 @@ TERM = {"name": "opd", "payload": "hidden", "aggregation": "constant"}
 ADWIN = {"name": "adwin", "windows": [2, 4], "rows": 8, "folds": 2, "delay": 2, "null_every": 2, "rho": 0.3}
 
 
-@pytest.fixture
-def make(world: Path, teacher: Any, tmp_path: Path) -> Make:
+WAITING = {**ADWIN, "background": False}
+
+
+def recipes_in(folder: Path, world: Path, teacher: Any) -> Make:
     def recipe(name: str, *methods: dict[str, Any], steps: int = 6, **changes: Any) -> Recipe:
         data = {
-            "run": str(tmp_path / name),
+            "run": str(folder / name),
             "model": {"path": str(world / "student")},
             "teachers": {"endpoints": [teacher.address], "default": "teacher"},
             "prompts": {"task": "addition", "options": {"digits": 2}},
@@ -46,8 +48,34 @@ def make(world: Path, teacher: Any, tmp_path: Path) -> Make:
     return recipe
 
 
-def weights_of(summary: dict[str, Any]) -> dict[str, str]:
-    folder = Path(summary["checkpoint"])
+@pytest.fixture
+def make(world: Path, teacher: Any, tmp_path: Path) -> Make:
+    return recipes_in(tmp_path, world, teacher)
+
+
+@pytest.fixture(scope="module")
+def calm(world: Path, teacher: Any, tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Recipe of a run of six steps with these methods that has been made, once for all tests that look at it."""
+    recipe_of, made = recipes_in(tmp_path_factory.mktemp("calm"), world, teacher), {}
+
+    def run(*methods: dict[str, Any]) -> Recipe:
+        if (key := json.dumps(methods)) not in made:
+            made[key] = recipe_of(f"run-{len(made)}", *methods)
+            train(made[key])
+        return made[key]
+
+    return run
+
+
+def checkpoint(recipe: Recipe, step: int = 6) -> Path:
+    return recipe.run / "checkpoints" / f"step-{step:06d}"
+
+
+def model_at(recipe: Recipe, step: int) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint(recipe, step) / "model" / "model.safetensors")
+
+
+def weights_of(folder: Path) -> dict[str, str]:
     return {
         str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.rglob("*.safetensors")
     }
@@ -61,34 +89,19 @@ def metrics_of(recipe: Recipe) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in records(recipe)]
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        ADWIN,
-        {**ADWIN, "background": False},
-        {
-            "name": "effopd",
-            "tries": 2,
-            "gate": {"kind": "reverse_kl", "prompts": 8, "gain": 0.0, "length_tolerance": 5},
-        },
-        {"name": "prune_opd", "k": 8, "threshold": 0.6, "smoothing": 2, "shortest": 2, "quantile": 0.5},
-    ],
-    ids=lambda m: m["name"] + "-waiting" * (not m.get("background", True)),
-)
-def test_a_run_cut_anywhere_resumes_bit_for_bit(make: Make, method: dict[str, Any]) -> None:
-    calm = train(make("calm", method, steps=5))
+@pytest.mark.parametrize("background", [True, False])
+def test_a_run_cut_while_a_probe_is_under_way_resumes_bit_for_bit(make: Make, calm: Make, background: bool) -> None:
+    method = ADWIN if background else WAITING
     train(make("cut", method, steps=1))
-    # After 1 and after 3 steps adwin has a probe under way, and effopd is between two searches.
-    for steps in (3, 5):
-        resumed = train(make("cut", method, steps=steps), resume=True)
-    assert weights_of(resumed) == weights_of(calm)
-    assert metrics_of(make("cut")) == metrics_of(make("calm"))
+    # After 1 and after 3 steps adwin has a probe under way.
+    for steps in (3, 6):
+        train(make("cut", method, steps=steps), resume=True)
+    assert weights_of(checkpoint(make("cut"))) == weights_of(checkpoint(calm(method)))
+    assert metrics_of(make("cut")) == metrics_of(calm(method))
 
 
-def test_adwin_acts_after_the_delay_and_counts_its_probes(make: Make) -> None:
-    recipe = make("adwin", ADWIN)
-    train(recipe)
-    steps = records(recipe)
+def test_adwin_acts_after_the_delay_and_counts_its_probes(calm: Make) -> None:
+    steps = records(calm(ADWIN))
     acted = [line["step"] for line in steps if "adwin/next_window" in line]
     assert acted == [3, 5]
     assert [line["window"] for line in steps[:3]] == [8, 8, 8]
@@ -107,9 +120,9 @@ def test_adwin_acts_after_the_delay_and_counts_its_probes(make: Make) -> None:
     assert "adwin/null_2" in steps[2] and "adwin/null_2" not in steps[4]
 
 
-def test_cheaper_metrics_give_nearly_the_same_cosines(make: Make) -> None:
-    found = {}
-    for metric in ("full", "sketch", "last_layers"):
+def test_cheaper_metrics_give_nearly_the_same_cosines(make: Make, calm: Make) -> None:
+    found = {"full": records(calm(ADWIN))[2]["adwin/published_4"]}
+    for metric in ("sketch", "last_layers"):
         recipe = make(metric, {**ADWIN, "metric": metric}, steps=3)
         train(recipe)
         found[metric] = records(recipe)[2]["adwin/published_4"]
@@ -168,23 +181,25 @@ def test_adwin_refuses_candidates_that_are_all_too_long(make: Make) -> None:
         build_plugins(make("refused", {"name": "adwin"}))
 
 
-def test_a_refused_jump_leaves_the_run_as_if_there_were_no_searches(make: Make) -> None:
+def test_a_refused_jump_leaves_the_run_as_if_there_were_no_searches(make: Make, calm: Make) -> None:
     never = {"name": "effopd", "tries": 3, "gate": {"kind": "reverse_kl", "prompts": 4, "gain": 0.999}}
-    with_it, without = train(make("with", never, steps=3)), train(make("without", steps=3))
-    one, two = (load_file(Path(s["checkpoint"]) / "model" / "model.safetensors") for s in (with_it, without))
+    recipe = make("with", never, steps=3)
+    train(recipe)
+    one, two = model_at(recipe, 3), model_at(calm(), 3)
     assert all(torch.equal(one[name], two[name]) for name in two)
-    assert records(make("with", never))[0]["effopd/tried"] == 1
+    assert records(recipe)[0]["effopd/tried"] == 1
 
 
-def test_jumps_move_attention_and_mlp_by_the_stated_factor(make: Make, world: Path) -> None:
+def test_jumps_move_attention_and_mlp_by_the_stated_factor(make: Make, calm: Make, world: Path) -> None:
     always = {
         "name": "effopd",
         "tries": 2,
         "gate": {"kind": "accuracy", "prompts": 4, "strict": False},
         "moments": "reset",
     }
-    jumped, plain = make("jumped", always, steps=1), make("plain", steps=1)
-    one, two = (load_file(Path(train(r)["checkpoint"]) / "model" / "model.safetensors") for r in (jumped, plain))
+    jumped = make("jumped", always, steps=1)
+    train(jumped)
+    one, two = model_at(jumped, 1), model_at(calm(), 1)
     start = load_file(world / "student" / "model.safetensors")
     line = records(jumped)[0]
     factor = line["effopd/displacement"]
@@ -193,7 +208,7 @@ def test_jumps_move_attention_and_mlp_by_the_stated_factor(make: Make, world: Pa
     assert moved == {n for n in one if (".self_attn." in n or ".mlp." in n) and "norm" not in n}
     for name in moved:
         torch.testing.assert_close(one[name] - start[name], factor * (two[name] - start[name]), rtol=1e-3, atol=1e-6)
-    learner = load_file(jumped.run / "checkpoints" / "step-000001" / "trainer" / "learner.safetensors")
+    learner = load_file(checkpoint(jumped, 1) / "trainer" / "learner.safetensors")
     still = {key for key, value in learner.items() if key.endswith("exp_avg") and not value.any()}
     assert {key.split("/")[2] for key in still} == moved
 
@@ -204,17 +219,17 @@ def test_searches_come_at_powers_of_two(make: Make) -> None:
     assert [line["step"] for line in records(recipe) if "effopd/tried" in line] == [1, 2, 4]
 
 
-def test_a_probe_beside_training_does_not_disturb_it(make: Make) -> None:
+def test_a_probe_beside_training_does_not_disturb_it(make: Make, calm: Make) -> None:
     """With windows that are never admissible, ADWIN only watches."""
-    watching, plain = make("watching", {**ADWIN, "rho": 0.999999}, steps=4), make("plain", steps=4)
-    one, two = (load_file(Path(train(r)["checkpoint"]) / "model" / "model.safetensors") for r in (watching, plain))
+    watching = make("watching", {**ADWIN, "rho": 0.999999}, steps=4)
+    train(watching)
+    one, two = model_at(watching, 4), model_at(calm(), 4)
     assert records(watching)[2]["cost/probe/sampled_tokens"] > 0
     assert all(torch.equal(one[name], two[name]) for name in two)
 
 
-def test_a_probe_in_the_foreground_finds_the_same(make: Make) -> None:
-    runs = [make(name, {**ADWIN, "background": name == "beside"}, steps=4) for name in ("beside", "waiting")]
-    one, two = (records(recipe) for recipe in runs if train(recipe))
+def test_a_probe_in_the_foreground_finds_the_same(calm: Make) -> None:
+    one, two = records(calm(ADWIN)), records(calm(WAITING))
     cosines = {key: value for key, value in one[2].items() if key.startswith("adwin/")}
     assert len(cosines) > 6 and cosines == {key: two[2][key] for key in cosines}
 
