@@ -27,7 +27,7 @@ from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.server import TeacherServer
 from teacher_server.settings import ServerSettings
 
-CASES = int(os.environ.get("OPD_FUZZ_CASES", "400"))
+CASES = int(os.environ.get("OPD_FUZZ_CASES", "200"))
 FUZZ = settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 FEWER = settings(FUZZ, max_examples=max(50, CASES // 4))
 VOCAB = 97

@@ -35,10 +35,10 @@ KINDS = [
 
 
 def tile(case):
-    """Logits [5, 4500], more than two blocks: equal rows, saturated rows, rows with excluded entries."""
+    """Logits [3, 4500], more than two blocks: equal, saturated and plain rows, or all with excluded entries."""
     generator = torch.Generator().manual_seed(0)
-    student = 3 * torch.randn(5, 4500, generator=generator)
-    teacher = student + torch.randn(5, 4500, generator=generator)
+    student = 3 * torch.randn(3, 4500, generator=generator)
+    teacher = student + torch.randn(3, 4500, generator=generator)
     teacher[0] = student[0]
     if case == "saturated":
         student[1] *= 20
@@ -55,7 +55,7 @@ def test_kernels_agree_with_their_torch_twin(kind, weight, normalised, case):
 
     spec = divergence_spec(kind, weight=weight, normalised=normalised)
     student, teacher = tile(case)
-    factor = torch.linspace(0.5, 1.5, 5, device=DEVICE) * spec.scale
+    factor = torch.linspace(0.5, 1.5, 3, device=DEVICE) * spec.scale
     ours, twin = student.clone(), student.clone()
     got = kernels.fold_(ours, teacher.clone(), spec, 0.7, factor=factor)
     want = tiles.fold_tile_(twin, teacher.clone(), spec, 0.7, factor=factor)
