@@ -31,6 +31,10 @@ from student.rollout.episodes import EpisodeSettings
 SUFFIXES = (".yaml", ".yml")
 
 
+class _Made(Settings, use_attribute_docstrings=False):
+    """Base of settings that no source declares; pydantic would look for theirs through all frames of the stack."""
+
+
 def _settings_of(plan: type) -> Any:
     """Settings with the fields and defaults of a dataclass, so that what a plan can say stands in one place."""
     hints = get_type_hints(plan)
@@ -38,7 +42,7 @@ def _settings_of(plan: type) -> Any:
         field.name: (hints[field.name], ... if field.default is dataclasses.MISSING else field.default)
         for field in dataclasses.fields(plan)
     }
-    return create_model(f"{plan.__name__}Settings", __base__=Settings, **fields)
+    return create_model(f"{plan.__name__}Settings", __base__=_Made, **fields)
 
 
 _SHAPE: Any = _settings_of(Shape)
