@@ -175,6 +175,7 @@ def train_run(run: Run, log: Callable[[str], None] = lambda line: None) -> Run:
         try:
             train(recipe, resume=resume, telemetry=sinks)
         finally:
+            # Also of a run that was stopped: its next part adds its own to them.
             _add_times(run, time.process_time() - cpu, time.monotonic() - wall, fresh=not resume)
     return run
 

@@ -137,6 +137,7 @@ def adapter_tensors(lm: PreTrainedModel, given: Mapping[str, Tensor]) -> tuple[d
             stem, _, last = name.rpartition(f".{ADAPTER}.")
             found[f"{_PREFIX}{stem}.{last}"] = given.get(name, parameter).detach()
     settings: Any = lm.peft_config[ADAPTER]
+    # JSON has no sets; sorted, so that equal adapters are equal files.
     saved = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.to_dict().items()}
     return found, saved | {"inference_mode": True}
 

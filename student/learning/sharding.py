@@ -46,6 +46,7 @@ def shard(student: Student, device: torch.device, *, half: bool) -> Callable[[],
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     dtype = torch.bfloat16 if half else None
+    # Gradients are averaged in float32, also those of layers that run in bfloat16.
     layers = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     # Hidden states leave in float32, as accelerate's wrapper of an unsharded student gives them.
     root = MixedPrecisionPolicy(

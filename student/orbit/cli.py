@@ -53,6 +53,7 @@ def _check(job: "OrbitRecipe", *, offline: bool, show: bool) -> None:
     from student.orbit.recipe import FUSION, fusion_recipe, merge_settings, rl_recipe
     from student.plugins import build_plugins
 
+    # Models that do not exist yet have names in brackets, so that every later stage can be checked now.
     first, *_ = job.trained
     recipes = {mode: rl_recipe(job, mode, job.model.path if mode == first else f"<{mode}>") for mode in job.trained}
     recipes[FUSION] = fusion_recipe(job, "<merge>", job.teachers.endpoints or ["localhost:7070"])

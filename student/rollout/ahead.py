@@ -225,6 +225,7 @@ class Ahead:
 
         if self._gate is not None:
             self._gate.wait(lambda: self._closing)
+        # On a CPU there is no stream, and None changes nothing.
         with torch.cuda.stream(self._stream), self._lend() as engine:
             if version in self._packed:
                 self._packed[version].load()

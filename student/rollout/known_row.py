@@ -68,6 +68,7 @@ class Reader:
 
     def __init__(self, model: PreTrainedModel, spec: RolloutSpec) -> None:
         self._model, self._spec = model, spec
+        # The code without weights: they are given with each call, and those of the model move under training.
         shapes = {id(t): torch.empty_like(t, device="meta") for t in _tensors(model).values()}
         for parameter in model.parameters():
             shapes[id(parameter)] = torch.nn.Parameter(shapes[id(parameter)], requires_grad=False)

@@ -71,6 +71,7 @@ def view_of_batch(batch: "TokenBatch") -> View:
         tile = slice(start, min(start + _TILE, LONGEST))
         ours = _log_probs(student[tile], batch.student.head, batch)
         theirs = _log_probs(teacher[tile], signal.head, batch)
+        # An id that the student gives no probability has 0 times infinity here, which counts as 0.
         kl = (ours.exp() * (ours - theirs)).nan_to_num(0.0).sum(-1)
         likely = theirs.topk(min(ALTERNATIVES, theirs.shape[-1]), dim=-1)
         for value, ids, logp in zip(kl.tolist(), likely.indices.tolist(), likely.values.exp().tolist(), strict=True):

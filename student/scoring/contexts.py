@@ -123,6 +123,7 @@ class Context:
         if text is not None:
             messages[_last_user(messages)]["content"] = text
         if system is not None:
+            # Chat templates know one system message, the first one.
             messages = [m for i, m in enumerate(messages) if i or m["role"] != "system"]
             messages.insert(0, {"role": "system", "content": system})
         options = prompt.template_options if self._options is None else self._options

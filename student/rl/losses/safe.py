@@ -91,6 +91,7 @@ class Safe(PolicyGradient):
         """Move the threshold by the step's KL, entropy and mean reward."""
         super().observe(report)
         kl, entropy = (self.measured(report, key) for key in _READ)
+        # Replayed answers were rewarded under other weights, and tell nothing of how fast these improve.
         rewards = [o.reward for o in report.outcomes if o.reward is not None and o.origin != "replay"]
         if kl is None or not rewards:
             return

@@ -273,6 +273,7 @@ class ServersEngine(RolloutEngine):
         """
         from student.rollout.known_row import distance, tolerance
 
+        # Below 2^31 with what is added to it, as `Ask.seed` has to be.
         seed, logp, expected = self.setup.spec.seed % 2**30, [], []
         connection = server.connect(self.settings.sync_seconds)
         try:

@@ -57,7 +57,8 @@ class SelfInterference(Strategy):
             for row in plan.rows:
                 groups.setdefault(row.key.uid, []).append(row)
             mine |= groups
-            # What the student's best guess solves has little to teach.
+            # What the student's best guess solves has little to teach. Greedy rows have sample indices of their own,
+            # because the planned ones are still to be sampled.
             greedy = [replace(row, temperature=0.0) for row in rollouts.again([rows[0] for rows in groups.values()])]
             outcomes = rollouts.outcomes(rollouts.judge(greedy))
             tried += len(outcomes)
