@@ -241,6 +241,10 @@ def test_a_judge_of_turns_reads_what_the_student_had_read_and_what_was_answered(
     assert with_answer(plain, 0).tolist() == [1, 5, 6, 7]
 
 
+BRIDGE = {"name": "future_bridge", "teacher": {"endpoint": "http://h:1/v1", "model": "m"}}
+GIVEN = {"name": "policy_gradient", "rows": "expert", "ratio": "none"}
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -254,6 +258,14 @@ def test_a_judge_of_turns_reads_what_the_student_had_read_and_what_was_answered(
         (
             {"rollout": {"strategy": {"name": "arpo"}, "samples_per_prompt": 2}},
             "arpo does not go with it: it repeats the turns before a branch",
+        ),
+        (
+            {"methods": [{"name": "rltf"}], "objective": [GIVEN], "rollout": {"samples_per_prompt": 2}},
+            "rltf does not go with it: it takes every turn for an attempt",
+        ),
+        (
+            {"rollout": {"strategy": BRIDGE}, "objective": [{"name": "opd", "payload": "hidden"}]},
+            "future_bridge does not go with it: it replays the turns before the bridge",
         ),
     ],
 )

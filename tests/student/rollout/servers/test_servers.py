@@ -5,6 +5,7 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,12 @@ from thread_ranks import Meeting
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, OpdError, RolloutEngineError
+from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row
-from student.rollout.engine import ROLLOUT_ENGINES
+from student.rollout.engine import ROLLOUT_ENGINES, sample_or_play
+from student.rollout.episodes import EpisodePlayer, EpisodeSettings
 from student.rollout.servers import server as server_module
 from student.rollout.servers.engine import ServersEngine
 from student.rollout.servers.folder import WeightsFolder
@@ -43,6 +46,30 @@ def plan(samples: int = 2) -> tuple[PlannedRow, ...]:
 
 def ids(rows: list[Row]) -> list[list[int]]:
     return [row.response_ids.tolist() for row in rows]
+
+
+def test_episodes_are_summarised_on_servers_and_each_window_has_the_log_probs_that_it_was_sampled_with(
+    start: Any, open_engine: Any
+) -> None:
+    engine = open_engine(start())
+    sync(engine)
+    summary = {"context_tokens": 20, "tokens": 4, "most": 3, "instruction": "sum"}
+    settings = {"turns": 5, "turn_tokens": 3, "isolation": "none", "history": "summary", "summary": summary}
+    tokenizer, model = engine.setup.tokenizer, engine.setup.model.eval()
+    player = EpisodePlayer(parse_settings(EpisodeSettings, settings), tokenizer, engine.setup.spec)
+    prompts = [Lock(LockOptions(digits=3, turns=5)).draw(Random(seed)) for seed in range(3)]
+    planned = plan_step(1, prompts, samples=1, max_new_tokens=60, temperature=1.0).rows
+    rows = sample_or_play(engine, player, planned)
+    player.close()
+    assert any(row.summaries for row in rows)
+    for row in rows:
+        for item, first in row.asked(gather=False, own=True):
+            ids = torch.from_numpy(item.token_ids.astype(np.int64))[None]
+            with torch.no_grad():
+                logits = model(ids).logits[0, item.prompt_length - 1 : -1, : len(tokenizer)]
+            read = logits.log_softmax(-1).gather(-1, ids[0, item.prompt_length :, None])[:, 0].numpy()
+            places = item.pick(np.arange(item.response_length))
+            np.testing.assert_allclose(row.behaviour_logp[first + places], read[places], atol=1e-4)
 
 
 def test_a_server_that_dies_in_mid_rollout_costs_no_row_and_doubles_none(start: Any, open_engine: Any) -> None:
