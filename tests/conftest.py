@@ -24,6 +24,17 @@ if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """The workers of a run fork their programs from one warm process, which outlives them all."""
+    node.workerinput["warm_process"] = forked.warm_process()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        forked.share_warm_process(*config.workerinput["warm_process"])
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes minutes has a verb of its own, which names its mark."""
     for mark in ("chaos", "pages"):

@@ -27,6 +27,33 @@ _CONTEXT: ForkServerContext = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["warm_imports"])
 
 
+def warm_process() -> tuple[str | bytes, bytes | None]:
+    """Address of the process that programs are forked from, which is started if it is not there, and its key.
+
+    Python asks for a key from 3.14 on.
+    """
+    shared = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # for that process, if it starts now
+    try:
+        shared.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+    return shared._forkserver_address, getattr(shared, "_forkserver_authkey", None)
+
+
+def share_warm_process(address: str | bytes, key: bytes | None) -> None:
+    """Fork from the warm process of another one, and start none: each costs five seconds of processor time."""
+    shared = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+    shared._forkserver_address, shared._forkserver_authkey = address, key
+    shared.ensure_running = lambda: None
+    if shared._forkserver_alive_fd is None:  # what would keep that process alive is sent along with every program
+        shared._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
+
+
 class Program:
     """`python ...` as a process: what `subprocess.Popen` does for these forms of a command, five seconds sooner.
 
@@ -53,18 +80,8 @@ class Program:
             path.touch()
         environment = dict(os.environ if env is None else env)
         settings = (environment, str(cwd or Path.cwd()), [str(path) for path in self._streams], start_new_session)
-        before = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # for the process that is forked from, if it starts now
-        try:
-            multiprocessing.forkserver.ensure_running()
-            settings = (*settings, multiprocessing.forkserver._forkserver._forkserver_address)  # type: ignore[attr-defined]
-            self._process = _CONTEXT.Process(target=_run, args=(list(map(str, command[1:])), *settings))
-            self._process.start()
-        finally:
-            if before is None:
-                del os.environ["PYTHONPATH"]
-            else:
-                os.environ["PYTHONPATH"] = before
+        self._process = _CONTEXT.Process(target=_run, args=(list(map(str, command[1:])), *settings, warm_process()))
+        self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
@@ -159,14 +176,11 @@ def _run(
     folder: str,
     streams: list[str],
     start_new_session: bool,
-    fork_server: str | bytes,
+    warm: tuple[str | bytes, bytes | None],
 ) -> None:
     """Be `python *words` in a process that was just forked."""
-    # What it forks in turn comes from the same warm process. Python 3.11 would start another: it looks for a child of
-    # its own, which that process is not.
-    shared = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
-    shared._forkserver_address = fork_server
-    shared.ensure_running = lambda: None
+    # What it forks in turn comes from the same process. Python would start another: it looks for a child of its own.
+    share_warm_process(*warm)
     if start_new_session:
         os.setsid()
     os.environ.clear()
