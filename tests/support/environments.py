@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from typing import Any, ClassVar
 
@@ -53,6 +54,22 @@ class Naughty:
 
     def close(self) -> None:
         pass
+
+
+class Chatty(Naughty):
+    """Prints more than a pipe holds, when it is made and at every step."""
+
+    def __init__(self, options: Settings) -> None:
+        super().__init__(options)
+        self._talk()
+
+    def step(self, action: str) -> Any:
+        self._talk()
+        return super().step(action)
+
+    def _talk(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            print("word " * 50_000, file=stream, flush=True)
 
 
 class Pair(Naughty):

@@ -96,22 +96,35 @@ def _play(connection: socket.socket, spec: dict[str, Any]) -> None:
         environment.close()
 
 
+def _be_silent() -> None:
+    """Drop what this process prints: nobody reads it, and where it ends up would fill, a pipe or a disk."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.dup2(nowhere, sys.stderr.fileno())
+    os.close(nowhere)
+
+
 def main(path: str, text: str) -> None:
     """Fork a child for every connection to the socket at `path`, until standard input ends."""
     spec = json.loads(text)
+    # The pool keeps the real standard output; what an environment prints when it is imported goes to standard error.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     make_environment(spec).close()  # imports everything before the first fork, and finds mistakes before it is needed
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the system
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the pool
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(path)
         server.listen(1024)
-        print("ready", flush=True)
+        print("ready", file=answers, flush=True)
         while sys.stdin not in select.select([server, sys.stdin], [], [])[0]:
             connection, _ = server.accept()
             if os.fork():
                 connection.close()
                 continue
             server.close()
+            answers.close()
+            _be_silent()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an environment that runs programs wants their exit codes
             if spec.get("memory_mib"):
                 limit = int(spec["memory_mib"]) * 2**20

@@ -79,16 +79,21 @@ class EnvironmentPool:
         self._folder = tempfile.TemporaryDirectory(prefix="opd-env-")
         self._path = os.path.join(self._folder.name, "host")
         text = json.dumps({**spec, "memory_mib": self.settings.memory_mib})
-        self._host = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "opd.tasks.environments.host", self._path, text],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self._host.stdout is not None and self._host.stderr is not None
+        errors = os.path.join(self._folder.name, "errors")
+        # Errors go to a file: a pipe would have to be read meanwhile, or a host that says much would stall on it.
+        with open(errors, "wb") as told:
+            self._host = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", "opd.tasks.environments.host", self._path, text],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=told,
+                text=True,
+            )
+        assert self._host.stdout is not None
         if self._host.stdout.readline().strip() != "ready":
-            said = self._host.stderr.read().strip().splitlines()
+            self._host.wait()
+            with open(errors, encoding="utf-8", errors="replace") as told_text:
+                said = told_text.read().strip().splitlines()
             self.close()
             raise ConfigError(f"environment {spec.get('name')!r} cannot be made: {said[-1] if said else 'it died'}")
 
@@ -134,9 +139,8 @@ class EnvironmentPool:
         if self._host.poll() is None:
             self._host.kill()
             self._host.wait()
-        for stream in (self._host.stdout, self._host.stderr):
-            if stream is not None:
-                stream.close()
+        if self._host.stdout is not None:
+            self._host.stdout.close()
         self._folder.cleanup()
 
     def _ask(self, requests: Mapping[int, dict[str, Any]], seconds: float) -> dict[int, "Observation | EpisodeError"]:

@@ -49,6 +49,13 @@ def test_many_episodes_play_as_one_does_alone() -> None:
     assert not pool.failures
 
 
+def test_an_environment_may_print_as_much_as_it_likes() -> None:
+    with EnvironmentPool({"name": "tests.support.environments:Chatty"}) as pool:
+        pool.reset({0: (Prompt.make("hello"), 0)})
+        seen = [pool.step({0: action})[0] for action in ("a", "b")]
+    assert seen == [Observation("you said a, 1"), Observation("you said b, 2")]
+
+
 @pytest.mark.parametrize(
     ("action", "kind", "reason"),
     [
