@@ -5,13 +5,16 @@
 
 Answers are cached by a hash of everything that decides them, in memory and, with `cache`, in a folder: a step that is
 taken again, or a run that is resumed, gets the answers it got before. A call that fails or takes too long raises
-`ChatFailed` after `attempts`, is never cached, and leaves what was asked about unknown. The key is read from an
+`ChatFailed` after `attempts`, is never cached, and leaves what was asked about unknown. A folder that cannot be written
+costs the kept answers, not the run. The key is read from an
 environment variable and stays out of recipes, hashes and messages.
 """
 
+import contextlib
 import hashlib
 import http.client
 import json
+import logging
 import os
 import tempfile
 import threading
@@ -26,6 +29,7 @@ from pydantic import Field, field_validator
 
 from opd.config import Settings
 
+log = logging.getLogger(__name__)
 _PAUSE_SECONDS = 0.5
 _MOST_BYTES = 4_000_000
 
@@ -92,6 +96,7 @@ class CachingClient:
         self._lock = threading.Lock()
         self._memory: dict[str, Any] = {}
         self.calls = self.kept = 0
+        self._told = False
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """What the service answers to `body` at `path`.
@@ -155,10 +160,24 @@ class CachingClient:
         if folder is None:
             return
         place = folder / key[:2]
-        place.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=place, delete=False, encoding="utf-8") as file:
-            json.dump(value, file)
-        os.replace(file.name, place / f"{key}.json")
+        scratch = ""
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            # A name of its own for each writer: threads and runs may write the same answer at the same time.
+            handle, scratch = tempfile.mkstemp(dir=place)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(value, file)
+            os.replace(scratch, place / f"{key}.json")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(scratch)
+            with self._lock:
+                told, self._told = self._told, True
+            if not told:  # every answer would say the same
+                log.warning(
+                    "answers of %s cannot be kept in %s (%s); they count for this run alone.",
+                    *(self.name, folder, error.strerror or error),
+                )
 
 
 class JsonClient(CachingClient):

@@ -40,6 +40,17 @@ def test_it_asks_as_such_services_are_asked(server: Server, monkeypatch: pytest.
     assert body == {"model": "m", "messages": QUESTION, "temperature": 0.0, "max_tokens": 5}
 
 
+def test_an_answer_that_cannot_be_kept_is_an_answer_all_the_same(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    one = client(server, cache=str(tmp_path / "cache"))
+    assert one.ask(QUESTION) == "7" and one.ask(QUESTION) == "7" and one.ask([{"role": "user", "content": "?"}])
+    assert one.calls == 2 and one.kept == 1
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "cannot be kept in" in warning and str(tmp_path / "cache") in warning
+
+
 def test_equal_questions_are_asked_once_also_by_another_run(server: Server, tmp_path: Path) -> None:
     one = client(server, cache=str(tmp_path))
     assert [one.ask(QUESTION) for _ in range(3)] == ["7"] * 3 and one.calls == 1 and one.kept == 2
