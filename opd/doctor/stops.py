@@ -14,8 +14,9 @@ from opd.errors import ConfigError
 from opd.tasks.encode import encode_prompt
 from opd.tasks.prompt import Prompt
 from opd.tasks.stops import STOP_ADVICE, StopSet, ends_differ, generation_stops, stop_set
+from opd.wire.bounds import RequestBounds
 from opd.wire.fingerprint import tokenizer_fingerprint
-from opd.wire.types import PayloadSpec, ScoreItem
+from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
 
 if TYPE_CHECKING:
     from opd.fleet.source import ScoreSource
@@ -76,21 +77,24 @@ class StopExaminer:
                 ),
             )
             return
-        ratio, event = self._measure(fleet, info.name, theirs)
+        ratio, event = self._measure(fleet, info, theirs)
         text = f"where {len(self.endings)} answers of the student end, log T - log S is {ratio:.2f} nats"
         if ends_differ(ratio, event):
             yield False, f"{text}, but {event:.2f} if its own stop tokens count too: {STOP_ADVICE}"
         else:
             yield True, text
 
-    def _measure(self, fleet: "ScoreSource", name: str, theirs: list[int]) -> tuple[float, float | None]:
-        """Mean log-ratio of the last tokens, and with all of the teacher's stop tokens for T, nats."""
+    def _measure(self, fleet: "ScoreSource", info: "pb.TeacherInfo", theirs: list[int]) -> tuple[float, float | None]:
+        """Mean log-ratio of the last tokens, and with all of the teacher's stop tokens for T, nats.
+
+        The latter is None where the teacher scores no ids of the caller's choice, as those of SGLang do not.
+        """
         spec, gather = PayloadSpec.sampled(), None
-        if theirs:
+        if theirs and RequestBounds.from_info(info).payloads >= {PayloadKind.GATHER}:
             spec, gather = PayloadSpec.gather(len(theirs), "f32"), np.array([theirs], dtype=np.uint32)
         items = [ScoreItem(ending.ids, len(ending.ids) - 1, gather) for ending in self.endings]
         ratios, events = [], []
-        for ending, scores in zip(self.endings, fleet.score(name, items, spec), strict=True):
+        for ending, scores in zip(self.endings, fleet.score(info.name, items, spec), strict=True):
             if scores.sampled is not None:
                 ratios.append(float(scores.sampled[0]) - ending.log_prob)
             if scores.values is not None:

@@ -51,6 +51,10 @@ def _certificate(address: str, security: ClientSecurity) -> Finding:
         context = ssl.create_default_context(cafile=security.ca_file)
         if security.cert_file is not None:
             context.load_cert_chain(security.cert_file, security.key_file)
+    except OSError as error:  # SSLError too: a file that is not there, or is not what it should be
+        files = ", ".join(str(file) for file in (security.ca_file, security.cert_file, security.key_file) if file)
+        return Finding("fail", address, f"the client's own files cannot be used ({error}); look at {files}")
+    try:
         # gRPC speaks HTTP/2 alone, and its servers refuse a handshake that does not offer it.
         context.set_alpn_protocols(["h2"])
         with (

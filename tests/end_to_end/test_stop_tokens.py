@@ -12,7 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from opd.doctor import doctor
 from opd.doctor.fleet import examine_fleet
-from opd.errors import ConfigError
+from opd.doctor.stops import StopExaminer
+from opd.errors import ConfigError, TeacherNotFoundError
+from opd.fleet.client import TeacherFleet
+from opd.wire.v1 import teacher_pb2 as pb
 from student.dry_run import check
 from student.loop import train
 from student.recipe import Recipe
@@ -126,6 +129,25 @@ def test_the_doctor_compares_the_ends_of_a_students_answers(
         assert any("also ends with '<|pad|>'" in text for text in texts) == differs
         (measured,) = [text for text in texts if "log T - log S is" in text]
         assert ("own stop tokens count too" in measured) == differs, measured
+
+
+def test_the_doctor_measures_ends_where_a_teacher_scores_no_chosen_ids(
+    world: Path, renamed: Any, tmp_path: Path
+) -> None:
+    student = tmp_path / "student"
+    shutil.copytree(world / "student", student)
+    (student / "chat_template.jinja").unlink()  # it was taught plain text
+    examiner = StopExaminer(str(student), ["1+1=", "12+34=", "7+7="])
+    with TeacherFleet.connect(renamed.address) as fleet:
+        info = fleet.describe("teacher")
+        del info.payloads[:]
+        info.payloads.append(pb.PAYLOAD_KIND_SAMPLED)
+        found = list(examiner.examine(fleet, info))
+        assert "also ends with" in found[0][1]
+        assert found[1][0] and "log T - log S is" in found[1][1] and "count too" not in found[1][1]
+        info.name = "another"
+        with pytest.raises(TeacherNotFoundError):
+            list(examiner.examine(fleet, info))
 
 
 def test_the_doctor_needs_a_fleet_for_a_student_and_names_one_that_is_missing(tmp_path: Path) -> None:

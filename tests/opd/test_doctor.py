@@ -109,6 +109,8 @@ def test_what_protects_the_way_to_a_server_is_said(serve, world: Path, tmp_path:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         gone = f"127.0.0.1:{closed.getsockname()[1]}"
     assert "no connection" in look(gone, tls=True).text
+    absent = look(place, ca_file=tmp_path / "absent.pem")
+    assert absent.level == "fail" and "cannot be used" in absent.text and str(tmp_path / "absent.pem") in absent.text
     assert look("10.1.2.3:7070").level == "note" and "in the clear" in look("10.1.2.3:7070").text
     assert list(examine_tls(["store:/nowhere"], ClientSecurity())) == []
     levels = [f.level for f in examine_fleet([place], fleet_settings(None, [f"security.ca_file={pem}"]))]
