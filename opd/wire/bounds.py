@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from opd.errors import IncompatibleTeacherError, InvalidRequestError
 from opd.wire.spans import check_spans
+from opd.wire.tensors import U18_LIMIT, byte_length
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
 
@@ -123,7 +124,9 @@ def check_items(items: Sequence[ScoreItem], spec: PayloadSpec, temperature: floa
         check_lengths(index, len(item.token_ids), item.prompt_length, bounds)
         check_spans(index, item)
         check_ids(index, item, spec, bounds)
-        size += 4 * len(item.token_ids) + (item.gather_ids.nbytes if item.gather_ids is not None else 0)
+        size += 4 * len(item.token_ids) + 8 * len(item.spans)
+        if item.gather_ids is not None:
+            size += byte_length(gather_dtype(item.gather_ids), *item.gather_ids.shape)
     check_totals(sum(len(item.token_ids) for item in items), size, bounds)
 
 
@@ -197,6 +200,11 @@ def check_ids(index: int, item: ScoreItem, spec: PayloadSpec, bounds: RequestBou
     # An id named twice would be counted twice in the head's mass, and the tail would be too small by as much.
     if not rows_are_distinct(gather):
         raise InvalidRequestError(f"sequence {index}: gather_ids of one position must be distinct.")
+
+
+def gather_dtype(gather_ids: NDArray[np.integer]) -> pb.Dtype:
+    """How the ids to gather travel: packed into 18 bits where all of them fit, which is half of what u32 takes."""
+    return pb.DTYPE_U18 if gather_ids.size == 0 or int(gather_ids.max()) < U18_LIMIT else pb.DTYPE_U32
 
 
 def rows_are_distinct(ids: NDArray[np.integer]) -> bool:

@@ -21,10 +21,11 @@ from opd.wire.bounds import (
     check_lengths,
     check_payload,
     check_totals,
+    gather_dtype,
 )
 from opd.wire.checksum import crc32c
 from opd.wire.spans import check_spans, spans_from_bytes, spans_to_bytes
-from opd.wire.tensors import U18_LIMIT, byte_length, decode_tensor, dtype_code, dtype_name, pack_u18
+from opd.wire.tensors import byte_length, decode_tensor, dtype_code, dtype_name, pack_u18
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
 
@@ -110,10 +111,10 @@ def _sequence(item: ScoreItem) -> pb.Sequence:
     sequence = pb.Sequence(token_ids=tokens, prompt_length=item.prompt_length)
     gather = b""
     if item.gather_ids is not None:
-        small = item.gather_ids.size == 0 or int(item.gather_ids.max()) < U18_LIMIT
-        gather = pack_u18(item.gather_ids).tobytes() if small else token_bytes(item.gather_ids)
+        sequence.gather_ids_dtype = gather_dtype(item.gather_ids)
+        packed = sequence.gather_ids_dtype == pb.DTYPE_U18
+        gather = pack_u18(item.gather_ids).tobytes() if packed else token_bytes(item.gather_ids)
         sequence.gather_ids = gather
-        sequence.gather_ids_dtype = pb.DTYPE_U18 if small else pb.DTYPE_U32
     spans = spans_to_bytes(item.spans)
     if spans:
         sequence.spans = spans

@@ -95,6 +95,22 @@ def test_every_payload_returns_the_numbers_of_the_asked_positions(
         np.testing.assert_allclose(np.delete(mass, WANTED), 1.0, atol=2e-3)
 
 
+@pytest.mark.parametrize("vocab", [300, 1 << 20])
+@pytest.mark.parametrize("dtype", [np.uint32, np.int64])
+def test_the_client_counts_the_bytes_that_travel(
+    case: Callable[..., Any], bounds: RequestBounds, vocab: int, dtype: Any
+) -> None:
+    spec = PayloadSpec.gather(50)
+    item = case(spec, rows=40).item
+    shifted = item.gather_ids + (vocab - 300)
+    item = replace(item, gather_ids=shifted.astype(dtype))
+    roomy = replace(bounds, vocab_size=vocab, max_request_bytes=1 << 20)
+    size = build_score_request([item], spec, teacher="t", request_id="r").ByteSize()
+    check_items([item], spec, 1.0, replace(roomy, max_request_bytes=size))
+    with pytest.raises(InvalidRequestError, match="bytes"):  # beside ids there are some bytes of names and lengths
+        check_items([item], spec, 1.0, replace(roomy, max_request_bytes=size - 40))
+
+
 def test_an_item_is_made_whole_with_distinct_ids_everywhere(case: Callable[..., Any], bounds: RequestBounds) -> None:
     spec = PayloadSpec.gather(5)
     asked = case(spec, rows=10)
