@@ -196,8 +196,8 @@ class ReplicaMonitor:
         now = self._owner.now()
         self.admission.described(asked)
         if self.instance and found.instance_id != self.instance:
-            # What was learnt about the old process (speed, rejections, failures) does not hold for the new one.
-            self.server.reset()
+            # What was learnt about the old process (speed, pauses, rejections, failures) does not hold for the new one.
+            self.server.restarted()
             self.admission.forget()
             for name, life in list(self.lives.items()):
                 self.apply(name, life.restarted(now))

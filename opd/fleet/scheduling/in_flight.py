@@ -241,6 +241,12 @@ class ServerLoad:
         self._first_rows = 2
         self.throughput.forget()
 
+    def restarted(self) -> None:
+        """Another process answers at the address: as `reset`, and the pause that the old one asked for is over."""
+        self.reset()
+        self.paused_until = 0.0
+        self.refused_since = _NEVER
+
     def recent_groups(self, teacher: str) -> list[str]:
         """Groups of `teacher` that were sent here lately, latest first."""
         return [group for name, group in reversed(self._groups) if name == teacher]
