@@ -101,12 +101,13 @@ def linear_divergence(
     if topk is not None:
         check_integer("topk", topk, 1, limit, "the vocabulary")
     weights = _token_weights(token_weights, student_hidden, mask, check_values)
-    weights, unit = _in_range_of(student_hidden.dtype, weights)
     chosen = None if mask is None else mask.nonzero().squeeze(-1)
+    # Chosen first: a weight of a masked row, which may be anything, must not decide the unit of the others.
+    weights, unit = _in_range_of(student_hidden.dtype, weights if chosen is None else weights[chosen])
     tensors, wanted = _operands(models, limit, chosen)
     total, statistics, *_, figures = linear_divergence_op(
         *tensors,
-        weights if chosen is None else weights[chosen],
+        weights,
         spec.kind.value,
         spec.weight,
         spec.scale,

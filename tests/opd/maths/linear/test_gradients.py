@@ -61,6 +61,25 @@ def test_the_whole_divergence_with_joined_tiles_has_the_gradients_of_half_precis
         assert (one - other).norm() < 1e-2 * other.norm()
 
 
+def test_the_weight_of_a_masked_row_does_not_make_the_others_underflow():
+    generator = torch.Generator().manual_seed(1)
+    student = [torch.randn(*shape, generator=generator).half() for shape in ((20, 8), (50, 8))]
+    teacher = [torch.randn(*shape, generator=generator).half() for shape in ((20, 8), (50, 8))]
+    mask = torch.arange(20) > 0
+
+    def gradients(masked_weight):
+        leaves = [leaf.clone().requires_grad_() for leaf in student]
+        weights = torch.cat([torch.tensor([masked_weight]), torch.full((19,), 1e-6)])
+        result = linear_divergence(*leaves, *teacher, token_weights=weights, mask=mask)
+        (result.total * 2**16).backward()
+        return [leaf.grad for leaf in leaves]
+
+    want = gradients(1e-6)
+    for masked_weight in (1e6, torch.inf, torch.nan):
+        assert all(torch.equal(one, other) for one, other in zip(gradients(masked_weight), want, strict=True))
+    assert want[0][1:].abs().max() > 0
+
+
 class Products(TorchDispatchMode):
     """Notes the matrix products of half-precision tensors into float32, and the largest storage of any result.
 
