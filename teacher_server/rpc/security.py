@@ -71,8 +71,9 @@ class Tokens:
         self._stamp: tuple[int, int] = (0, 0)
         self._checked = 0.0
         if path is not None:
-            self._entries = _read_tokens(path)
+            # In this order, as in `_reload`: a file that is replaced in between is read again.
             self._stamp = _stamp(path)
+            self._entries = _read_tokens(path)
 
     def authenticate(self, metadata: Any, scope: str) -> Principal:
         """The caller of a call that needs `scope`.

@@ -25,6 +25,7 @@ from opd.wire.status import error_from_rpc
 from opd.wire.types import PayloadSpec
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
+from teacher_server.rpc import security
 from teacher_server.rpc.security import Certificates, Tokens, check_listen
 from teacher_server.settings import SecuritySettings
 
@@ -104,6 +105,26 @@ def test_listening_in_the_clear_beyond_loopback_is_refused(host: str) -> None:
 def test_loopback_may_be_clear(host: str) -> None:
     assert is_loopback(host)
     check_listen(host, SecuritySettings())
+
+
+def test_tokens_that_are_replaced_while_the_server_starts_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, read = tmp_path / "tokens.yaml", security._read_tokens
+    path.write_text("- {name: old, token: a-long-random-string-1}\n")
+
+    def read_and_replace(place: Path) -> Any:
+        found = read(place)
+        (tmp_path / "next").write_text("- {name: new, token: a-long-random-string-2}\n")
+        (tmp_path / "next").replace(path)
+        return found
+
+    monkeypatch.setattr(security, "_read_tokens", read_and_replace)
+    tokens = Tokens(path)
+    monkeypatch.setattr(security, "_read_tokens", read)
+    monkeypatch.setattr(security, "RELOAD_SECONDS", 0.0)
+    metadata = (("authorization", "Bearer a-long-random-string-2"),)
+    assert tokens.authenticate(metadata, "score").name == "new"
 
 
 async def test_the_server_itself_refuses_to_start_in_the_clear(start: Any) -> None:
