@@ -168,6 +168,7 @@ class TeacherServer:
         self.shared.threads.shutdown(wait=False, cancel_futures=True)
         if self.shared.tracing is not None:
             await asyncio.to_thread(self.shared.tracing.close)
+        # Last: what is ended above is seen until it has ended.
         if self._metrics_server is not None:
             await asyncio.to_thread(self._metrics_server.shutdown)
             self._metrics_server.server_close()
@@ -190,6 +191,7 @@ class TeacherServer:
             else:
                 self.port = self._server.add_insecure_port(address)
         except RuntimeError:
+            # Whether gRPC raises or returns 0 depends on its version.
             self.port = 0
         if self.port == 0:
             reason = _bind_problem(settings.host, settings.port)

@@ -32,7 +32,7 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
     """The mapping in the YAML file `path`; an empty file is an empty one.
 
     Raises:
-        ConfigError: for a file that is missing, unreadable, no YAML, or no mapping, or that gives a key twice.
+        ConfigError: for a file that is missing, unreadable, not YAML or not a mapping, or that gives a key twice.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ def read_yaml(text: str) -> Any:
     """The value of a YAML document; no Python object is made that plain YAML does not know.
 
     Raises:
-        yaml.YAMLError: when `text` is none.
+        yaml.YAMLError: when `text` is not YAML.
         ValueError: for a value that its tag does not allow, as the date 2026-99-99.
     """
     # What yaml.load does: that name is not used here at all, because its loader decides whether data can run code.

@@ -109,6 +109,7 @@ class FleetCore:
     ) -> ScoreTask:
         """A row for the dispatcher; `deadline` in seconds from now, None for the settings' default."""
         now = self.now()
+        # 0 is no deadline, in the settings and as an argument.
         seconds = self.settings.calls.row_seconds if deadline is None else deadline
         return ScoreTask(
             number=next(self.dispatcher.numbers),

@@ -171,7 +171,7 @@ class CrossScorer:
     def _send_another(self, check: _Check) -> None:
         row = check.row
         other = check.other = ScoreTask(
-            number=-1,
+            number=-1,  # `submit_check` gives it one
             teacher=row.teacher,
             item=row.item,
             spec=row.spec,
@@ -194,6 +194,7 @@ class CrossScorer:
 
     def _answered(self, check: _Check, other: ScoreTask, outcome: Scores | OpdError) -> None:
         check.other = check.row.twin = None
+        # The row was delivered, failed or given up in the meantime.
         if check.row.number not in self._open:
             return
         if isinstance(outcome, OpdError):

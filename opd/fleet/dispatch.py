@@ -115,6 +115,7 @@ class Dispatcher:
         self._live[task.number] = task
         if task.deadline != float("inf"):
             self._timed[task.number] = task
+        # Checks as well: `_finish` takes them off like any row.
         self._pools[task.teacher].rows += 1
         self.scheduler.submit(task, urgent=urgent)
 
@@ -225,10 +226,12 @@ class Dispatcher:
     def withdraw_check(self, task: ScoreTask) -> None:
         """See `RowDesk.withdraw_check`."""
         self._finish(task)
+        # An answer may be on its way: it goes nowhere.
         task.deliver = _delivered
 
     def ask_again(self, task: ScoreTask) -> None:
         """See `RowDesk.ask_again`."""
+        # Not `_enter`: it was never finished, so it is live and counted.
         task.answered_by, task.barred = "", frozenset()
         self.scheduler.submit(task, urgent=True)
         self._cross_scorer.begin(task)

@@ -139,7 +139,7 @@ class Repair:
                 self._again(rpc, task, error, now)
 
     def _again_when_less_busy(self, task: ScoreTask, error: OverloadedError, now: float) -> None:
-        """Queue a refused row again: a refusal is no failure, so it counts against the outage budget alone."""
+        """Queue a refused row again: a refusal is not a failure, so it counts against the outage budget alone."""
         since = task.refused_since = task.refused_since or now
         if now - since > self._settings.outage.budget_seconds:
             what = (

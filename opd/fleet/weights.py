@@ -43,6 +43,7 @@ class WeightsUpdate:
 async def update_weights(members: Members, teacher: str, folder: str, timeout: float) -> WeightsUpdate:
     """Hot-swap the weights of every listed replica; see `ScoreSource.update_weights`."""
     pool = members.pools[teacher]
+    # Not those that leave: they may be gone before they have answered.
     monitors = [one for one in members.monitors.values() if teacher in one.lives and not one.leaving]
     if not monitors:
         raise UnavailableError(f"teacher {teacher!r} has no replica whose weights could be replaced.")

@@ -32,7 +32,7 @@ class FoundJson:
 def find_json(text: str) -> FoundJson | None:
     """The last JSON object or array of an answer, one in a fence before one in running text; None where there is none.
 
-    What is nested in another one does not count; numbers, strings and NaN on their own are no JSON answer.
+    What is nested in another one does not count; numbers, strings and NaN on their own are not a JSON answer.
     """
     text = text[:_MOST]
     whole = _parse(text.strip())

@@ -38,7 +38,7 @@ class PromptTable:
         contents: what was read.
 
     Raises:
-        DataError: for a row that is no prompt.
+        DataError: for a row that is not a prompt.
     """
 
     def __init__(self, rows: Rows, settings: DatasetSettings | FileSettings) -> None:

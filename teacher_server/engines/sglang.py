@@ -248,6 +248,7 @@ class SglangEngine:
             raise ConfigError(f"the SGLang server did not take the weights in {folder}: {error}") from error
         if not answer.get("success"):
             raise ConfigError(f"the SGLang server did not take the weights in {folder}: {answer.get('message')}.")
+        # Only now: a server that refused them has the old ones still.
         self._folder, self._version = folder, new_hash
         self._info = replace(self._info, weights_hash=new_hash)
 

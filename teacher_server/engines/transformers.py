@@ -197,6 +197,7 @@ class TransformersEngine:
     def sleep(self) -> None:
         """Move the weights to host memory; on a CPU teacher nothing moves, it only refuses to score."""
         with self._lock:
+            # First: should the move fail half-way, it refuses to score and does not compute with half its weights.
             self._asleep = True
             self._move(torch.device("cpu"))
 

@@ -35,6 +35,7 @@ def peer_address(peer: str) -> str:
     kind, _, rest = unquote(peer).partition(":")
     if kind not in ("ipv4", "ipv6"):
         return kind
+    # Without port, brackets and the zone of a link-local address.
     host = rest.rpartition(":")[0].strip("[]").partition("%")[0]
     try:
         address = ipaddress.ip_address(host)

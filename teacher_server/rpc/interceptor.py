@@ -113,6 +113,7 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         """
         address = peer_address(context.peer())
         try:
+            # Health needs no scope; a probe with a good token still counts as its caller.
             principal = self._tokens.authenticate(context.invocation_metadata(), scope or "score")
         except (AuthError, ScopeError) as error:
             if not scope:  # health: probes carry no token
@@ -128,6 +129,7 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         slots = self.watches if method.endswith("/Watch") else self.unauthenticated
         if caller.authorised:
             slots = self.authorised
+        # For the metric alone: `hold` refuses.
         reason = slots.missing(caller.key)
         if reason:
             self._metrics.refused_calls.labels(reason).inc()

@@ -259,6 +259,7 @@ class ScoreCall:
 
     async def _send_sequence(self, teacher: str, request: ParsedRequest, index: int, encoded: EncodedSequence) -> None:
         shared = self._shared
+        # With the checksum of the ids that were scored, which the client compares with those that it sent.
         await self._sender.send(encoded.header(index, request.ids_crc32c[index]))
         shared.metrics.sent_bytes.labels(teacher).inc(encoded.nbytes)
         wanted = request.chunk_bytes or shared.settings.transport.chunk_bytes

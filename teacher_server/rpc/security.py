@@ -112,6 +112,7 @@ class Tokens:
     def _reload(self) -> None:
         if self._path is None or time.monotonic() - self._checked < RELOAD_SECONDS:
             return
+        # At most once a second: every call passes here.
         self._checked = time.monotonic()
         try:
             stamp = _stamp(self._path)
@@ -205,6 +206,7 @@ class Certificates:
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
         """The new configuration, or None to keep the present one."""
+        # At most once a second: gRPC asks at every handshake.
         if time.monotonic() - self._checked < RELOAD_SECONDS:
             return None
         self._checked = time.monotonic()

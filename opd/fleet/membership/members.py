@@ -146,7 +146,7 @@ class Members:
             # Whoever was never asked could not be blamed with a reason.
             if refused or (asked and now - start >= self.settings.connect_seconds):
                 raise self._why_not_connected()
-            await self.wait_for_news(0.5)
+            await self.wait_for_news(0.5)  # the limits above pass without any news
 
     async def settle(self, seconds: float) -> bool:
         """Wait until every server that answers has had its replicas checked; False after `seconds`."""
@@ -166,7 +166,7 @@ class Members:
             pool = self.pool(name)
             identity = pool.choose(seen, self.settings.expected_weights.get(name, ""))
             agreed = [address for address, info in seen.items() if Identity.of(info) == identity]
-            # One alone has nobody to vote with: its own answer becomes the reference when it is admitted.
+            # One alone has no other to vote with: its own answer becomes the reference when it is admitted.
             members += [(pool, self.monitors[address]) for address in agreed if len(agreed) > 1]
         await self._settle_references(members)
         self._elected = True
@@ -257,6 +257,7 @@ class Members:
                 log.exception("discovery failed; the known servers stay")
 
     async def _discover(self, *, first: bool) -> None:
+        # At the start nothing is known: a wrong file is then an error, and later keeps what was known.
         self._found = await resolve_all(self._sources, {} if first else self._found)
         self._places = merge(self._found)
         for address in self._places:

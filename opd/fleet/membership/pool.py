@@ -67,6 +67,7 @@ class Pool:
         """
         if self.identity is not None:
             return self.identity
+        # A hot swap outranks the settings, which name the weights of the start.
         pinned = self.weights_hash or pinned
         identities = {address: Identity.of(info) for address, info in seen.items()}
         self.identity = elect(identities, pinned)

@@ -183,6 +183,7 @@ class ReplicaMonitor:
         now = self._owner.now()
         loads = {entry.teacher: entry.state for entry in self.load.teachers}
         for name, life in list(self.lives.items()):
+            # A teacher that the report leaves out is judged by its description alone.
             if loads.get(name, pb.TEACHER_STATE_READY) == pb.TEACHER_STATE_DRAINING:
                 self.apply(name, life.retired(now, "draining"))
             else:
@@ -208,6 +209,7 @@ class ReplicaMonitor:
         wanted = {name: info for name, info in found.teachers.items() if self._owner.wants(name, self.address)}
         for name, info in wanted.items():
             life = self.lives.setdefault(name, ReplicaLife(self._owner.settings.health, now))
+            # One that is seen for the first time has no weights that could have changed.
             known = self.infos.get(name, info)
             self.infos[name] = info
             if known.weights_hash != info.weights_hash:

@@ -41,7 +41,7 @@ class Blobs:
         max_bytes: of the file; the rows used least recently make room for new ones. 0 keeps all.
 
     Raises:
-        DataError: the file is damaged, or none of ours.
+        DataError: the file is damaged, or not one of ours.
         OSError: the file cannot be read or written; so do the methods.
     """
 

@@ -86,7 +86,7 @@ class ScoreStore:
         """
         for key in self._scores:
             data = self._scores.get(key)
-            if data is not None:  # nobody has dropped it since
+            if data is not None:  # else another process has dropped it since
                 yield from_bytes(key, data, self.folder)
 
     def __contains__(self, key: str) -> bool:

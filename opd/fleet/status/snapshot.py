@@ -35,6 +35,7 @@ def _teacher(pool: Pool, monitors: Mapping[str, ReplicaMonitor], dispatcher: Dis
         replicas=len(lives),
         queued_rows=len(waiting),
         queued_tokens=sum(task.tokens for task in waiting),
+        # What is live and does not wait has been sent.
         in_flight_rows=pool.rows - len(waiting),
         down_seconds=0.0 if pool.out_since is None else now - pool.out_since,
     )

@@ -67,7 +67,7 @@ class Observation:
         """What `to_dict` gave, checked.
 
         Raises:
-            DataError: for text that is no string, not Unicode, or longer than `longest` characters, a reward that is
+            DataError: for text that is not a string, not Unicode, or longer than `longest` characters, a reward that is
                 not finite, or tools and info that are not what they should be.
         """
         text, reward = data.get("text"), data.get("reward")

@@ -1,7 +1,7 @@
 """Offers an environment as an OpenEnv server: other trainers play it over the WebSocket `/ws`.
 
     reset  {"type": "reset", "data": {"seed": 0, "index": 5}}     problem `index` of a task, else `seed` chooses one; an
-                                                                  environment that is no task gets data["prompt"]
+                                                                  environment that is not a task gets data["prompt"]
     step   {"type": "step", "data": {"message": "..."}}           the action as text
     state, close
 

@@ -50,7 +50,7 @@ class EpisodeError:
 
     Attributes:
         kind: raised (an exception of the environment), hung (over the time limit), died (its process ended) or invalid
-            (what it answered is no observation), diverged (a repeated action got another answer).
+            (what it answered is not an observation), diverged (a repeated action got another answer).
         reason: one clause for people.
     """
 

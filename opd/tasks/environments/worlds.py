@@ -86,7 +86,7 @@ class InProcess:
 
     def _ask(self, number: int, call: Callable[[Environment], object]) -> Seen:
         try:
-            # By way of text, as from a process: what is no JSON there is none here.
+            # By way of text, as from a process: what cannot be written as JSON fails here too.
             reply = json.loads(json.dumps(answer_with(call(self._world(number)))))
         except CancelledError:
             raise  # a signal came while the environment ran
