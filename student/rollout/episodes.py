@@ -318,13 +318,15 @@ class EpisodePlayer:
         if not length:  # broken before the first turn: a row has at least one token
             episode.hear([0], self._spec.candidates)
             length, own = 1, np.zeros(1, dtype=np.bool_)
+        # Weights that sampled nothing have no age: 0 would count as one of all steps in metric staleness.
+        version = episode.planned.key.step if given or not episode.turns else episode.version
         row = Row(
             key=episode.planned.key,
             prompt=episode.planned.prompt,
             prompt_ids=prompt_ids,
             response_ids=np.array(episode.ids, dtype=np.uint32),
             behaviour_logp=np.array(episode.logp, dtype=np.float32),
-            policy_version=np.full(length, episode.version if not given else episode.planned.key.step, dtype=np.int32),
+            policy_version=np.full(length, version, dtype=np.int32),
             loss_mask=own & (not broken),
             truncated=cut,
             text="\n".join(episode.texts),

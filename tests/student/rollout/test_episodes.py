@@ -269,6 +269,15 @@ def test_what_breaks_costs_its_own_episode(tokenizer: Any, hangs: type[Hangs]) -
     assert not any(row.loss_mask.any() for row in rows if not row.trained)
 
 
+def test_an_episode_in_which_nothing_was_sampled_is_of_the_step_that_planned_it(tokenizer: Any) -> None:
+    prompt = Prompt.make("raise", extra={"environment": {"name": NAUGHTY, "options": {}}})
+    (one,) = plan([prompt])
+    planned = [replace(one, key=replace(one.key, step=7))]
+    player = make_player(tokenizer, turns=3, isolation="none")
+    (row,) = player.play(planned, Scripted(tokenizer, {}), purpose=("rollout",), on_row=lambda row: None)
+    assert row.tags["ended"] == "broken: raised" and not row.trained and row.policy_version.tolist() == [7]
+
+
 def test_a_hundred_episodes_with_crashes_and_hangs_lose_no_row_and_leave_nothing(
     tokenizer: Any, hangs: type[Hangs]
 ) -> None:
