@@ -120,7 +120,8 @@ MC-GRPO | advantage `mc_grpo`
 BNPO | advantage `bnpo`
 PSR, NSR, W-REINFORCE | advantage `signed`
 Reinforce-Ada | strategy `reinforce_ada`, advantage `group_mean` with `scale: none`
-MiniRL | objective `minirl`, with `beyond` for masks; method `mrs`
+MiniRL | objective `minirl`, with `beyond` for masks; methods `mrs` and `routing_replay`
+Routing replay (R2, R3) | method `routing_replay` with `source: old` or `source: rollout`
 Truncated, masked importance sampling | `importance_cap`, `importance_band` of any policy loss
 R1-Reward: StableReinforce | objective `stable_reinforce`, modifier `outliers`
 Positive-negative pairing, weighted GRPO | method `positive_negative`, modifier `weighted_grpo`
@@ -174,7 +175,6 @@ HiPER | value heads of its own for subgoals, actions and switches; critics here 
 ArCHer | twin Q and V of utterances with target copies and a replay buffer; credit by turn is `trloo` or Turn-PPO
 TRUSTEE | not written: task, user, tools and judge by a chat model, with a curriculum of their difficulty
 Guided-OPD | not written: turns of the teacher by chance, less often as training goes on; see `future_bridge`, `sopd`
-Routing replay (R2, R3) | needs a hook in every router, and the experts that the engine chose, which none here records
 """
 
 

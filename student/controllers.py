@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from opd.tasks.prompt import Prompt
     from opd.wire.types import PayloadSpec, ScoreItem, Scores
+    from student.learning.hooks import ModelHook
     from student.learning.learner import Learner
     from student.learning.terms import Term
     from student.learning.updates import Update
@@ -208,6 +209,10 @@ class Controller:
     def needs(self) -> Needs:
         """What the controller needs beyond the objective."""
         return Needs()
+
+    def hooks(self) -> Sequence[ModelHook]:
+        """What acts on the student's forward; see `student.learning.hooks`."""
+        return ()
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Look at the whole recipe before anything is loaded, also in a dry run.

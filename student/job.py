@@ -99,6 +99,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     watch = RankWatch(Ranks(accelerator))
     stack.push(watch.leave)  # exits run in reverse: the others hear of the end once all below is closed
     student, twin = _student(recipe, found, accelerator, stack)
+    student.hooks = [hook for controller in plugins.controllers for hook in controller.hooks()]
     scorers = _scorers(recipe, found, student, accelerator, stack)
     scorer, local = scorers.make(plugins.needs), scorers.local
     learner = _learner(recipe, plugins, student, accelerator, tokenizer, scorer)
@@ -268,6 +269,7 @@ def _rollout_spec(recipe: Recipe, found: Prepared, accelerator: Accelerator, can
         # `most_likely` returns more ids than it keeps; where teachers are asked at too few, `map_of` has refused.
         keep_ids=keep_ids if candidates > len(keep_ids) else (),
         read_given=bool(needs.signals or needs.reward or candidates),
+        experts=needs.experts,
     )
 
 

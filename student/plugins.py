@@ -86,6 +86,11 @@ def build_plugins(recipe: Recipe) -> Plugins:
     _check_summaries(recipe, controllers, strategy)
     _check_staleness(recipe, terms, controllers, strategy, engine)
     _check_quantized(recipe, engine)
+    if needs.experts and not engine.records_experts:
+        raise ConfigError(
+            f"rollout.engine {engine.settings.name} does not record which experts its tokens pass; set rollout.engine "
+            "to {name: transformers}, or source: old in method routing_replay."
+        )
     engine.check(recipe)
     if engine.settings.mismatch_rows:
         needs = replace(needs, models=needs.models | {STUDENT})

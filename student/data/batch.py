@@ -11,6 +11,7 @@ from torch import Tensor
 from opd.heads import OutputHead
 from opd.wire.types import PayloadKind, Scores
 from student.data.row import Row
+from student.learning.hooks import Reading
 from student.learning.terms import SignalTokens
 
 HeadLookup = Callable[[str, Row], OutputHead]
@@ -45,6 +46,11 @@ class MicroBatch:
     candidates: Int[Tensor, "n k"] | None
     rows: tuple[Row, ...]
     indices: tuple[int, ...]
+
+    def reading(self) -> Reading:
+        """What an update's forward of it reads."""
+        rows = tuple(row if not row.windows else None for row in self.rows for _ in row.sequences)
+        return Reading("update", rows, self.input_ids.shape[1])
 
 
 def split(rows: Sequence[Row], max_tokens: int, *, by_teacher: bool = False) -> list[list[int]]:

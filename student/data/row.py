@@ -92,6 +92,8 @@ class Row:
         weight: multiplies the row's loss.
         trained: False for rows that count in the statistics of their group and are not learnt from.
         tags: labels such as mode, template or role, for groups, metrics and verifiers.
+        experts: [P + T or one less, layers, k] int16, the experts of a mixture that each token of prompt and response
+            passed, in the rollout or in the old policy's pass; None unless asked for.
         notes: numbers that a method tells all ranks about the row, by name; they come back in the step's report.
     """
 
@@ -128,6 +130,7 @@ class Row:
     weight: float = 1.0
     trained: bool = True
     tags: Mapping[str, str] = field(default_factory=dict)
+    experts: NDArray[np.int16] | None = None
     notes: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -18,6 +18,7 @@ _ARRAYS = {
     "behaviour_prompt_ids": np.uint32,
     "tool_mask": np.bool_,
     "token_rewards": np.float32,
+    "experts": np.int16,
 }
 _PLAIN = ("truncated", "text", "origin", "teacher", "reward", "rewarded", "weight", "trained")
 

@@ -187,7 +187,7 @@ class Learner:
                 micro = collate(rows, part, self.accelerator.device)
                 index_of = torch.cat([torch.arange(ends[i], ends[i + 1]) for i in part]).to(self.accelerator.device)
                 # Around both: where layers are checkpointed, the backward pass runs them forward again.
-                with self.objective.around(micro, self.updates):
+                with self.student.around(micro.reading()), self.objective.around(micro, self.updates):
                     loss, metrics = self._micro_loss(micro, [every[index_of] for every in weights], select)
                     self.accelerator.backward(loss)
                 sums = add(sums, metrics)

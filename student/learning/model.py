@@ -1,5 +1,7 @@
 """The student model: load, run to the hidden states of response positions, project to what the terms asked for."""
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from opd.heads import OutputHead, caps_attention, scale_and_cap
 from opd.maths import TokenScores
 from opd.maths.linear.divergence import gathered
 from student.data.batch import MicroBatch
+from student.learning.hooks import ModelHook, Reading, around
 from student.learning.lora import add_lora, load_factors
 from student.learning.quantized import four_bits, keep_layout
 from student.learning.terms import StudentTokens
@@ -144,6 +147,7 @@ class Student(nn.Module):
 
     Attributes:
         beside: weights that terms of the objective train beside the model's; no part of what is saved as the model.
+        hooks: what acts on its forwards.
     """
 
     def __init__(self, lm: PreTrainedModel, *, starts_at_base: bool = False) -> None:
@@ -153,6 +157,11 @@ class Student(nn.Module):
             raise ConfigError(f"model {lm.name_or_path!r} ({type(lm).__name__}) has no output head; give a causal LM.")
         self.lm = lm
         self.beside = nn.ModuleDict()
+        self.hooks: Sequence[ModelHook] = ()
+
+    def around(self, reading: Reading) -> AbstractContextManager[None]:
+        """The hooks of the run around a forward, see `student.learning.hooks`."""
+        return around(self.hooks, self.lm, reading)
 
     def forward(
         self,

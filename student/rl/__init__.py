@@ -155,6 +155,11 @@ for name, path, summary in [
 for name, path, summary in [
     ("critic", "critic:Critic", "value heads on the student's features, for advantage gae"),
     ("seeupo", "seeupo:SeeUpo", "an update for each turn of the episodes, the last one first (SeeUPO)"),
+    (
+        "routing_replay",
+        "routing_replay:RoutingReplay",
+        "tokens pass the experts of the rollout or the old policy (R3, R2)",
+    ),
     ("mrs", "mrs:Mrs", "leaves out answers on which sampler and trainer disagree (MRS)"),
     ("prs", "prs:Prs", "right turns whose own code hardly runs are mostly dropped (Dr.Kernel's PRS)"),
     ("update_sparsity", "update_sparsity:UpdateSparsity", "measures how many weights are left as they were"),

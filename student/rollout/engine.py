@@ -144,6 +144,8 @@ class RolloutEngine:
     """Whether `sync` and `pack` gather the weights of a sharded student themselves; others are given whole tensors."""
     packs: ClassVar[bool] = False
     """Whether it has `pack`, without which a sharded student's rows are not sampled ahead where it `takes_shards`."""
+    records_experts: ClassVar[bool] = False
+    """Whether it fills `Row.experts` where `RolloutSpec.experts` asks for it."""
     shared: ClassVar[bool] = False
     """Whether all ranks sample from one copy of the weights: beside learning none replaces it before all have their
     rows."""
@@ -229,6 +231,8 @@ class RolloutEngine:
 
 class TransformersRollout(RolloutEngine):
     """Samples from the trained model itself, in process; see `student.rollout.transformers`."""
+
+    records_experts = True
 
     def sample(
         self, planned: Sequence[PlannedRow], *, purpose: tuple[object, ...] = ("rollout",), on_row: OnRow = ignore

@@ -36,6 +36,7 @@ class Request:
         prompt_ids: [P] uint32, the prompt that the row is trained under.
         stops: ids that end the response.
         ids, logp, candidates: what has been sampled so far, a token each.
+        experts: [*, layers, k] of the tokens that have been read, in pieces; empty unless they are recorded.
 
     Raises:
         DataError: for a prompt that encodes to no token, or one over the limit.
@@ -62,6 +63,7 @@ class Request:
         self.ids: list[int] = []
         self.logp: list[float] = []
         self.candidates: list[NDArray[np.uint32]] = []
+        self.experts: list[NDArray[np.int16]] = []
 
     @property
     def longest(self) -> int:
@@ -103,6 +105,8 @@ class Request:
             behaviour_prompt_ids=self.behaviour_ids,
             turns=((prefix, length),),
             tags=dict(planned.tags),
+            # Under a hint other tokens were read than the row is trained under.
+            experts=np.concatenate(self.experts) if self.experts and self.behaviour_ids is None else None,
         )
 
 

@@ -11,6 +11,7 @@ are moved together and the empty slots left out. Samples of one prompt share its
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,6 +23,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from opd.heads import OutputHead, scale_and_cap
+from student.learning.experts import Recorder
 from student.rollout.requests import Request
 from student.rollout.sampling import draw_mixed, most_likely
 from student.rollout.spec import LEAST_ROWS, RolloutSpec
@@ -128,11 +130,16 @@ class SlotDecoder:
         self.waiting = deque(range(len(requests)))
         self.quota = max(1, count // 8)  # free slots before prompts are read: few enough not to idle, see `run`
         self.head = _head(model, spec.valid_vocab)
+        self.recorder = Recorder(model) if spec.experts else None
         self._mask_dtype = model.dtype if model.config._attn_implementation == "eager" else None
 
     @torch.no_grad()
     def run(self, finish: Callable[[int], None]) -> None:
         """Decode until every row has finished; calls finish(index in requests)."""
+        with self.recorder or nullcontext():
+            self._run(finish)
+
+    def _run(self, finish: Callable[[int], None]) -> None:
         while True:
             live = sum(owner is not None for owner in self.owner)
             free = len(self.owner) - live
@@ -178,6 +185,10 @@ class SlotDecoder:
         for layer, prompt in zip(self.layers, cache.layers, strict=True):
             layer.put(slots, prompt, at)
         lengths = [len(self.requests[index].input_ids) for _, index in pairs]
+        if self.recorder is not None:
+            passed = self.recorder.take(len(prompts))
+            for row, (_, index), length in zip(rows, pairs, lengths, strict=True):
+                self.requests[index].experts.append(passed[row, :length])
         for (slot, index), length in zip(pairs, lengths, strict=True):
             self.owner[slot], self.length[slot] = index, length
             self.uniforms[index] = self.requests[index].uniforms()
@@ -199,6 +210,11 @@ class SlotDecoder:
             past_key_values=self.cache,
             use_cache=True,
         )
+        if self.recorder is not None:
+            passed = self.recorder.take(len(self.owner))
+            for slot, owner in enumerate(self.owner):
+                if owner is not None:
+                    self.requests[owner].experts.append(passed[slot])
         live = [owner is not None for owner in self.owner]
         self.length = [length + here for length, here in zip(self.length, live, strict=True)]
         # An empty slot stays where it is and overwrites its own column: it must not run past the capacity.

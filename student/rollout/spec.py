@@ -26,6 +26,7 @@ class RolloutSpec:
         autocast: dtype of the forward's products and of keys and values, or None for that of the weights.
         read_given: have the student read answers that are given, for their log-probs and candidates; without it the
             log-probs are NaN.
+        experts: record which experts of a mixture each token passes (`Row.experts`), in rollouts for training.
     """
 
     seed: int
@@ -38,6 +39,7 @@ class RolloutSpec:
     cache_tokens: int = 262_144
     autocast: torch.dtype | None = None
     read_given: bool = True
+    experts: bool = False
 
     def rows(self, longest: int) -> int:
         """How many rows that may become `longest` tokens long are decoded together."""

@@ -9,10 +9,12 @@ A row leaves as soon as it has finished, through a callback, so that it can be s
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from opd.errors import ConfigError
 from student.data.plan import PlannedRow
 from student.data.row import Row
 from student.rollout.batches import BatchDecoder
@@ -48,6 +50,8 @@ def rollout(
     Returns:
         The rows in the order of `planned`.
     """
+    # Of what an evaluation or a probe samples nothing is learnt.
+    spec = replace(spec, experts=spec.experts and purpose[:1] == ("rollout",))
 
     def decode(requests: Sequence[Request], order: Sequence[int], finish: Finish) -> None:
         with torch.no_grad(), evaluating(model), _precision(model, spec):
@@ -68,6 +72,11 @@ def _decode(
     if takes_slots(model):
         SlotDecoder(model, [requests[i] for i in order], spec).run(lambda position: finish(order[position]))
         return
+    if spec.experts:
+        raise ConfigError(
+            f"a {type(model).__name__} is not decoded in slots, where the experts of a mixture are recorded; set "
+            "model.attention to sdpa or eager, or replay the experts of the old policy's pass (source: old)."
+        )
     left = deque(order)
     while left:
         batch: list[int] = []

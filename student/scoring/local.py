@@ -27,6 +27,7 @@ from opd.heads import OutputHead
 from opd.wire.spans import put_back
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from student.data.row import Row
+from student.learning.hooks import Pass, Reading
 from student.learning.lora import adapters_off
 from student.learning.model import Student
 from student.learning.ranks import Ranks
@@ -114,6 +115,7 @@ class LocalModels:
         items: Sequence[Row | ScoreItem],
         spec: PayloadSpec | None = None,
         *,
+        rows: Sequence[Row] | None = None,
         temperature: float | None = None,
         poll: Callable[[], None] = lambda: None,
     ) -> list[Scores]:
@@ -123,6 +125,7 @@ class LocalModels:
             model: "student", "initial" or "ema".
             items: requests; of a row, its response under the context it has for `model`, or else its prompt.
             spec: the payload, `sampled` by default; its element type is ignored.
+            rows: of which the items are parts, for hooks on the model.
             temperature: divides the logits; None for that of the rollouts.
             poll: called before each micro-batch; may raise to give up.
 
@@ -140,6 +143,8 @@ class LocalModels:
         gather = spec.kind is PayloadKind.GATHER
         asked = [i.asked(gather=gather, role=model) if isinstance(i, Row) else [(i, 0)] for i in items]
         requests = [request for mine in asked for request, _ in mine]
+        given = [item if isinstance(item, Row) else None for item in items] if rows is None else rows
+        owners = [_whole(row, request) for row, mine in zip(given, asked, strict=True) for request, _ in mine]
         level = self.temperature if temperature is None else temperature
         parts = self._parts(requests)
         if not parts:
@@ -157,7 +162,10 @@ class LocalModels:
                     poll()
                     # A rank of a sharded student that has run out still takes part in gathering the weights.
                     chosen = [requests[i] for i in part] or [_FILLER]
-                    scores = self._read(chosen, head, spec if part else PayloadSpec.sampled(), level)
+                    kind: Pass = "student" if model == STUDENT else "kept"
+                    reading = Reading(kind, tuple(owners[i] for i in part) or (None,), _width(chosen))
+                    with self._student.around(reading):
+                        scores = self._read(chosen, head, spec if part else PayloadSpec.sampled(), level)
                     found.update(zip(part, scores, strict=False))
         finally:
             self._student.train(was_training)
@@ -186,7 +194,7 @@ class LocalModels:
         return parts
 
     def _read(self, items: Sequence[ScoreItem], head: OutputHead, spec: PayloadSpec, level: float) -> list[Scores]:
-        width = max(len(item.token_ids) for item in items)
+        width = _width(items)
         ids = np.zeros((len(items), width), np.int64)
         attention = np.zeros((len(items), width), np.int64)
         for b, item in enumerate(items):
@@ -347,6 +355,17 @@ def _detached(head: OutputHead, *, copied: bool) -> OutputHead:
         return tensor.float().clone() if copied else tensor.float()
 
     return OutputHead(plain(head.weight), None if head.bias is None else plain(head.bias), head.scale, head.soft_cap)
+
+
+def _width(items: Sequence[ScoreItem]) -> int:
+    return max(len(item.token_ids) for item in items)
+
+
+def _whole(row: Row | None, item: ScoreItem) -> Row | None:
+    """`row` where `item` is the whole of it under its own prompt."""
+    if row is None or row.windows:
+        return None
+    return row if np.array_equal(item.token_ids, np.concatenate([row.prompt_ids, row.response_ids])) else None
 
 
 def _host(tensor: Tensor) -> np.ndarray:

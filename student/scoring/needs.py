@@ -62,6 +62,7 @@ class Needs:
         reward: "verdict" when each row must be verified, "any" when it needs a reward from any source, else "".
         student: what of the student's distribution, of {"scores", "scores_at_teacher", "hidden"}.
         models: of {"student", "initial", "ema"}, kept for plug-ins that read them through the services.
+        experts: the experts of a mixture that each token passed in the rollout, as `Row.experts`.
     """
 
     signals: tuple[SignalNeed, ...] = ()
@@ -69,6 +70,7 @@ class Needs:
     reward: Literal["", "any", "verdict"] = ""
     student: frozenset[str] = field(default_factory=frozenset)
     models: frozenset[str] = field(default_factory=frozenset)
+    experts: bool = False
 
     @property
     def served(self) -> bool:
@@ -151,4 +153,5 @@ def merge(needs: Iterable[Needs], *, temperature: float | None = None) -> Needs:
         reward=max((need.reward for need in every), key=_STRENGTHS.index, default=""),
         student=frozenset().union(*(need.student for need in every)),
         models=frozenset().union(*(need.models for need in every)),
+        experts=any(need.experts for need in every),
     )

@@ -50,6 +50,7 @@ class _Request:
     spec: PayloadSpec
     item: ScoreItem
     first: int
+    row: Row
 
 
 class Scorer:
@@ -157,7 +158,7 @@ class Scorer:
                 # A teacher's own context is kept under its name, that of all teachers under the role.
                 for item, first in row.asked(gather=gather, role=role, own=own):
                     spec, asked = self._stops.ask(target.model, need.spec, item)
-                    yield _Request((target.role, need.spec.kind), target, need, role, spec, asked, first)
+                    yield _Request((target.role, need.spec.kind), target, need, role, spec, asked, first, row)
 
     def _send(self, request: _Request, group: str) -> Future[Scores]:
         if self._fleet is None:
@@ -262,7 +263,14 @@ class Scorer:
             for model in self._local.models:
                 mine = [(r, f) for r, f in calls if r.need == need and r.target.local and r.target.model == model]
                 level = self._local.temperature if need.temperature is None else need.temperature
-                found = self._local.score(model, [r.item for r, _ in mine], need.spec, temperature=level, poll=poll)
+                found = self._local.score(
+                    model,
+                    [r.item for r, _ in mine],
+                    need.spec,
+                    rows=[r.row for r, _ in mine],
+                    temperature=level,
+                    poll=poll,
+                )
                 for (_, future), scores in zip(mine, found, strict=True):
                     future.set_result(scores)
 

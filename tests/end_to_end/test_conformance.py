@@ -43,6 +43,7 @@ METHODS: dict[str, dict[str, Any]] = {
     },
     "tcod": {"order": "f2b", "every": 1, "turns": 3},
     "update_sparsity": {"every": 1},
+    "routing_replay": {"source": "rollout"},
     "mask_tokens": {"tokens": {"ids": list(range(4, 60))}},
     "turnopd": {"probe_every": 2, "probes": 2, "shortest": 1, "longest": 3},
     "episode_filter": {"ended": ["tokens"]},
@@ -106,12 +107,14 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture
-def recipe_of(make_recipe: Callable[..., Recipe], tmp_path: Path, address: str) -> Callable[..., Recipe]:
+def recipe_of(make_recipe: Callable[..., Recipe], tmp_path: Path, address: str, experts: Path) -> Callable[..., Recipe]:
     """A recipe with one method, in a run folder of its own; who is asked in words is a server here."""
 
     def make(name: str, run: str, **more: Any) -> Recipe:
         settings = dict(METHODS.get(name, {}))
         settings |= {who: {**settings[who], "endpoint": address} for who in ("teacher", "judge") if who in settings}
+        if name == "routing_replay":
+            more["model"] = {"path": str(experts)}
         changes = {**PLAIN, **CHANGES.get(name, {}), **more, "methods": [{"name": name, **settings}]}
         return make_recipe(run=str(tmp_path / f"{name}-{run}"), **changes)
 

@@ -8,24 +8,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from student.loop import train
 from student.recipe import Recipe
-
-
-@pytest.fixture
-def experts(world: Path, tmp_path: Path) -> Path:
-    """Four experts of which a token passes two, with the tokenizer of the test world."""
-    base = AutoConfig.from_pretrained(world / "student")
-    same = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
-    sizes = {name: getattr(base, name) for name in same}
-    torch.manual_seed(0)
-    config = Qwen3MoeConfig(**sizes, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2)
-    folder = tmp_path / "experts"
-    Qwen3MoeForCausalLM(config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(world / "student").save_pretrained(folder)
-    return folder
 
 
 def test_experts_and_router_learn_whole_or_sharded(

@@ -1,0 +1,101 @@
+"""Which experts of a mixture a token passes: recorded in one forward, used again in another.
+
+    p = softmax of the router's logits                                   over all E experts
+    own choice       i = the k largest p
+    replayed         i = the experts that were recorded
+    gate             p_i / sum_k p_i, or p_i where the model does not normalise (`norm_topk_prob: false`)
+
+Only the choice is replayed: the gate is computed from the router's present logits, so that its gradient reaches the
+router. Routers are transformers' modules named ...TopKRouter that return (logits, gates, choice) by the formula above;
+others, such as sigmoid routers with groups, are refused at their first forward.
+"""
+
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from opd.errors import ConfigError
+
+
+def routers(lm: PreTrainedModel) -> list[nn.Module]:
+    """The routers of a mixture, layer by layer.
+
+    Raises:
+        ConfigError: when there is none.
+    """
+    found = [module for module in lm.modules() if type(module).__name__.lower().endswith("topkrouter")]
+    if not found:
+        raise ConfigError(
+            f"{type(lm).__name__} has no router of experts that can be recorded; leave out method routing_replay."
+        )
+    return found
+
+
+def gates(
+    router: nn.Module, logits: Float[Tensor, "n e"], experts: Int[Tensor, "n k"], like: torch.dtype
+) -> Float[Tensor, "n k"]:
+    """The weights with which `experts` are mixed, by the router's own rule, with gradient to the logits."""
+    # In float32, as the models do it, also for float64 weights.
+    chosen = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, experts)
+    if getattr(router, "norm_topk_prob", True):
+        chosen = chosen / chosen.sum(-1, keepdim=True)
+    return chosen.to(like)
+
+
+def check_rule(router: nn.Module, output: Any) -> None:
+    """Refuse a router whose gates are not those of the module's formula.
+
+    Raises:
+        ConfigError: naming its class.
+    """
+    ours: Tensor | None = None
+    if isinstance(output, tuple) and len(output) == 3 and output[2].dtype == torch.long:
+        logits, scores, choice = output
+        if logits.shape[0] == choice.shape[0] and scores.shape == choice.shape:
+            ours = gates(router, logits.detach(), choice, scores.dtype)
+    if ours is None or not torch.allclose(ours, output[1].detach(), rtol=2e-2, atol=1e-4):
+        raise ConfigError(
+            f"the choice of a {type(router).__name__} cannot be replayed: its gates are not a softmax over experts; "
+            "leave out method routing_replay."
+        )
+
+
+class Recorder:
+    """Keeps what the routers choose; a context manager around forwards.
+
+    Args:
+        lm: a mixture.
+    """
+
+    def __init__(self, lm: PreTrainedModel) -> None:
+        self._routers = routers(lm)
+        self._found: list[Tensor] = []
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> "Recorder":
+        self._handles = [router.register_forward_hook(self._keep) for router in self._routers]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with ExitStack() as stack:
+            for handle in self._handles:
+                stack.callback(handle.remove)
+        self._found = []
+
+    def _keep(self, router: nn.Module, inputs: Any, output: Any) -> None:
+        check_rule(router, output)
+        self._found.append(output[2])
+
+    def take(self, sequences: int) -> NDArray[np.int16]:
+        """[sequences, tokens, layers, k] of the last forward."""
+        stacked = torch.stack(self._found, dim=1).to(torch.int16).cpu().numpy()
+        self._found = []
+        return stacked.reshape(sequences, -1, *stacked.shape[1:])

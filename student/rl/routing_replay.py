@@ -1,0 +1,199 @@
+"""Routing replay: the update's forward sends each token of a mixture to the experts that another forward chose.
+
+    R3, source: rollout    experts that the engine recorded while it sampled; also in the old policy's pass
+    R2, source: old        experts of the student's own pass over the rows, before the first update of the step
+    gate                   softmax of the training logits over the recorded experts, see `student.learning.experts`
+
+Between sampling and learning a token near a tie changes its experts, by another kernel's rounding (R3) or by the
+weights that the minibatches before have moved (R2), and its log-prob jumps. With a replay the ratio tells of the policy
+alone. The choice takes no gradient; the gates do, so that the router learns. Tokens without a record (given answers,
+what was sampled under a hint, the last token) choose for themselves. `initial` and `ema` are never replayed. Source:
+MiniRL, arXiv 2512.01374; the documentation of ROLL and NeMo RL for what is replayed where.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from opd.errors import ConfigError
+from opd.wire.types import PayloadSpec
+from student.controllers import Controller, ControllerSettings
+from student.scoring.needs import STUDENT, Needs, SignalNeed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel
+
+    from student.controllers import Services
+    from student.data.row import Row
+    from student.learning.hooks import ModelHook, Reading
+    from student.learning.terms import Term
+    from student.learning.updates import Update
+    from student.recipe import Recipe
+
+NONE = -1
+"""Stands where no expert was recorded."""
+
+
+class RoutingReplaySettings(ControllerSettings):
+    """Settings of routing replay."""
+
+    source: Literal["rollout", "old"] = Field(
+        "rollout", description="Whose experts: those that the engine recorded (R3), or the old policy's pass (R2)."
+    )
+
+
+class RoutingReplay(Controller):
+    """The method; its records lie in the rows."""
+
+    settings_type = RoutingReplaySettings
+    settings: RoutingReplaySettings
+    evidence: ClassVar[str] = "text and code"
+    why_not_stale = ""
+
+    def __init__(self, settings: RoutingReplaySettings) -> None:
+        super().__init__(settings)
+        self.counts = np.zeros(3)
+        """Tokens read in updates, of these replayed, of these with other experts in a layer; of this rank."""
+        self.totals = [0.0, 0.0, 0.0]
+        """The same of a step, over all ranks."""
+
+    def needs(self) -> Needs:
+        """Records of the rollout, or the student's pass over the rows."""
+        if self.settings.source == "rollout":
+            return Needs(experts=True)
+        return Needs(signals=(SignalNeed(STUDENT, PayloadSpec.sampled()),))
+
+    def hooks(self) -> Sequence[ModelHook]:
+        """Itself."""
+        return (self,)
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse records of weights that are not those of the rows.
+
+        Raises:
+            ConfigError: with the setting to change.
+        """
+        if self.settings.source == "old" and recipe.train.max_staleness:
+            raise ConfigError(
+                "method routing_replay with source: old replays the weights that a step begins with, and "
+                "train.max_staleness samples with older ones; take source: rollout, or set train.max_staleness: 0."
+            )
+
+    @contextmanager
+    def around(self, lm: PreTrainedModel, reading: Reading) -> Iterator[None]:
+        """Record or replay one forward."""
+        if reading.kind == "kept":
+            yield
+        elif reading.kind == "student" and self.settings.source == "old":
+            with recorded(lm, reading):
+                yield
+        else:
+            with replayed(lm, reading, self.counts if reading.kind == "update" else np.zeros(3)):
+                yield
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        """Refuse episodes, whose turns are recorded apart.
+
+        Raises:
+            ConfigError: with the setting to change.
+        """
+        if self.settings.source == "rollout" and any(row.tool_mask is not None for row in rows):
+            raise ConfigError(
+                "method routing_replay with source: rollout replays single answers, and this task plays episodes of "
+                "turns; take source: old."
+            )
+        return rows
+
+    def updates(self, updates: Iterable[Update], services: Services) -> Iterable[Update]:
+        """Pass the updates on, and count over all ranks what was replayed in them."""
+        self.counts[:] = 0  # of a step that is taken again
+        yield from updates
+        self.totals = np.sum(services.gather(self.counts), axis=0).tolist()
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Metrics routing/replayed, a share of the tokens that updates read, and of these routing/changed.
+
+        routing/changed are those that would have passed other experts in one layer at least.
+        """
+        tokens, known, changed = self.totals
+        self.totals = [0.0, 0.0, 0.0]
+        if not tokens:
+            return {}
+        return {"routing/replayed": known / tokens, "routing/changed": changed / max(1.0, known)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counts of the updates that have just been made."""
+        return {"totals": list(self.totals)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self.totals = [float(value) for value in state["totals"]]
+
+
+@contextmanager
+def recorded(lm: PreTrainedModel, reading: Reading) -> Iterator[None]:
+    """Keep the choice of one forward in the rows."""
+    from student.learning.experts import Recorder
+
+    with Recorder(lm) as recorder:
+        yield
+        found = recorder.take(len(reading.rows))
+    for row, mine in zip(reading.rows, found, strict=True):
+        if row is not None:
+            row.experts = mine[: len(row.prompt_ids) + row.length].copy()
+
+
+@contextmanager
+def replayed(lm: PreTrainedModel, reading: Reading, counts: NDArray[np.float64]) -> Iterator[None]:
+    """Send one forward to the experts of its rows; adds to tokens read, replayed and changed."""
+    import torch
+
+    from student.learning.experts import check_rule, gates, routers
+    from student.learning.hooks import registered
+
+    every = routers(lm)
+    read = sum(len(row.prompt_ids) + row.length for row in reading.rows if row is not None)
+    table = _table(reading, len(every))
+    known = torch.from_numpy(table[:, 0, 0] != NONE if table.size else np.zeros(0, np.bool_))
+    wanted = torch.from_numpy(table.astype(np.int64))
+    changed: dict[int, Tensor] = {}
+
+    def replay(layer: int) -> Any:
+        def hook(router: nn.Module, inputs: Any, output: Any) -> Any:
+            check_rule(router, output)
+            logits, scores, own = output
+            mine = wanted[:, layer].to(own.device)
+            here = known.to(own.device)[:, None]
+            if layer not in changed:  # not in the recomputation of a backward pass
+                changed[layer] = (here & (own.sort(-1).values != mine.sort(-1).values)).any(-1)
+            experts = torch.where(here, mine, own)
+            # Where nothing is replayed the router's own bits stay.
+            return logits, torch.where(here, gates(router, logits, experts, scores.dtype), scores), experts
+
+        return hook
+
+    # A forward without a record is left alone.
+    some = bool(known.any())
+    with registered([router.register_forward_hook(replay(i)) for i, router in enumerate(every)] if some else []):
+        yield
+    other = int(torch.stack(list(changed.values())).any(0).sum()) if changed else 0
+    counts += [read, int(known.sum()), other]
+
+
+def _table(reading: Reading, layers: int) -> NDArray[np.int16]:
+    """[B * L, layers, k] the experts of each token, NONE where there is no record."""
+    records = [None if row is None else row.experts for row in reading.rows]
+    k = next((record.shape[2] for record in records if record is not None), 0)
+    table = np.full((len(records), reading.width, layers, k), NONE, np.int16)
+    for line, record in zip(table, records, strict=True):
+        if record is not None:
+            line[: len(record)] = record
+    return table.reshape(-1, layers, k)
