@@ -114,6 +114,7 @@ Direct Advantage PO | objective `dapo_direct`, method `critic`
 NGRPO | advantage `ngrpo`, `clip_low: 0.16`, `clip_high: 0.24`
 Dr. Kernel: TRLOO, PR, PRS, MRS | advantage `trloo`, reward `profiling`, methods `prs` and `mrs`, objective `minirl`
 ARPO (soft advantage) | strategy `arpo`
+TRUSTEE | environment `simulated`, reward and method `trustee`: [multi-turn.md](multi-turn.md)
 TOPR | objective `topr`
 REC, OPMD, AsymRE | objective `rec` with `rule`, `weigh` and `regulariser`, advantages `rec_balance`, `opmd`, `asym_re`
 MC-GRPO | advantage `mc_grpo`
@@ -173,7 +174,6 @@ S-PPO, ST-PPO (2511.20718) | accounts differ on what the clipped part's norm doe
 ARPO: hard advantage | the mean of the descendants for shared tokens; branches have the soft form
 HiPER | value heads of its own for subgoals, actions and switches; critics here give a token one value
 ArCHer | twin Q and V of utterances with target copies and a replay buffer; credit by turn is `trloo` or Turn-PPO
-TRUSTEE | not written: task, user, tools and judge by a chat model, with a curriculum of their difficulty
 Guided-OPD | not written: turns of the teacher by chance, less often as training goes on; see `future_bridge`, `sopd`
 """
 

@@ -47,6 +47,7 @@ for name, path, summary in [
     ("sage", "curricula.sage:Sage", "a judge says of each turn whether to learn there (SAGE-OPD)"),
     ("episode_filter", "curricula.episode_filter:EpisodeFilter", "episodes not to train on (Mini-o3, SimpleTIR)"),
     ("rltf", "distil.rltf:Rltf", "second attempts learnt without the feedback they had, or the feedback (RLTF)"),
+    ("trustee", "curricula.trustee:Trustee", "simulated tasks, harder as the student succeeds (TRUSTEE)"),
     ("modes", "curricula.modes:Modes", "more rows for the modes that lag behind their teachers (ORBIT)"),
     ("mask_tokens", "distil.mask_tokens:MaskTokens", "leave special tokens out of every loss"),
 ]:

@@ -118,6 +118,7 @@ for name, path, summary in [
     ("igpo", "igpo:Igpo", "turns by what they add to the belief in the right answer (IGPO)"),
     ("toolrl", "toolrl:ToolRl", "how well tool calls match reference calls (ToolRL)"),
     ("matchtir", "matchtir:MatchTir", "turns by how well their tool calls match reference calls (MatchTIR)"),
+    ("trustee", "trustee:TrusteeReward", "what the judge of a simulated world gave (TRUSTEE)"),
     ("profiling", "profiling:Profiling", "turns by correctness, speed-up and profiled coverage (Dr.Kernel's PR)"),
     ("tulu3", "tulu3:Tulu3", "ten for a right answer, minus ten for an unfinished one (Tulu 3 RLVR)"),
     ("kl_penalty", "by_token:KlPenalty", "by token: minus the log-ratio to the reference (PPO's KL in the reward)"),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from simulated_world import TOOLS
 
 import student.methods
 import student.rl  # noqa: F401  (registers the names)
@@ -62,6 +63,8 @@ EPISODES: dict[str, Any] = {
 }
 TRIES: dict[str, Any] = {"prompts": {"task": "student_plugins:TwoTries", "options": {"digits": 1}}}
 """Episodes that hardly trained models sometimes win."""
+ANSWERING = "http://answering"
+"""Stands in prompts for the address of the server here."""
 CHANGES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("tcod", "turnopd", "prefix_replay"), EPISODES),
     # Answers of 16 tokens: the limit ends some episodes, and the lock others.
@@ -80,6 +83,16 @@ CHANGES: dict[str, dict[str, Any]] = {
         **EPISODES,
         **TRIES,
         "objective": [{"name": "gspo", "ratio_to": "old", "advantage": {"name": "lite_ppo"}}],
+    },
+    "trustee": {
+        **EPISODES,
+        "prompts": {
+            "task": "simulated",
+            "options": {"simulator": {"endpoint": ANSWERING, "model": "m"}, "tools": {"sums": TOOLS["sums"][1:]}},
+        },
+        "rollout": {**EPISODES["rollout"], "max_new_tokens": 60, "max_prompt_tokens": 440},
+        "objective": [{"name": "grpo"}],
+        "rewards": [{"name": "trustee"}],
     },
     "critic": {
         "prompts": {"task": "student_plugins:Digits", "options": {"digits": 2}},
@@ -116,6 +129,7 @@ def recipe_of(make_recipe: Callable[..., Recipe], tmp_path: Path, address: str, 
         if name == "routing_replay":
             more["model"] = {"path": str(experts)}
         changes = {**PLAIN, **CHANGES.get(name, {}), **more, "methods": [{"name": name, **settings}]}
+        changes = json.loads(json.dumps(changes).replace(ANSWERING, address))
         return make_recipe(run=str(tmp_path / f"{name}-{run}"), **changes)
 
     return make

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from simulated_world import simulate
+
 from student.lab.tiny.tokenizer import make_tokenizer
 
 
@@ -29,7 +31,9 @@ class _Handler(BaseHTTPRequestHandler):
         return {"text": str((int(shown) + int(text[0])) % 10) if shown in "0123456789" else "b"}
 
     def judge(self, body: dict[str, Any]) -> dict[str, Any]:
-        """By the length of what it reads."""
+        """By the length of what it reads; a simulated world's parts are asked with a system message."""
+        if body["messages"][0]["role"] == "system":
+            return {"message": {"content": simulate(body["messages"])}}
         word = ("Skip.", "**Weak**", "strong", "I cannot say")[len(body["messages"][0]["content"]) % 4]
         return {"message": {"content": word}}
 

@@ -14,6 +14,9 @@ ENVIRONMENTS.add(
 )
 ENVIRONMENTS.add("again", "opd.tasks.environments.again:Again", "further attempts at a problem, by a verifier")
 ENVIRONMENTS.add("textworld", "opd.tasks.environments.textworld:TextWorld", "games of TextWorld, made by tw-make")
+ENVIRONMENTS.add(
+    "simulated", "opd.tasks.environments.simulated:Simulated", "tasks, user, tools and judge by a chat model (TRUSTEE)"
+)
 ENVIRONMENTS.add("openenv", "opd.tasks.environments.openenv:OpenEnv", "an environment of an OpenEnv server")
 
 __all__ = ["ENVIRONMENTS", "Environment", "EnvironmentTask", "Observation"]

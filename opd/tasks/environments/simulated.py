@@ -1,0 +1,173 @@
+"""A simulated world: a chat model is task writer, user, tools and judge of an assistant that calls tools.
+
+    reset    a task is written, or taken from the prompt where method `trustee` wrote one for the whole group;
+             shown are instructions and the user's first message, and the tools are named
+    step     calls go to the simulated tools; a reply without a call goes to the simulated user, and after the last of
+             the user's turns, or a satisfied user, to the judge: reward -1, 0 or 1, solved at 1
+
+    {"task": "simulated", "options": {"simulator": {"endpoint": "http://host:8000/v1", "model": "m"},
+     "tools": {"weather": [{"name": "forecast", "description": "...", "parameters": {"city": "string"}}]}}}
+
+A part that is not reached in time, or answers with anything but the JSON it was asked for, aborts the episode: it ends
+as broken, is not trained on and enters no mean. A judge that does so leaves the episode unjudged. Calls that do not
+parse, unknown tools and missing arguments are the student's mistakes and are answered by {"error": ...}. Answers are
+kept by what was asked, see `opd.tasks.chat`: with `cache` a run that is resumed hears what it heard before. Source:
+TRUSTEE, arXiv 2604.17739 (text); prompts are ours.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from opd.config import Settings
+from opd.tasks.chat import ChatClient, ChatSettings
+from opd.tasks.environments.base import ENVIRONMENT, EnvironmentTask, Observation
+from opd.tasks.environments.simulated_parts import judged, tool_returns, user_says
+from opd.tasks.environments.simulated_task import ASPECTS, SimulatorFailed, bound, make_task
+from opd.tasks.prompt import Prompt
+from opd.tasks.tools import BadCall, Call, parse_reply
+
+TASK, LEVELS, CASE, POOL = "simulated_task", "simulated_levels", "simulated_case", "simulated_pool"
+"""Keys of `Prompt.extra`: the written task, or why there is none; its levels; its number; tools in the order drawn."""
+
+
+class ToolSpec(Settings):
+    """A tool that is simulated."""
+
+    name: str = Field(min_length=1, description="Name of the tool.")
+    description: str = Field("", description="What it does.")
+    parameters: dict[str, Literal["string", "number", "integer", "boolean", "array", "object"]] = Field(
+        default_factory=dict, description="JSON type of each parameter; all are required."
+    )
+
+    def schema_of(self) -> dict[str, Any]:
+        """Its JSON schema, as chat templates write it."""
+        parameters = {
+            "type": "object",
+            "properties": {name: {"type": kind} for name, kind in self.parameters.items()},
+            "required": list(self.parameters),
+        }
+        return {
+            "type": "function",
+            "function": {"name": self.name, "description": self.description, "parameters": parameters},
+        }
+
+
+class SimulatedOptions(Settings):
+    """Who simulates what."""
+
+    simulator: ChatSettings = Field(description="Who writes tasks and plays user and tools: endpoint and model.")
+    judge: ChatSettings | None = Field(None, description="Who judges; null: the simulator.")
+    tools: dict[str, list[ToolSpec]] = Field(
+        min_length=1, description="Tools by category; a task's tools are of one category."
+    )
+    difficulty: int = Field(1, ge=1, le=100, description="D where no method sets it, as in evaluations.")
+    chat: bool = Field(False, description="Whether prompts are chat messages, for students with a chat template.")
+
+    @field_validator("tools")
+    @classmethod
+    def _some(cls, tools: dict[str, list[ToolSpec]]) -> dict[str, list[ToolSpec]]:
+        empty = [category for category, found in tools.items() if not found]
+        if empty:
+            raise ValueError(f"category {empty[0]!r} has no tools; name one or leave the category out")
+        return tools
+
+
+class Simulated(EnvironmentTask):
+    """The world; see the module."""
+
+    Options: ClassVar[type[Settings]] = SimulatedOptions
+    name = "simulated"
+
+    def __init__(self, options: SimulatedOptions) -> None:
+        super().__init__(options)
+        self._simulator = ChatClient(options.simulator)
+        self._judge = ChatClient(options.judge) if options.judge is not None else self._simulator
+
+    def draw(self, random: Random) -> Prompt:
+        """A case: a category and the order in which its tools are offered."""
+        category = random.choice(sorted(self.options.tools))
+        pool = list(self.options.tools[category])
+        random.shuffle(pool)
+        case = str(random.randrange(10**9))
+        # The number tells cases apart: identity, groups and the held-out split go by what a prompt says.
+        text = f"Case {case}, {category}.\n"
+        place = {"name": self.name, "options": self.options.model_dump(mode="json"), "seed": 0}
+        extra = {ENVIRONMENT: place, CASE: case, POOL: [tool.schema_of() for tool in pool]}
+        content: Any = [{"role": "user", "content": text}] if self.options.chat else text
+        return Prompt.make(content, domain=self.name, extra=extra)
+
+    def reset(self, prompt: Prompt, seed: int) -> Observation:
+        """Show the task.
+
+        Raises:
+            SimulatorFailed: when there is none.
+        """
+        extra = prompt.extra
+        self._levels: Mapping[str, int] = extra.get(LEVELS) or {a: bound(a, self.options.difficulty) for a in ASPECTS}
+        self._tools: list[Mapping[str, Any]] = offered(extra, self._levels)
+        task = extra.get(TASK)
+        if isinstance(task, str):
+            raise SimulatorFailed(task)
+        self._task: Mapping[str, Any] = task or make_task(self._simulator, extra[CASE], self._tools, self._levels)
+        self._said = 1
+        self._told = [f"User: {self._task['query']}"]
+        self._before = (0, 0)
+        return self._shown(f"{self._task['instructions']}\nUser: {self._task['query']}\n", tools=tuple(self._tools))
+
+    def step(self, action: str) -> Observation:
+        """Calls to the tools, or words to the user.
+
+        Raises:
+            SimulatorFailed: when a simulated part fails; the judge's failure leaves the episode unjudged instead.
+        """
+        reply = parse_reply(action)
+        if reply.calls:
+            self._told.append(f"Assistant: {action}")
+            results = tuple(self._call(call) for call in reply.calls)
+            bad = sum(isinstance(call, BadCall) for call in reply.calls)
+            return self._shown("", results=results, info={"bad_calls": bad})
+        self._told.append(f"Assistant: {reply.content}")
+        if self._said < self._levels["turns"]:
+            message, done = user_says(self._simulator, self._task, self._told)
+            if not done:
+                self._said += 1
+                self._told.append(f"User: {message}")
+                return self._shown(f"User: {message}\n")
+        try:
+            value = judged(self._judge, self._task, self._levels["strictness"], self._told)
+        except SimulatorFailed as error:
+            return self._shown("", done=True, info={"unknown": str(error)})
+        return self._shown("", reward=float(value), done=True, success=value == 1)
+
+    def _call(self, call: Call | BadCall) -> str:
+        """The result of a call."""
+        if isinstance(call, BadCall):
+            return json.dumps({"error": call.reason})
+        known = {tool["function"]["name"]: tool for tool in self._tools}
+        tool = known.get(call.name)
+        if tool is None:
+            return json.dumps({"error": f"there is no tool {call.name!r}; there are {', '.join(known)}"})
+        missing = [name for name in tool["function"]["parameters"]["required"] if name not in call.arguments]
+        if missing:
+            return json.dumps({"error": f"{call.name} needs {', '.join(missing)}"})
+        result = tool_returns(self._simulator, tool, call, self._task, self._told)
+        self._told.append(f"Tool {call.name}: {result}")
+        return result
+
+    def _shown(self, text: str, *, info: Mapping[str, Any] | None = None, **more: Any) -> Observation:
+        """An observation that tells how often the simulator was asked since the last one, and had answered before."""
+        clients = {id(client): client for client in (self._simulator, self._judge)}.values()
+        now = (sum(client.calls for client in clients), sum(client.kept for client in clients))
+        measures = {"simulator_calls": now[0] - self._before[0], "simulator_kept": now[1] - self._before[1]}
+        self._before = now
+        return Observation(text, info={**(info or {}), "measures": measures}, **more)
+
+
+def offered(extra: Mapping[str, Any], levels: Mapping[str, int]) -> list[Mapping[str, Any]]:
+    """The tools of a prompt at its levels: the first of those that were drawn."""
+    pool: Sequence[Mapping[str, Any]] = extra[POOL]
+    return list(pool[: levels["tools"]])

@@ -1,0 +1,181 @@
+"""TRUSTEE's curriculum: tasks of simulated worlds grow harder while the student succeeds, and easier while it fails.
+
+    D <- min(D + rise, 100)   where the mean reward of a step's episodes is above `upper` (0.5)
+    D <- max(D - rise, 1)     where it is below `lower` (0)
+
+Before a step one task is written for each prompt by its environment's simulator, at levels drawn from D
+(`opd.tasks.environments.simulated_task`), and all answers to the prompt play that one task. A task that cannot be had
+breaks the episodes of its prompt, which are then neither trained on nor counted in the mean. With `batches` above 1 the
+mean is that of so many steps, and starts anew when D moves. Evaluations play at `difficulty` of the options. Rank 0
+asks for all. Source: arXiv 2604.17739 (text: thresholds, 3 of 100, softness 0.5; 16 tasks x 8 answers, GRPO by token).
+"""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from pydantic import Field, model_validator
+
+from opd.config import parse_settings
+from opd.errors import ConfigError
+from opd.tasks.chat import ChatClient
+from opd.tasks.environments.base import ENVIRONMENT
+from opd.tasks.environments.simulated import CASE, LEVELS, TASK, SimulatedOptions, offered
+from opd.tasks.environments.simulated_task import EASIEST, HARDEST, SimulatorFailed, draw_levels, make_task
+from student.controllers import Controller, ControllerSettings
+from student.data.streams import stream
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from opd.tasks.prompt import Prompt
+    from student.controllers import Services, StepReport
+    from student.data.outcome import Outcome
+    from student.data.plan import StepPlan
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+
+_TAG = "difficulty"
+
+
+class TrusteeSettings(ControllerSettings):
+    """Settings of the curriculum."""
+
+    first: float = Field(EASIEST, ge=EASIEST, le=HARDEST, description="D of the first step.")
+    rise: float = Field(3.0, gt=0, description="Change of D.")
+    upper: float = Field(0.5, ge=-1, le=1, description="Mean reward above which D rises.")
+    lower: float = Field(0.0, ge=-1, le=1, description="Mean reward below which D falls.")
+    softness: float = Field(0.5, ge=0, le=1, description="Chance that an aspect is drawn below its bound.")
+    batches: int = Field(1, ge=1, description="Steps whose mean reward decides.")
+    workers: int = Field(16, ge=1, le=256, description="Tasks written at the same time.")
+    seed: int = Field(0, ge=0, description="Of the levels.")
+
+    @model_validator(mode="after")
+    def _order(self) -> TrusteeSettings:
+        if self.lower > self.upper:
+            raise ValueError(f"lower is {self.lower:g}, above upper {self.upper:g}; swap them")
+        return self
+
+
+class Trustee(Controller):
+    """The controller; see the module. Its state is D and the mean rewards of the last steps."""
+
+    settings_type = TrusteeSettings
+    settings: TrusteeSettings
+    why_not_stale = ""
+
+    def __init__(self, settings: TrusteeSettings) -> None:
+        super().__init__(settings)
+        self.difficulty = float(settings.first)
+        self.history: list[float] = []
+        self._clients: dict[str, ChatClient] = {}
+        self._services: Services | None = None
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse recipes in which D could not fall.
+
+        Raises:
+            ConfigError: naming the reward to add.
+        """
+        names = [str(entry.get("name", "")).rpartition(":")[2] for entry in recipe.rewards]
+        if "trustee" not in names:
+            raise ConfigError("method trustee reads rewards in [-1, 1]; add reward trustee.")
+
+    def start(self, services: Services) -> None:
+        """Keep the services."""
+        self._services = services
+
+    def plan(self, plan: StepPlan) -> StepPlan:
+        """Give each simulated prompt its levels and its task, the same for all its answers."""
+        if self._services is None:
+            raise RuntimeError("method trustee plans before it was started.")
+        prompts = {row.key.uid: row.prompt for row in plan.rows if CASE in row.prompt.extra}
+        levels = {uid: self._levels(plan.step, uid) for uid in prompts}
+        # Every rank plans the whole step; rank 0 alone asks, for a model may answer a question asked twice differently.
+        own = uuid4().hex
+        tasks: dict[str, Any] = {}
+        if self._services.gather(own)[0] == own:
+            with ThreadPoolExecutor(self.settings.workers) as threads:
+                found = threads.map(lambda uid: self._task(prompts[uid], levels[uid]), prompts)
+                tasks = dict(zip(prompts, found, strict=True))
+        tasks = self._services.gather(tasks)[0]
+        rows = []
+        for row in plan.rows:
+            uid = row.key.uid
+            if uid in prompts:
+                extra = {**row.prompt.extra, LEVELS: levels[uid], TASK: tasks[uid]}
+                tags = {**row.tags, _TAG: f"{self.difficulty:g}"}
+                row = replace(row, prompt=replace(row.prompt, extra=extra), tags=tags)  # noqa: PLW2901
+            rows.append(row)
+        return replace(plan, rows=tuple(rows))
+
+    def _levels(self, step: int, uid: str) -> dict[str, int]:
+        """The levels of a prompt, from a stream of its own."""
+        uniform = stream(self.settings.seed, "trustee", step, uid).random
+        return draw_levels(self.difficulty, self.settings.softness, lambda: float(uniform()))
+
+    def _task(self, prompt: Prompt, levels: Mapping[str, int]) -> dict[str, Any] | str:
+        """The task of a prompt, or why there is none."""
+        place = prompt.extra[ENVIRONMENT]
+        options = parse_settings(SimulatedOptions, place["options"], source="environment simulated")
+        text = options.simulator.model_dump_json()
+        client = self._clients.setdefault(text, ChatClient(options.simulator))
+        try:
+            return make_task(client, prompt.extra[CASE], offered(prompt.extra, levels), levels)
+        except SimulatorFailed as error:
+            return str(error)
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        """Note the rows whose task could not be had."""
+        for row in rows:
+            if _TAG in row.tags:
+                row.notes["task_failed"] = float(isinstance(row.prompt.extra.get(TASK), str))
+        return rows
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Metrics trustee/...: D, shares of the episodes without a task, aborted and unjudged, calls, answers kept."""
+        played = [outcome for outcome in services.outcomes if _TAG in outcome.tags]
+        if not played:
+            return {}
+        ended = [outcome.tags.get("ended", "") for outcome in played]
+        found = {
+            "difficulty": float(played[0].tags[_TAG]),
+            "tasks_failed": sum(outcome.notes.get("task_failed", 0.0) for outcome in played) / len(played),
+            "aborted": sum(word.startswith("broken") for word in ended) / len(played),
+            "unjudged": sum(word == "done" for word in ended) / len(played),
+            "simulator_calls": _total(played, "simulator_calls/"),
+            "simulator_kept": _total(played, "simulator_kept/"),
+        }
+        return {f"trustee/{name}": value for name, value in found.items()}
+
+    def observe(self, report: StepReport) -> None:
+        """Move D by the mean reward of the episodes that have one."""
+        known = [o.reward for o in report.outcomes if _TAG in o.tags and o.reward is not None]
+        if not known:
+            return
+        self.history = [*self.history, math.fsum(known) / len(known)][-self.settings.batches :]
+        if len(self.history) < self.settings.batches:
+            return
+        mean, rise = math.fsum(self.history) / len(self.history), self.settings.rise
+        moved = self.difficulty + rise * (mean > self.settings.upper) - rise * (mean < self.settings.lower)
+        moved = min(max(moved, float(EASIEST)), float(HARDEST))
+        if moved != self.difficulty:
+            self.difficulty, self.history = moved, []
+
+    def state_dict(self) -> dict[str, Any]:
+        """D and the mean rewards."""
+        return {"difficulty": self.difficulty, "history": list(self.history)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore them."""
+        self.difficulty, self.history = float(state["difficulty"]), [float(value) for value in state["history"]]
+
+
+def _total(played: Sequence[Outcome], prefix: str) -> float:
+    """The sum of what environments measured under a name, over turns."""
+    return math.fsum(value for o in played for name, value in o.notes.items() if name.startswith(prefix))

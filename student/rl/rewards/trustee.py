@@ -1,0 +1,56 @@
+"""What the judge of a simulated world gave: -1, 0 or 1, and `cut` to an episode that ran out of turns or tokens.
+
+    whole  r = the reward of the episode's last turn, where the judge gives its verdict
+
+A verdict alone is 1 or 0, so that failed and half-done episodes would look alike, and method `trustee` could never see
+a mean below 0. Episodes that broke or were not judged have no reward and enter no mean. Source: TRUSTEE, arXiv
+2604.17739 (text; what a cut episode gets is not said, and ours).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from student.rl.rewards.base import Reward, RewardSettings, known_value
+from student.scoring.needs import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from student.data.row import Row
+    from student.rl.rewards.base import RewardServices
+
+
+class TrusteeRewardSettings(RewardSettings):
+    """Settings of the reward."""
+
+    cut: float = Field(-1.0, ge=-1, le=1, description="Reward of an episode that turns or tokens cut short.")
+
+
+class TrusteeReward(Reward):
+    """The reward; see the module for the formula."""
+
+    settings_type = TrusteeRewardSettings
+    settings: TrusteeRewardSettings
+    kind: ClassVar[Literal["whole", "part"]] = "whole"
+    evidence = "text"
+    by_group = False
+
+    def needs(self) -> Needs:
+        """Verdicts: whether there is one says whether the episode was judged."""
+        return Needs(reward="verdict")
+
+    def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
+        """See the module."""
+        for row in rows:
+            value = known_value(row)
+            if value is None:
+                row.reward = None
+                continue
+            judged = bool(row.turn_rewards) and not row.truncated
+            row.reward = float(row.turn_rewards[-1]) if judged else self.settings.cut
+            self.fire("solved", float(row.reward >= 1.0))
+            self.fire("failed", float(row.reward <= -1.0))
+            self.fire("cut", float(row.truncated))
