@@ -69,7 +69,12 @@ def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAM
     sections.sort(key=lambda section: section["letter"])
     missing = [{"experiment": one, "state": state} for one, state in unfinished.values()]
     environment = jinja2.Environment(
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        # Nearly all of it stands in tables, whose cells end at a bar.
+        finalize=lambda value: value.replace("|", r"\|") if isinstance(value, str) else value,
     )
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     page = out / "results.md"

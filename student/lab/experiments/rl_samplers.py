@@ -84,7 +84,7 @@ EXPERIMENT = Experiment(
     quick=QUICK_KINDS,
     note=(
         "Accuracy is over all three kinds, so that a sampler that leaves one of them out pays for it. Samplers plan by "
-        "what became of the last step and cannot be planned ahead, so the lag is in the last arm alone. What needs "
+        "the outcomes of the last step and cannot be planned ahead, so the lag is in the last arm alone. What needs "
         "prompts to come again (positive-negative pairing, DRIVE, MoPPS by prompt) is not an arm: here none does."
     ),
 )
