@@ -9,6 +9,7 @@ Tensors come in chunks, a layer or a tensor outside the layers: no more than a c
 """
 
 import copy
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -25,6 +26,9 @@ from student.recipe import ModelSettings
 
 Chunk = dict[str, Tensor]
 """Tensors by the names that they have in the model, sharded or not."""
+
+_NAMES_EXPERTS = re.compile(r"expert|moe", re.IGNORECASE)
+"""Stands in the configuration of every mixture."""
 
 
 def checkpoint_tensors(
@@ -60,14 +64,15 @@ def as_saved(model: PreTrainedModel, chunk: Mapping[str, Tensor]) -> dict[str, T
     return dict(revert_weight_conversion(model, state))
 
 
-def check_merges(settings: ModelSettings, engine: str) -> None:
+def check_merges(settings: ModelSettings, engine: str, *, merged: bool = True) -> None:
     """Refuse adapters that are not on layers but on stacked parameters, as peft has those of a mixture's experts.
 
     The student is built without its weights. What cannot be built is not refused here: loading says why.
 
     Args:
         settings: the recipe's `model`.
-        engine: name of an engine that is given merged weights.
+        engine: name of an engine that is given merged weights, or adapters.
+        merged: whether it is given merged weights.
 
     Raises:
         ConfigError: naming one of them.
@@ -77,6 +82,9 @@ def check_merges(settings: ModelSettings, engine: str) -> None:
     found = Weights.of(settings)
     try:
         config = AutoConfig.from_pretrained(found.base, revision=found.revision)
+        # Building takes seconds for a large model, and a dense one has nothing to refuse.
+        if not _NAMES_EXPERTS.search(str(config.to_dict())):
+            return
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError):
@@ -87,10 +95,11 @@ def check_merges(settings: ModelSettings, engine: str) -> None:
     held = model.state_dict(keep_vars=True)
     for name, layer in model.named_modules():
         if isinstance(layer, BaseTunerLayer) and f"{name}.base_layer.weight" not in held:
+            given, done = ("weights with the adapters merged", "merged") if merged else ("the adapters", "sent")
             raise ConfigError(
-                f"rollout.engine {engine} is given weights with the adapters merged, and those of {name} (a mixture's "
-                "experts, model.lora.targets) cannot be merged; name the layers of attention in model.lora.targets, or "
-                "set rollout.engine to {name: transformers}."
+                f"rollout.engine {engine} is given {given}, and those of {name} (a mixture's experts, "
+                f"model.lora.targets) cannot be {done}; name the layers of attention in model.lora.targets, or set "
+                "rollout.engine to {name: transformers}."
             )
 
 

@@ -74,10 +74,10 @@ class ServersEngine(RolloutEngine):
         """See `RolloutEngine.check`."""
         self.settings.api_key()
         lora = recipe.model.lora
-        if lora is not None and (self.settings.merge_adapters or lora.dora):
+        if lora is not None:
             from student.rollout.weights import check_merges
 
-            check_merges(recipe.model, self.settings.name)
+            check_merges(recipe.model, self.settings.name, merged=self.settings.merge_adapters or lora.dora)
         if self.settings.folder is None:
             # Beside the run's folder, which the first rank makes, and no other may before it.
             beside = recipe.run.absolute().with_name(f"{recipe.run.name}.rollout")
