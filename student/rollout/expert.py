@@ -54,6 +54,9 @@ def expert_rows(
         _row(p, prompt_ids, ids, tokenizer, stops, policy_version)
         for p, prompt_ids, ids in zip(planned, prompts, answers, strict=True)
     ]
+    kept = [row.response_ids.tolist() for row in rows]
+    for row, text in zip(rows, tokenizer.batch_decode(kept, skip_special_tokens=True) if kept else (), strict=True):
+        row.text = str(text)
     for temperature in sorted({p.temperature for p in planned} if spec.read_given else ()):
         same = [row for row, p in zip(rows, planned, strict=True) if p.temperature == temperature]
         longest = max(len(row.prompt_ids) + row.length for row in same)
@@ -89,7 +92,7 @@ def _row(
         policy_version=np.full(len(ids), policy_version, dtype=np.int32),
         loss_mask=np.ones(len(ids), dtype=np.bool_),
         truncated=truncated,
-        text=str(tokenizer.decode(ids, skip_special_tokens=True)),
+        text="",  # decoded for all rows at once
         origin="expert",
         turns=((0, len(ids)),),
         tags=dict(planned.tags),

@@ -47,5 +47,7 @@ class RolloutSpec:
 
     def stops(self, tokenizer: Any) -> frozenset[int]:
         """Ids that end a response; without any, every response runs to its length limit."""
+        if self.stop_ids:  # first: a tokenizer takes its time to say its end of sequence, and every row asks
+            return self.stop_ids
         eos = tokenizer.eos_token_id
-        return self.stop_ids or frozenset(() if eos is None else (int(eos),))
+        return frozenset(() if eos is None else (int(eos),))

@@ -1,13 +1,15 @@
 """Score rows: route each to its teacher, send the requests that the objective needs, verify, wait.
 
-A row is submitted the moment its rollout finishes, so the fleet works while the student still samples. What models in
-process answer is read when the rows are collected, in batches, while the fleet works on.
+A row is submitted the moment its rollout finishes, so the fleet works while the student still samples; short rows
+wait for each other and travel together. What models in process answer is read when the rows are collected, in batches,
+while the fleet works on.
 """
 
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from student.rl.rewards.rounds import StepRewards
 
 _POLL_SECONDS = 0.5
+_SENT_TOKENS = 256
+"""Tokens that are sent to the fleet at once: a call costs both sides milliseconds, whatever it carries, and rows of a
+dozen tokens that each leave alone keep a server busy with calls. Longer rows are sent as they end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,14 @@ class _Request:
     item: ScoreItem
     first: int
     row: Row
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A request, and what will hold the answer: the fleet's own future once it was sent."""
+
+    request: _Request
+    future: Future[Scores] = field(default_factory=Future)
 
 
 class Scorer:
@@ -98,7 +111,9 @@ class Scorer:
         self._targets = Targets(settings, needs, fleet.teachers() if fleet is not None else (), known)
         self._heads: dict[str, OutputHead] = {}
         # By id(), because replayed rows may share a key; a row that is collected leaves.
-        self._pending: dict[int, list[tuple[_Request, Future[Scores]]]] = {}
+        self._pending: dict[int, list[_Call]] = {}
+        self._held: list[_Call] = []  # not sent yet
+        self._holding = threading.Lock()  # rows that are sampled ahead come from a thread of their own
         self.hooks = OutageHooks()
 
     @property
@@ -135,15 +150,37 @@ class Scorer:
             self._send_all(row, late=True)
             # A role without a context for this row reads the student's prompt, because every row of a micro-batch needs
             # numbers of every role; its terms pass the row over.
-            row.unread = frozenset(r.need.role for r, _ in self._pending[id(row)] if r.reads not in row.contexts)
+            asked = [call.request for call in self._pending[id(row)]]
+            row.unread = frozenset(r.need.role for r in asked if r.reads not in row.contexts)
 
     def _send_all(self, row: Row, *, late: bool) -> None:
-        self._pending[id(row)] = [
-            # What is read in process gets its answer when the row is collected, with many others.
-            (request, Future() if request.target.local else self._send(request, row.key.group))
-            for request in self._requests(row)
-            if (request.reads in self._late) == late
-        ]
+        calls = [_Call(r) for r in self._requests(row) if (r.reads in self._late) == late]
+        self._pending[id(row)] = calls
+        # What is read in process gets its answer when the row is collected, with many others.
+        self._hold([call for call in calls if not call.request.target.local])
+
+    def _hold(self, calls: Sequence[_Call]) -> None:
+        """Send calls to the fleet, together with those that wait, once they are worth it."""
+        if calls and self._fleet is None:
+            raise ConfigError(f"model {calls[0].request.target.model!r} is not served; set teachers.endpoints.")
+        with self._holding:
+            self._held += calls
+            if sum(len(call.request.item.token_ids) for call in self._held) >= _SENT_TOKENS:
+                self._send_held()
+
+    def _send_held(self) -> None:
+        """Send all that waits, in one piece for each model and payload. Under the lock: a call is held or sent."""
+        held, self._held = self._held, []
+        alike: dict[tuple[str, PayloadSpec, float], list[_Call]] = {}
+        for call in held:
+            request = call.request
+            alike.setdefault((request.target.model, request.spec, request.need.level), []).append(call)
+        for (model, spec, level), calls in alike.items():
+            items, groups = [call.request.item for call in calls], [call.request.row.key.group for call in calls]
+            assert self._fleet is not None
+            sent = self._fleet.submit_many(model, items, spec, temperature=level, groups=groups)
+            for call, future in zip(calls, sent, strict=True):
+                call.future = future
 
     def _requests(self, row: Row) -> Iterator[_Request]:
         """Everything that is asked about a row."""
@@ -159,12 +196,6 @@ class Scorer:
                 for item, first in row.asked(gather=gather, role=role, own=own):
                     spec, asked = self._stops.ask(target.model, need.spec, item)
                     yield _Request((target.role, need.spec.kind), target, need, role, spec, asked, first, row)
-
-    def _send(self, request: _Request, group: str) -> Future[Scores]:
-        if self._fleet is None:
-            raise ConfigError(f"model {request.target.model!r} is not served; set teachers.endpoints.")
-        need = request.need
-        return self._fleet.submit(request.target.model, request.item, request.spec, temperature=need.level, group=group)
 
     def positions(self, rows: Sequence[Row]) -> dict[str, int]:
         """Prompt and response positions in the requests for `rows`, by role; each teacher of a row gets its own.
@@ -229,50 +260,50 @@ class Scorer:
     def _answer(self, rows: Sequence[Row], poll: Callable[[], None]) -> float:
         """Wait for what has been asked about `rows`; returns seconds spent waiting for the fleet."""
         calls = [(row, self._pending.pop(id(row), [])) for row in rows]
-        futures = [future for _, mine in calls for _, future in mine]
         try:
+            with self._holding:
+                self._send_held()
             # First what this process computes, while the fleet works on what it was sent during the rollout.
             self._read([call for _, mine in calls for call in mine], poll)
             begin = time.monotonic()
-            self._wait(futures, poll)
+            self._wait([call.future for _, mine in calls for call in mine], poll)
         finally:
             # Matters after an error alone: what nobody waits for any more should not load the fleet.
-            for future in futures:
-                future.cancel()
+            for call in (call for _, mine in calls for call in mine):
+                call.future.cancel()
         for row, mine in calls:
             self._keep(row, mine)
         return time.monotonic() - begin
 
     def reread(self, rows: Sequence[Row], *, poll: Callable[[], None] = lambda: None) -> dict[str, int]:
         """Read what the terms want of role "student" again, with the present weights; returns positions read."""
-        calls: list[tuple[Row, list[tuple[_Request, Future[Scores]]]]] = [
-            (row, [(r, Future()) for r in self._requests(row) if r.need.role == STUDENT]) for row in rows
-        ]
+        calls = [(row, [_Call(r) for r in self._requests(row) if r.need.role == STUDENT]) for row in rows]
         everything = [call for _, mine in calls for call in mine]
         self._read(everything, poll)
         for row, mine in calls:
             self._keep(row, mine)
-        return {"local": sum(len(request.item.token_ids) for request, _ in everything)}
+        return {"local": sum(len(call.request.item.token_ids) for call in everything)}
 
-    def _read(self, calls: Sequence[tuple[_Request, Future[Scores]]], poll: Callable[[], None]) -> None:
+    def _read(self, calls: Sequence[_Call], poll: Callable[[], None]) -> None:
         """Answer the calls to models in process."""
         if self._local is None:
             return
         # By need and not by what was submitted: with sharded weights every rank reads as often as the others.
         for need in self.needs.signals:
             for model in self._local.models:
-                mine = [(r, f) for r, f in calls if r.need == need and r.target.local and r.target.model == model]
+                asked = [(call, call.request) for call in calls]
+                mine = [c for c, r in asked if r.need == need and r.target.local and r.target.model == model]
                 level = self._local.temperature if need.temperature is None else need.temperature
                 found = self._local.score(
                     model,
-                    [r.item for r, _ in mine],
+                    [call.request.item for call in mine],
                     need.spec,
-                    rows=[r.row for r, _ in mine],
+                    rows=[call.request.row for call in mine],
                     temperature=level,
                     poll=poll,
                 )
-                for (_, future), scores in zip(mine, found, strict=True):
-                    future.set_result(scores)
+                for call, scores in zip(mine, found, strict=True):
+                    call.future.set_result(scores)
 
     def _wait(self, futures: Sequence[Future[Scores]], poll: Callable[[], None]) -> None:
         """Wait for all futures, telling the hooks about outages and polling in between."""
@@ -289,11 +320,12 @@ class Scorer:
                 watch.see(self._fleet.outages())
         watch.see([])
 
-    def _keep(self, row: Row, calls: Sequence[tuple[_Request, Future[Scores]]]) -> None:
+    def _keep(self, row: Row, calls: Sequence[_Call]) -> None:
         """Put the answers into `row.signals`, those of weighted teachers mixed."""
         windows: dict[tuple[SignalKey, Target], list[tuple[Scores, ScoreItem, int]]] = {}
-        for request, future in calls:
-            scores = self._stops.apply(request.target.model, request.need.spec, request.item, future.result())
+        for call in calls:
+            request, answer = call.request, call.future.result()
+            scores = self._stops.apply(request.target.model, request.need.spec, request.item, answer)
             windows.setdefault((request.key, request.target), []).append((scores, request.item, request.first))
         answers: dict[SignalKey, list[tuple[Scores, float]]] = {}
         for (key, target), found in windows.items():
