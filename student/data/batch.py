@@ -47,10 +47,17 @@ class MicroBatch:
     rows: tuple[Row, ...]
     indices: tuple[int, ...]
 
-    def reading(self) -> Reading:
-        """What an update's forward of it reads."""
-        rows = tuple(row if not row.windows else None for row in self.rows for _ in row.sequences)
-        return Reading("update", rows, self.input_ids.shape[1])
+    def reading(self, update: int) -> Reading:
+        """What the forward of it reads in optimizer update number `update`."""
+        every = [(row, place, window) for row in self.rows for place, window in enumerate(row.sequences)]
+        return Reading(
+            "update",
+            tuple(None if row.windows else row for row, _, _ in every),
+            self.input_ids.shape[1],
+            tuple(f"{row.key} {place}" for row, place, _ in every),
+            tuple(len(row.prompt_ids) + end - since for row, _, (since, _, end) in every),
+            update,
+        )
 
 
 def split(rows: Sequence[Row], max_tokens: int, *, by_teacher: bool = False) -> list[list[int]]:

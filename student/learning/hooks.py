@@ -1,14 +1,15 @@
 """Hooks on the student's forward in a named pass: noise on hidden states, experts that were chosen elsewhere.
 
-    with student.around(Reading("update", rows, width)):
+    with student.around(reading):
         loss = ...                                       # the forward
         loss.backward()                                  # the hooks are still there where activations are recomputed
 
 A hook is a context manager around one forward of a micro-batch, in an update around its backward too: activation
-checkpointing runs the layers again in the backward pass, and must meet the same hook. A plug-in of the kind `method`
-gives hooks (`Controller.hooks`); it finds modules in the model it is handed (`decoder_layers`, or by their names) and
-registers torch's own forward hooks on them, which work as well under DDP, FSDP2 and adapters. What it does to a row
-must depend on the row alone, so that it does not change with micro-batches, ranks and steps that are taken again.
+checkpointing runs the layers again in the backward pass, and must meet the same hook. Methods and terms of the
+objective give hooks (`Controller.hooks`, `Term.hooks`); one finds modules in the model it is handed (`decoder_layers`,
+or by their names) and registers torch's own forward hooks on them, which work as well under DDP, FSDP2 and adapters.
+What it does to a row must depend on the row alone, so that it does not change with micro-batches, ranks and steps that
+are taken again.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from torch import nn
     from torch.utils.hooks import RemovableHandle
@@ -41,11 +42,18 @@ class Reading:
         rows: of each of B sequences the row that it is the whole of, prompt and response; None where it is another
             text, or one window of several.
         width: L, tokens that every sequence is padded to, on the right.
+        names: of each sequence a name that is its own in the step, in whatever pass of an update it is read; in other
+            passes none.
+        lengths: tokens of each sequence, as `names`.
+        update: optimizer updates of the run before this one; 0 in other passes.
     """
 
     kind: Pass
     rows: tuple[Row | None, ...]
     width: int
+    names: tuple[str, ...] = ()
+    lengths: tuple[int, ...] = ()
+    update: int = 0
 
 
 class ModelHook(Protocol):
@@ -75,10 +83,6 @@ def registered(handles: Sequence[RemovableHandle]) -> Iterator[None]:
 
 
 def decoder_layers(lm: PreTrainedModel) -> list[nn.Module]:
-    """The decoder layers in order; adapters and shards leave them where they are."""
-    return list(getattr(lm.base_model, "layers", []))
-
-
-def on_output(module: nn.Module, change: Callable[[Any], Any]) -> RemovableHandle:
-    """Have `change(output)` take the place of what `module` gives; None leaves it as it is."""
-    return module.register_forward_hook(lambda _module, _inputs, output: change(output))
+    """The decoder layers in order: what transformers never splits over devices; adapters leave them where they are."""
+    names = set(getattr(lm, "_no_split_modules", None) or ())
+    return [module for module in lm.modules() if type(module).__name__ in names]

@@ -18,14 +18,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from student.data.batch import MicroBatch
 from student.data.streams import stream
-
-
-def decoder_layers(lm: PreTrainedModel) -> list[nn.Module]:
-    """The layers of a model in their order: what transformers never splits over devices."""
-    names = set(getattr(lm, "_no_split_modules", None) or ())
-    return [module for module in lm.modules() if type(module).__name__ in names]
+from student.learning.hooks import Reading, decoder_layers
 
 
 class LayerNoise(nn.Module):
@@ -44,29 +38,20 @@ class LayerNoise(nn.Module):
         layers = decoder_layers(lm)
         self.log_sizes = nn.Parameter(torch.full((len(layers),), math.log(size)))
         self._keys: list[int] | None = None
-        self._lengths: list[int] = []
+        self._lengths: Sequence[int] = ()
         for index, layer in enumerate(layers):
             layer.register_forward_pre_hook(partial(self._hook, index), with_kwargs=True)
 
     @contextmanager
-    def on(self, micro: MicroBatch, seed: int, *names: object) -> Iterator[None]:
-        """Add noise to forwards over `micro`, and to what their backward passes run again, until the end of the block.
+    def on(self, reading: Reading, seed: int) -> Iterator[None]:
+        """Add noise to a forward, and to what its backward pass runs again, until the end of the block.
 
         Args:
-            micro: what the forward reads.
+            reading: what the forward reads.
             seed: the run's.
-            names: of the stream, beside those of a sequence.
         """
-        rows = dict(zip(micro.sequence.tolist(), micro.row.tolist(), strict=True))
-        first = {row: sequence for sequence, row in reversed(rows.items())}
-        self._lengths = micro.attention_mask.sum(dim=1).tolist()
-        self._keys = []
-        for sequence in range(len(self._lengths)):
-            row = rows.get(sequence, 0)
-            # An episode of several windows has a sequence for each, which are told apart by their place among them.
-            within = sequence - first.get(row, 0)
-            draw = stream(seed, "layer noise", *names, micro.rows[row].key, within)
-            self._keys.append(int(draw.integers(2**62)))
+        draws = (stream(seed, "layer noise", reading.update, name) for name in reading.names)
+        self._keys, self._lengths = [int(draw.integers(2**62)) for draw in draws], reading.lengths
         try:
             yield
         finally:

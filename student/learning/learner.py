@@ -74,6 +74,7 @@ class Learner:
             student.beside[place] = module
             times = rate / settings.learning_rate
             groups.append({"params": list(module.parameters()), "weight_decay": 0.0, "times": times})
+        student.hooks = [*student.hooks, *objective.hooks()]
         adamw = adamw_8bit if settings.optimizer == "adamw_8bit" else torch.optim.AdamW
         optimizer = adamw(groups, lr=settings.learning_rate, betas=settings.betas)
         # A sharded student averages gradients itself; accelerate's own FSDP wrapper would be plain DDP on a CPU.
@@ -187,7 +188,7 @@ class Learner:
                 micro = collate(rows, part, self.accelerator.device)
                 index_of = torch.cat([torch.arange(ends[i], ends[i + 1]) for i in part]).to(self.accelerator.device)
                 # Around both: where layers are checkpointed, the backward pass runs them forward again.
-                with self.student.around(micro.reading()), self.objective.around(micro, self.updates):
+                with self.student.around(micro.reading(self.updates)) if self.student.hooks else nullcontext():
                     loss, metrics = self._micro_loss(micro, [every[index_of] for every in weights], select)
                     self.accelerator.backward(loss)
                 sums = add(sums, metrics)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -23,7 +22,7 @@ from student.learning.terms import Term, TermOutput, TokenBatch, WeightSchedule,
 from student.scoring.needs import Needs, merge
 
 if TYPE_CHECKING:
-    from student.data.batch import MicroBatch
+    from student.learning.hooks import ModelHook
     from student.learning.model import Student
 
 Metrics = dict[str, tuple[float, float]]
@@ -67,12 +66,9 @@ class Objective:
         found = {str(i): term.module(student) for i, term in enumerate(self.terms)}
         return {place: module for place, module in found.items() if module is not None}
 
-    def around(self, micro: MicroBatch, update: int) -> ExitStack:
-        """What the terms hold around a pass of an update; see `Term.around`."""
-        with ExitStack() as stack:
-            for term in self.terms:
-                stack.enter_context(term.around(micro, update))
-            return stack.pop_all()
+    def hooks(self) -> list[ModelHook]:
+        """Those of all terms; see `Term.hooks`."""
+        return [hook for term in self.terms for hook in term.hooks()]
 
     def bind(self, tokenizer: Any) -> None:
         """Show each term the student's tokenizer."""

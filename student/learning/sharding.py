@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from student.learning.layer_noise import decoder_layers
+from student.learning.hooks import decoder_layers
 from student.learning.model import Student
 
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")

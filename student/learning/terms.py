@@ -8,7 +8,6 @@ vocabulary rows, R rows of the micro-batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
     from opd.heads import OutputHead
     from opd.maths import TokenScores
     from student.controllers import StepReport
-    from student.data.batch import MicroBatch
     from student.data.outcome import Outcome
     from student.data.row import Row
+    from student.learning.hooks import ModelHook
     from student.learning.model import Student
     from student.recipe import Recipe
 
@@ -308,14 +307,13 @@ class Term:
     def module(self, student: Student) -> tuple[nn.Module, float] | None:
         """Weights of the term's own, which are trained with the student's, and their learning rate at its peak.
 
-        Called once, before the optimizer is made; the term may put hooks on the student's layers that do nothing
-        outside of `around`.
+        Called once, before the optimizer is made.
         """
         return None
 
-    def around(self, micro: MicroBatch, update: int) -> AbstractContextManager[None]:
-        """Held around the forward and the backward pass over `micro` in optimizer update `update`, and no other."""
-        return nullcontext()
+    def hooks(self) -> Sequence[ModelHook]:
+        """What acts on the student's forward, for all terms; see `student.learning.hooks`. Called after `module`."""
+        return ()
 
     def admits(self, row: Row | Outcome) -> bool:
         """Whether the setting `rows` lets the term look at a row, or at its outcome."""

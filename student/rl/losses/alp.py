@@ -15,6 +15,7 @@ model settings with 1e-2.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
@@ -27,11 +28,13 @@ from student.rl.losses.ratios import Ratio
 from student.rl.losses.settings import ClippedSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor
+    from transformers import PreTrainedModel
 
-    from student.data.batch import MicroBatch
+    from student.learning.hooks import ModelHook, Reading
     from student.learning.model import Student
     from student.recipe import Recipe
 
@@ -94,11 +97,15 @@ class Alp(PolicyGradient):
         self._noise = LayerNoise(student.lm, self.settings.noise)
         return self._noise, self.settings.noise_rate
 
-    def around(self, micro: MicroBatch, update: int) -> AbstractContextManager[None]:
-        """With noise that this update alone has."""
-        if self._noise is None:
-            raise RuntimeError("term alp is asked for its noise before it was given the student.")
-        return self._noise.on(micro, self._seed, update)
+    def hooks(self) -> Sequence[ModelHook]:
+        """Itself."""
+        return (self,)
+
+    def around(self, lm: PreTrainedModel, reading: Reading) -> AbstractContextManager[None]:
+        """Noise that an update alone has; none in other passes."""
+        if self._noise is None or reading.kind != "update":
+            return nullcontext()
+        return self._noise.on(reading, self._seed)
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
         """The clipped loss; also metric noise_size, the mean of sigma over layers."""

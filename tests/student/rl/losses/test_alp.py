@@ -11,7 +11,8 @@ import torch
 
 from opd.errors import ConfigError
 from student.data.batch import collate
-from student.learning.layer_noise import LayerNoise, decoder_layers
+from student.learning.hooks import decoder_layers
+from student.learning.layer_noise import LayerNoise
 from student.learning.model import Student
 from student.plugins import build_plugins, build_terms
 from student.recipe import Recipe
@@ -59,7 +60,7 @@ def test_every_layers_input_gets_noise_of_its_size_and_padding_none(bench: Calla
     student: Student = made.learner.student
     with torch.no_grad():
         student(micro.input_ids, micro.attention_mask, micro.sequence, micro.source)
-        with noise_of(made).on(micro, 0, 0):
+        with noise_of(made).on(micro.reading(0), 0):
             student(micro.input_ids, micro.attention_mask, micro.sequence, micro.source)
     handle.remove()
     added = seen[1] - seen[0]
