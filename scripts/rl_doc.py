@@ -42,6 +42,7 @@ ELSEWHERE = (
     "student/rollout/strategies/test_future_bridge.py",
     "student/rollout/strategies/test_replay.py",
     "student/rollout/test_rounds.py",
+    "student/methods/curricula/test_trustee.py",
     "opd/tasks/test_chat.py",
     "opd/tasks/test_grpc_judge.py",
 )

@@ -55,14 +55,14 @@ def test_teachers_are_asked_about_chosen_groups_alone(
     make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []  # by group
-    submit = TeacherFleet.submit
+    submit = TeacherFleet.submit_many
 
-    def counted(self: TeacherFleet, teacher: str, item: Any, *arguments: Any, **options: Any) -> Any:
-        asked.append(options["group"])
-        return submit(self, teacher, item, *arguments, **options)
+    def counted(self: TeacherFleet, teacher: str, items: Any, *arguments: Any, **options: Any) -> Any:
+        asked.extend(options["groups"] or ())  # without groups: an evaluation
+        return submit(self, teacher, items, *arguments, **options)
 
     monkeypatch.setattr(StopCheck, "lines", lambda self, poll: [])  # which asks before the first step
-    monkeypatch.setattr(TeacherFleet, "submit", counted)
+    monkeypatch.setattr(TeacherFleet, "submit_many", counted)
     both = {"objective": [{"name": "grpo"}, {"name": "opd", "k": 8, "weight": 0.1}]}
     recipe = make_recipe(**{**DYNAMIC, **both}, train=TRAIN)
     train(recipe)

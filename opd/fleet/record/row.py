@@ -1,8 +1,8 @@
 """A stored row: its key, and its form as bytes.
 
 The key is the SHA-256 of everything the numbers depend on: weights hash, token ids, prompt length, ids to gather,
-payload, temperature and spans. The bytes are a safetensors file with a CRC32C of the arrays, and hold the row as well
-as its scores, so that a store can be iterated as a data set.
+payload, temperature and spans. The bytes are a safetensors file with a CRC32C of the arrays and one of the metadata;
+they hold the row as well as its scores, so that a store can be iterated as a data set.
 """
 
 import hashlib
@@ -21,6 +21,17 @@ from opd.wire.spans import spans_to_bytes
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 
 _FIELDS = ("sampled", "values", "ids", "log_tail", "hidden", "logits")
+_META = {
+    "teacher",
+    "prompt_length",
+    "kind",
+    "k",
+    "value_dtype",
+    "temperature",
+    "weights_hash",
+    "wire_bytes",
+    "crc32c",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +85,7 @@ def to_bytes(row: StoredRow) -> bytes:
         "wire_bytes": str(row.scores.wire_bytes),
         "crc32c": str(_checksum(arrays)),
     }
-    return save(arrays, meta)
+    return save(arrays, meta | {"meta_crc32c": str(_meta_checksum(meta))})
 
 
 def from_bytes(key: str, data: bytes, where: object) -> StoredRow:
@@ -87,6 +98,11 @@ def from_bytes(key: str, data: bytes, where: object) -> StoredRow:
         arrays, meta = load_with_meta(data)
         if _checksum(arrays) != int(meta["crc32c"]):
             raise ValueError("its checksum does not match")
+        told = meta.pop("meta_crc32c", None)  # rows of older versions have none
+        if arrays.keys() - {*_FIELDS, "token_ids", "gather_ids", "spans"}:
+            raise ValueError("it has arrays that are not a row's")
+        if meta.keys() != _META or (told is not None and int(told) != _meta_checksum(meta)):
+            raise ValueError("its header is not what was written")
         spec = PayloadSpec(PayloadKind(meta["kind"]), int(meta["k"]), meta["value_dtype"])
         gather = arrays.get("gather_ids")
         spans = tuple((int(start), int(end)) for start, end in arrays.get("spans", ()))
@@ -96,7 +112,7 @@ def from_bytes(key: str, data: bytes, where: object) -> StoredRow:
             fields["ids"] = gather
         scores = Scores(**fields, weights_hash=meta["weights_hash"], wire_bytes=int(meta["wire_bytes"]))
         row = StoredRow(meta["teacher"], item, spec, float(meta["temperature"]), scores)
-        # The checksum covers the arrays, the key the metadata as well.
+        # The key covers what was asked, in rows of older versions too.
         if row.key != key:
             raise ValueError("they do not belong to their key")
     except (KeyError, ValueError, InvalidRequestError, SafetensorError) as error:
@@ -117,3 +133,8 @@ def _checksum(arrays: dict[str, NDArray[Any]]) -> int:
     for name in sorted(arrays):
         value = crc32c(arrays[name].tobytes(), value)
     return value
+
+
+def _meta_checksum(meta: dict[str, str]) -> int:
+    # Sorted: safetensors writes metadata in an order that changes from one call to the next.
+    return crc32c(json.dumps(meta, sort_keys=True).encode())

@@ -11,7 +11,7 @@ import pytest
 
 from opd.errors import ConfigError, DataError, TeacherNotFoundError
 from opd.fleet.client import TeacherFleet
-from opd.fleet.record.row import StoredRow, score_key, to_bytes
+from opd.fleet.record.row import StoredRow, from_bytes, score_key, to_bytes
 from opd.fleet.record.store import ScoreStore
 from opd.fleet.settings import CacheSettings
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
@@ -124,6 +124,22 @@ def test_a_damaged_row_is_dropped_from_a_cache_and_named_by_a_data_set(store: Sc
         list(store.entries())
     assert store.get(key) is None and key not in store
     assert store.get(kept) is not None and len(store) == 1
+
+
+def test_a_flipped_bit_anywhere_in_the_header_is_seen() -> None:
+    kept = row(0)
+    for _ in range(3):  # the header's order changes from one call to the next
+        data = to_bytes(kept)
+        for place in range(8 + int.from_bytes(data[:8], "little")):
+            damaged = bytearray(data)
+            damaged[place] ^= 0x10
+            try:
+                found = from_bytes(kept.key, bytes(damaged), "here")
+            except DataError:
+                continue
+            # Blanks that safetensors pads the header with may be others.
+            assert (found.teacher, found.spec, found.temperature) == (kept.teacher, kept.spec, kept.temperature)
+            assert found.scores.wire_bytes == kept.scores.wire_bytes and place >= len(data.partition(b"}}")[0])
 
 
 def test_a_damaged_row_of_a_record_is_named_and_left_where_it_is(tiny: SimpleNamespace, tmp_path: Path) -> None:
