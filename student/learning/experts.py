@@ -10,7 +10,6 @@ router. Routers are transformers' modules named ...TopKRouter that return (logit
 others, such as sigmoid routers with groups, are refused at their first forward.
 """
 
-from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
@@ -85,9 +84,8 @@ class Recorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with ExitStack() as stack:
-            for handle in self._handles:
-                stack.callback(handle.remove)
+        for handle in self._handles:
+            handle.remove()
         self._found = []
 
     def _keep(self, router: nn.Module, inputs: Any, output: Any) -> None:

@@ -1,6 +1,6 @@
 """Hooks on the student's forward in a named pass: noise on hidden states, experts that were chosen elsewhere.
 
-    with student.around(reading):
+    with student.around(lambda: reading):
         loss = ...                                       # the forward
         loss.backward()                                  # the hooks are still there where activations are recomputed
 

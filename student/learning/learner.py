@@ -5,6 +5,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -188,7 +189,7 @@ class Learner:
                 micro = collate(rows, part, self.accelerator.device)
                 index_of = torch.cat([torch.arange(ends[i], ends[i + 1]) for i in part]).to(self.accelerator.device)
                 # Around both: where layers are checkpointed, the backward pass runs them forward again.
-                with self.student.around(micro.reading(self.updates)) if self.student.hooks else nullcontext():
+                with self.student.around(partial(micro.reading, self.updates)):
                     loss, metrics = self._micro_loss(micro, [every[index_of] for every in weights], select)
                     self.accelerator.backward(loss)
                 sums = add(sums, metrics)

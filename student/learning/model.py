@@ -1,7 +1,7 @@
 """The student model: load, run to the hidden states of response positions, project to what the terms asked for."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -159,9 +159,9 @@ class Student(nn.Module):
         self.beside = nn.ModuleDict()
         self.hooks: Sequence[ModelHook] = ()
 
-    def around(self, reading: Reading) -> AbstractContextManager[None]:
-        """The hooks of the run around a forward, see `student.learning.hooks`."""
-        return around(self.hooks, self.lm, reading)
+    def around(self, reading: Callable[[], Reading]) -> AbstractContextManager[None]:
+        """The hooks of the run around a forward, see `student.learning.hooks`; without any, `reading` is not called."""
+        return around(self.hooks, self.lm, reading()) if self.hooks else nullcontext()
 
     def forward(
         self,

@@ -13,6 +13,7 @@ their products).
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -144,7 +145,7 @@ class LocalModels:
         asked = [i.asked(gather=gather, role=model) if isinstance(i, Row) else [(i, 0)] for i in items]
         requests = [request for mine in asked for request, _ in mine]
         given = [item if isinstance(item, Row) else None for item in items] if rows is None else rows
-        owners = [_whole(row, request) for row, mine in zip(given, asked, strict=True) for request, _ in mine]
+        owners = [row for row, mine in zip(given, asked, strict=True) for _ in mine]
         level = self.temperature if temperature is None else temperature
         parts = self._parts(requests)
         if not parts:
@@ -162,9 +163,8 @@ class LocalModels:
                     poll()
                     # A rank of a sharded student that has run out still takes part in gathering the weights.
                     chosen = [requests[i] for i in part] or [_FILLER]
-                    kind: Pass = "student" if model == STUDENT else "kept"
-                    reading = Reading(kind, tuple(owners[i] for i in part) or (None,), _width(chosen))
-                    with self._student.around(reading):
+                    rows_read = [owners[i] for i in part] or [None]
+                    with self._student.around(partial(_reading, model, rows_read, chosen)):
                         scores = self._read(chosen, head, spec if part else PayloadSpec.sampled(), level)
                     found.update(zip(part, scores, strict=False))
         finally:
@@ -359,6 +359,12 @@ def _detached(head: OutputHead, *, copied: bool) -> OutputHead:
 
 def _width(items: Sequence[ScoreItem]) -> int:
     return max(len(item.token_ids) for item in items)
+
+
+def _reading(model: str, rows: Sequence[Row | None], items: Sequence[ScoreItem]) -> Reading:
+    """What a forward over `items`, parts of `rows`, reads."""
+    kind: Pass = "student" if model == STUDENT else "kept"
+    return Reading(kind, tuple(map(_whole, rows, items)), _width(items))
 
 
 def _whole(row: Row | None, item: ScoreItem) -> Row | None:

@@ -57,6 +57,10 @@ class _Request:
     first: int
     row: Row
 
+    def reads_here(self, model: str) -> bool:
+        """Whether `model` answers it in this process."""
+        return self.target.local and self.target.model == model
+
 
 @dataclass(slots=True, eq=False)
 class _Call:
@@ -291,8 +295,7 @@ class Scorer:
         # By need and not by what was submitted: with sharded weights every rank reads as often as the others.
         for need in self.needs.signals:
             for model in self._local.models:
-                asked = [(call, call.request) for call in calls]
-                mine = [c for c, r in asked if r.need == need and r.target.local and r.target.model == model]
+                mine = [call for call in calls if call.request.need == need and call.request.reads_here(model)]
                 level = self._local.temperature if need.temperature is None else need.temperature
                 found = self._local.score(
                     model,

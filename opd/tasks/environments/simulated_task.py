@@ -52,7 +52,7 @@ Answer with one JSON object and nothing else:
 
 
 class SimulatorFailed(Exception):
-    """A simulated part gave no answer, or one that cannot be used: the episode is aborted, and nobody is to blame."""
+    """A simulated part gave no answer, or one that cannot be used: the episode is aborted, not failed."""
 
 
 def bound(aspect: str, difficulty: float) -> int:
