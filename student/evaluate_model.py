@@ -28,14 +28,7 @@ def evaluate_model(recipe: Recipe, model: str, *, keep: bool = False) -> dict[st
     """
     if recipe.eval.prompts == 0:
         raise ConfigError("eval.prompts is 0; set it to the number of held-out prompts.")
-    # What controllers and, without a divergence, terms need is not needed here: the teachers may be away.
-    alone: dict[str, Any] = (
-        {}
-        if recipe.eval.reverse_kl
-        else {"objective": [{"name": "sft", "rows": "all"}], "teachers": None, "contexts": {}}
-    )
-    here = recipe.train.model_copy(update={"max_staleness": 0})  # nothing is sampled ahead of an update
-    recipe = recipe.model_copy(update={"methods": [], "train": here, **alone})
+    recipe = _evaluated(recipe)
     begin = time.monotonic()
     with ExitStack() as stack:
         job = build_job(recipe, stack, model_path=model, poll=lambda: None)
@@ -69,3 +62,15 @@ def evaluate_model(recipe: Recipe, model: str, *, keep: bool = False) -> dict[st
         "seconds": time.monotonic() - begin,
         **({"samples": list(result.samples)} if keep else {}),
     }
+
+
+def _evaluated(recipe: Recipe) -> Recipe:
+    """What an evaluation reads of a recipe: nothing that only steers, samples or rewards training can refuse it."""
+    changes: dict[str, Any] = {
+        "methods": [],
+        "rollout": recipe.rollout.model_copy(update={"strategy": {"name": "single"}}),
+        "train": recipe.train.model_copy(update={"max_staleness": 0}),
+    }
+    if not recipe.eval.reverse_kl:  # the teachers may be away
+        changes |= {"objective": [{"name": "sft", "rows": "all"}], "rewards": [], "teachers": None, "contexts": {}}
+    return recipe.model_copy(update=changes)

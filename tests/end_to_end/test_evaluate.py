@@ -63,6 +63,14 @@ def test_without_reverse_kl_no_teacher_is_needed(world: Path, evaluate: Callable
     assert report["reverse_kl"] is None and report["prompts"] == 8
 
 
+def test_what_samples_and_rewards_training_is_not_asked_of_an_evaluation(
+    world: Path, evaluate: Callable[..., dict[str, Any]]
+) -> None:
+    trained = ["objective=[{name: grpo}]", "rewards=[{name: overlong}]", "rollout.strategy={name: rorecomp}"]
+    report = evaluate(world / "student", *trained, "train.max_staleness=2", "eval.reverse_kl=false")
+    assert report["prompts"] == 8 and report["accuracy"] is not None
+
+
 class EvenVerifier:
     """Answers of an even number of characters are correct."""
 
