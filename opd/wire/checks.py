@@ -120,9 +120,9 @@ def check_sampled(
     top-k it is no larger than the smallest of the k. `first` is the index of the first position.
     """
     same = ids == response[:, None]
-    place = same.argmax(axis=1)[:, None]  # 0 where the token is not among the ids; `inside` tells
-    inside = np.take_along_axis(same, place, axis=1)[:, 0]
-    at = np.take_along_axis(values, place, axis=1)[:, 0]
+    place = same.argmax(axis=1)  # 0 where the token is not among the ids; `inside` tells
+    lines = np.arange(len(same))
+    inside, at = same[lines, place], values[lines, place]
     ceiling = np.minimum(log_tail, values[:, -1]) if topk else log_tail
     # f16 has 11 bits, so its rounding grows with the size of a log-prob.
     slack = MATCH_TOLERANCE + np.abs(np.where(np.isfinite(sampled), sampled, 0)) * 2.0**-10
