@@ -161,6 +161,7 @@ GiGPO | advantage `gigpo`
 A2TGPO | reward `igpo`, advantage and objective `a2tgpo`
 MatchTIR | reward and advantage `matchtir`
 SeeUPO | method `seeupo`, objective `gspo` with `ratio_to: old`, advantage `lite_ppo`
+ArCHer | advantage `archer`, method `archer_critic`, `policy_gradient` with `ratio: none`; heads without a backbone
 Turn-PPO | objective `ppo` with `ratio: turn`, method `critic`
 TT-OPD | objective `tt_opd` with a context, reward `cosine_length`: [multi-turn.md](multi-turn.md)
 RLSD | objective `rlsd` with a context: `examples/recipes/qwen3-8b-rlsd.yaml`
@@ -174,7 +175,6 @@ R2-OPD (2608.19408) | spans, the progress reward and the test of disagreement we
 S-PPO, ST-PPO (2511.20718) | accounts differ on what the clipped part's norm does to the loss; Turn-PPO is `ratio: turn`
 ARPO: hard advantage | the mean of the descendants for shared tokens; branches have the soft form
 HiPER | value heads of its own for subgoals, actions and switches; critics here give a token one value
-ArCHer | twin Q and V of utterances with target copies and a replay buffer; credit by turn is `trloo` or Turn-PPO
 Guided-OPD | not written: turns of the teacher by chance, less often as training goes on; see `future_bridge`, `sopd`
 """
 

@@ -44,6 +44,7 @@ for name, path, summary in [
     ("sngs", "advantages.modifiers:Sngs", "modifier: errors weigh less where a group rarely succeeds"),
     ("outliers", "advantages.modifiers:Outliers", "modifier: standardise over the batch, drop what is beyond 3 sigma"),
     ("trloo", "advantages.turns:Trloo", "returns by turn, against the other episodes at that turn (TRLOO)"),
+    ("archer", "advantages.archer:Archer", "the advantage of each turn by method archer_critic (ArCHer)"),
     ("mapo", "advantages.turns:Mapo", "returns by turn, over the turn's group and over the step (MAPO)"),
     ("gigpo", "advantages.gigpo:Gigpo", "the episode's credit, and each turn's among turns at the same state (GiGPO)"),
     ("a2tgpo", "advantages.a2tgpo:A2tgpo", "gains of turns, normalised by turn and evened out over depth (A2TGPO)"),
@@ -154,6 +155,7 @@ for name, path, summary in [
     CONTROLLERS.add(name, f"student.rl.samplers.{path}", summary)
 
 for name, path, summary in [
+    ("archer_critic", "archer:ArcherCritic", "twin Q and V of utterances, off policy, for advantage archer (ArCHer)"),
     ("critic", "critic:Critic", "value heads on the student's features, for advantage gae"),
     ("seeupo", "seeupo:SeeUpo", "an update for each turn of the episodes, the last one first (SeeUPO)"),
     (

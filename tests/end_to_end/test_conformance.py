@@ -98,6 +98,10 @@ CHANGES: dict[str, dict[str, Any]] = {
         "prompts": {"task": "student_plugins:Digits", "options": {"digits": 2}},
         "objective": [{"name": "ppo"}],
     },
+    "archer_critic": {
+        **EPISODES,
+        "objective": [{"name": "policy_gradient", "ratio": "none", "advantage": {"name": "archer"}}],
+    },
     "modes": {
         "modes": {
             "long": {"budget": 12, "prefix": "L", "teacher": "teacher"},
@@ -141,7 +145,10 @@ WITHOUT: dict[str, set[str]] = {}
 
 def metrics_without(recipe: Recipe) -> set[str]:
     # What asks for a critic or for given rows is refused without the method that brings them.
-    refused = any(t["name"] in ("ppo", "sft") or t.get("rows") == "expert" for t in recipe.objective)
+    refused = any(
+        t.get("advantage", {}) == {"name": "archer"} or t["name"] in ("ppo", "sft") or t.get("rows") == "expert"
+        for t in recipe.objective
+    )
     objective = [{"name": "grpo"}] if refused else recipe.objective
     plain = recipe.model_copy(update={"methods": [], "objective": objective, "run": recipe.run.with_name("without")})
     key = plain.model_dump_json(exclude={"run", "model", "teachers"})

@@ -1,0 +1,230 @@
+"""ArCHer's critic: twin Q and V of utterances, fitted off policy by temporal differences against slow copies.
+
+    Q_j(s_k, a_k) <- r_k + discount V'_j(s_{k+1})      V' = 0 after the last turn
+    V_j(s_k)      <- Q'_j(s_k, a_k)                    j = 1, 2; primes are copies that move by `tau` after each fit
+    A_k           = min_j Q_j(s_k, a_k) - min_j V_j(s_k)                  for every token of turn k (advantage archer)
+
+s_k is the history before turn k, a_k the turn. Each fit is a step of AdamW on the mean squared errors of `batch` turns,
+drawn from a buffer of the last `buffer` turns of all ranks, whichever policy wrote them. Rewards by turn count where
+they are given; else an episode's reward is that of its last turn. An answer without turns is one utterance.
+
+Source: arXiv 2402.19446 and the released code, YifeiZhou02/ArCHer (archer/algorithms/archer/trainer.py: these losses,
+discount 0.9, tau 0.1, a warm-up of the critic). Otherwise than there: heads are linear on hidden states of the
+student's first weights (before the turn, and behind it), where the code trains RoBERTa with layers of its own; V is
+fitted to the turn that was written, where the code samples the policy anew at each state; a step's credit is that of
+the critic before it was fitted on the step; the policy learns from the step's own turns and not from the buffer, with
+no baseline by token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from opd.errors import ConfigError
+from opd.wire.types import PayloadSpec, ScoreItem
+from student.controllers import Controller, ControllerSettings
+from student.data.outcome import outcome_of
+from student.data.streams import stream
+from student.rl.value_head import adamw
+from student.scoring.needs import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from student.controllers import Services
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.learning.updates import Update
+    from student.recipe import Recipe
+
+Array = NDArray[np.float64]
+_PLACES = ("step", "uid", "sample", "turn", "agent")
+
+
+class ArcherCriticSettings(ControllerSettings):
+    """Settings of the critic of utterances."""
+
+    discount: float = Field(0.9, ge=0, le=1, description="gamma, of later turns.")
+    tau: float = Field(0.1, gt=0, le=1, description="Share of the heads that their copies take over after each fit.")
+    buffer: int = Field(10_000, ge=1, description="Turns that are kept to fit on.")
+    batch: int = Field(256, ge=1, description="Turns of a fit, drawn with replacement.")
+    fits: int = Field(16, ge=1, description="AdamW steps after each step of the run.")
+    warm_up: int = Field(0, ge=0, description="First steps in which only the critic learns.")
+    learning_rate: float = Field(1e-3, gt=0, description="Of the heads.")
+    seed: int = Field(0, ge=0, description="Decides the first weights of the second heads, and what is drawn.")
+
+
+class ArcherCritic(Controller):
+    """The method; see the module. Its state is heads, copies, moments, buffer, and how often it was fitted."""
+
+    settings_type = ArcherCriticSettings
+    settings: ArcherCriticSettings
+    why_not_stale = ""
+    evidence: ClassVar[str] = "text and code"
+
+    def __init__(self, settings: ArcherCriticSettings) -> None:
+        super().__init__(settings)
+        self._services: Services | None = None
+        self._now = 0
+        self._turns: list[tuple[tuple[Any, ...], Array]] = []
+        self._told: dict[str, float] = {}
+        # Width H: [2, H + 1] of V and [2, 2 H + 1] of Q in one array [2, 3 H + 2]; made when H is known.
+        self.heads: Array | None = None
+        self.copies: Array | None = None
+        self.moments: Array | None = None
+        self.buffer: Array | None = None  # [N, 3 H + 2], oldest first; see `gradient_of`
+        self.fitted = 0
+
+    def needs(self) -> Needs:
+        """The student's first weights, read in process, and rewards."""
+        return Needs(reward="any", models=frozenset({"initial"}))
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse a critic that no advantage reads, histories that are cut, and a warm-up that never ends.
+
+        Raises:
+            ConfigError: naming what to change.
+        """
+        chains = [chain for term in terms if (chain := getattr(term, "chain", None)) is not None]
+        if not any(getattr(part, "reads_utterances", False) for chain in chains for part in chain.parts):
+            raise ConfigError("no advantage reads the utterances of method archer_critic; use advantage archer.")
+        if recipe.rollout.episodes.history is not None:
+            raise ConfigError(
+                f"method archer_critic reads whole episodes, and rollout.episodes.history is "
+                f"{recipe.rollout.episodes.history!r}; leave history out."
+            )
+        if self.settings.warm_up >= recipe.train.steps:
+            raise ConfigError(
+                f"method archer_critic has a warm_up of {self.settings.warm_up} steps, in which the student is not "
+                f"trained, and the run has {recipe.train.steps} (train.steps); lower warm_up."
+            )
+
+    def start(self, services: Services) -> None:
+        """Keep the services."""
+        self._services = services
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        """Read the states before and behind each turn, and give each row the credit of its turns."""
+        if self._services is None:
+            raise RuntimeError("method archer_critic composes before it was started.")
+        # One id more, so that there is a state behind the last token; no state sees that id itself.
+        items = [
+            ScoreItem(np.concatenate([row.prompt_ids, row.response_ids, row.prompt_ids[-1:]]), len(row.prompt_ids))
+            for row in rows
+        ]
+        self._turns = []
+        for row, scores in zip(rows, self._services.read(items, PayloadSpec.hidden(), model="initial"), strict=True):
+            hidden, spans = np.asarray(scores.hidden, np.float64), row.turns or ((0, row.length),)
+            before, behind = hidden[[start for start, _ in spans]], hidden[[end for _, end in spans]]
+            row.turn_credit = tuple(map(float, self.advantages(before, behind)))
+            outcome = outcome_of(row)
+            if outcome.reward is None or not row.loss_mask.any():
+                continue
+            rewards = np.zeros(len(spans))
+            rewards[-1] = outcome.reward
+            if outcome.turn_rewards:
+                rewards = np.array(outcome.turn_rewards, np.float64)
+            after = np.concatenate([before[1:], np.zeros_like(before[:1])])
+            goes_on = np.arange(len(spans)) < len(spans) - 1
+            found = np.concatenate([before, behind, after, rewards[:, None], goes_on[:, None]], 1)
+            self._turns.append((outcome.key(_PLACES), found))
+        return rows
+
+    def updates(self, updates: Iterable[Update], services: Services) -> Iterable[Update]:
+        """None in the warm-up; after the last one the heads are fitted."""
+        if self._now >= self.settings.warm_up:
+            yield from updates
+        self._told = self._fit(services)
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Metrics archer/warm_up, archer/q_loss, archer/v_loss (of the first fit), archer/q and archer/buffer."""
+        told, self._told = self._told, {}
+        self._now = step + 1
+        return told
+
+    def advantages(self, before: Array, behind: Array) -> Array:
+        """[turns] min Q - min V of states [turns, H] before and behind each turn; zeros before the first fit."""
+        if self.heads is None:
+            return np.zeros(len(before))
+        q, v = values(self.heads, before, behind)
+        found: Array = q.min(0) - v.min(0)
+        return found
+
+    def _fit(self, services: Services) -> dict[str, float]:
+        """Put the turns of all ranks into the buffer and fit on it; returns what `after_update` tells."""
+        mine, self._turns = self._turns, []
+        # Every rank keeps the same buffer in the same order and makes the same steps in float64.
+        told = sorted((turns for part in services.gather(mine) for turns in part), key=lambda entry: entry[0])
+        kept = [] if self.buffer is None else [self.buffer]
+        if not kept and not told:
+            return {}
+        s = self.settings
+        buffer = np.concatenate([*kept, *(turns for _, turns in told)])[-s.buffer :]
+        heads, copies, moments = self._ready((buffer.shape[1] - 2) // 3)
+        first: tuple[float, float, float] = (0.0, 0.0, 0.0)
+        for number in range(s.fits):
+            rng = stream(s.seed, "archer", self.fitted + number)
+            drawn = buffer[rng.integers(len(buffer), size=s.batch)]
+            gradient, losses = gradient_of(heads, copies, drawn, s.discount)
+            first = losses if number == 0 else first
+            heads, moments = adamw(heads, moments, gradient, self.fitted + number + 1, s.learning_rate)
+            copies = (1 - s.tau) * copies + s.tau * heads
+        self.heads, self.copies, self.moments, self.buffer = heads, copies, moments, buffer
+        self.fitted += s.fits
+        names = ("archer/q_loss", "archer/v_loss", "archer/q")
+        warm_up = {"archer/warm_up": float(self._now < s.warm_up), "archer/buffer": float(len(buffer))}
+        return warm_up | dict(zip(names, first, strict=True))
+
+    def _ready(self, width: int) -> tuple[Array, Array, Array]:
+        if self.heads is None or self.copies is None or self.moments is None:
+            heads = 0.01 * stream(self.settings.seed, "archer").standard_normal((2, 3 * width + 2))
+            heads[0] = 0.0
+            return heads, heads.copy(), np.zeros((2, *heads.shape))
+        return self.heads, self.copies, self.moments
+
+    def state_dict(self) -> dict[str, Any]:
+        """Heads, copies, moments, buffer, and what is to be told of the last fit."""
+        arrays = {name: getattr(self, name) for name in ("heads", "copies", "moments", "buffer")}
+        return arrays | {"fitted": self.fitted, "told": self._told, "now": self._now}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore them."""
+        self.heads, self.copies, self.moments = state["heads"], state["copies"], state["moments"]
+        self.buffer, self.fitted, self._now = state["buffer"], int(state["fitted"]), int(state["now"])
+        self._told = dict(state["told"])
+
+
+def values(heads: Array, before: Array, behind: Array) -> tuple[Array, Array]:
+    """[2, N] Q and [2, N] V of states [N, H] before and behind each turn."""
+    width = before.shape[1]
+    of_v, of_q = heads[:, : width + 1], heads[:, width + 1 :]
+    v = of_v[:, :-1] @ before.T + of_v[:, -1:]
+    q = of_q[:, :-1] @ np.concatenate([before, behind], 1).T + of_q[:, -1:]
+    return q, v
+
+
+def gradient_of(heads: Array, copies: Array, turns: Array, discount: float) -> tuple[Array, tuple[float, float, float]]:
+    """The gradient of both mean squared errors, summed over Q_1, Q_2, V_1, V_2, and (Q's loss, V's loss, mean of Q).
+
+    Args:
+        heads: [2, 3 H + 2], of which targets are no function.
+        copies: of the same shape: they give the targets.
+        turns: [N, 3 H + 2]: states before and behind the turn and before the next one, reward, whether one follows.
+        discount: gamma.
+    """
+    width, count = (turns.shape[1] - 2) // 3, len(turns)
+    before, behind, after = (turns[:, i * width : (i + 1) * width] for i in range(3))
+    reward, goes_on = turns[:, -2], turns[:, -1]
+    q, v = values(heads, before, behind)
+    target_q, _ = values(copies, before, behind)
+    _, next_v = values(copies, after, behind)
+    gap_q, gap_v = q - (reward + discount * goes_on * next_v), v - target_q
+    ones = np.ones((count, 1))
+    of_v = gap_v @ np.concatenate([before, ones], 1)
+    of_q = gap_q @ np.concatenate([before, behind, ones], 1)
+    gradient: Array = 2 / count * np.concatenate([of_v, of_q], 1)
+    return gradient, (float((gap_q**2).mean(1).sum()), float((gap_v**2).mean(1).sum()), float(q.mean()))
