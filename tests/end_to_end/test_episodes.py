@@ -46,6 +46,27 @@ def metrics(recipe: Recipe) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
 
 
+def test_episodes_with_summaries_are_played_ahead_and_read_as_they_were_written(
+    make_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    engine = {"name": "transformers", "mismatch_rows": 4, "mismatch_limit": 1e-3}
+    objective = [{"name": "opd", "payload": "gather", "k": 8, "importance_cap": 2.0}]
+    train_ = {"steps": 3, "max_staleness": 1, "learning_rate": 1e-2}
+    changes = LOCK | {
+        "rollout": played_with("summaries", engine=engine),
+        "objective": objective,
+        "train": train_,
+        "methods": [{"name": "tcod", "order": "fixed", "start": 0}],
+    }
+    recipe = make_recipe(**changes, run=str(tmp_path / "run"))
+    train(recipe)
+    found = metrics(recipe)
+    assert [line["staleness"] for line in found] == [0, 1, 1]
+    # The weights that sampled give every token the log-prob that it was sampled with, each in its own window.
+    assert all(line["summaries"] > 0 and line["mismatch/log_ratio"] < 1e-4 for line in found)
+    assert [line["importance_weight"] == pytest.approx(1.0, abs=1e-5) for line in found] == [True, False, False]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["f2b", "b2f"])
 def test_a_curriculum_of_turns_runs_and_resumes_to_the_same_weights(
