@@ -68,7 +68,8 @@ class FleetCore:
         if change.after in (ReplicaState.DEAD, ReplicaState.REJECTED):
             self.dispatcher.lost(monitor, teacher, change.reason)
         if scheduler.serving(teacher) and pool.bounds is not None:
-            scheduler.limit(teacher, pool.bounds.max_sequences, pool.bounds.max_request_tokens)
+            bounds = pool.bounds
+            scheduler.limit(teacher, bounds.max_sequences, bounds.max_request_tokens, bounds.max_request_bytes)
         self.dispatcher.wake()
 
     # Rows.

@@ -124,10 +124,16 @@ def check_items(items: Sequence[ScoreItem], spec: PayloadSpec, temperature: floa
         check_lengths(index, len(item.token_ids), item.prompt_length, bounds)
         check_spans(index, item)
         check_ids(index, item, spec, bounds)
-        size += 4 * len(item.token_ids) + 8 * len(item.spans)
-        if item.gather_ids is not None:
-            size += byte_length(gather_dtype(item.gather_ids), *item.gather_ids.shape)
+        size += item_bytes(item)
     check_totals(sum(len(item.token_ids) for item in items), size, bounds)
+
+
+def item_bytes(item: ScoreItem) -> int:
+    """Bytes of a sequence's arrays in a request; its other fields take up to 64 more."""
+    size = 4 * len(item.token_ids) + 8 * len(item.spans)
+    if item.gather_ids is not None:
+        size += byte_length(gather_dtype(item.gather_ids), *item.gather_ids.shape)
+    return size
 
 
 def check_count(count: int, bounds: RequestBounds) -> None:

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 
 from opd.errors import OpdError
 from opd.fleet.scheduling.throughput import Throughput
+from opd.wire.bounds import item_bytes
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
 
 _RECENT_GROUPS = 32
+_FIELD_BYTES = 64
 _ACCEPTED_SECONDS = 2.0  # a server refuses before it computes, so an RPC it has had for this long was accepted
 _NEVER = float("inf")
 
@@ -31,6 +33,7 @@ class ScoreTask:
         deadline: seconds of the fleet's clock, inf for none.
         trace: metadata of the caller's span.
         tokens: prompt and response tokens, the cost of the row.
+        size: bytes of the row in a request, at most.
         batch_key: rows with equal keys (payload, temperature) may travel in one RPC.
         failures: attempts that failed.
         avoid: servers where an attempt failed; others are preferred.
@@ -57,6 +60,7 @@ class ScoreTask:
     deadline: float = _NEVER
     trace: tuple[tuple[str, str], ...] = ()
     tokens: int = field(init=False)
+    size: int = field(init=False)
     batch_key: Hashable = field(init=False)
     failures: int = 0
     avoid: set[str] = field(default_factory=set)
@@ -73,6 +77,7 @@ class ScoreTask:
 
     def __post_init__(self) -> None:
         self.tokens = len(self.item.token_ids)
+        self.size = item_bytes(self.item) + _FIELD_BYTES
         self.batch_key = (self.spec, self.temperature)
 
     def accepts(self, address: str, serving: Set[str]) -> bool:

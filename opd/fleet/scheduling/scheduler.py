@@ -32,6 +32,7 @@ _AFFINITY = 0.7  # least length, relative to the longest row that fits, of a row
 _DEPTH = 0.5  # of its share that a server may hold in flight
 _GRAIN = 0.25  # of its share that one RPC may carry
 _SWEEP_SECONDS = 0.25
+_REQUEST_BYTES = 1024  # of a request beside its rows, at most: names, hashes, payload
 
 
 class Scheduler:
@@ -54,6 +55,7 @@ class Scheduler:
         self._numbers = itertools.count()
         self._row_limits: dict[str, int] = {}
         self._token_limits: dict[str, int] = {}
+        self._size_limits: dict[str, int] = {}
 
     # Servers.
 
@@ -90,10 +92,11 @@ class Scheduler:
         """The servers on which a teacher may be asked for now."""
         return list(self.estimate(teacher).servers.values())
 
-    def limit(self, teacher: str, rows: int, tokens: int) -> None:
-        """Bound a teacher's RPCs by its servers' limits; 0 means no limit of theirs."""
+    def limit(self, teacher: str, rows: int, tokens: int, size: int = 0) -> None:
+        """Bound a teacher's RPCs by its servers' limits of rows, tokens and bytes; 0 means no limit of theirs."""
         self._row_limits[teacher] = min(self._settings.rows, rows or self._settings.rows)
         self._token_limits[teacher] = min(self._settings.tokens, tokens or self._settings.tokens)
+        self._size_limits[teacher] = size
 
     # Rows.
 
@@ -242,6 +245,7 @@ class Scheduler:
         """Take `first` and the rows that travel with it: those of its group, then the longest ones that fit."""
         queue = self.queues[first.teacher]
         most_rows, most_tokens = self._limits(first.teacher)
+        bytes_left = (self._size_limits.get(first.teacher) or float("inf")) - _REQUEST_BYTES - first.size
         room = min(most_tokens, server.room())
         # Less than is allowed: near the end of a step the last rows must spread over all servers.
         if not estimate.alone:
@@ -254,7 +258,7 @@ class Scheduler:
         latest = oldest.submitted + _OVERTAKE_SECONDS if oldest is not None else float("inf")
 
         def accept(task: ScoreTask) -> bool:
-            if task.submitted > latest:
+            if task.submitted > latest or task.size > bytes_left:
                 return False
             alike = task.batch_key == first.batch_key and task.twin not in rows
             # Stricter than `ScoreTask.accepts`: a row that failed here may lead an RPC, but not endanger another's.
@@ -266,6 +270,7 @@ class Scheduler:
                 queue.remove(task)
                 rows.append(task)
                 room -= task.tokens
+                bytes_left -= task.size
         while len(rows) < most_rows and room > 0:
             following = queue.longest(room, accept)
             if following is None:
@@ -273,6 +278,7 @@ class Scheduler:
             queue.remove(following)
             rows.append(following)
             room -= following.tokens
+            bytes_left -= following.size
         return rows
 
     def start(self, server: ServerLoad, rows: list[ScoreTask], speed: float, now: float, *, hedge: bool = False) -> Rpc:

@@ -102,8 +102,8 @@ def is_check(request: pb.ScoreRequest) -> bool:
 class FakeServer:
     """Serves models by name. Knobs: `delay` seconds per row, `wedged` (never answers Score), `trouble(request)` may
     raise an OpdError, `mangle(messages)` may change the answer, `draining`, `state`, `deaf` (answers nothing), `spans`
-    (scores parts of responses, as servers do that know them), `live_model` (scores rows, but not those that compare
-    replicas)."""
+    (scores parts of responses, as servers do that know them), `request_bytes` (most of a request), `live_model` (scores
+    rows, but not those that compare replicas)."""
 
     def __init__(
         self, models: dict[str, TinyModel], port: int = 0, credentials: grpc.ServerCredentials | None = None
@@ -113,6 +113,7 @@ class FakeServer:
         self.wedged = False
         self.deaf = False
         self.spans = False
+        self.request_bytes = 1 << 20
         self.draining = False
         self.refusal = ""
         self.state = pb.TEACHER_STATE_READY
@@ -155,7 +156,7 @@ class FakeServer:
                 max_k=32,
                 max_sequences=32,
                 max_request_tokens=8192,
-                max_request_bytes=1 << 20,
+                max_request_bytes=self.request_bytes,
             ),
             deterministic=True,
             state=pb.TEACHER_STATE_DRAINING if self.draining else self.state,

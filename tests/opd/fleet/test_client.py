@@ -56,6 +56,18 @@ def test_scores_are_the_models_own_numbers(tiny: SimpleNamespace, spec: PayloadS
         assert got.weights_hash == model.weights_hash
 
 
+def test_rows_that_are_too_many_bytes_for_one_request_travel_in_several(tiny: SimpleNamespace) -> None:
+    server = tiny.serve()
+    server.request_bytes = 4096
+    items = tiny.items(60, gather=24)
+    with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
+        fleet.score("math", items, PayloadSpec.gather(24))
+        counters = fleet.status().counters
+    assert counters.calls_failed == 0
+    assert max(request.ByteSize() for request in server.requests) <= 4096
+    assert max(len(request.sequences) for request in server.requests) > 1
+
+
 def test_numbers_do_not_depend_on_how_many_replicas_serve(tiny: SimpleNamespace) -> None:
     items = tiny.items(60)
     spec = PayloadSpec.topk(4)

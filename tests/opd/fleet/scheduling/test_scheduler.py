@@ -178,6 +178,7 @@ def test_rpcs_respect_the_servers_row_and_token_limits() -> None:
 
 def test_a_row_longer_than_every_limit_still_travels_alone() -> None:
     world = World(tokens=50, in_flight_tokens=50)
+    world.scheduler.limit("t", 1, 50, 1500)
     world.row(500)
     assert [tokens(rpc) for rpc in world.plan()] == [[500]]
 
