@@ -205,6 +205,14 @@ class Controller:
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
+        self._services: Services | None = None
+
+    @property
+    def services(self) -> Services:
+        """What `start` was given, for the hooks that are given no services themselves."""
+        if self._services is None:
+            raise RuntimeError(f"{type(self).__name__} asks for services before it was started.")
+        return self._services
 
     def needs(self) -> Needs:
         """What the controller needs beyond the objective."""
@@ -230,7 +238,8 @@ class Controller:
         return []
 
     def start(self, services: Services) -> None:
-        """Called once before the first step, also after a resume."""
+        """Called once before the first step, also after a resume; keeps the services."""
+        self._services = services
 
     def plan(self, plan: StepPlan) -> StepPlan:
         """Rewrite the plan of a step.

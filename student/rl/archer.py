@@ -68,7 +68,6 @@ class ArcherCritic(Controller):
 
     def __init__(self, settings: ArcherCriticSettings) -> None:
         super().__init__(settings)
-        self._services: Services | None = None
         self._now = 0
         self._turns: list[tuple[tuple[Any, ...], Array]] = []
         self._told: dict[str, float] = {}
@@ -103,21 +102,15 @@ class ArcherCritic(Controller):
                 f"trained, and the run has {recipe.train.steps} (train.steps); lower warm_up."
             )
 
-    def start(self, services: Services) -> None:
-        """Keep the services."""
-        self._services = services
-
     def compose(self, rows: list[Row]) -> list[Row]:
         """Read the states before and behind each turn, and give each row the credit of its turns."""
-        if self._services is None:
-            raise RuntimeError("method archer_critic composes before it was started.")
         # One id more, so that there is a state behind the last token; no state sees that id itself.
         items = [
             ScoreItem(np.concatenate([row.prompt_ids, row.response_ids, row.prompt_ids[-1:]]), len(row.prompt_ids))
             for row in rows
         ]
         self._turns = []
-        for row, scores in zip(rows, self._services.read(items, PayloadSpec.hidden(), model="initial"), strict=True):
+        for row, scores in zip(rows, self.services.read(items, PayloadSpec.hidden(), model="initial"), strict=True):
             hidden, spans = np.asarray(scores.hidden, np.float64), row.turns or ((0, row.length),)
             before, behind = hidden[[start for start, _ in spans]], hidden[[end for _, end in spans]]
             row.turn_credit = tuple(map(float, self.advantages(before, behind)))

@@ -70,7 +70,6 @@ class Critic(Controller):
 
     def __init__(self, settings: CriticSettings) -> None:
         super().__init__(settings)
-        self._services: Services | None = None
         self._discount = (1.0, 0.95)
         self._now = 0
         self._cache: list[tuple[Row, NDArray[np.float32]]] = []
@@ -118,15 +117,9 @@ class Critic(Controller):
             "(train.steps)"
         ]
 
-    def start(self, services: Services) -> None:
-        """Keep the services."""
-        self._services = services
-
     def compose(self, rows: list[Row]) -> list[Row]:
         """Read the features of the rows and give each its values."""
-        if self._services is None:
-            raise RuntimeError("method critic composes before it was started.")
-        found = self._services.read(rows, PayloadSpec.hidden(), model=self.settings.features)
+        found = self.services.read(rows, PayloadSpec.hidden(), model=self.settings.features)
         self._cache = []
         for row, scores in zip(rows, found, strict=True):
             features = np.asarray(scores.hidden, np.float32)

@@ -14,7 +14,7 @@ is that of a re-implementation. Evidence: text at second hand.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
@@ -66,7 +66,6 @@ class Sage(Controller):
     def __init__(self, settings: SageSettings) -> None:
         super().__init__(settings)
         self._client = ChatClient(settings.judge)
-        self._tokenizer: Any = None
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse objectives that read no weights.
@@ -76,10 +75,6 @@ class Sage(Controller):
         """
         if not any(getattr(term, "reads_turn_weights", False) for term in terms):
             raise ConfigError("no term reads the weights that method sage gives to turns; use objective sage_opd.")
-
-    def start(self, services: Services) -> None:
-        """Keep the tokenizer."""
-        self._tokenizer = services.tokenizer
 
     def compose(self, rows: list[Row]) -> list[Row]:
         """Note w_k for each turn of each row; rows without turns are one."""
@@ -96,7 +91,7 @@ class Sage(Controller):
 
     def _judge(self, row: Row, turn: int) -> tuple[float, bool]:
         """i_k, and whether the judge gave it."""
-        history = str(self._tokenizer.decode(with_answer(row, turn).tolist(), skip_special_tokens=True))
+        history = str(self.services.tokenizer.decode(with_answer(row, turn).tolist(), skip_special_tokens=True))
         try:
             said = self._client.ask([{"role": "user", "content": self.settings.question.replace("{history}", history)}])
         except ChatFailed:

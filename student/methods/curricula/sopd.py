@@ -16,7 +16,7 @@ rate 1e-6, 64 rows a step. Evidence: text at second hand.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
@@ -58,7 +58,6 @@ class Sopd(Controller):
     def __init__(self, settings: SopdSettings) -> None:
         super().__init__(settings)
         self._client = ChatClient(settings.teacher)
-        self._tokenizer: Any = None
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse objectives that do not learn from given rows, or want scores of them.
@@ -73,10 +72,6 @@ class Sopd(Controller):
             raise ConfigError(
                 f"term {scored!r} wants scores, which the turns that method sopd adds have not got; use term sft."
             )
-
-    def start(self, services: Services) -> None:
-        """Keep the tokenizer."""
-        self._tokenizer = services.tokenizer
 
     def compose(self, rows: list[Row]) -> list[Row]:
         """Add the teacher's turns."""
@@ -107,9 +102,9 @@ class Sopd(Controller):
 
     def _turn(self, row: Row, turn: int, history: NDArray[np.uint32], text: str) -> Row | None:
         """The teacher's turn as a row of its own; None for an empty one."""
-        ids = [int(i) for i in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
-        own = self._tokenizer.eos_token_id
-        end = answer_end(row.prompt, self._tokenizer, frozenset() if own is None else frozenset({int(own)}))
+        ids = [int(i) for i in self.services.tokenizer(text, add_special_tokens=False)["input_ids"]]
+        own = self.services.tokenizer.eos_token_id
+        end = answer_end(row.prompt, self.services.tokenizer, frozenset() if own is None else frozenset({int(own)}))
         # A turn that fills its limit was cut: an end there would teach the student to stop in mid-sentence.
         if end is not None and ids[-1:] != [end] and len(ids) < self.settings.teacher.max_tokens:
             ids.append(end)

@@ -74,7 +74,6 @@ class Trustee(Controller):
         self.difficulty = float(settings.first)
         self.history: list[float] = []
         self._clients: dict[str, ChatClient] = {}
-        self._services: Services | None = None
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse recipes in which D could not fall.
@@ -86,24 +85,18 @@ class Trustee(Controller):
         if "trustee" not in names:
             raise ConfigError("method trustee reads rewards in [-1, 1]; add reward trustee.")
 
-    def start(self, services: Services) -> None:
-        """Keep the services."""
-        self._services = services
-
     def plan(self, plan: StepPlan) -> StepPlan:
         """Give each simulated prompt its levels and its task, the same for all its answers."""
-        if self._services is None:
-            raise RuntimeError("method trustee plans before it was started.")
         prompts = {row.key.uid: row.prompt for row in plan.rows if CASE in row.prompt.extra}
         levels = {uid: self._levels(plan.step, uid) for uid in prompts}
         # Every rank plans the whole step; rank 0 alone asks, for a model may answer a question asked twice differently.
         own = uuid4().hex
         tasks: dict[str, Any] = {}
-        if self._services.gather(own)[0] == own:
+        if self.services.gather(own)[0] == own:
             with ThreadPoolExecutor(self.settings.workers) as threads:
                 found = threads.map(lambda uid: self._task(prompts[uid], levels[uid]), prompts)
                 tasks = dict(zip(prompts, found, strict=True))
-        tasks = self._services.gather(tasks)[0]
+        tasks = self.services.gather(tasks)[0]
         rows = []
         for row in plan.rows:
             uid = row.key.uid

@@ -51,10 +51,6 @@ class Rltf(Controller):
     why_not_stale = "second attempts are read again by the student that learns, not by the one that sampled"
     gives_answers = gives_log_probs = True
 
-    def __init__(self, settings: RltfSettings) -> None:
-        super().__init__(settings)
-        self._services: Services | None = None
-
     def needs(self) -> Needs:
         """Rewards, and the student, which reads second attempts without the feedback."""
         return Needs(reward="any", models=frozenset({STUDENT}))
@@ -77,10 +73,6 @@ class Rltf(Controller):
         """That its turns are attempts."""
         return "it takes every turn for an attempt, which a summary is not"
 
-    def start(self, services: Services) -> None:
-        """Keep the services."""
-        self._services = services
-
     def compose(self, rows: list[Row]) -> list[Row]:
         """Add the rows; groups are whole on a rank, so that first attempts can be compared."""
         able = [row for row in rows if row.on_policy and row.trained and row.turns and row.turn_rewards]
@@ -90,8 +82,6 @@ class Rltf(Controller):
 
     def _second(self, able: Sequence[Row], pairs: Sequence[Row]) -> list[Row]:
         """y1 as an answer to x, with its advantage as reward."""
-        if self._services is None:
-            raise RuntimeError("method rltf composes before it was started.")
         firsts: dict[str, list[float]] = {}
         for row in able:
             firsts.setdefault(row.key.group, []).append(row.turn_rewards[0])
@@ -102,7 +92,7 @@ class Rltf(Controller):
             one.behaviour_prompt_ids = row.read_before(before)
             one.reward, one.rewarded = row.turn_rewards[1] - float(np.mean(firsts[row.key.group])), True
             made.append(one)
-        for one, scores in zip(made, self._services.read(made), strict=True):
+        for one, scores in zip(made, self.services.read(made), strict=True):
             one.behaviour_logp = np.asarray(scores.sampled, np.float32)
             one.loss_mask = one.behaviour_logp >= self.settings.floor
             one.notes["rltf_masked"] = float((~one.loss_mask).sum())

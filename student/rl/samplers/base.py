@@ -79,7 +79,6 @@ class SignalMethod(Controller):
     def __init__(self, settings: SignalSettings) -> None:
         super().__init__(settings)
         self._rollout: RolloutSettings | None = None
-        self._services: Services | None = None
         self._notes: dict[str, dict[str, float]] = {}
         self._planned = -1
 
@@ -112,10 +111,6 @@ class SignalMethod(Controller):
             f"method {self.settings.name!r} goes by the history of each prompt, and a procedural task hardly ever "
             "gives one twice; set by: domain, or a column that prompts share"
         ]
-
-    def start(self, services: Services) -> None:
-        """Keep the services, which give further prompts."""
-        self._services = services
 
     def arm(self, prompt: Prompt) -> str:
         """What of a prompt has a history, by the setting `by`."""
@@ -241,9 +236,7 @@ class Sampler(SignalMethod):
         """The pool: distinct prompts, the planned ones first."""
         pool = list(planned)
         if self.settings.candidates > 1:
-            if self._services is None:
-                raise RuntimeError(f"method {self.settings.name!r} plans before it was started.")
-            pool += self._services.prompts(len(planned) * (self.settings.candidates - 1))
+            pool += self.services.prompts(len(planned) * (self.settings.candidates - 1))
         # A short table comes round within one pool, and a prompt chosen twice would be a group of twice the size.
         return list({prompt.uid: prompt for prompt in pool}.values())
 

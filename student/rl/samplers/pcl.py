@@ -87,15 +87,13 @@ class Pcl(Sampler):
 
     def _read(self, pool: Sequence[Prompt]) -> NDArray[np.float32]:
         """[N, H] hidden states behind the prompts, those that rank 0 read."""
-        if self._services is None:
-            raise RuntimeError("method pcl plans before it was started.")
-        ids = [encode_prompt(prompt, self._services.tokenizer) for prompt in pool]
+        ids = [encode_prompt(prompt, self.services.tokenizer) for prompt in pool]
         # A response of one token, which only says where the prompt ends.
         items = [ScoreItem(np.array([*found, found[-1]], np.uint32), len(found)) for found in ids]
-        states = [scores.hidden for scores in self._services.read(items, PayloadSpec.hidden(), model=STUDENT)]
+        states = [scores.hidden for scores in self.services.read(items, PayloadSpec.hidden(), model=STUDENT)]
         found = np.stack([np.asarray(state, np.float32)[0] for state in states])
         # Ranks may compute other last bits, and must choose the same prompts.
-        return np.asarray(self._services.gather(found)[0], np.float32)
+        return np.asarray(self.services.gather(found)[0], np.float32)
 
     def observe(self, report: StepReport) -> None:
         """Move the head towards the mean rewards of the step's prompts."""

@@ -75,7 +75,7 @@ def critic(services: Services, **settings: Any) -> ArcherCritic:
 
 def step_of(made: ArcherCritic, step: int, mine: list[Row]) -> dict[str, float]:
     made.compose(mine)
-    services: Any = made._services
+    services: Any = made.services
     assert list(made.updates([], services)) == []
     return made.after_update(step, services)
 
@@ -125,7 +125,7 @@ def test_turns_that_win_come_to_be_worth_more_than_those_that_lose() -> None:
 
 def test_the_buffer_keeps_the_last_turns_and_the_warm_up_makes_no_update() -> None:
     made = critic(Services(), buffer=10, warm_up=1)
-    services: Any = made._services
+    services: Any = made.services
     made.compose(rows(0))
     assert list(made.updates(["update"], services)) == []  # type: ignore[list-item]
     assert made.after_update(0, services)["archer/warm_up"] == 1 and len(made.buffer) == 8  # type: ignore[arg-type]

@@ -105,7 +105,7 @@ def critic(services: Services, **settings: Any) -> Critic:
 
 def fit(made: Critic, step: int) -> dict[str, float]:
     """The updates of a step, and what follows them."""
-    services: Any = made._services
+    services: Any = made.services
     assert list(made.updates([], services)) == []
     return made.after_update(step, services)
 
