@@ -29,22 +29,36 @@ class FoundJson:
     alone: bool
 
 
-def find_json(text: str) -> FoundJson | None:
+def find_json(text: str, *, opening: str = "{[", strict: bool = True) -> FoundJson | None:
     """The last JSON object or array of an answer, one in a fence before one in running text; None where there is none.
 
     What is nested in another one does not count; numbers, strings and NaN on their own are not a JSON answer.
+
+    Args:
+        text: the answer.
+        opening: first characters of what counts; "{" for objects alone.
+        strict: whether a string may hold no line breaks, as JSON has it.
     """
     text = text[:_MOST]
-    whole = _parse(text.strip())
+    decoder, at = json.JSONDecoder(parse_constant=_refuse, strict=strict), 0
+
+    def parse(whole: str) -> Any | None:
+        if not whole.startswith(tuple(opening)):
+            return None
+        try:
+            return decoder.decode(whole)
+        except (ValueError, RecursionError):
+            return None
+
+    whole = parse(text.strip())
     if whole is not None:
         return FoundJson(whole, alone=True)
     for fenced in reversed(_FENCE.findall(text)):
-        value = _parse(fenced.strip())
+        value = parse(fenced.strip())
         if value is not None:
             return FoundJson(value, alone=False)
     last: FoundJson | None = None
-    decoder, at = json.JSONDecoder(parse_constant=_refuse), 0
-    while (start := _opening(text, at)) >= 0:
+    while (start := min((place for mark in opening if (place := text.find(mark, at)) >= 0), default=-1)) >= 0:
         try:
             value, at = decoder.raw_decode(text, start)
             last = FoundJson(value, alone=False)
@@ -53,20 +67,6 @@ def find_json(text: str) -> FoundJson | None:
         except RecursionError:
             break  # every bracket after this one would be as deep
     return last
-
-
-def _opening(text: str, at: int) -> int:
-    found = [place for place in (text.find("{", at), text.find("[", at)) if place >= 0]
-    return min(found, default=-1)
-
-
-def _parse(text: str) -> Any | None:
-    if not text.startswith(("{", "[")):
-        return None
-    try:
-        return json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _refuse(word: str) -> None:

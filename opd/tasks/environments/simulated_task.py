@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from opd.tasks.chat import ChatClient, ChatFailed
+from opd.tasks.json_answer import find_json
 
 ASPECTS: dict[str, tuple[int, int]] = {
     "tools": (1, 10),
@@ -76,21 +77,6 @@ def draw_levels(difficulty: float, softness: float, uniform: Callable[[], float]
     return found
 
 
-def json_of(text: str) -> Any:
-    """The JSON object in what a model wrote; words and fences around it do not matter.
-
-    Raises:
-        SimulatorFailed: where there is none.
-    """
-    start = text.find("{")
-    try:
-        if start < 0:
-            raise ValueError("there is no object")
-        return json.JSONDecoder(strict=False).raw_decode(text[start:])[0]
-    except (ValueError, RecursionError) as error:
-        raise SimulatorFailed(f"it is no JSON object: {text[:80]!r} ({str(error)[:80]})") from error
-
-
 def ask_json(client: ChatClient, role: str, messages: Sequence[Mapping[str, str]], **wanted: type) -> dict[str, Any]:
     """A simulated part's answer.
 
@@ -104,11 +90,14 @@ def ask_json(client: ChatClient, role: str, messages: Sequence[Mapping[str, str]
         SimulatorFailed: when there is no answer, or one that is not what is wanted.
     """
     try:
-        found = json_of(client.ask(messages))
+        text = client.ask(messages)
     except ChatFailed as error:
         raise SimulatorFailed(f"the simulated {role} was not reached: {error}") from error
-    except SimulatorFailed as error:
-        raise SimulatorFailed(f"the simulated {role} answered nonsense: {error}") from error
+    # Models break lines within strings, which is no reason to lose an episode.
+    answer = find_json(text, opening="{", strict=False)
+    if answer is None:
+        raise SimulatorFailed(f"the simulated {role} answered nonsense: it is no JSON object: {text[:80]!r}")
+    found = answer.value
     for name, kind in wanted.items():
         if not isinstance(found.get(name), kind):
             raise SimulatorFailed(

@@ -45,6 +45,13 @@ def test_json_is_found_in_answers(text, value, alone):
     assert (found.value, found.alone) == (value, alone)
 
 
+def test_objects_alone_are_found_and_may_break_lines_within_strings_where_that_is_asked():
+    text = 'I think {x}.\n{"a": "one\ntwo"}\nas in [1]'
+    assert find_json(text).value == [1]
+    assert find_json(text, opening="{", strict=False).value == {"a": "one\ntwo"}
+    assert find_json(text, opening="{") is None
+
+
 @pytest.mark.parametrize("text", ["", "42", '"text"', '{"a": NaN}', '{"a": 1', "[" * 100_000])
 def test_what_is_no_json_answer_is_not_found(text):
     assert find_json(text) is None
