@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from opd.config import Settings
 from opd.tasks.environments.base import ENVIRONMENT, Observation, measures_of
@@ -67,6 +67,14 @@ class EpisodeSettings(Settings):
     limits: PoolSettings = Field(
         default_factory=PoolSettings, description="Of episodes; time and memory are limited in processes alone."
     )
+
+    @field_validator("history", mode="wrap")
+    @classmethod
+    def _check_history(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return check(value)
+        except ValidationError:  # which has a sentence for each kind of value
+            raise ValueError("give a number of turns (1 or more), summary, or null for all") from None
 
     @model_validator(mode="after")
     def _check_summary(self) -> EpisodeSettings:

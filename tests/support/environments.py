@@ -101,6 +101,14 @@ class Stillborn(Naughty):
         raise RuntimeError("no licence")
 
 
+class Unending(Naughty):
+    """Is never made."""
+
+    def __init__(self, options: Settings) -> None:
+        while True:
+            signal.pause()
+
+
 class DeadlyOptions(LockOptions):
     """When to kill."""
 

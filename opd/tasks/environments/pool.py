@@ -39,7 +39,9 @@ class PoolSettings(Settings):
     """Limits of episodes."""
 
     step_seconds: float = Field(30.0, gt=0, description="Seconds for one action; then the episode counts as hung.")
-    reset_seconds: float = Field(120.0, gt=0, description="Seconds for the start of an episode.")
+    reset_seconds: float = Field(
+        120.0, gt=0, description="Seconds for an environment's import, and an episode's start."
+    )
     text_characters: int = Field(32_768, ge=1, description="Longest observation; a longer one ends the episode.")
     memory_mib: int = Field(0, ge=0, description="Memory of one environment's process; 0: no limit.")
 
@@ -89,13 +91,25 @@ class EnvironmentPool:
                 stderr=told,
                 text=True,
             )
-        assert self._host.stdout is not None
-        if self._host.stdout.readline().strip() != "ready":
-            self._host.wait()
-            with open(errors, encoding="utf-8", errors="replace") as told_text:
-                said = told_text.read().strip().splitlines()
+        reason = self._await_host(errors)
+        if reason:
             self.close()
-            raise ConfigError(f"environment {spec.get('name')!r} cannot be made: {said[-1] if said else 'it died'}")
+            raise ConfigError(f"environment {spec.get('name')!r} cannot be made: {reason}")
+
+    def _await_host(self, errors: str) -> str:
+        """Why the host cannot serve, a clause; "" once it can."""
+        assert self._host.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._host.stdout, selectors.EVENT_READ)
+            if not selector.select(self.settings.reset_seconds):
+                self._host.kill()
+                return f"it was not imported within {self.settings.reset_seconds:g} s; raise limits.reset_seconds."
+        if self._host.stdout.readline().strip() == "ready":
+            return ""
+        self._host.wait()
+        with open(errors, encoding="utf-8", errors="replace") as told:
+            said = told.read().strip().splitlines()
+        return said[-1] if said else "it died"
 
     def __enter__(self) -> "EnvironmentPool":
         return self

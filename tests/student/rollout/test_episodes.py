@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from opd.config import parse_settings
+from opd.errors import ConfigError
 from opd.tasks.encode import encode_prompt
 from opd.tasks.environments import pool
 from opd.tasks.environments.lock import Lock, LockOptions
@@ -75,6 +76,12 @@ def test_each_turn_continues_the_very_ids_of_all_earlier_ones(player: EpisodePla
     for asked, (start, _) in zip(student.asked, row.turns, strict=True):
         assert list(asked.prefix_ids) == row.response_ids[:start].tolist()
     assert [asked.key.turn for asked in student.asked] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("history", [0, 2.5, "all"])
+def test_a_wrong_history_is_refused_in_one_sentence(history: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^recipe: history = {history!r} is not valid: give a number[^.]*\.$"):
+        parse_settings(EpisodeSettings, {"history": history}, source="recipe")
 
 
 @pytest.mark.parametrize("history", [1, 2, 5])

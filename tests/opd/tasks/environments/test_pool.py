@@ -174,3 +174,8 @@ def test_an_environment_that_cannot_be_made_is_refused_with_its_own_sentence(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         EnvironmentPool(spec)
+
+
+def test_an_environment_whose_import_never_ends_is_refused_after_its_time() -> None:
+    with pytest.raises(ConfigError, match=r"not imported within 0\.5 s; raise limits.reset_seconds"):
+        EnvironmentPool({"name": "tests.support.environments:Unending"}, PoolSettings(reset_seconds=0.5))
