@@ -32,7 +32,7 @@ train: {minibatches: 4}
 With a critic, `examples/recipes/qwen3-4b-ppo-math.yaml` is PPO and `llama-3.1-8b-tulu3-rlvr.yaml` Tulu 3's stage;
 deeper prompts come from `opd compose prompts.jsonl --out composed.jsonl`. In a tiny world
 `opd lab run rl_losses` compares losses off policy; `rl_advantages`, `rl_samplers`, `rl_strategies` and `rl_lengths` are
-for the other families ([lab.md](lab.md)).
+for the other families; what they found stands in [claims.md](claims.md).
 """
 
 ELSEWHERE = (
