@@ -12,7 +12,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Without byte code every process compiles the project again, 1.7 s of CPU, and torch as well in an environment made by uv.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test gpu oldest engines quantized oracles bench-peers envs estimators fuzz soak chaos pages bench lab docs prometheus browser trackers skypilot lint type protos clean
+.PHONY: help setup demo test test-slow gpu oldest engines quantized oracles bench-peers envs estimators fuzz soak chaos pages bench lab docs prometheus browser trackers skypilot lint type protos clean
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -25,14 +25,17 @@ $(STAMP): pyproject.toml constraints.txt scripts/environment.sh scripts/setup.sh
 demo: $(STAMP) ## a student distils from a teacher over gRPC, end to end: about three minutes, after the installation
 	@$(BIN)/python examples/demo.py
 
-test: $(STAMP) ## the CPU test suite
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+test: $(STAMP) ## the CPU test suite, without what is marked slow
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
+
+test-slow: $(STAMP) ## what is marked slow, most of it runs of several processes
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m slow
 
 gpu: ## where there is a GPU: kernels, engines and the main job on it, then the figures of the mathematics (PYTHON=python)
 	$(PYTHON) -m pytest -rs tests/opd/maths tests/teacher_server/engines tests/end_to_end
 	$(PYTHON) benchmarks/maths_linear.py --rounds 1
 
-oldest: .venv-oldest/.installed ## the CPU suite with the oldest versions that pyproject.toml admits, in its own environment
+oldest: .venv-oldest/.installed ## all CPU tests with the oldest versions that pyproject.toml admits, in its own environment
 	.venv-oldest/bin/python -m pytest -n 3 --dist worksteal
 
 .venv-oldest/.installed: pyproject.toml scripts/environment.sh scripts/oldest.sh

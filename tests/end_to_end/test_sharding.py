@@ -21,8 +21,6 @@ from student.recipe import Recipe
 from student.run.checkpoint import find_damage, latest_checkpoint
 from student.run.state_io import load_state
 
-pytestmark = pytest.mark.slow
-
 FSDP = {"sharding": "fsdp", "micro_batch_tokens": 64}
 
 
@@ -105,6 +103,7 @@ def test_two_ranks_train_save_and_resume_a_sharded_student_and_one_goes_on_alone
         assert_close(state_of(at(alone.run, 4)), state_of(at(calm.run, 4)))
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_run_with_its_name_and_when_it_is_started_again_it_goes_on(
     make_recipe: Callable[..., Recipe],
     launch: Callable[..., forked.Program],

@@ -16,8 +16,6 @@ from waiting import wait_until
 from student.loop import train
 from student.recipe import Recipe
 
-pytestmark = pytest.mark.slow
-
 
 def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
     return load_file(run / "checkpoints" / f"step-{step:06d}" / "model" / "model.safetensors")
@@ -27,7 +25,14 @@ def records(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("payload", "model"), [("gather", "teacher"), ("hidden", "teacher"), ("hidden", "ema")])
+@pytest.mark.parametrize(
+    ("payload", "model"),
+    [
+        ("gather", "teacher"),
+        pytest.param("hidden", "teacher", marks=pytest.mark.slow),
+        pytest.param("hidden", "ema", marks=pytest.mark.slow),
+    ],
+)
 def test_two_ranks_train_like_one(
     make_recipe: Callable[..., Recipe], tmp_path: Path, two_ranks: Callable[[Recipe], None], payload: str, model: str
 ) -> None:
@@ -54,6 +59,7 @@ def test_two_ranks_train_like_one(
         )
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_shared_by_the_ranks_and_gives_the_report_of_one(
     make_recipe: Callable[..., Recipe], tmp_path: Path, two_ranks: Callable[[Recipe], None]
 ) -> None:
@@ -78,6 +84,7 @@ def test_an_evaluation_is_shared_by_the_ranks_and_gives_the_report_of_one(
         assert [mine[key] for key in ("uid", "answer", "step")] == [theirs[key] for key in ("uid", "answer", "step")]
 
 
+@pytest.mark.slow
 def test_a_window_is_chosen_from_the_rows_of_all_ranks_also_after_a_resume(
     make_recipe: Callable[..., Recipe],
     tmp_path: Path,
@@ -111,6 +118,7 @@ def test_a_window_is_chosen_from_the_rows_of_all_ranks_also_after_a_resume(
     assert [record["window"] for record in records(two.run)] == windows
 
 
+@pytest.mark.slow
 def test_ranks_drop_out_other_units_and_go_on_with_their_own_random_states(
     make_recipe: Callable[..., Recipe],
     recipe_data: dict[str, Any],
@@ -135,6 +143,7 @@ def test_ranks_drop_out_other_units_and_go_on_with_their_own_random_states(
     assert hashes(cut[1].run / "checkpoints" / "step-000002") == last
 
 
+@pytest.mark.slow
 def test_two_ranks_resume_and_stop_on_a_signal(
     make_recipe: Callable[..., Recipe], launch: Callable[..., forked.Program]
 ) -> None:
