@@ -1,9 +1,12 @@
 """Write docs/rl.md from the code: python scripts/rl_doc.py [OUT]."""
 
+import ast
+import math
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -258,6 +261,30 @@ def table(registry: Any, package: str) -> str:
     return "\n".join(lines)
 
 
+def sizes() -> list[float]:
+    """Lines of code of each plug-in, see `code_lines`; those of a shared file are divided."""
+    found: list[float] = []
+    for _, registry, package in sections():
+        mine = [
+            sys.modules[registry.load(entry.name).__module__] for entry in registry if re.match(package, entry.path)
+        ]
+        found += [code_lines(Path(str(module.__file__))) / mine.count(module) for module in mine]
+    return found
+
+
+def code_lines(file: Path) -> int:
+    """Lines of a file that are neither empty, nor a comment, nor of a docstring."""
+    source = file.read_text(encoding="utf-8")
+    texts = [
+        node.body[0]
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None
+    ]
+    told = {line for text in texts for line in range(text.lineno, (text.end_lineno or text.lineno) + 1)}
+    lines = enumerate(source.splitlines(), 1)
+    return sum(1 for number, line in lines if number not in told and line.strip() and not line.strip().startswith("#"))
+
+
 def rows(text: str, *columns: str) -> str:
     """A table from lines with | between their cells."""
     head = [f"| {' | '.join(columns)} |", "| " + " | ".join("---" for _ in columns) + " |"]
@@ -269,7 +296,12 @@ def render() -> str:
     parts = [f"\n## {title}\n\n{table(registry, package)}\n" for title, registry, package in sections()]
     systems = f"\n## Published systems\n\n{rows(SYSTEMS, 'system', 'how it is chosen')}\n"
     missing = f"\n## Not built, and why\n\n{rows(NOT_BUILT, 'what', 'why')}\n"
-    return INTRO + "".join(parts) + systems + missing
+    found = sizes()
+    most = 10 * math.ceil(median(found) / 10)  # rounded, so that few changes of code change this page
+    size = (
+        f"\n{len(found)} plug-ins, half of them of at most {most} lines of code, docstrings and comments not counted.\n"
+    )
+    return INTRO + size + "".join(parts) + systems + missing
 
 
 if __name__ == "__main__":
