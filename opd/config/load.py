@@ -118,7 +118,12 @@ def _sentence(model: type[BaseModel], issue: dict[str, Any], source: str) -> str
         return f"{source}: {message}."
     if issue["type"] in _FORMS:
         message = _FORMS[issue["type"]] + _example(keys, groups)
-    return f"{source}: {location} = {issue.get('input')!r} is not valid: {message}."
+    return f"{source}: {location} = {_shown(issue.get('input'))} is not valid: {message}."
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:150]}... ({len(text)} characters)"
 
 
 _FORMS = {

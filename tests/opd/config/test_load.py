@@ -67,6 +67,12 @@ def test_a_mistake_is_one_sentence_with_the_key_and_the_nearest_valid_one(data: 
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+def test_of_a_long_value_only_the_beginning_is_shown() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_settings(Car, {"name": "a", "engine": {"cylinders": "ab" * 500}})
+    assert "'abab" in str(caught.value) and "1002 characters" in str(caught.value) and len(str(caught.value)) < 400
+
+
 @pytest.mark.parametrize(
     ("text", "overrides", "word"),
     [
