@@ -93,12 +93,12 @@ def gradients_within(
 ) -> tuple[LogitGradients, int]:
     """The gradients of a run over tiles, and the bytes of its scratch that are left for the tiles.
 
-    Half of the scratch joins tiles where they are cast: on an accelerator, in half precision.
+    Half of the scratch, or what all tokens take, joins tiles where they are cast: on an accelerator, in half precision.
     """
     scratch = scratch_of(student, scratch_bytes)
     if not any(wanted[:2]) or not joins_tiles(student):
         return LogitGradients(student, wanted), scratch
-    joined = rows_within(scratch // 2, student, student.head.weight.dtype)
+    joined = min(rows_within(scratch // 2, student, student.head.weight.dtype), len(student.hidden))
     return LogitGradients(student, wanted, joined), scratch - scratch // 2
 
 

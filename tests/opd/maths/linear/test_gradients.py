@@ -40,6 +40,14 @@ def test_joined_tiles_give_the_gradients_of_single_tiles(joined, dtype):
         assert_close(have, want)
 
 
+@pytest.mark.parametrize(("tokens", "rows"), [(3, 3), (100, 7)])
+def test_what_joins_tiles_is_no_larger_than_all_tokens_take(monkeypatch, tokens, rows):
+    monkeypatch.setattr(linear_gradients, "joins_tiles", lambda student: True)
+    model = Projection(torch.zeros(tokens, 6).bfloat16(), OutputHead(torch.zeros(33, 6).bfloat16()))
+    gradients, left = linear_gradients.gradients_within(model, (True, True, False), 2 * 7 * 33 * 2)
+    assert gradients._joined.shape == (rows, 33) and left == 7 * 33 * 2
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_whole_divergence_with_joined_tiles_has_the_gradients_of_half_precision(monkeypatch, dtype):
     generator = torch.Generator().manual_seed(1)
