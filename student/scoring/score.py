@@ -40,12 +40,12 @@ _SENT_TOKENS = 256
 dozen tokens that each leave alone keep a server busy with calls. Longer rows are sent as they end."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+@dataclass(slots=True, eq=False)
+class _Call:
     """What is asked of one model about a row, under the context of `reads`; the row keeps the answer under `key`.
 
     The response of `item` begins at position `first` of the row's: a row of several windows is asked about in as many
-    requests.
+    calls. `future` will hold the answer: it is the fleet's own once the call was sent.
     """
 
     key: SignalKey
@@ -56,18 +56,11 @@ class _Request:
     item: ScoreItem
     first: int
     row: Row
+    future: Future[Scores] = field(default_factory=Future)
 
     def reads_here(self, model: str) -> bool:
         """Whether `model` answers it in this process."""
         return self.target.local and self.target.model == model
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """A request, and what will hold the answer: the fleet's own future once it was sent."""
-
-    request: _Request
-    future: Future[Scores] = field(default_factory=Future)
 
 
 class Scorer:
@@ -154,22 +147,22 @@ class Scorer:
             self._send_all(row, late=True)
             # A role without a context for this row reads the student's prompt, because every row of a micro-batch needs
             # numbers of every role; its terms pass the row over.
-            asked = [call.request for call in self._pending[id(row)]]
-            row.unread = frozenset(r.need.role for r in asked if r.reads not in row.contexts)
+            asked = self._pending[id(row)]
+            row.unread = frozenset(call.need.role for call in asked if call.reads not in row.contexts)
 
     def _send_all(self, row: Row, *, late: bool) -> None:
-        calls = [_Call(r) for r in self._requests(row) if (r.reads in self._late) == late]
+        calls = [call for call in self._calls(row) if (call.reads in self._late) == late]
         self._pending[id(row)] = calls
         # What is read in process gets its answer when the row is collected, with many others.
-        self._hold([call for call in calls if not call.request.target.local])
+        self._hold([call for call in calls if not call.target.local])
 
     def _hold(self, calls: Sequence[_Call]) -> None:
         """Send calls to the fleet, together with those that wait, once they are worth it."""
         if calls and self._fleet is None:
-            raise ConfigError(f"model {calls[0].request.target.model!r} is not served; set teachers.endpoints.")
+            raise ConfigError(f"model {calls[0].target.model!r} is not served; set teachers.endpoints.")
         with self._holding:
             self._held += calls
-            if sum(len(call.request.item.token_ids) for call in self._held) >= _SENT_TOKENS:
+            if sum(len(call.item.token_ids) for call in self._held) >= _SENT_TOKENS:
                 self._send_held()
 
     def _send_held(self) -> None:
@@ -177,16 +170,15 @@ class Scorer:
         held, self._held = self._held, []
         alike: dict[tuple[str, PayloadSpec, float], list[_Call]] = {}
         for call in held:
-            request = call.request
-            alike.setdefault((request.target.model, request.spec, request.need.level), []).append(call)
+            alike.setdefault((call.target.model, call.spec, call.need.level), []).append(call)
         for (model, spec, level), calls in alike.items():
-            items, groups = [call.request.item for call in calls], [call.request.row.key.group for call in calls]
+            items, groups = [call.item for call in calls], [call.row.key.group for call in calls]
             assert self._fleet is not None
             sent = self._fleet.submit_many(model, items, spec, temperature=level, groups=groups)
             for call, future in zip(calls, sent, strict=True):
                 call.future = future
 
-    def _requests(self, row: Row) -> Iterator[_Request]:
+    def _calls(self, row: Row) -> Iterator[_Call]:
         """Everything that is asked about a row."""
         parts = self._targets.route(row)
         for need in self.needs.signals:
@@ -199,17 +191,17 @@ class Scorer:
                 # A teacher's own context is kept under its name, that of all teachers under the role.
                 for item, first in row.asked(gather=gather, role=role, own=own):
                     spec, asked = self._stops.ask(target.model, need.spec, item)
-                    yield _Request((target.role, need.spec.kind), target, need, role, spec, asked, first, row)
+                    yield _Call((target.role, need.spec.kind), target, need, role, spec, asked, first, row)
 
     def positions(self, rows: Sequence[Row]) -> dict[str, int]:
-        """Prompt and response positions in the requests for `rows`, by role; each teacher of a row gets its own.
+        """Prompt and response positions in the calls for `rows`, by role; each teacher of a row gets its own.
 
         What models in process read counts as role "local", whatever it was read for.
         """
         found: dict[str, int] = {}
-        for request in (request for row in rows for request in self._requests(row)):
-            role = "local" if request.target.local else request.need.role
-            found[role] = found.get(role, 0) + len(request.item.token_ids)
+        for call in (call for row in rows for call in self._calls(row)):
+            role = "local" if call.target.local else call.need.role
+            found[role] = found.get(role, 0) + len(call.item.token_ids)
         return found
 
     def judge(
@@ -281,12 +273,12 @@ class Scorer:
 
     def reread(self, rows: Sequence[Row], *, poll: Callable[[], None] = lambda: None) -> dict[str, int]:
         """Read what the terms want of role "student" again, with the present weights; returns positions read."""
-        calls = [(row, [_Call(r) for r in self._requests(row) if r.need.role == STUDENT]) for row in rows]
+        calls = [(row, [call for call in self._calls(row) if call.need.role == STUDENT]) for row in rows]
         everything = [call for _, mine in calls for call in mine]
         self._read(everything, poll)
         for row, mine in calls:
             self._keep(row, mine)
-        return {"local": sum(len(call.request.item.token_ids) for call in everything)}
+        return {"local": sum(len(call.item.token_ids) for call in everything)}
 
     def _read(self, calls: Sequence[_Call], poll: Callable[[], None]) -> None:
         """Answer the calls to models in process."""
@@ -295,13 +287,13 @@ class Scorer:
         # By need and not by what was submitted: with sharded weights every rank reads as often as the others.
         for need in self.needs.signals:
             for model in self._local.models:
-                mine = [call for call in calls if call.request.need == need and call.request.reads_here(model)]
+                mine = [call for call in calls if call.need == need and call.reads_here(model)]
                 level = self._local.temperature if need.temperature is None else need.temperature
                 found = self._local.score(
                     model,
-                    [call.request.item for call in mine],
+                    [call.item for call in mine],
                     need.spec,
-                    rows=[call.request.row for call in mine],
+                    rows=[call.row for call in mine],
                     temperature=level,
                     poll=poll,
                 )
@@ -327,9 +319,8 @@ class Scorer:
         """Put the answers into `row.signals`, those of weighted teachers mixed."""
         windows: dict[tuple[SignalKey, Target], list[tuple[Scores, ScoreItem, int]]] = {}
         for call in calls:
-            request, answer = call.request, call.future.result()
-            scores = self._stops.apply(request.target.model, request.need.spec, request.item, answer)
-            windows.setdefault((request.key, request.target), []).append((scores, request.item, request.first))
+            scores = self._stops.apply(call.target.model, call.need.spec, call.item, call.future.result())
+            windows.setdefault((call.key, call.target), []).append((scores, call.item, call.first))
         answers: dict[SignalKey, list[tuple[Scores, float]]] = {}
         for (key, target), found in windows.items():
             ids = row.candidates if key[1] is PayloadKind.GATHER else None
