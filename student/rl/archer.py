@@ -64,7 +64,7 @@ class ArcherCritic(Controller):
     settings_type = ArcherCriticSettings
     settings: ArcherCriticSettings
     why_not_stale = ""
-    evidence: ClassVar[str] = "text and code"
+    evidence: ClassVar[str] = "abstract"
 
     def __init__(self, settings: ArcherCriticSettings) -> None:
         super().__init__(settings)

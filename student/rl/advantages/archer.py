@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Archer(GroupEstimator):
     """The estimator; see the module for the formula."""
 
-    evidence = "text and code"
+    evidence = "abstract"
     equal_groups = "learns"
     refines = True
     reads_utterances: ClassVar[bool] = True
