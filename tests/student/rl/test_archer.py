@@ -1,6 +1,5 @@
 """ArCHer's critic: its gradient and targets, its values in a chain whose values are known, ranks and checkpoints."""
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,12 @@ import pytest
 import torch
 from rows import make_row
 from saved_state import save_state
+from thread_ranks import Meeting
 
 from opd.tasks.verdict import Verdict
 from opd.wire.types import ScoreItem, Scores
 from student.data.row import Row, RowKey
+from student.learning.ranks import Ranks
 from student.rl.advantages.archer import Archer
 from student.rl.advantages.base import AdvantageSettings
 from student.rl.archer import ArcherCritic, ArcherCriticSettings, gradient_of
@@ -26,8 +27,8 @@ SPANS = ((0, 2), (3, 4))
 class Services:
     """States that tell what was read last and how far the row is, and ranks that meet at a barrier."""
 
-    def __init__(self, barrier: threading.Barrier | None = None, told: list[Any] | None = None, index: int = 0) -> None:
-        self.barrier, self.told, self.index = barrier, told, index
+    def __init__(self, ranks: Ranks | None = None) -> None:
+        self.gather = (ranks or Meeting(1).rank(0)).gather
 
     def read(self, items: list[ScoreItem], *arguments: Any, **options: Any) -> list[Scores]:
         found = []
@@ -38,15 +39,6 @@ class Services:
                 last = ids[item.prompt_length + place - 1]
                 hidden[place] = [last == GOOD, last == BAD, place >= 3]
             found.append(Scores(hidden=hidden))
-        return found
-
-    def gather(self, value: Any) -> list[Any]:
-        if self.barrier is None or self.told is None:
-            return [value]
-        self.told[self.index] = value
-        self.barrier.wait()
-        found = list(self.told)
-        self.barrier.wait()
         return found
 
 
@@ -136,8 +128,8 @@ def test_the_buffer_keeps_the_last_turns_and_the_warm_up_makes_no_update() -> No
 
 def test_two_ranks_fit_what_one_does_to_the_bit_and_a_checkpoint_keeps_it(tmp_path: Path) -> None:
     alone = critic(Services())
-    barrier, told = threading.Barrier(2, timeout=120), [None, None]
-    pair = [critic(Services(barrier, told, index)) for index in range(2)]
+    meeting = Meeting(2)
+    pair = [critic(Services(meeting.rank(index))) for index in range(2)]
 
     def work(index: int) -> None:
         for step in range(3):

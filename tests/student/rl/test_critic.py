@@ -1,7 +1,6 @@
 """GAE's numbers, and a critic that learns what states are worth, the same on two ranks as on one."""
 
 import json
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from rows import make_row
 from saved_state import save_state
+from thread_ranks import Meeting
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
@@ -17,6 +17,7 @@ from opd.tasks.verdict import Verdict
 from opd.wire.types import Scores
 from student.data.plan import StepPlan
 from student.data.row import Row, RowKey
+from student.learning.ranks import Ranks
 from student.loop import train
 from student.plugins import build_plugins, build_terms
 from student.recipe import Recipe
@@ -75,8 +76,8 @@ def test_the_value_of_a_prompt_is_that_where_the_student_begins() -> None:
 class Services:
     """Features that tell the reward of a row, and ranks that meet at a barrier."""
 
-    def __init__(self, barrier: threading.Barrier | None = None, told: list[Any] | None = None, index: int = 0) -> None:
-        self.barrier, self.told, self.index = barrier, told, index
+    def __init__(self, ranks: Ranks | None = None) -> None:
+        self.gather = (ranks or Meeting(1).rank(0)).gather
 
     def read(self, rows: list[Row], *arguments: Any, **options: Any) -> list[Scores]:
         found = []
@@ -85,15 +86,6 @@ class Services:
             noise = np.random.default_rng(int(one.key.uid[1:])).normal(size=(one.length, WIDTH)) * 0.1
             noise[:, 0] += 2.0 * value - 1.0
             found.append(Scores(hidden=noise.astype(np.float32)))
-        return found
-
-    def gather(self, value: Any) -> list[Any]:
-        if self.barrier is None or self.told is None:
-            return [value]
-        self.told[self.index] = value
-        self.barrier.wait()
-        found = list(self.told)
-        self.barrier.wait()
         return found
 
 
@@ -160,8 +152,8 @@ def test_a_state_that_was_saved_without_its_step_learns_it_from_the_next_plan() 
 
 def test_two_ranks_fit_what_one_does_and_a_checkpoint_keeps_it(tmp_path: Path) -> None:
     alone = critic(Services())
-    barrier, told = threading.Barrier(2, timeout=120), [None, None]
-    pair = [critic(Services(barrier, told, index)) for index in range(2)]
+    meeting = Meeting(2)
+    pair = [critic(Services(meeting.rank(index))) for index in range(2)]
 
     def work(index: int) -> None:
         for step in range(3):
