@@ -51,6 +51,14 @@ def _one_torch_thread() -> None:
         sys.modules["torch"].set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _no_accelerator_of_another_test() -> Iterator[None]:
+    """accelerate keeps one precision per process: a bare Accelerator left behind would refuse a later job's."""
+    yield
+    if "accelerate.state" in sys.modules:
+        sys.modules["accelerate.state"].AcceleratorState._reset_state()
+
+
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the `test` world: student, teacher, padded, stranger; shared by all workers of the run."""
