@@ -2,19 +2,22 @@
 
     make bench-peers
     python benchmarks/peers.py --world mid --rounds 2 --steps 7
-    python benchmarks/peers.py --sides TRL "opd gather" --rounds 1
+    python benchmarks/peers.py --sides TRL "opd gather" --rounds 1 --cores 1
+    python benchmarks/peers.py --sides "opd self served" "opd self local"
 
 TRL's `DistillationTrainer` has the teacher in its own process and computes the exact reverse KL (beta 1), with neither
 gradient checkpointing nor logging nor checkpoints. opd asks a teacher server in a process of its own, for the ids of
-`gather` and for `hidden` states (exact, as TRL's); it has no teacher in its own process to compare with. `opd batched`
-asks for gather of a server without `--deterministic`.
+`gather` and for `hidden` states (exact, as TRL's). `opd batched` asks for gather of a server without `--deterministic`.
+What the server costs is shown by two sides whose teacher is the student's own beginning: `opd self served` asks a
+server for it, `opd self local` keeps it in its process (`reference: initial`); both ask for gather.
 
 World tiny: the trained test world, prompts of additions, 12 new tokens at most; the student that came out is measured
 against the teacher, exactly, on its own sampled answers to 128 prompts that no side trained on. World mid: random
 models of 23 and 41 M parameters, 32,768 ids, 32 new tokens. Every side of a round runs in a process of its own, one
 after the other. A step is the time from one update's end to the next's; the first steps and the start are left out.
 CPU seconds are the student's process and the server's, all threads. Ratios are TRL's over ours within a round, with
-the lowest and the highest: above 1, opd is the faster.
+the lowest and the highest: above 1, opd is the faster; without TRL they are the first side's. `--cores 1` binds all
+processes of a side to one core, where nothing can run beside.
 """
 
 import argparse
@@ -25,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,7 +41,7 @@ from student.recipe import Recipe
 
 WARM = 3
 """Steps that are left out."""
-SIDES = ("TRL", "opd gather", "opd hidden", "opd batched")
+SIDES = ("TRL", "opd gather", "opd hidden", "opd batched", "opd self served", "opd self local")
 BATCH, LEARNING_RATE = 32, 1e-4
 NEW_TOKENS = {"tiny": 12, "mid": 32}
 KEPT = {"tiny": 8, "mid": 64}
@@ -81,22 +85,29 @@ class MarkStep(Controller):
 
 
 def run_opd(world: Path, name: str, side: str, steps: int, scratch: Path) -> Path:
-    """Whole `opd train`, with a server of its own; returns the trained model's folder."""
+    """Whole `opd train`, with a server of its own unless it is local; returns the trained model's folder."""
     from student.loop import train
     from student.run.local_server import CPU, served
 
     kind = side.removeprefix("opd ")
     flags = CPU if kind != "batched" else tuple(flag for flag in CPU if flag != "--deterministic")
     payload = "hidden" if kind == "hidden" else "gather"
-    with served({"teacher": world / "teacher"}, scratch / "server", flags) as address:
+    teacher = world / ("student" if kind == "self served" else "teacher")
+    with ExitStack() as stack:
+        teachers: dict[str, Any] = {"reference": "initial"}
+        if kind != "self local":
+            address = stack.enter_context(served({"teacher": teacher}, scratch / "server", flags))
+            teachers = {"endpoints": [address], "default": "teacher"}
         recipe = {
             "run": str(scratch / "run"),
             "model": {"path": str(world / "student")},
-            "teachers": {"endpoints": [address], "default": "teacher"},
+            "teachers": teachers,
             "prompts": {"file": str(world / "prompts.jsonl"), "heldout": 0},
             "rollout": {"prompts_per_step": BATCH, "max_new_tokens": NEW_TOKENS[name], "max_prompt_tokens": 32},
             "objective": [
-                {"name": "opd", "payload": payload} | ({"k": KEPT[name]} if payload == "gather" else {}),
+                {"name": "opd", "payload": payload}
+                | ({"k": KEPT[name]} if payload == "gather" else {})
+                | ({"role": "initial"} if kind == "self local" else {}),
             ],
             "methods": [{"name": "peers:MarkStep"}],
             "train": {"steps": steps, "threads": 1, "learning_rate": LEARNING_RATE},
@@ -181,6 +192,8 @@ def held_out_kl(world: Path, trained: Path) -> float:
 
 def one_side(options: argparse.Namespace) -> None:
     """One side in this process; prints its figures as JSON."""
+    if options.cores:
+        psutil.Process().cpu_affinity(list(range(options.cores)))
     with tempfile.TemporaryDirectory() as scratch:
         if options.side == "TRL":
             trained = run_trl(options.folder, options.world, options.steps, Path(scratch))
@@ -212,6 +225,7 @@ def make_world(name: str, folder: Path) -> Path:
 def measure(world: Path, side: str, options: argparse.Namespace) -> dict[str, float]:
     """The figures of a side, from a process of its own."""
     named = ["--side", side, "--world", options.world, "--steps", str(options.steps), "--folder", str(world)]
+    named += ["--cores", str(options.cores)]
     here = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, __file__, *named], check=False, env=here, capture_output=True, text=True)
     if done.returncode:
@@ -226,7 +240,8 @@ def main() -> None:
     parser.add_argument("--world", choices=list(NEW_TOKENS), default="tiny")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=23)
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES[:4])
+    parser.add_argument("--cores", type=int, default=0, help="cores that a side may use; 0: all")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -244,8 +259,9 @@ def main() -> None:
         line = f"{side:12} {step:7.3f} s, {cpu:7.3f} CPU s a step, {tokens:4.1f} tokens an answer"
         if options.world == "tiny":
             line += f", held-out KL {statistics.median(one[side]['kl'] for one in rounds):.3f}"
-        for what, label in (("seconds", "speed"), ("cpu", "CPU")) if "TRL" in options.sides else ():
-            ratios = sorted(one["TRL"][what] / one[side][what] for one in rounds)
+        base = "TRL" if "TRL" in options.sides else options.sides[0]
+        for what, label in ("seconds", "speed"), ("cpu", "CPU"):
+            ratios = sorted(one[base][what] / one[side][what] for one in rounds)
             line += f"; {label} {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
         print(line)
 
