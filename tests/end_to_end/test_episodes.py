@@ -212,7 +212,7 @@ def test_a_run_that_is_killed_inside_an_episode_resumes_to_the_same_weights(
 ) -> None:
     cut, flag = tmp_path / "cut", tmp_path / "killed"
     options = {"digits": 3, "turns": 5, "after": str(cut / "checkpoints" / "step-000001"), "flag": str(flag)}
-    changes = LOCK | {"prompts": {"task": "tests.support.environments:Deadly", "options": options}}
+    changes = LOCK | {"prompts": {"task": "tests.support.environments:DeadlyLock", "options": options}}
     changes["rollout"] = played_with(history)
     recipe = tmp_path / "cut.yaml"
     recipe.write_text(yaml.safe_dump(make_recipe(**changes, run=str(cut), train={"steps": 3}).model_dump(mode="json")))

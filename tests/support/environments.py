@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from opd.config import Settings
 from opd.tasks.environments import Observation
 from opd.tasks.environments.lock import Lock, LockOptions
+from opd.tasks.environments.simulated import Simulated, SimulatedOptions
 from opd.tasks.environments.textworld import TextWorld, TextWorldOptions
 from opd.tasks.prompt import Prompt
 
@@ -109,25 +110,36 @@ class Unending(Naughty):
             signal.pause()
 
 
-class DeadlyOptions(LockOptions):
+class Deadly:
+    """Kills its own process once, at the second turn after the file `after` is there, while `flag` is not."""
+
+    options: Any
+    turn = 0
+
+    def reset(self, prompt: Prompt, seed: int) -> Observation:
+        self.turn = 0
+        return super().reset(prompt, seed)  # type: ignore[misc, no-any-return]
+
+    def step(self, action: str) -> Observation:
+        self.turn += 1
+        if self.turn == 2 and os.path.exists(self.options.after) and not os.path.exists(self.options.flag):
+            open(self.options.flag, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)  # type: ignore[misc, no-any-return]
+
+
+class DeadlyLockOptions(LockOptions):
     """When to kill."""
 
     after: str = ""
     flag: str = ""
 
 
-class Deadly(Lock):
-    """A lock whose second turn kills its own process once, when the file `after` is there and `flag` is not yet."""
+class DeadlyLock(Deadly, Lock):
+    """A lock that kills."""
 
-    Options = DeadlyOptions
-    name = "tests.support.environments:Deadly"
-
-    def step(self, action: str) -> Observation:
-        seen = super().step(action)
-        if self._turn == 2 and os.path.exists(self.options.after) and not os.path.exists(self.options.flag):
-            open(self.options.flag, "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return seen
+    Options = DeadlyLockOptions
+    name = "tests.support.environments:DeadlyLock"
 
 
 class DeadlyGameOptions(TextWorldOptions):
@@ -137,22 +149,25 @@ class DeadlyGameOptions(TextWorldOptions):
     flag: str = ""
 
 
-class DeadlyGame(TextWorld):
-    """A game whose second command kills its own process once, when the file `after` is there and `flag` is not yet."""
+class DeadlyGame(Deadly, TextWorld):
+    """A game that kills."""
 
     Options = DeadlyGameOptions
     name = "tests.support.environments:DeadlyGame"
 
-    def reset(self, prompt: Prompt, seed: int) -> Observation:
-        self.turn = 0
-        return super().reset(prompt, seed)
 
-    def step(self, action: str) -> Observation:
-        self.turn += 1
-        if self.turn == 2 and os.path.exists(self.options.after) and not os.path.exists(self.options.flag):
-            open(self.options.flag, "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(action)
+class DeadlySimulatedOptions(SimulatedOptions):
+    """When to kill."""
+
+    after: str = ""
+    flag: str = ""
+
+
+class DeadlySimulated(Deadly, Simulated):
+    """A simulated world that kills."""
+
+    Options = DeadlySimulatedOptions
+    name = "tests.support.environments:DeadlySimulated"
 
 
 WAYS = ("reset", "step", "number", "bytes", "megabytes", "fine", "fine", "fine", "fine", "fine")

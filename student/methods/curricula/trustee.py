@@ -22,9 +22,9 @@ from pydantic import Field, model_validator
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
-from opd.tasks.chat import ChatClient
+from opd.tasks.chat import ChatClient, ChatSettings
 from opd.tasks.environments.base import ENVIRONMENT
-from opd.tasks.environments.simulated import CASE, LEVELS, TASK, SimulatedOptions, offered
+from opd.tasks.environments.simulated import CASE, LEVELS, TASK, offered
 from opd.tasks.environments.simulated_task import EASIEST, HARDEST, SimulatorFailed, draw_levels, make_task
 from student.controllers import Controller, ControllerSettings
 from student.data.streams import stream
@@ -114,10 +114,10 @@ class Trustee(Controller):
 
     def _task(self, prompt: Prompt, levels: Mapping[str, int]) -> dict[str, Any] | str:
         """The task of a prompt, or why there is none."""
-        place = prompt.extra[ENVIRONMENT]
-        options = parse_settings(SimulatedOptions, place["options"], source="environment simulated")
-        text = options.simulator.model_dump_json()
-        client = self._clients.setdefault(text, ChatClient(options.simulator))
+        # Only the simulator's: an environment of one's own on top of this one may have further options.
+        simulator = prompt.extra[ENVIRONMENT]["options"]["simulator"]
+        settings = parse_settings(ChatSettings, simulator, source="options.simulator")
+        client = self._clients.setdefault(settings.model_dump_json(), ChatClient(settings))
         try:
             return make_task(client, prompt.extra[CASE], offered(prompt.extra, levels), levels)
         except SimulatorFailed as error:
