@@ -85,6 +85,7 @@ class RunningSumOptions(Settings):
         description="Totals are taken modulo this number, and numbers are only added up; 0: totals in 0..99.",
     )
     mark: str = Field(default="", description="Text before each problem, to ask for one way of writing.")
+    told: bool = Field(default=False, description="Tell the last total before the problem, as a hint does: `3;3+8+2=`.")
 
     @model_validator(mode="after")
     def _totals(self) -> "RunningSumOptions":
@@ -123,7 +124,8 @@ class RunningSum(_WholeAnswer):
             totals.append(str(total))
         every = options.every
         shown = totals[options.silent :][every - 1 :: every] if every else []
-        return self._prompt(f"{options.mark}{text}", f"{' '.join(shown)}:{total}", str(total))
+        told = f"{total};" if options.told else ""
+        return self._prompt(f"{told}{options.mark}{text}", f"{' '.join(shown)}:{total}", str(total))
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """Compare what follows the last colon with the final total."""

@@ -1,9 +1,12 @@
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from opd.errors import ConfigError
 from opd.tasks import TaskSettings, VerdictStatus, build_prompts
+from opd.tasks.procedural import load_task
 
 
 @pytest.mark.parametrize("name", ["restate", "running_sum", "parts"])
@@ -77,3 +80,12 @@ def test_parts_give_credit_for_each_right_part():
 def test_a_wrong_option_names_the_task_and_the_nearest_key():
     with pytest.raises(ConfigError, match=r"task running_sum.*'term'.*'terms'"):
         build_prompts(TaskSettings(task="running_sum", options={"term": 3}), seed=0)
+
+
+def test_a_hint_stands_before_the_problem_and_changes_nothing_else():
+    drawn = []
+    for told in (False, True):
+        settings = TaskSettings(task="running_sum", options={"terms": 4, "modulo": 6, "told": told})
+        drawn.append(load_task(settings).draw(Random(3)))
+    plain, told = drawn
+    assert told.text == f"{plain.answer};{plain.text}" and told.extra == plain.extra and told.answer == plain.answer

@@ -1,0 +1,33 @@
+"""Premise of learning from oneself with a hint: told the result, the student is right where untold it often is not."""
+
+from student.lab.evaluate import measure_model
+from student.lab.experiment import Arm, Replicate
+from student.lab.plan import ExperimentPlan
+from student.lab.premises import Measured
+from student.lab.tiny.presets import world_plan
+
+PROMPTS = {"full": 128, "quick": 6}
+"""Prompts, one answer each at temperature 1."""
+
+
+def measure(plan: ExperimentPlan, world: int, *, told: dict[str, str], gain: float) -> Measured:
+    """What each model answers untold and told, at temperature 1.
+
+    Args:
+        plan: gives the models and the prompts.
+        world: seed of the world.
+        told: by model, the task of the world that tells it the result as its context does.
+        gain: present only if each model's accuracy rises by this much when it is told.
+    """
+    experiment = plan.experiment
+    data = plan.recipe(Arm("premise", ""), Replicate(world, experiment.seeds[0]), plan.default_rate())
+    settings = {"samples": 1, "prompts": PROMPTS[plan.form], "temperature": 1.0}
+    tasks = world_plan(str(experiment.world_file)).tasks
+    said, present = [], True
+    for model, task in told.items():
+        path = plan.models[world].model(model).path
+        with_hint = {**data, "prompts": tasks[task].model_dump(mode="json", exclude_defaults=True)}
+        untold, knowing = (measure_model(one, path, settings)["accuracy"] for one in (data, with_hint))
+        present = present and knowing - untold >= gain
+        said.append(f"{model} {untold:.2f} untold, {knowing:.2f} told")
+    return Measured(present, "; ".join(said))
