@@ -102,6 +102,9 @@ class Evaluator:
     ) -> EvalReport:
         """See `student.services.LoopServices.evaluate`."""
         asked = self._ask(prompts, seed_names, samples, temperature, keep, slack, measured=reverse_kl)
+        return self._learner.ranks.agree(lambda: self._run(asked, samples, purpose, leakage))
+
+    def _run(self, asked: EvaluationTask, samples: int, purpose: Purpose | None, leakage: int) -> EvalReport:
         rows, scored = self._learner.ranks.agree(lambda: self._answer(asked))
         if purpose is not None:
             self._count(asked, rows, scored, purpose)

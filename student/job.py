@@ -96,13 +96,14 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     found = prepare(recipe, stack, model_path)
     plugins, tokenizer = found.plugins, found.tokenizer
     accelerator = _accelerator(recipe, stack)
-    watch = RankWatch(Ranks(accelerator))
+    ranks = Ranks(accelerator)
+    watch = RankWatch(ranks)
     stack.push(watch.leave)  # exits run in reverse: the others hear of the end once all below is closed
     student, twin = _student(recipe, found, accelerator, stack)
     student.hooks = [hook for controller in plugins.controllers for hook in controller.hooks()]
-    scorers = _scorers(recipe, found, student, accelerator, stack)
+    scorers = _scorers(recipe, found, student, accelerator, ranks, stack)
     scorer, local = scorers.make(plugins.needs), scorers.local
-    learner = _learner(recipe, plugins, student, accelerator, tokenizer, scorer)
+    learner = _learner(recipe, plugins, student, accelerator, ranks, tokenizer, scorer)
     # Evaluations may need other payloads than the objective, and so a scorer of their own; candidates are kept at the
     # rollout, once, as many as either needs.
     measure = build_measure(found.models.infos, plugins.needs, recipe.teachers)
@@ -209,10 +210,12 @@ class _Scorers:
         return StepRewards(self.found.plugins.rewards, self.services)
 
 
-def _scorers(recipe: Recipe, found: Prepared, student: Student, accelerator: Accelerator, stack: ExitStack) -> _Scorers:
+def _scorers(
+    recipe: Recipe, found: Prepared, student: Student, accelerator: Accelerator, ranks: Ranks, stack: ExitStack
+) -> _Scorers:
     verification = Verification(found.source, recipe.rollout.verify_workers)
     stack.callback(verification.close)
-    local = _local_models(recipe, student, accelerator, len(found.tokenizer))
+    local = _local_models(recipe, student, accelerator, ranks, len(found.tokenizer))
     return _Scorers(recipe, found, verification, accelerator.device, local)
 
 
@@ -239,7 +242,13 @@ def _student(
 
 
 def _learner(
-    recipe: Recipe, plugins: Plugins, student: Student, accelerator: Accelerator, tokenizer: Any, scorer: Scorer
+    recipe: Recipe,
+    plugins: Plugins,
+    student: Student,
+    accelerator: Accelerator,
+    ranks: Ranks,
+    tokenizer: Any,
+    scorer: Scorer,
 ) -> Learner:
     objective = Objective(plugins.terms, recipe.rollout.max_new_tokens)
     objective.bind(tokenizer)
@@ -252,6 +261,7 @@ def _learner(
         valid_vocab=len(tokenizer),
         temperature=recipe.rollout.temperature,
         head_of=scorer.head_of,
+        ranks=ranks,
     )
 
 
@@ -328,10 +338,12 @@ def _ahead(
     return ahead
 
 
-def _local_models(recipe: Recipe, student: Student, accelerator: Accelerator, valid_vocab: int) -> LocalModels:
+def _local_models(
+    recipe: Recipe, student: Student, accelerator: Accelerator, ranks: Ranks, valid_vocab: int
+) -> LocalModels:
     return LocalModels(
         student,
-        Ranks(accelerator),
+        ranks,
         recipe.train,
         recipe.teachers.ema if recipe.teachers is not None else EmaSettings(),
         accelerator.device,

@@ -148,11 +148,11 @@ class _Run:
         for controller in self.job.controllers:
             controller.start(self.job.services)
         try:
-            after = self._train()
-        except RunFolderError:
-            raise  # Saving is what failed.
+            after = self.ranks.agree(self._told)
         except OpdError as error:
-            self.job.watch.ending(error)
+            # Saving is what failed, or the other ranks wait where this one has left, and not to save.
+            if isinstance(error, RunFolderError) or self.ranks.apart:
+                raise
             steps = self.state.steps
             done, stopped = f"{steps} of {self.recipe.train.steps} steps", isinstance(error, CancelledError)
             # Without an update there is nothing to save: a resumed run begins at the beginning.
@@ -162,6 +162,15 @@ class _Run:
             error.args = (f"{said}{f', saved in {path}' if path else ''}; {advice}.",)
             raise
         return self._finish(after)
+
+    def _told(self) -> EvalReport | None:
+        """All remaining steps; where this rank cannot go on, the others are told, wherever they are."""
+        try:
+            return self._train()
+        except OpdError as error:
+            if not isinstance(error, RunFolderError):  # which is that of all
+                self.job.watch.ending(error)
+            raise
 
     def _train(self) -> EvalReport | None:
         """All remaining steps, between two evaluations."""

@@ -41,6 +41,7 @@ class Learner:
         valid_vocab: ids the tokenizer can produce.
         temperature: of rollouts; divides the student's logits.
         head_of: heads of served models, for hidden payloads.
+        ranks: those of the process; made when None.
     """
 
     def __init__(
@@ -54,12 +55,13 @@ class Learner:
         valid_vocab: int,
         temperature: float,
         head_of: HeadLookup,
+        ranks: Ranks | None = None,
     ) -> None:
         self.objective = objective
         self.needs = needs
         self.settings = settings
         self.accelerator = accelerator
-        self.ranks = Ranks(accelerator)
+        self.ranks = ranks or Ranks(accelerator)
         self.head_of = head_of
         self.projection = ProjectionSpec(needs.student, valid_vocab, temperature, settings.logit_scratch_mib * 2**20)
         self.student = student
@@ -181,7 +183,8 @@ class Learner:
         for index in range(rounds):
             last = index == rounds - 1
             # Gradients are reduced once, with the last pass.
-            with self.accelerator.autocast(), self.accelerator.no_sync(self.wrapped) if not last else nullcontext():
+            unsent = self.accelerator.no_sync(self.wrapped) if not last else nullcontext()
+            with self.ranks.bound(), self.accelerator.autocast(), unsent:
                 if index >= len(parts):
                     self.accelerator.backward(self._filler())
                     continue
@@ -291,10 +294,18 @@ class Learner:
 
     def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """As `named_parameters`, each whole while it is looked at; every rank must run through them."""
+        if self.sharded:
+            self.ranks.meet()
         return ((name, full(parameter.detach())) for name, parameter in self.named_parameters())
 
     def whole(self) -> AbstractContextManager[None]:
-        """See `student.learning.sharding.whole`."""
+        """See `student.learning.sharding.whole`; where another rank could not go on, this one hears it here.
+
+        Raises:
+            CancelledError: within work that the ranks agree on.
+        """
+        if self.sharded:
+            self.ranks.meet()
         return whole(self.student)
 
     def state_dict(self) -> dict[str, Any]:

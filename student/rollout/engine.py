@@ -327,7 +327,10 @@ class PolicySampler:
                 # A thread of another rank may still sample with other weights, for which its lock is held.
                 self._learner.ranks.gather(None)
             if self._exposed or self._synced != present:
-                self._engine.sync(self._parameters(), self.version)
+                # Engines that gather shards themselves know where a rank may fail alone.
+                gathers = self._learner.sharded and not self._engine.takes_shards
+                with self._learner.ranks.bound() if gathers else nullcontext():
+                    self._engine.sync(self._parameters(), self.version)
                 self._synced = present
             try:
                 with self._learner.whole() if self._reads(planned) else nullcontext():

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from opd.errors import CancelledError, OpdError
 from opd.tasks.prompt import Prompt
 from student.data.cursor import PromptCursor
 from student.data.outcome import Outcome, gather_outcomes
@@ -20,16 +19,18 @@ from student.rollout.strategy import Strategy
 
 T = TypeVar("T")
 _SUMMARIES = ("summaries", "summaries_empty", "summaries_cut", "context_saved")
-_ASKS, _DONE, _FAILED = "asks", "done", "failed"
+_ASKS, _DONE = "asks", "done"
 
 
 class _InStep(Ranks):
-    """Ranks that run a strategy together; every exchange also tells whether a rank has ended."""
+    """Ranks that run a strategy together; every exchange also tells what the rank does."""
 
     def __init__(self, ranks: Ranks, cursor: PromptCursor) -> None:
         self.count, self.index = ranks.count, ranks.index
         self._ranks, self._cursor = ranks, cursor
-        self.over = False  # another rank has failed and takes part in no further exchange
+
+    def agree(self, work: Callable[[], T]) -> T:
+        return self._ranks.agree(work)
 
     def gather(self, value: T) -> list[T]:
         return self.exchange(_ASKS, value)
@@ -44,11 +45,8 @@ class _InStep(Ranks):
         # With every value goes what the rank does and how many prompts it took: a strategy whose ranks differ in
         # either would otherwise wait forever, or train on different prompts.
         told = self._ranks.gather((kind, self._cursor.taken, value))
-        if kind != _FAILED and any(other == _FAILED for other, _, _ in told):
-            self.over = True
-            raise CancelledError("another rank could not go on")
         places = {(other, taken) for other, taken, _ in told}
-        if kind != _FAILED and len(places) > 1:
+        if len(places) > 1:
             raise RuntimeError(
                 f"the ranks of a rollout strategy are out of step: {sorted(places)} (what they do, prompts they took); "
                 "loop over rounds by what Rollouts.any, gather or outcomes gave, and ask for prompts on every rank."
@@ -137,16 +135,13 @@ class Rollouts:
             OpdError: of this rank.
             CancelledError: when only another rank failed.
         """
-        try:
-            rows = strategy.run(self._mine(plan), self)
-            if self._waiting is not None:
-                self.keep(rows)
-                self._stages.score(self._kept, judged=True)
-        except OpdError:
-            # The other ranks wait in their next exchange, unless one of them has failed before.
-            if not self._ranks.over:
-                self._ranks.exchange(_FAILED, None)
-            raise
+        return self._ranks.agree(lambda: self._ran(strategy, plan))
+
+    def _ran(self, strategy: Strategy, plan: StepPlan) -> list[Row]:
+        rows = strategy.run(self._mine(plan), self)
+        if self._waiting is not None:
+            self.keep(rows)
+            self._stages.score(self._kept, judged=True)
         self._ranks.exchange(_DONE, None)
         return rows
 

@@ -144,14 +144,34 @@ def interrupted() -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture
-def two_ranks(tmp_path: Path) -> Callable[..., None]:
-    """Train recipes on two ranks to their end, in two forked processes; `launch` goes through torchrun."""
+def start_ranks(tmp_path: Path) -> Iterator[Callable[..., list[forked.Program]]]:
+    """Start training recipes on two ranks, in two forked processes that end with the test.
 
-    def run(*recipes: Recipe | str) -> None:
+    No launcher looks after them, as torchrun would, which ends all when one has ended.
+    """
+    started: list[forked.Program] = []
+
+    def start(*recipes: Recipe | str) -> list[forked.Program]:
         command = [sys.executable, *_training(tmp_path, recipes)]
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held_port())}
         shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **address}
         environments = [_environment() | shared | {"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
-        forked.finish([forked.Program(command, env=environment) for environment in environments], 600)
+        started.extend(forked.Program(command, env=environment) for environment in environments)
+        return started[-2:]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(120)
+
+
+@pytest.fixture
+def two_ranks(start_ranks: Callable[..., list[forked.Program]]) -> Callable[..., list[forked.Program]]:
+    """Train recipes on two ranks to their end; see `start_ranks`."""
+
+    def run(*recipes: Recipe | str) -> list[forked.Program]:
+        programs = start_ranks(*recipes)
+        forked.finish(programs, 600)
+        return programs
 
     return run

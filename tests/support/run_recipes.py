@@ -1,6 +1,7 @@
 """Train several recipes one after the other in one process, so that a pair of ranks is started once for all of them.
 
-A recipe whose run folder exists is resumed.
+A recipe whose run folder exists is resumed. With --say-errors one that ends with an error is followed by the next, and
+its error is printed: ranks that end together can go on together.
 """
 
 import sys
@@ -9,10 +10,17 @@ from pathlib import Path
 import yaml
 
 from opd.config import parse_settings
+from opd.errors import OpdError
 from student.loop import train
 from student.recipe import Recipe
 
 if __name__ == "__main__":
-    for path in sys.argv[1:]:
+    says = "--say-errors" in sys.argv
+    for path in (argument for argument in sys.argv[1:] if argument != "--say-errors"):
         recipe = parse_settings(Recipe, yaml.safe_load(Path(path).read_text()))
-        train(recipe, resume=recipe.run.exists())
+        try:
+            train(recipe, resume=recipe.run.exists())
+        except OpdError as error:
+            if not says:
+                raise
+            print(f"{recipe.run.name}: {error}", flush=True)

@@ -1,13 +1,16 @@
 """Plug-ins that runs of tests name by their dotted path, also in processes of their own (see `PYTHONPATH` there)."""
 
 import copy
+import os
+import signal
 from collections.abc import Iterable
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from opd.errors import DataError, RolloutEngineError
 from opd.tasks.arithmetic import Addition
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
@@ -15,7 +18,7 @@ from student.controllers import Controller
 from student.data.row import Row
 from student.learning.terms import TermOutput, TokenBatch
 from student.rl.losses.grpo import Grpo
-from student.rollout.engine import EngineSetup, RolloutEngine
+from student.rollout.engine import EngineSetup, RolloutEngine, RolloutEngineSettings, TransformersRollout
 from student.rollout.transformers import rollout
 
 
@@ -91,6 +94,41 @@ class FailsAtThird(Grpo):
         if batch.rows[0].key.step == 1:
             type(self).calls += 1
         return TermOutput(output.loss * (float("inf") if type(self).calls == 3 else 1.0), metrics=output.metrics)
+
+
+class FailsOnRank1(Grpo):
+    """Its loss fails on rank 1 in the second step, between the gathers of a forward and those of its backward."""
+
+    def token_losses(self, batch: TokenBatch) -> TermOutput:
+        if batch.rows[0].key.step == 1 and os.environ.get("RANK") == "1":
+            raise DataError("a row of this rank is broken; drop it.")
+        return super().token_losses(batch)
+
+
+class FailingEngineSettings(RolloutEngineSettings):
+    """Where `FailingEngine` fails."""
+
+    at: str
+    call: int = 1
+    lost: bool = False
+
+
+class FailingEngine(TransformersRollout):
+    """Samples as ever, but on rank 1 it fails in a call for a certain purpose, or has the rank killed."""
+
+    settings_type: ClassVar = FailingEngineSettings
+
+    def open(self, setup: EngineSetup) -> None:
+        super().open(setup)
+        self.calls = 0
+
+    def sample(self, planned: Any, *, purpose: Any = ("rollout",), on_row: Any = lambda row: None) -> list[Row]:
+        self.calls += purpose[0] == self.settings.at
+        if self.calls == self.settings.call and purpose[0] == self.settings.at and os.environ.get("RANK") == "1":
+            if self.settings.lost:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise RolloutEngineError(f"the engine lost its memory in {purpose[0]!r}; start it again.")
+        return super().sample(planned, purpose=purpose, on_row=on_row)
 
 
 class CopyEngine(RolloutEngine):

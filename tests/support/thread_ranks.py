@@ -43,8 +43,8 @@ class Meeting:
             def __init__(self) -> None:
                 self.count, self.index = len(meeting.values), index
 
-            def gather(self, value: Any) -> list[Any]:
-                meeting.values[index] = value
+            def _send(self, message: Any) -> list[Any]:
+                meeting.values[index] = message
                 meeting.barrier.wait()
                 found = list(meeting.values)
                 meeting.barrier.wait()

@@ -15,6 +15,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,13 +121,15 @@ class VllmRollout(RolloutEngine):
         """
         began = time.monotonic()
         self._given, self.version = dict(parameters), version
-        try:
-            self._renew()
-        except EngineLostError:
-            if not self._may_restart():
-                raise
-            self._renew()
-            self._count("restarts", 1)
+        # Of a sharded student every layer is gathered from all ranks.
+        with nullcontext() if self.setup.shards is None else self.setup.shards.ranks.bound():
+            try:
+                self._renew()
+            except EngineLostError:
+                if not self._may_restart():
+                    raise
+                self._renew()
+                self._count("restarts", 1)
         self._count("syncs", 1)
         self._count("sync_seconds", time.monotonic() - began)
 

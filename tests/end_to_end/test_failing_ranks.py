@@ -1,0 +1,67 @@
+"""One of two ranks (gloo) fails where the other gathers weights or gradients: both end with its error, at once."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import forked
+import pytest
+
+from student.recipe import Recipe
+
+FSDP = {"sharding": "fsdp", "micro_batch_tokens": 64}
+# The average is read in process: its forwards gather weights, after the rollout and within what the ranks agree on.
+LOCAL: dict[str, Any] = {
+    "objective": [{"name": "opd", "payload": "gather", "k": 8}, {"name": "reference_kl", "weight": 0.1}],
+    "teachers": {"reference": "ema", "ema": {"decay": 0.5}},
+    "rollout": {"prompts_per_step": 3, "samples_per_prompt": 2},
+    "eval": {"prompts": 0},
+}
+FAILS = {
+    # At another temperature an evaluation samples twice, and gathers the weights each time.
+    "eval": {"eval": {"prompts": 3, "temperature": 0.7}},
+    "rollout": {},
+    "stops": {},
+}
+LOST = 21
+
+
+def test_ranks_of_a_sharded_student_end_together_when_one_fails_and_save_together(
+    make_recipe: Callable[..., Recipe], two_ranks: Callable[..., list[forked.Program]], tmp_path: Path
+) -> None:
+    recipes = []
+    for place, changes in FAILS.items():
+        engine = {"name": "student_plugins:FailingEngine", "at": place, "call": 2 if place == "rollout" else 1}
+        rollout = LOCAL["rollout"] | {"engine": engine}
+        common = LOCAL | {"run": str(tmp_path / place), "rollout": rollout, "train": FSDP | {"steps": 3}}
+        recipes.append(make_recipe(**common | changes))
+    # One after the other in the same processes: no collective of the one before is left half-way.
+    first, second = (
+        dict(re.findall(r"^(\w+): (.*)", rank.output()[0], re.MULTILINE))
+        for rank in two_ranks(*recipes, "--say-errors")
+    )
+    for place in FAILS:
+        reason = f"the engine lost its memory in {place!r}; start it again"
+        assert second[place].startswith(f"{reason}. The run stopped after")
+        assert first[place].startswith("stopped after")
+    saved = f"saved in {tmp_path / 'rollout' / 'checkpoints' / 'step-000001'}; continue with --resume."
+    assert first["rollout"].endswith(saved) and second["rollout"].endswith(saved)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["fsdp", "none"])
+def test_an_error_between_collectives_of_torch_ends_the_other_rank_with_its_name(
+    make_recipe: Callable[..., Recipe], start_ranks: Callable[..., list[forked.Program]], sharding: str
+) -> None:
+    recipe = make_recipe(
+        objective=[{"name": "student_plugins:FailsOnRank1"}],
+        rollout={"prompts_per_step": 2, "samples_per_prompt": 2},
+        eval={"prompts": 0},
+        train=FSDP | {"sharding": sharding, "checkpoint_every": 1},
+    )
+    first, second = start_ranks(recipe)
+    assert (second.wait(240), first.wait(240)) == (16, LOST)
+    assert "error: a row of this rank is broken; drop it." in second.output()[1]
+    assert "error: rank 1 ended: a row of this rank is broken; drop it; the run goes on from" in first.output()[1]
+    assert [path.name for path in (recipe.run / "checkpoints").glob("step-*")] == ["step-000001"]
