@@ -7,8 +7,11 @@ from typing import Any
 
 import forked
 import pytest
+from checkpoints import assert_same, state_of
+from waiting import wait_until
 
 from student.recipe import Recipe
+from student.run.checkpoint import latest_checkpoint
 
 FSDP = {"sharding": "fsdp", "micro_batch_tokens": 64}
 # The average is read in process: its forwards gather weights, after the rollout and within what the ranks agree on.
@@ -65,3 +68,38 @@ def test_an_error_between_collectives_of_torch_ends_the_other_rank_with_its_name
     assert "error: a row of this rank is broken; drop it." in second.output()[1]
     assert "error: rank 1 ended: a row of this rank is broken; drop it; the run goes on from" in first.output()[1]
     assert [path.name for path in (recipe.run / "checkpoints").glob("step-*")] == ["step-000001"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["fsdp", "none"])
+def test_a_rank_that_is_killed_among_rollouts_ahead_ends_the_other_and_the_run_goes_on_to_the_same_bits(
+    make_recipe: Callable[..., Recipe],
+    start_ranks: Callable[..., list[forked.Program]],
+    two_ranks: Callable[..., list[forked.Program]],
+    tmp_path: Path,
+    sharding: str,
+) -> None:
+    def recipe(name: str, steps: int) -> Recipe:
+        return make_recipe(
+            run=str(tmp_path / name),
+            objective=[{"name": "opd", "payload": "gather", "k": 8, "importance_cap": 2.0}],
+            rollout={"prompts_per_step": 3, "samples_per_prompt": 2},
+            eval={"prompts": 0},
+            train=FSDP | {"sharding": sharding, "steps": steps, "max_staleness": 2},
+        )
+
+    endless = recipe("cut", 100_000)
+    first, second = start_ranks(endless)
+    third = endless.run / "checkpoints" / "step-000003"
+    wait_until(lambda: third.exists() or first.poll() is not None or second.poll() is not None, 600)
+    second.kill()
+    assert (second.wait(240), first.wait(240)) == (-9, LOST)  # a collective would wait for 600 s
+    assert "error: rank 1 ended: it said nothing, so it was killed" in first.output()[1]
+    last = latest_checkpoint(endless.run / "checkpoints")
+    assert last is not None
+    steps = int(last.name[5:]) + 2
+    calm, cut = recipe("calm", steps), recipe("cut", steps)
+    two_ranks(calm, cut)
+    mine, theirs = (state_of(one.run / "checkpoints" / f"step-{steps:06d}") for one in (calm, cut))
+    assert_same(mine, theirs)
+    assert any(name.startswith("ahead/") for name in state_of(last))  # weights of steps under way, sampled again

@@ -9,9 +9,8 @@ from typing import Any
 import forked
 import psutil
 import pytest
-import torch
+from checkpoints import assert_close, assert_same, state_of
 from peft import PeftModel
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from waiting import wait_until
 
@@ -19,42 +18,12 @@ from student.cli import train as command
 from student.loop import train
 from student.recipe import Recipe
 from student.run.checkpoint import find_damage, latest_checkpoint
-from student.run.state_io import load_state
 
 FSDP = {"sharding": "fsdp", "micro_batch_tokens": 64}
 
 
-def state_of(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of a checkpoint by file or state and name, sharded ones whole."""
-    found = {f"model/{n}": t for f in (checkpoint / "model").glob("*.safetensors") for n, t in load_file(f).items()}
-
-    def walk(node: Any, path: str) -> None:
-        if isinstance(node, torch.Tensor):
-            found[path] = node
-        elif isinstance(node, dict | list):
-            for key, value in node.items() if isinstance(node, dict) else enumerate(node):
-                walk(value, f"{path}/{key}")
-
-    for name in ("learner", "local", "loop"):
-        if (checkpoint / "trainer" / f"{name}.json").exists():
-            walk(load_state(checkpoint / "trainer", name), name)
-    return found
-
-
 def at(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:06d}"
-
-
-def assert_same(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
-    assert mine.keys() == theirs.keys() and len(mine) > 20
-    assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
-
-
-def assert_close(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
-    weights = [name for name in mine if name.startswith("model/")]
-    assert weights and weights == [name for name in theirs if name.startswith("model/")]
-    for name in weights:
-        torch.testing.assert_close(mine[name], theirs[name], atol=2e-4, rtol=1e-3)
 
 
 def test_two_ranks_train_save_and_resume_a_sharded_student_and_one_goes_on_alone(
