@@ -77,8 +77,8 @@ $(VENV)/.quantized: $(STAMP) scripts/environment.sh scripts/quantized.sh
 estimators: $(STAMP) ## write docs/estimators.md, every figure by enumeration, about a minute
 	$(BIN)/python benchmarks/estimators.py docs/estimators.md
 
-envs: .venv-envs/.installed ## games of TextWorld, made offline, played and trained in, in their own environment
-	.venv-envs/bin/python -m pytest tests/end_to_end/test_textworld.py -rsP
+envs: .venv-envs/.installed ## games of TextWorld and ALFWorld, made offline, played and trained in, in their own environment
+	.venv-envs/bin/python -m pytest tests/end_to_end/test_textworld.py tests/end_to_end/test_alfworld.py -rsP
 
 .venv-envs/.installed: pyproject.toml constraints.txt scripts/environment.sh scripts/envs.sh
 	@bash scripts/envs.sh .venv-envs $(PYTHON)

@@ -14,6 +14,7 @@ TASKS.add("reasoning_gym", "opd.tasks.gym:ReasoningGym", "any dataset of reasoni
 TASKS.add("lock", "opd.tasks.environments.lock:Lock", "episodes at a lock of digits, with states to recover from")
 TASKS.add("rooms", "opd.tasks.environments.rooms:Rooms", "episodes in rooms with keys and locked doors")
 TASKS.add("textworld", "opd.tasks.environments.textworld:TextWorld", "episodes in games of TextWorld, with their paths")
+TASKS.add("alfworld", "opd.tasks.environments.alfworld:ALFWorld", "episodes in ALFWorld's households, with their paths")
 TASKS.add("simulated", "opd.tasks.environments.simulated:Simulated", "episodes in worlds that a chat model simulates")
 
 VERIFIERS = Registry("verifier", "opd.verifiers", member="verify")

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from opd.config import Settings
 from opd.tasks.environments import Observation
+from opd.tasks.environments.alfworld import ALFWorld, ALFWorldOptions
 from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.environments.simulated import Simulated, SimulatedOptions
 from opd.tasks.environments.textworld import TextWorld, TextWorldOptions
@@ -154,6 +155,20 @@ class DeadlyGame(Deadly, TextWorld):
 
     Options = DeadlyGameOptions
     name = "tests.support.environments:DeadlyGame"
+
+
+class DeadlyHouseholdOptions(ALFWorldOptions):
+    """When to kill."""
+
+    after: str = ""
+    flag: str = ""
+
+
+class DeadlyHousehold(Deadly, ALFWorld):
+    """A household that kills."""
+
+    Options = DeadlyHouseholdOptions
+    name = "tests.support.environments:DeadlyHousehold"
 
 
 class DeadlySimulatedOptions(SimulatedOptions):

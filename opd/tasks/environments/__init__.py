@@ -14,6 +14,7 @@ ENVIRONMENTS.add(
 )
 ENVIRONMENTS.add("again", "opd.tasks.environments.again:Again", "further attempts at a problem, by a verifier")
 ENVIRONMENTS.add("textworld", "opd.tasks.environments.textworld:TextWorld", "games of TextWorld, made by tw-make")
+ENVIRONMENTS.add("alfworld", "opd.tasks.environments.alfworld:ALFWorld", "household tasks in ALFWorld's text engine")
 ENVIRONMENTS.add(
     "simulated", "opd.tasks.environments.simulated:Simulated", "tasks, user, tools and judge by a chat model (TRUSTEE)"
 )

@@ -71,7 +71,7 @@ class Lock(EnvironmentTask):
                 slips.append(len(path))
                 path += [str((value + random.randint(1, symbols - 1)) % symbols), LEAVE]
             path.append(str(value))
-        more = {"slips": slips} if self.options.slips else {}
+        more: dict[str, Any] = {"slips": slips} if self.options.slips else {}
         return self.make_prompt(f"{program}:", path, program=program, register=register, **more)
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
