@@ -89,7 +89,7 @@ class Row:
         turn_states: of each turn, a hash of what the environment stood at; equal states of one prompt are comparable.
         turn_agents: of each turn, who acted; empty where nothing tells several apart.
         values: [T] float32, a critic's value of the state before each token; None without a critic.
-        turn_credit: of each turn, the advantage that a critic of utterances gives it; empty without one.
+        critic_credit: [T] float32, the advantage of each token by a critic of turns, by the critic's class.
         weight: multiplies the row's loss.
         trained: False for rows that count in the statistics of their group and are not learnt from.
         tags: labels such as mode, template or role, for groups, metrics and verifiers.
@@ -128,7 +128,7 @@ class Row:
     turn_states: tuple[str, ...] = ()
     turn_agents: tuple[str, ...] = ()
     values: NDArray[np.float32] | None = None
-    turn_credit: tuple[float, ...] = ()
+    critic_credit: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     weight: float = 1.0
     trained: bool = True
     tags: Mapping[str, str] = field(default_factory=dict)

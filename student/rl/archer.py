@@ -24,53 +24,39 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from opd.errors import ConfigError
-from opd.wire.types import PayloadSpec, ScoreItem
-from student.controllers import Controller, ControllerSettings
-from student.data.outcome import outcome_of
 from student.data.streams import stream
+from student.rl.fitted import FittedSettings, TurnCritic, spans_of, turn_rewards
 from student.rl.value_head import adamw
 from student.scoring.needs import Needs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from student.controllers import Services
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.learning.updates import Update
-    from student.recipe import Recipe
 
 Array = NDArray[np.float64]
-_PLACES = ("step", "uid", "sample", "turn", "agent")
 
 
-class ArcherCriticSettings(ControllerSettings):
+class ArcherCriticSettings(FittedSettings):
     """Settings of the critic of utterances."""
 
     discount: float = Field(0.9, ge=0, le=1, description="gamma, of later turns.")
     tau: float = Field(0.1, gt=0, le=1, description="Share of the heads that their copies take over after each fit.")
     buffer: int = Field(10_000, ge=1, description="Turns that are kept to fit on.")
     batch: int = Field(256, ge=1, description="Turns of a fit, drawn with replacement.")
-    fits: int = Field(16, ge=1, description="AdamW steps after each step of the run.")
-    warm_up: int = Field(0, ge=0, description="First steps in which only the critic learns.")
     learning_rate: float = Field(1e-3, gt=0, description="Of the heads.")
     seed: int = Field(0, ge=0, description="Decides the first weights of the second heads, and what is drawn.")
 
 
-class ArcherCritic(Controller):
+class ArcherCritic(TurnCritic):
     """The method; see the module. Its state is heads, copies, moments, buffer, and how often it was fitted."""
 
     settings_type = ArcherCriticSettings
     settings: ArcherCriticSettings
-    why_not_stale = ""
     evidence: ClassVar[str] = "abstract"
 
     def __init__(self, settings: ArcherCriticSettings) -> None:
         super().__init__(settings)
-        self._now = 0
         self._turns: list[tuple[tuple[Any, ...], Array]] = []
-        self._told: dict[str, float] = {}
         # Width H: [2, H + 1] of V and [2, 2 H + 1] of Q in one array [2, 3 H + 2]; made when H is known.
         self.heads: Array | None = None
         self.copies: Array | None = None
@@ -82,62 +68,27 @@ class ArcherCritic(Controller):
         """The student's first weights, read in process, and rewards."""
         return Needs(reward="any", models=frozenset({"initial"}))
 
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse a critic that no advantage reads, histories that are cut, and a warm-up that never ends.
-
-        Raises:
-            ConfigError: naming what to change.
-        """
-        chains = [chain for term in terms if (chain := getattr(term, "chain", None)) is not None]
-        if not any(getattr(part, "reads_utterances", False) for chain in chains for part in chain.parts):
-            raise ConfigError("no advantage reads the utterances of method archer_critic; use advantage archer.")
-        if recipe.rollout.episodes.history is not None:
-            raise ConfigError(
-                f"method archer_critic reads whole episodes, and rollout.episodes.history is "
-                f"{recipe.rollout.episodes.history!r}; leave history out."
-            )
-        if self.settings.warm_up >= recipe.train.steps:
-            raise ConfigError(
-                f"method archer_critic has a warm_up of {self.settings.warm_up} steps, in which the student is not "
-                f"trained, and the run has {recipe.train.steps} (train.steps); lower warm_up."
-            )
-
     def compose(self, rows: list[Row]) -> list[Row]:
         """Read the states before and behind each turn, and give each row the credit of its turns."""
-        # One id more, so that there is a state behind the last token; no state sees that id itself.
-        items = [
-            ScoreItem(np.concatenate([row.prompt_ids, row.response_ids, row.prompt_ids[-1:]]), len(row.prompt_ids))
-            for row in rows
-        ]
         self._turns = []
-        for row, scores in zip(rows, self.services.read(items, PayloadSpec.hidden(), model="initial"), strict=True):
-            hidden, spans = np.asarray(scores.hidden, np.float64), row.turns or ((0, row.length),)
+        for row, hidden in self.states(rows):
+            spans = spans_of(row)
             before, behind = hidden[[start for start, _ in spans]], hidden[[end for _, end in spans]]
-            row.turn_credit = tuple(map(float, self.advantages(before, behind)))
-            outcome = outcome_of(row)
-            if outcome.reward is None or not row.loss_mask.any():
+            credit = np.zeros(row.length, np.float32)
+            for (start, end), value in zip(spans, self.advantages(before, behind), strict=True):
+                credit[start:end] = value
+            row.critic_credit[type(self).__name__] = credit
+            if (rewarded := turn_rewards(row)) is None:
                 continue
-            rewards = np.zeros(len(spans))
-            rewards[-1] = outcome.reward
-            if outcome.turn_rewards:
-                rewards = np.array(outcome.turn_rewards, np.float64)
+            key, rewards = rewarded
             after = np.concatenate([before[1:], np.zeros_like(before[:1])])
             goes_on = np.arange(len(spans)) < len(spans) - 1
-            found = np.concatenate([before, behind, after, rewards[:, None], goes_on[:, None]], 1)
-            self._turns.append((outcome.key(_PLACES), found))
+            self._turns.append((key, np.concatenate([before, behind, after, rewards[:, None], goes_on[:, None]], 1)))
         return rows
-
-    def updates(self, updates: Iterable[Update], services: Services) -> Iterable[Update]:
-        """None in the warm-up; after the last one the heads are fitted."""
-        if self._now >= self.settings.warm_up:
-            yield from updates
-        self._told = self._fit(services)
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
         """Metrics archer/warm_up, archer/q_loss, archer/v_loss (of the first fit), archer/q and archer/buffer."""
-        told, self._told = self._told, {}
-        self._now = step + 1
-        return told
+        return super().after_update(step, services)
 
     def advantages(self, before: Array, behind: Array) -> Array:
         """[turns] min Q - min V of states [turns, H] before and behind each turn; zeros before the first fit."""
@@ -147,16 +98,16 @@ class ArcherCritic(Controller):
         found: Array = q.min(0) - v.min(0)
         return found
 
-    def _fit(self, services: Services) -> dict[str, float]:
+    def fit(self, services: Services) -> dict[str, float]:
         """Put the turns of all ranks into the buffer and fit on it; returns what `after_update` tells."""
         mine, self._turns = self._turns, []
         # Every rank keeps the same buffer in the same order and makes the same steps in float64.
-        told = sorted((turns for part in services.gather(mine) for turns in part), key=lambda entry: entry[0])
+        told = self.in_order(mine, services)
         kept = [] if self.buffer is None else [self.buffer]
         if not kept and not told:
             return {}
         s = self.settings
-        buffer = np.concatenate([*kept, *(turns for _, turns in told)])[-s.buffer :]
+        buffer = np.concatenate([*kept, *told])[-s.buffer :]
         heads, copies, moments = self._ready((buffer.shape[1] - 2) // 3)
         first: tuple[float, float, float] = (0.0, 0.0, 0.0)
         for number in range(s.fits):

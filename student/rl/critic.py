@@ -24,21 +24,20 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from opd.wire.types import PayloadSpec
-from student.controllers import Controller, ControllerSettings
 from student.data.outcome import reward_of
 from student.data.streams import stream
 from student.rl.advantages.gae import credit_of, returns_of
+from student.rl.fitted import FittedCritic, FittedSettings
 from student.rl.value_head import adamw
 from student.scoring.needs import Needs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from student.controllers import Services
     from student.data.plan import StepPlan
     from student.data.row import Row
     from student.learning.terms import Term
-    from student.learning.updates import Update
     from student.recipe import Recipe
 
 
@@ -46,21 +45,18 @@ _UNKNOWN = -1
 """The step of a state that was saved before states held it."""
 
 
-class CriticSettings(ControllerSettings):
+class CriticSettings(FittedSettings):
     """Settings of the critic."""
 
     heads: int = Field(1, ge=1, le=8, description="Value heads; the least of them counts.")
     softness: float = Field(0.0, ge=0, description="Temperature of a soft minimum over the heads; 0: the least.")
     features: Literal["student", "initial"] = Field("student", description="Whose hidden states the heads read.")
-    warm_up: int = Field(0, ge=0, description="First steps in which only the critic learns.")
     fits_until: int | None = Field(None, ge=1, description="Step from which the heads stay as they are; null: never.")
-    fits: int = Field(16, ge=1, description="AdamW steps on the rows of each step.")
-    learning_rate: float = Field(3e-3, gt=0, description="Of the heads.")
     weight_decay: float = Field(0.01, ge=0, description="AdamW's decoupled weight decay of the heads.")
     seed: int = Field(0, ge=0, description="Decides the first weights of further heads; those of the first are 0.")
 
 
-class Critic(Controller):
+class Critic(FittedCritic):
     """The method; see the module. Its state is heads, moments, how often they were moved, and the step."""
 
     settings_type = CriticSettings
@@ -71,9 +67,7 @@ class Critic(Controller):
     def __init__(self, settings: CriticSettings) -> None:
         super().__init__(settings)
         self._discount = (1.0, 0.95)
-        self._now = 0
         self._cache: list[tuple[Row, NDArray[np.float32]]] = []
-        self._fitted: dict[str, float] = {}  # metrics of a fit that `after_update` has not told yet
         # [heads, H + 1]: weights and, last, the bias; made when the width is known.
         self.heads: NDArray[np.float64] | None = None
         self.moments: NDArray[np.float64] | None = None
@@ -99,11 +93,7 @@ class Critic(Controller):
                 "set heads to 2 or more, or leave softness out."
             )
         smoothed = [part.settings for part in readers if hasattr(part.settings, "lam_gae")]
-        if self.settings.warm_up >= recipe.train.steps:
-            raise ConfigError(
-                f"method critic has a warm_up of {self.settings.warm_up} steps, in which the student is not trained, "
-                f"and the run has {recipe.train.steps} (train.steps); lower warm_up."
-            )
+        self.check_warm_up(recipe)
         # What reads values alone wants those of whole answers.
         self._discount = (smoothed[0].discount, smoothed[0].lam_gae) if smoothed else (1.0, 1.0)
 
@@ -133,13 +123,6 @@ class Critic(Controller):
             self._now = plan.step
         return plan
 
-    def updates(self, updates: Iterable[Update], services: Services) -> Iterable[Update]:
-        """None in the warm-up; after the last one the heads are fitted."""
-        # The fit comes after the last update: not at all where one failed, and before anything can interrupt the step.
-        if self._now >= self.settings.warm_up:
-            yield from updates
-        self._fitted = self._fit(services)
-
     def value(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """[T] values of states with features [T, H]; zeros before the first fit."""
         if self.heads is None:
@@ -153,14 +136,12 @@ class Critic(Controller):
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
         """Metrics critic_warm_up, critic_loss and critic_explained (share of variance) of the fit."""
-        found, self._fitted = self._fitted, {}
-        self._now = step + 1
-        return found
+        return super().after_update(step, services)
 
-    def _fit(self, services: Services) -> dict[str, float]:
+    def fit(self, services: Services) -> dict[str, float]:
         """Fit the heads to the rows of all ranks; returns what `after_update` tells."""
         cache, self._cache = self._cache, []
-        warm_up = {"critic_warm_up": float(self._now < self.settings.warm_up)}
+        warm_up = {"critic_warm_up": float(self.warming_up)}
         if self.settings.fits_until is not None and self._now >= self.settings.fits_until:
             return warm_up
         features, targets = self._data(cache)
@@ -219,14 +200,14 @@ class Critic(Controller):
             "heads": self.heads,
             "moments": self.moments,
             "moved": self.moved,
-            "fitted": self._fitted,
+            "fitted": self._told,
             "now": self._now,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore them."""
         self.heads, self.moments, self.moved = state["heads"], state["moments"], int(state["moved"])
-        self._fitted = dict(state["fitted"])
+        self._told = dict(state["fitted"])
         self._now = int(state.get("now", _UNKNOWN))
 
 

@@ -22,13 +22,18 @@ if TYPE_CHECKING:
     from student.recipe import Recipe
 
 
-class Archer(GroupEstimator):
-    """The estimator; see the module for the formula."""
+class OfTurnCritic(GroupEstimator):
+    """Base: the credit is what a critic of turns has written into the row.
 
-    evidence = "abstract"
+    Attributes:
+        critic: the critic's class.
+        method: its registered name.
+    """
+
     equal_groups = "learns"
     refines = True
-    reads_utterances: ClassVar[bool] = True
+    critic: ClassVar[str]
+    method: ClassVar[str]
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a recipe without the critic.
@@ -36,18 +41,23 @@ class Archer(GroupEstimator):
         Raises:
             ConfigError: naming it.
         """
-        if not any(
-            str(e.get("name", "")).rpartition(":")[2] in ("archer_critic", "ArcherCritic") for e in recipe.methods
-        ):
-            raise ConfigError("advantage archer reads the values of utterances; add method archer_critic.")
+        names = (self.method, self.critic)
+        if not any(str(entry.get("name", "")).rpartition(":")[2] in names for entry in recipe.methods):
+            raise ConfigError(f"advantage {self.settings.name} reads the values of turns; add method {self.method}.")
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """The rewards themselves: the critic has learnt from them, and the credit is of the row."""
         return list(rewards)
 
     def refine(self, row: Row, credit: Credit) -> Credit:
-        """Credit by turn."""
-        found = np.zeros(row.length, np.float32)
-        for (start, end), value in zip(row.turns or ((0, row.length),), row.turn_credit, strict=False):
-            found[start:end] = value
-        return found
+        """Credit by token."""
+        found = row.critic_credit.get(self.critic)
+        return np.zeros(row.length, np.float32) if found is None else found
+
+
+class Archer(OfTurnCritic):
+    """The estimator; see the module for the formula."""
+
+    evidence = "abstract"
+    critic = "ArcherCritic"
+    method = "archer_critic"

@@ -100,7 +100,8 @@ def test_credit_is_the_least_q_less_the_least_v_on_all_tokens_of_the_turn() -> N
     q = [[0.0, 0.0, 0.0, 1.0, -1.0, 0.0, 0.5], [0.0, 0.0, 0.0, 2.0, -0.5, 0.0, 0.0]]
     made.heads = np.concatenate([v, q], 1)
     (row,) = made.compose([episode(0, 0, GOOD, BAD)])
-    assert row.turn_credit == pytest.approx((min(1.5, 2.0) - min(0.25, 0.125), min(-0.5, -0.5) - min(0.75, 1.125)))
+    first, last = min(1.5, 2.0) - min(0.25, 0.125), min(-0.5, -0.5) - min(0.75, 1.125)
+    assert row.critic_credit["ArcherCritic"].tolist() == pytest.approx([first, first, 0.0, last])
     found = Archer(AdvantageSettings(name="archer")).refine(row, 9.0)
     assert isinstance(found, np.ndarray)
     assert found.tolist() == pytest.approx([1.375, 1.375, 0.0, -1.25])
@@ -108,11 +109,12 @@ def test_credit_is_the_least_q_less_the_least_v_on_all_tokens_of_the_turn() -> N
 
 def test_turns_that_win_come_to_be_worth_more_than_those_that_lose() -> None:
     made = critic(Services(), fits=64, learning_rate=0.02, discount=1.0)
-    assert not any(made.compose(rows(0))[0].turn_credit)
+    assert not made.compose(rows(0))[0].critic_credit["ArcherCritic"].any()
     told = [step_of(made, step, rows(step)) for step in range(10)]
     assert told[-1]["archer/q_loss"] < told[0]["archer/q_loss"] and told[-1]["archer/buffer"] == 80
     won, _, _, lost = made.compose(rows(99))
-    assert won.turn_credit[1] > 0.05 > -0.05 > lost.turn_credit[1]
+    last = [row.critic_credit["ArcherCritic"][-1] for row in (won, lost)]
+    assert last[0] > 0.05 > -0.05 > last[1]
 
 
 def test_the_buffer_keeps_the_last_turns_and_the_warm_up_makes_no_update() -> None:

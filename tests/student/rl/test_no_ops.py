@@ -192,7 +192,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "critic: values that no advantage reads": (of(PLAIN, **method("critic")), "no advantage reads"),
     "critic: a warm-up as long as the run": (of({"name": "ppo"}, **method("critic", warm_up=20)), "warm_up of 20"),
-    "ArCHer: a critic that no advantage reads": (of(PLAIN, **method("archer_critic")), "no advantage reads the utter"),
+    "ArCHer: a critic that no advantage reads": (
+        of(PLAIN, **method("archer_critic")),
+        "no advantage reads method archer_critic",
+    ),
     "ArCHer: no critic": (of(credit("archer")), "add method archer_critic"),
     "ArCHer: a warm-up as long as the run": (of(credit("archer"), **method("archer_critic", warm_up=20)), "of 20"),
     "ArCHer: a history that is cut": (

@@ -1,0 +1,137 @@
+"""What critics have in common: heads that are fitted once a step, and a warm-up in which nothing else learns."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from opd.errors import ConfigError
+from opd.wire.types import PayloadSpec, ScoreItem
+from student.controllers import Controller, ControllerSettings
+from student.data.outcome import outcome_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from student.controllers import Services
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.learning.updates import Update
+    from student.recipe import Recipe
+
+Array = NDArray[np.float64]
+_PLACES = ("step", "uid", "sample", "turn", "agent")
+
+
+class FittedSettings(ControllerSettings):
+    """Settings of every critic."""
+
+    warm_up: int = Field(0, ge=0, description="First steps in which only the critic learns.")
+    fits: int = Field(16, ge=1, description="AdamW steps of the heads after each step of the run.")
+    learning_rate: float = Field(3e-3, gt=0, description="Of the heads.")
+
+
+class FittedCritic(Controller):
+    """A critic whose heads subclasses fit in `fit`, where the last update of a step has been made."""
+
+    settings: FittedSettings
+
+    def __init__(self, settings: FittedSettings) -> None:
+        super().__init__(settings)
+        self._now = 0
+        self._told: dict[str, float] = {}  # metrics of a fit that `after_update` has not told yet
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether the step at hand makes no update."""
+        return self._now < self.settings.warm_up
+
+    def check_warm_up(self, recipe: Recipe) -> None:
+        """Refuse a warm-up that never ends.
+
+        Raises:
+            ConfigError: naming the setting to lower.
+        """
+        if self.settings.warm_up >= recipe.train.steps:
+            raise ConfigError(
+                f"method {self.settings.name} has a warm_up of {self.settings.warm_up} steps, in which the student is "
+                f"not trained, and the run has {recipe.train.steps} (train.steps); lower warm_up."
+            )
+
+    def updates(self, updates: Iterable[Update], services: Services) -> Iterable[Update]:
+        """None in the warm-up; after the last one the heads are fitted."""
+        # The fit comes after the last update: not at all where one failed, and before anything can interrupt the step.
+        if not self.warming_up:
+            yield from updates
+        self._told = self.fit(services)
+
+    @abstractmethod
+    def fit(self, services: Services) -> dict[str, float]:
+        """Fit the heads to what was seen on all ranks; returns what `after_update` tells."""
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """The metrics of the fit."""
+        told, self._told = self._told, {}
+        self._now = step + 1
+        return told
+
+
+class TurnCritic(FittedCritic):
+    """A critic of turns: it reads states at turns and writes `Row.critic_credit` under its class's name."""
+
+    why_not_stale = ""
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Refuse a critic that no advantage reads, histories that are cut, and a warm-up that never ends.
+
+        Raises:
+            ConfigError: naming what to change.
+        """
+        name = self.settings.name
+        chains = [chain for term in terms if (chain := getattr(term, "chain", None)) is not None]
+        read = any(getattr(part, "critic", "") == type(self).__name__ for chain in chains for part in chain.parts)
+        if not read:
+            # Advantage and method share their first name.
+            raise ConfigError(f"no advantage reads method {name}; use advantage {name.partition('_')[0]}.")
+        if recipe.rollout.episodes.history is not None:
+            raise ConfigError(
+                f"method {name} reads whole episodes, and rollout.episodes.history is "
+                f"{recipe.rollout.episodes.history!r}; leave history out."
+            )
+        self.check_warm_up(recipe)
+
+    def states(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Array]]:
+        """Rows and [T + 1, H] hidden states of the student's first weights before each token and behind the last."""
+        # One id more, so that there is a state behind the last token; no state sees that id itself.
+        items = [
+            ScoreItem(np.concatenate([row.prompt_ids, row.response_ids, row.prompt_ids[-1:]]), len(row.prompt_ids))
+            for row in rows
+        ]
+        for row, scores in zip(rows, self.services.read(items, PayloadSpec.hidden(), model="initial"), strict=True):
+            yield row, np.asarray(scores.hidden, np.float64)
+
+    def in_order(self, mine: list[tuple[tuple[Any, ...], Array]], services: Services) -> list[Array]:
+        """What all ranks have seen, [turns, ...] of each row by its key: in the same order however rows are spread."""
+        told = sorted((entry for part in services.gather(mine) for entry in part), key=lambda entry: entry[0])
+        return [turns for _, turns in told]
+
+
+def spans_of(row: Row) -> tuple[tuple[int, int], ...]:
+    """The turns of a row; an answer without turns is one."""
+    return row.turns or ((0, row.length),)
+
+
+def turn_rewards(row: Row) -> tuple[tuple[Any, ...], Array] | None:
+    """The row's key and [turns] its rewards, an episode's reward on its last turn; None where nothing is to learn."""
+    outcome = outcome_of(row)
+    if outcome.reward is None or not row.loss_mask.any():
+        return None
+    rewards = np.zeros(len(spans_of(row)))
+    rewards[-1] = outcome.reward
+    if outcome.turn_rewards:
+        rewards = np.array(outcome.turn_rewards, np.float64)
+    return outcome.key(_PLACES), rewards
