@@ -23,7 +23,8 @@ class Task(Protocol):
     """What a procedural task provides: a class with its settings, made as `Task(settings)`.
 
     A task may also have `labels() -> Labels`, every pair (teacher, domain) that `draw` can give its problems. Without
-    it only the first prompts can be checked for a teacher before a run.
+    it only the first prompts can be checked for a teacher before a run. A task whose problems are already divided has
+    `draw_from(random, split) -> Prompt` too, "train" or "heldout", in place of the division by content.
     """
 
     Options: ClassVar[type[Settings]]
@@ -128,9 +129,10 @@ class ProceduralSource:
         """
         # A string seeds Random through SHA-512: the same stream in every process and version.
         random = Random(f"{self.seed}/{split}/{index}")
+        divided = getattr(self.task, "draw_from", None)
         for _ in range(_PATIENCE * HELDOUT_SHARE):
-            drawn = self.task.draw(random)
-            if (drawn.content_hash % HELDOUT_SHARE == 0) == (split == "heldout"):
+            drawn = self.task.draw(random) if divided is None else divided(random, split)
+            if divided is not None or (drawn.content_hash % HELDOUT_SHARE == 0) == (split == "heldout"):
                 yield self._label(drawn)
         raise DataError(
             f"task {self._settings.task!r} has no {split} prompt within the length limit with these options; make the "

@@ -15,6 +15,7 @@ TASKS.add("lock", "opd.tasks.environments.lock:Lock", "episodes at a lock of dig
 TASKS.add("rooms", "opd.tasks.environments.rooms:Rooms", "episodes in rooms with keys and locked doors")
 TASKS.add("textworld", "opd.tasks.environments.textworld:TextWorld", "episodes in games of TextWorld, with their paths")
 TASKS.add("alfworld", "opd.tasks.environments.alfworld:ALFWorld", "episodes in ALFWorld's households, with their paths")
+TASKS.add("scienceworld", "opd.tasks.environments.scienceworld:ScienceWorld", "episodes in the tasks of ScienceWorld")
 TASKS.add("simulated", "opd.tasks.environments.simulated:Simulated", "episodes in worlds that a chat model simulates")
 
 VERIFIERS = Registry("verifier", "opd.verifiers", member="verify")

@@ -105,7 +105,9 @@ def gold(task: str, options: list[str], count: int, seed: int) -> Iterator[dict[
     try:
         for prompt in source.prompts("train", count):
             if not {ENVIRONMENT, PATH} <= prompt.extra.keys():
-                raise ConfigError(f"problems of task {task!r} have no known path; record those of a run instead.")
+                raise ConfigError(
+                    f"problems of task {task!r} have no known path with these options; record those of a run instead."
+                )
             world = make_environment(dict(prompt.extra[ENVIRONMENT]))
             seen = world.reset(prompt, 0)
             for action in prompt.extra[PATH]:

@@ -75,6 +75,22 @@ def experts(world: Path, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def roomy_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders `student` and `teacher`: random models with room for an episode."""
+    from student.lab.tiny.model import make_model
+    from student.lab.tiny.plans import Shape
+    from student.lab.tiny.tokenizer import make_tokenizer
+
+    folder = tmp_path_factory.mktemp("models")
+    tokenizer = make_tokenizer()
+    shape = Shape(hidden=32, layers=1, heads=2, vocabulary=len(tokenizer))
+    for seed, name in enumerate(("student", "teacher")):
+        make_model(shape, seed, max_length=4096).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder
+
+
 _SUPPORT = Path(__file__).parents[1] / "support"
 
 

