@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from opd.config import Settings
+from opd.errors import ConfigError
+from opd.fleet.membership.discovery import parse_endpoints, recorded_folder
 from opd.fleet.settings import FleetSettings
 from opd.tasks.modes import ModeSettings
 from opd.tasks.settings import PromptSettings
@@ -106,6 +108,16 @@ class TeacherSettings(Settings):
     )
     ema: EmaSettings = Field(default_factory=EmaSettings, description="How model ema follows the student.")
     fleet: FleetSettings = Field(default_factory=FleetSettings, description="How the fleet is used.")
+
+    @field_validator("endpoints")
+    @classmethod
+    def _addresses(cls, endpoints: list[str] | dict[str, list[str]]) -> list[str] | dict[str, list[str]]:
+        try:
+            if endpoints and recorded_folder(endpoints) is None:
+                parse_endpoints(endpoints)
+        except ConfigError as error:
+            raise ValueError(str(error).rstrip(".")) from error
+        return endpoints
 
     @property
     def several(self) -> bool:

@@ -102,18 +102,20 @@ def _settings(config: Path | None, values: dict[str, Any]) -> Any:
 
 def _teachers(models: list[str], name: str) -> dict[str, str]:
     """Names and models of --model flags."""
+    if name and len(models) > 1:
+        raise ConfigError("--name goes with a single --model; use --model NAME=MODEL for several.")
     teachers: dict[str, str] = {}
     for entry in models:
         given, separator, path = entry.partition("=")
         if not separator or Path(entry).exists():
             given, path = name or Path(entry).name or entry, entry
+        elif name and name != given:
+            raise ConfigError(f"--model {entry!r} names the teacher already; leave out --name {name} or the {given!r}.")
         if not given or not path:
             raise ConfigError(f"--model {entry!r} must be MODEL or NAME=MODEL.")
         if given in teachers:
             raise ConfigError(f"two teachers are called {given!r}; name them with --model NAME=MODEL.")
         teachers[given] = path
-    if name and len(models) > 1:
-        raise ConfigError("--name goes with a single --model; use --model NAME=MODEL for several.")
     return teachers
 
 

@@ -20,9 +20,10 @@ COPY student ./student
 RUN python -m venv /opt/opd && /opt/opd/bin/pip install ".[$EXTRAS]"
 
 FROM ${PYTHON}
-# Triton compiles small launchers when a kernel first runs.
+# Triton compiles small launchers when a kernel first runs. A new volume at /runs takes the owner of the folder here.
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
-    && useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin opd
+    && useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin opd \
+    && install -d -o opd -g opd /runs
 COPY --from=build /opt/opd /opt/opd
 ENV PATH=/opt/opd/bin:$PATH HOME=/tmp HF_HOME=/tmp/huggingface TRITON_CACHE_DIR=/tmp/triton \
     PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from opd.config import parse_settings
 from opd.errors import OpdError
+from student.recipe import Recipe
+from student.run.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -54,6 +57,10 @@ def test_the_services_of_compose_are_hardened_and_use_files_that_exist() -> None
         assert service["read_only"] and service["cap_drop"] == ["ALL"]
         dockerfile = ROOT / service["build"]["dockerfile"]
         assert "healthcheck" in service or "\nHEALTHCHECK " in dockerfile.read_text()
+        # A named volume takes the owner of the image's folder; without one it is root's, and the user cannot write.
+        for volume in service["volumes"]:
+            if not volume.endswith(":ro"):
+                assert f"install -d -o opd -g opd {volume.partition(':')[2]}\n" in dockerfile.read_text()
     scraped = yaml.safe_load((DEPLOY / "prometheus" / "compose.yml").read_text())["scrape_configs"]
     targets = [target for job in scraped for entry in job["static_configs"] for target in entry["targets"]]
     assert {target.split(":")[0] for target in targets} <= compose["services"].keys()
@@ -93,6 +100,32 @@ def test_a_job_script_is_sound_shell_and_gives_flags_that_exist(path: str) -> No
         for line in (line for line in joined.splitlines() if re.search(rf"\b{verb}\b", line) and "opd" in line):
             asked = re.findall(r"(?<=\s)--[a-z][a-z-]+", line.split(f" {verb} ", 1)[-1])
             assert set(asked) <= known, line
+
+
+def test_what_is_named_of_the_examples_is_there() -> None:
+    texts = [path.read_text() for path in DEPLOY.rglob("*") if path.is_file()]
+    named = {name for text in texts for name in re.findall(r"examples/[\w./-]+\w", text)}
+    assert all((ROOT / name).exists() for name in named), named
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["kubernetes/base/student/start.sh", "systemd/opd-student@.service", "slurm/opd.sbatch", "skypilot/opd.yaml"],
+)
+def test_a_job_that_died_before_its_first_checkpoint_is_resumed(path: str, tmp_path: Path) -> None:
+    """A new run is refused in its folder, and would be for ever: it holds the recipe from the start on."""
+    text = (DEPLOY / path).read_text().replace("$$RUN", "$RUN")
+    (asked,) = re.findall(r"if (\[ [^]]*\$RUN[^]]*\]); then", text)
+    data = {"run": str(tmp_path / "run"), "model": {"path": "m"}, "teachers": {"endpoints": ["h:1"]}}
+    recipe = parse_settings(Recipe, {**data, "prompts": {"task": "addition"}})
+
+    def resumes() -> bool:
+        return subprocess.run(["sh", "-c", asked], env={"RUN": str(recipe.run)}, check=False).returncode == 0
+
+    assert not resumes()
+    RunFolder.create(recipe)
+    assert resumes()
+    RunFolder.reopen(recipe)
 
 
 def test_the_images_and_units_give_flags_that_exist() -> None:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from opd.config import parse_settings
+from opd.fleet.membership.discovery import parse_endpoints
 from student.recipe import Recipe
 from teacher_server.settings import ServerSettings
 
@@ -177,7 +178,22 @@ def test_the_settings_in_an_overlay_are_settings_of_opd(overlay: str) -> None:
         if "recipe.yaml" in data:
             recipe = parse_settings(Recipe, yaml.safe_load(data["recipe.yaml"]))
             assert recipe.teachers is not None
-            assert {endpoint.split(":")[1] for endpoint in recipe.teachers.endpoints} <= services
+            endpoints = recipe.teachers.endpoints
+            sources = parse_endpoints(endpoints)
+            assert {source.text.split(":")[1] for source in sources} <= services
+            if isinstance(endpoints, dict):  # teacher to its replicas
+                assert endpoints.keys() == {str(teacher) for teacher in recipe.teachers.routes.values()}
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_service_or_a_deployment_selects_the_pods_of_one_teacher(overlay: str) -> None:
+    manifests = rendered(overlay)
+    deployments = [m["spec"] for m in manifests if m["kind"] == "Deployment"]
+    selectors = [m["spec"]["selector"] for m in manifests if m["kind"] == "Service"]
+    for wanted in selectors + [spec["selector"]["matchLabels"] for spec in deployments]:
+        found = [spec for spec in deployments if wanted.items() <= spec["template"]["metadata"]["labels"].items()]
+        assert len(found) == 1 or not deployments, wanted
 
 
 @needs_kubectl
@@ -222,7 +238,8 @@ def test_the_start_script_begins_resumes_and_spreads(tmp_path: Path, begun: bool
         program.write_text(f'#!/bin/sh\necho {name} "$@"\n')
         program.chmod(0o755)
     if begun:
-        (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "recipe.yaml").touch()
     done = subprocess.run(
         ["sh", str(FOLDER / "base" / "student" / "start.sh")],
         env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "RUN": str(tmp_path / "run"), "RANKS": str(ranks)},

@@ -20,7 +20,8 @@ def test_teachers_are_named_by_flag_by_name_or_by_folder(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("models", "name"), [(["a/m", "b/m"], ""), (["x=a", "x=b"], ""), (["a", "b"], "n"), (["=a"], ""), (["x="], "")]
+    ("models", "name"),
+    [(["a/m", "b/m"], ""), (["x=a", "x=b"], ""), (["a", "b"], "n"), (["=a"], ""), (["x="], ""), (["x=a"], "y")],
 )
 def test_ambiguous_or_empty_names_are_refused(models: list[str], name: str) -> None:
     with pytest.raises(ConfigError):

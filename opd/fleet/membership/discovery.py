@@ -89,7 +89,16 @@ def parse_endpoints(endpoints: str | Sequence[str] | Mapping[str, Sequence[str]]
         if kind == "file" and not rest:
             raise ConfigError(f"endpoint {source.text!r} names no file; write 'file:PATH'.")
         if kind not in ("file", "unix"):
-            split_address(rest if kind == "dns" else source.text)
+            try:
+                split_address(rest if kind == "dns" else source.text)
+            except ConfigError as error:
+                if source.teachers is None:
+                    raise
+                named = ", ".join(sorted(source.teachers))
+                raise ConfigError(
+                    f"endpoint {source.text!r} of teacher {named!r} is not of the form 'host:port'; a mapping goes "
+                    "from a teacher's name to its addresses."
+                ) from error
     return sources
 
 

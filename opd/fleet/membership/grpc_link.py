@@ -188,14 +188,26 @@ class GrpcLink:
                     f"replica {self.address} and this client do not agree on TLS: {text}; check ca_file, server_name "
                     "and whether the server uses TLS at all."
                 )
-            if "socket closed" in lower and not self._security.uses_tls:
-                text += ", perhaps because it expects TLS: set ca_file then"
+            if "socket closed" in lower:
+                text += f", perhaps because it {self._closed_why()} then"
+            elif "failed parsing http/2" in lower:
+                text += ", which is no gRPC; is it another port, such as that of the metrics?"
             return UnavailableError(f"replica {self.address} cannot be reached, or dropped the connection: {text}.")
         if isinstance(found, AuthError):
             return AuthError(f"replica {self.address} refuses the credentials: {text}; renew the token or certificate.")
         if isinstance(found, CorruptPayloadError):
             return CorruptPayloadError(f"replica {self.address}: {text}.")
         return found
+
+    def _closed_why(self) -> str:
+        """What a server that ends a connection without a word may miss, and the setting that gives it."""
+        if not self._security.uses_tls:
+            return "expects TLS: set ca_file"
+        if self._security.cert_file is None:
+            return "wants a certificate of this client: set cert_file and key_file"
+        return (
+            f"does not trust {self._security.cert_file}: set cert_file and key_file to a certificate of its client_ca"
+        )
 
 
 def _serialise(message: Message) -> bytes:

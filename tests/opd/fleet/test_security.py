@@ -4,10 +4,14 @@ from types import SimpleNamespace
 import grpc
 import pytest
 from certificates import self_signed
+from prometheus_client import CollectorRegistry
 from waiting import PATIENCE
 
 from opd.errors import AuthError, OpdError, UnavailableError
 from opd.fleet.client import TeacherFleet
+from opd.fleet.membership.grpc_link import GrpcLink
+from opd.fleet.settings import CallSettings
+from opd.telemetry.metrics_http import serve_metrics
 from opd.wire.channel import ClientSecurity
 from opd.wire.types import PayloadSpec
 
@@ -44,6 +48,35 @@ def test_tls_works_and_every_mismatch_is_one_sentence_with_the_replica(tiny: Sim
         with pytest.raises(kind, match=words) as caught:
             connect(tiny, address, 0.1, **security)
         assert address in str(caught.value), caught.value
+
+
+def test_the_port_of_the_metrics_is_told_from_a_server_that_is_down(tiny: SimpleNamespace) -> None:
+    page, thread = serve_metrics(CollectorRegistry(), 0)
+    try:
+        with pytest.raises(UnavailableError, match="no gRPC; is it another port"):
+            connect(tiny, f"127.0.0.1:{page.server_port}", 0.1)
+    finally:
+        page.shutdown()
+        page.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("security", "words"),
+    [
+        ({}, "expects TLS: set ca_file"),
+        ({"ca_file": "ca.pem"}, "wants a certificate of this client: set cert_file and key_file"),
+        ({"ca_file": "ca.pem", "cert_file": "me.pem", "key_file": "me.key"}, "does not trust me.pem"),
+    ],
+)
+def test_a_server_that_closes_without_a_word_may_miss_what_the_client_does_not_give(
+    security: dict[str, str], words: str
+) -> None:
+    link = GrpcLink("h:1", ClientSecurity.model_validate(security), CallSettings(), "test")
+    nothing = grpc.aio.Metadata()
+    closed = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "Socket closed")
+    with pytest.raises(UnavailableError, match=f"Socket closed, perhaps because it {words}"):
+        raise link._named(closed)
 
 
 def test_a_token_file_that_cannot_be_read_is_named(tiny: SimpleNamespace, tmp_path: Path) -> None:

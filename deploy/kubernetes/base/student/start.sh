@@ -1,6 +1,6 @@
-# Begins the run, or goes on with it where a checkpoint is there. RANKS > 1 starts data-parallel ranks.
+# Begins the run, or goes on with it where it has begun, be it before the first checkpoint. RANKS > 1 starts data-parallel ranks.
 set -eu
-if [ -d "$RUN/checkpoints" ]; then set -- --resume; else set --; fi
+if [ -e "$RUN/recipe.yaml" ]; then set -- --resume; else set --; fi
 set -- train /etc/opd/recipe.yaml run="$RUN" metrics_port=9401 metrics_host=0.0.0.0 "$@"
 if [ "${RANKS:-1}" -gt 1 ] || [ "${NODES:-1}" -gt 1 ]; then
     exec torchrun --nproc-per-node "${RANKS:-1}" --nnodes "${NODES:-1}" --node-rank "${JOB_COMPLETION_INDEX:-0}" \

@@ -75,6 +75,11 @@ def test_a_mapping_becomes_sources_limited_to_its_teachers() -> None:
     assert sources == [Source("a:1", frozenset({"math"})), Source("b:1", frozenset({"math", "code"}))]
 
 
+def test_a_mapping_from_addresses_to_teachers_is_told_its_direction() -> None:
+    with pytest.raises(ConfigError, match=r"'math' of teacher 'dns:a:1' .* from a teacher's name to its addresses"):
+        parse_endpoints({"dns:a:1": ["math"]})
+
+
 def test_one_string_may_hold_several_and_duplicates_count_once() -> None:
     assert [source.text for source in parse_endpoints("a:1, b:2,a:1")] == ["a:1", "b:2"]
 
