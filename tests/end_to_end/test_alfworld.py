@@ -156,6 +156,13 @@ def test_a_command_without_sense_is_answered_and_changes_nothing(action: str) ->
     world.close()
 
 
+@pytest.mark.parametrize("task", ["{__import__('os').abort()}", "#look#", 'put a "mug" in desk', ""])
+def test_a_household_from_a_table_cannot_bring_code_with_its_task(listing: ALFWorld, task: str) -> None:
+    prompt = of_kind(KINDS[0])
+    with pytest.raises(DataError, match="small letters and spaces alone"):
+        listing.reset(Prompt.make("Household 1.", extra={**prompt.extra, "task": task}), 0)
+
+
 def test_capitals_and_spaces_of_a_command_do_not_matter(listing: ALFWorld) -> None:
     prompt = of_kind(KINDS[0])
     assert play(listing, prompt, [f" {step.title()}\n" for step in prompt.extra["path"]])[-1].success

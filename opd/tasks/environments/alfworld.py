@@ -12,6 +12,7 @@ The project does not install the packages: `scripts/envs.sh VENV PYTHON` makes a
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -168,6 +169,8 @@ class ALFWorld(EnvironmentTask):
         if "game" in extra:
             return _read(Path(extra["game"]))
         rules = self._rules or _rules()
+        if not re.fullmatch(r"[a-z ]+", extra["task"]):  # it becomes a part of the grammar, which is evaluated
+            raise DataError(f"task {extra['task']!r} of a household may have small letters and spaces alone.")
         grammar = rules["grammar"].replace("UNKNOWN GOAL", extra["task"])
         return {**rules, "grammar": grammar, "pddl_problem": extra["problem"]}
 
