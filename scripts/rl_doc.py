@@ -117,7 +117,7 @@ Dr. MAS | advantage `dr_mas`; `group: [uid, agent]` of any estimator where agent
 Direct Advantage PO | objective `dapo_direct`, method `critic`
 NGRPO | advantage `ngrpo`, `clip_low: 0.16`, `clip_high: 0.24`
 Dr. Kernel: TRLOO, PR, PRS, MRS | advantage `trloo`, reward `profiling`, methods `prs` and `mrs`, objective `minirl`
-ARPO (soft advantage) | strategy `arpo`
+ARPO | strategy `arpo`: its soft advantage, whose gradient the hard one has while no ratio is clipped
 TRUSTEE | environment `simulated`, reward and method `trustee`: [multi-turn.md](multi-turn.md)
 TOPR | objective `topr`
 REC, OPMD, AsymRE | objective `rec` with `rule`, `weigh` and `regulariser`, advantages `rec_balance`, `opmd`, `asym_re`
@@ -165,6 +165,7 @@ A2TGPO | reward `igpo`, advantage and objective `a2tgpo`
 MatchTIR | reward and advantage `matchtir`
 SeeUPO | method `seeupo`, objective `gspo` with `ratio_to: old`, advantage `lite_ppo`
 ArCHer | advantage `archer`, method `archer_critic`, `policy_gradient` with `ratio: none`; heads without a backbone
+HiPER | advantage `hiper`, method `hiper_critic`, `reference_kl`; turns in tags; heads without a backbone
 Turn-PPO | objective `ppo` with `ratio: turn`, method `critic`
 TT-OPD | objective `tt_opd` with a context, reward `cosine_length`: [multi-turn.md](multi-turn.md)
 RLSD | objective `rlsd` with a context: `examples/recipes/qwen3-8b-rlsd.yaml`
@@ -176,7 +177,6 @@ NOT_BUILT = """
 SG-OPD (2606.09304) | factors 1.8 and 1.0 are known, not of what (log-ratio, or that beyond a reference); see `r2_opd`
 R2-OPD (2608.19408) | spans, the progress reward and the test of disagreement were not found; `r2_opd` is another one
 S-PPO, ST-PPO (2511.20718) | accounts differ on what the clipped part's norm does to the loss; Turn-PPO is `ratio: turn`
-ARPO: hard advantage | the mean of the descendants for shared tokens; branches have the soft form
 HiPER | value heads of its own for subgoals, actions and switches; critics here give a token one value
 Guided-OPD | not written: turns of the teacher by chance, less often as training goes on; see `future_bridge`, `sopd`
 """

@@ -45,6 +45,7 @@ for name, path, summary in [
     ("outliers", "advantages.modifiers:Outliers", "modifier: standardise over the batch, drop what is beyond 3 sigma"),
     ("trloo", "advantages.turns:Trloo", "returns by turn, against the other episodes at that turn (TRLOO)"),
     ("archer", "advantages.archer:Archer", "the advantage of each turn by method archer_critic (ArCHer)"),
+    ("hiper", "advantages.hiper:Hiper", "subgoals, actions and switches, each by its own advantage (HiPER)"),
     ("mapo", "advantages.turns:Mapo", "returns by turn, over the turn's group and over the step (MAPO)"),
     ("gigpo", "advantages.gigpo:Gigpo", "the episode's credit, and each turn's among turns at the same state (GiGPO)"),
     ("a2tgpo", "advantages.a2tgpo:A2tgpo", "gains of turns, normalised by turn and evened out over depth (A2TGPO)"),
@@ -156,6 +157,7 @@ for name, path, summary in [
 
 for name, path, summary in [
     ("archer_critic", "archer:ArcherCritic", "twin Q and V of utterances, off policy, for advantage archer (ArCHer)"),
+    ("hiper_critic", "hiper:HiperCritic", "values of subgoals, actions and switches, for advantage hiper (HiPER)"),
     ("critic", "critic:Critic", "value heads on the student's features, for advantage gae"),
     ("seeupo", "seeupo:SeeUpo", "an update for each turn of the episodes, the last one first (SeeUPO)"),
     (

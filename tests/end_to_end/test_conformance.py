@@ -102,6 +102,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         **EPISODES,
         "objective": [{"name": "policy_gradient", "ratio": "none", "advantage": {"name": "archer"}}],
     },
+    "hiper_critic": {**EPISODES, "objective": [{"name": "policy_gradient", "advantage": {"name": "hiper"}}]},
     "modes": {
         "modes": {
             "long": {"budget": 12, "prefix": "L", "teacher": "teacher"},
@@ -146,7 +147,9 @@ WITHOUT: dict[str, set[str]] = {}
 def metrics_without(recipe: Recipe) -> set[str]:
     # What asks for a critic or for given rows is refused without the method that brings them.
     refused = any(
-        t.get("advantage", {}) == {"name": "archer"} or t["name"] in ("ppo", "sft") or t.get("rows") == "expert"
+        t.get("advantage", {}).get("name") in ("archer", "hiper")
+        or t["name"] in ("ppo", "sft")
+        or t.get("rows") == "expert"
         for t in recipe.objective
     )
     objective = [{"name": "grpo"}] if refused else recipe.objective

@@ -103,7 +103,7 @@ def test_every_advantage_learns_in_a_run(steps_of: Steps, server: Server, teache
         teachers={"endpoints": [teacher.address], "default": "teacher", "reference": "student"},
         objective=[{"name": "policy_gradient", "advantage": chain} for chain in chains],
         rewards=[{"name": "hapo"}, {"name": "appeals", "endpoint": server.url, "model": "judge"}],
-        methods=[{"name": "critic"}, {"name": "archer_critic"}],
+        methods=[{"name": "critic"}, {"name": "archer_critic"}, {"name": "hiper_critic"}],
     )
     assert len(steps) == 2 and all(step["grad_norm"] > 0 for step in steps)
     for number in range(len(chains)):

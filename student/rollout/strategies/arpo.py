@@ -7,11 +7,13 @@
 Of n planned episodes `share` are played from the start. Then turns are looked at in order, the early ones of all
 episodes first, and branches of branches in the next round, until n are reached or `rounds` are over; what is left is
 played from the start. A branch learns from its beginning too: in a group's loss, shared tokens have the sum of the
-credits of the episodes that went through them, the soft form; the hard form, their mean, is not there. An environment
-that answers a repeated action otherwise ends the branch as broken. Source: arXiv 2507.19849, by notes on its code
-(dongguanting/ARPO; n 16, half from the start, p 0.5, 20 tokens, 10 ids). Its scripts have w 0.2 for entropies over
-log V, which for a vocabulary of 151936 ids is 0.0168 for nats: a rise of one nat makes a branch 1.7 percentage points
-likelier. There an episode branches while it is played; here after the round, from the same turns.
+credits of the episodes that went through them, the soft form. The hard form gives each of those m episodes their mean
+there, m times the same token at the same ratio: the sum again, so that both have one gradient while no ratio is
+clipped, and the hard form is not there. An environment that answers a repeated action otherwise ends the branch as
+broken. Source: arXiv 2507.19849, by notes on its code (dongguanting/ARPO; n 16, half from the start, p 0.5, 20 tokens,
+10 ids). Its scripts have w 0.2 for entropies over log V, which for a vocabulary of 151936 ids is 0.0168 for nats: a
+rise of one nat makes a branch 1.7 percentage points likelier. There an episode branches while it is played; here after
+the round, from the same turns.
 """
 
 from __future__ import annotations

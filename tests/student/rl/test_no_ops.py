@@ -202,6 +202,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         of(credit("archer"), **method("archer_critic"), rollout={"episodes": {"history": 2}}),
         "reads whole episodes",
     ),
+    "HiPER: a critic that no advantage reads": (of(PLAIN, **method("hiper_critic")), "use advantage hiper"),
+    "HiPER: no critic": (of(credit("hiper")), "add method hiper_critic"),
     "SAFE: a soft minimum over one head": (
         of({"name": "ppo"}, **method("critic", softness=0.3)),
         "one head",
