@@ -61,12 +61,14 @@ class ScoreStreamDecoder:
         self._results: dict[int, Scores] = {}
 
     def feed(self, message: pb.ScoreResponse) -> list[tuple[int, Scores]]:
-        """Take one message; returns (index, scores) of a sequence it completed, without timings yet.
+        """Take one message; returns (index, scores) of the sequences it completed, without timings yet.
 
         Raises:
             CorruptPayloadError: on any violation; the decoder must not be used again.
         """
         kind = message.WhichOneof("message")
+        if kind == "batch":
+            return self._on_batch(message.batch)
         if self.trailer is not None:
             raise CorruptPayloadError("a message follows the trailer of the score stream.")
         if kind == "header":
@@ -93,6 +95,12 @@ class ScoreStreamDecoder:
             raise CorruptPayloadError("the score stream ended before its trailer; ask again.")
         timings = timings_of(self.trailer.timings)
         return [replace(self._results[i], timings=timings) for i in range(len(self._items))]
+
+    def _on_batch(self, batch: pb.ScoreBatch) -> list[tuple[int, Scores]]:
+        # An empty one is refused as an empty chunk is, and one within another as nothing the contract knows.
+        if not batch.messages or any(one.WhichOneof("message") == "batch" for one in batch.messages):
+            raise CorruptPayloadError("a batch of the score stream is empty, or holds another batch.")
+        return [found for one in batch.messages for found in self.feed(one)]
 
     def _on_header(self, header: pb.ScoreHeader) -> None:
         if self._started:

@@ -70,6 +70,7 @@ def build_score_request(
     temperature: float = 1.0,
     expected_weights_hash: str = "",
     accept_zstd: bool = False,
+    accept_batches: bool = False,
     chunk_bytes: int = 0,
     client: str = "",
 ) -> pb.ScoreRequest:
@@ -83,6 +84,7 @@ def build_score_request(
         temperature: divides the logits before normalisation.
         expected_weights_hash: refuse other weights; "" for any.
         accept_zstd: whether tensors may come compressed.
+        accept_batches: whether small messages may come several at once.
         chunk_bytes: wanted chunk size, 0 for the server's choice.
         client: name for fair queueing.
     """
@@ -92,6 +94,7 @@ def build_score_request(
         temperature=0.0 if temperature == 1.0 else temperature,  # 0 is unset in proto3, and stands for 1
         expected_weights_hash=expected_weights_hash,
         accept_zstd=accept_zstd,
+        accept_batches=accept_batches,
         chunk_bytes=chunk_bytes,
         client=client,
     )

@@ -246,8 +246,9 @@ class EngineWorker:
         self.running_tokens = 0
         # Not of a later swap: those run on this thread too, between batches.
         weights_hash = self.engine.info.weights_hash
-        for job, result in zip(batch, results, strict=True):
+        for job in batch:  # before any is delivered: a call sends what it has only when there is something to wait for
             job.ended_at = ended
+        for job, result in zip(batch, results, strict=True):
             job.deliver(job, result, weights_hash)
         self._on_batch(len(batch), tokens, seconds)
 

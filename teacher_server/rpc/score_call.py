@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from opd.errors import IncompatibleTeacherError, UnavailableError
+from opd.errors import IncompatibleTeacherError, OpdError, UnavailableError
 from opd.wire.bounds import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, RequestBounds, reply_bytes
 from opd.wire.encoder import EncodedSequence, chunk_responses, encode_scores, timings_message
 from opd.wire.request import ParsedRequest, parse_score_request
@@ -92,7 +92,7 @@ class ScoreCall:
     ) -> None:
         self._shared = shared
         self._message = message
-        self._sender = Sender(write, shared.settings.limits.send_timeout_seconds)
+        self._sender = Sender(write, shared.settings.limits.send_timeout_seconds, batches=message.accept_batches)
         self._principal = principal
         # Every job has a deadline, by which the queue drops what is of no use any more.
         limit = shared.settings.limits.max_request_seconds
@@ -115,6 +115,9 @@ class ScoreCall:
         try:
             await self._call_faults.at_start()
             return await self._run()
+        except OpdError:
+            await self._sender.flush()  # the sequences before the one that failed are answered
+            raise
         finally:
             # After `_run`, which by then has released teacher, budget and scores: a stuck reader can hold it up.
             await self._sender.settle()
@@ -194,7 +197,7 @@ class ScoreCall:
             self._watch.until("encode", time.monotonic())
             await self._send_sequence(teacher.name, request, index, encoded)
             self.scored_tokens += request.items[index].scored_length
-            # Only what the transport has taken is released: a slow reader must not accumulate scores in memory.
+            # Only what the transport has taken, but for a batch, is released: a slow reader must not accumulate scores.
             window.sent(pending.price)
             reservation.release(pending.price)
             await self._shared.faults.reach("sequence_sent")
@@ -206,10 +209,13 @@ class ScoreCall:
             timings=timings_message(timings), model_tokens=self.model_tokens, scored_tokens=self.scored_tokens
         )
         await self._sender.send(pb.ScoreResponse(trailer=trailer))
+        await self._sender.flush()
         await self._shared.faults.reach("after_trailer")
         return timings
 
     async def _result(self, pending: PendingScores) -> tuple[Scores, str]:
+        if not pending.job.ended_at:
+            await self._sender.flush()
         try:
             scores, weights_hash = await pending.future
         finally:

@@ -141,6 +141,7 @@ def requests(draw: Any) -> bytes:
         temperature=draw(st.just(0.0) | floats),
         expected_weights_hash=draw(st.just("") | st.text(max_size=5)),
         accept_zstd=draw(st.booleans()),
+        accept_batches=draw(st.booleans()),
         chunk_bytes=draw(st.just(0) | edges),
         client=draw(st.just("") | names),
     )
@@ -236,11 +237,12 @@ def test_no_head_request_crashes_the_server(live: Live, data: bytes) -> None:
 BOUNDS = RequestBounds("t", VOCAB, frozenset(PayloadKind), True, 64, VOCAB, 4, 256, 1 << 20, 8)
 
 
-def record(live: Live, spec: PayloadSpec) -> tuple[list[ScoreItem], list[bytes]]:
+def record(live: Live, spec: PayloadSpec, batches: bool) -> tuple[list[ScoreItem], list[bytes]]:
     rng = np.random.default_rng(0)
     gather = np.tile(np.arange(spec.k, dtype=np.uint32), (5, 1)) if spec.kind is PayloadKind.GATHER else None
     items = [ScoreItem(rng.integers(0, VOCAB, 8).astype(np.uint32), 3, gather) for _ in range(2)]
-    data = build_score_request(items, spec, teacher="t", request_id="r").SerializeToString()
+    message = build_score_request(items, spec, teacher="t", request_id="r", accept_batches=batches)
+    data = message.SerializeToString()
     return items, list(live.channel.unary_stream("/opd.wire.v1.TeacherService/Score")(data))
 
 
@@ -252,9 +254,11 @@ def arrays(results: list[Any]) -> list[Any]:
 SPECS = [PayloadSpec.sampled(), PayloadSpec.topk(4), PayloadSpec.gather(3), PayloadSpec.hidden(), PayloadSpec.full()]
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_a_lying_server_is_refused_or_told_the_truth(live: Live, spec: PayloadSpec) -> None:
-    items, stream = record(live, spec)
+@pytest.mark.parametrize(
+    ("spec", "batches"), [*((spec, False) for spec in SPECS), (SPECS[1], True), (SPECS[2], True)], ids=str
+)
+def test_a_lying_server_is_refused_or_told_the_truth(live: Live, spec: PayloadSpec, batches: bool) -> None:
+    items, stream = record(live, spec, batches)
 
     def decode(messages: list[bytes]) -> list[Any]:
         decoder = ScoreStreamDecoder(items, spec, BOUNDS, request_id="r")

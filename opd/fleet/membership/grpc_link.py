@@ -85,6 +85,7 @@ class GrpcLink:
             temperature=request.temperature,
             expected_weights_hash=request.weights_hash,
             accept_zstd=self._calls.zstd,
+            accept_batches=True,
             chunk_bytes=self._calls.chunk_bytes,
             client=self._client,
         )

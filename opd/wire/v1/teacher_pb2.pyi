@@ -133,7 +133,7 @@ class Sequence(_message.Message):
     def __init__(self, token_ids: _Optional[bytes] = ..., prompt_length: _Optional[int] = ..., gather_ids: _Optional[bytes] = ..., gather_ids_dtype: _Optional[_Union[Dtype, str]] = ..., crc32c: _Optional[int] = ..., spans: _Optional[bytes] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("request_id", "teacher", "sequences", "sampled", "topk", "gather", "hidden", "full", "temperature", "expected_weights_hash", "accept_zstd", "chunk_bytes", "client")
+    __slots__ = ("request_id", "teacher", "sequences", "sampled", "topk", "gather", "hidden", "full", "temperature", "expected_weights_hash", "accept_zstd", "chunk_bytes", "client", "accept_batches")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEACHER_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +147,7 @@ class ScoreRequest(_message.Message):
     ACCEPT_ZSTD_FIELD_NUMBER: _ClassVar[int]
     CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
+    ACCEPT_BATCHES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     teacher: str
     sequences: _containers.RepeatedCompositeFieldContainer[Sequence]
@@ -160,7 +161,8 @@ class ScoreRequest(_message.Message):
     accept_zstd: bool
     chunk_bytes: int
     client: str
-    def __init__(self, request_id: _Optional[str] = ..., teacher: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[Sequence, _Mapping]]] = ..., sampled: _Optional[_Union[SampledPayload, _Mapping]] = ..., topk: _Optional[_Union[TopKPayload, _Mapping]] = ..., gather: _Optional[_Union[GatherPayload, _Mapping]] = ..., hidden: _Optional[_Union[HiddenPayload, _Mapping]] = ..., full: _Optional[_Union[FullPayload, _Mapping]] = ..., temperature: _Optional[float] = ..., expected_weights_hash: _Optional[str] = ..., accept_zstd: bool = ..., chunk_bytes: _Optional[int] = ..., client: _Optional[str] = ...) -> None: ...
+    accept_batches: bool
+    def __init__(self, request_id: _Optional[str] = ..., teacher: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[Sequence, _Mapping]]] = ..., sampled: _Optional[_Union[SampledPayload, _Mapping]] = ..., topk: _Optional[_Union[TopKPayload, _Mapping]] = ..., gather: _Optional[_Union[GatherPayload, _Mapping]] = ..., hidden: _Optional[_Union[HiddenPayload, _Mapping]] = ..., full: _Optional[_Union[FullPayload, _Mapping]] = ..., temperature: _Optional[float] = ..., expected_weights_hash: _Optional[str] = ..., accept_zstd: bool = ..., chunk_bytes: _Optional[int] = ..., client: _Optional[str] = ..., accept_batches: bool = ...) -> None: ...
 
 class TensorSpec(_message.Message):
     __slots__ = ("role", "dtype", "rows", "cols", "byte_length", "compression", "crc32c")
@@ -236,17 +238,25 @@ class ScoreTrailer(_message.Message):
     scored_tokens: int
     def __init__(self, timings: _Optional[_Union[Timings, _Mapping]] = ..., model_tokens: _Optional[int] = ..., scored_tokens: _Optional[int] = ...) -> None: ...
 
+class ScoreBatch(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[ScoreResponse]
+    def __init__(self, messages: _Optional[_Iterable[_Union[ScoreResponse, _Mapping]]] = ...) -> None: ...
+
 class ScoreResponse(_message.Message):
-    __slots__ = ("header", "sequence", "chunk", "trailer")
+    __slots__ = ("header", "sequence", "chunk", "trailer", "batch")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     TRAILER_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     header: ScoreHeader
     sequence: SequenceHeader
     chunk: Chunk
     trailer: ScoreTrailer
-    def __init__(self, header: _Optional[_Union[ScoreHeader, _Mapping]] = ..., sequence: _Optional[_Union[SequenceHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., trailer: _Optional[_Union[ScoreTrailer, _Mapping]] = ...) -> None: ...
+    batch: ScoreBatch
+    def __init__(self, header: _Optional[_Union[ScoreHeader, _Mapping]] = ..., sequence: _Optional[_Union[SequenceHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., trailer: _Optional[_Union[ScoreTrailer, _Mapping]] = ..., batch: _Optional[_Union[ScoreBatch, _Mapping]] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ("teacher",)

@@ -69,7 +69,8 @@ class TeacherServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Score(self, request, context):
-        """Scores given sequences. The stream is one header, then chunks, then one trailer.
+        """Scores given sequences. The stream is one header, then chunks, then one trailer; small messages in a row may come
+        in one batch where the request accepts that.
         INVALID_ARGUMENT: the request can never succeed. RESOURCE_EXHAUSTED: retry later, an OverloadDetail
         says when. FAILED_PRECONDITION: the teacher cannot serve the payload, or its weights are not the
         expected ones. NOT_FOUND: no such teacher.

@@ -11,7 +11,7 @@ from opd.errors import CorruptPayloadError, NonFiniteError
 from opd.wire.bounds import RequestBounds
 from opd.wire.checksum import crc32c
 from opd.wire.decoder import ScoreStreamDecoder
-from opd.wire.encoder import chunk_messages, chunk_responses, encode_scores, timings_message
+from opd.wire.encoder import batch_response, chunk_messages, chunk_responses, encode_scores, timings_message
 from opd.wire.request import token_bytes
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores, Timings
 from opd.wire.v1 import teacher_pb2 as pb
@@ -260,6 +260,38 @@ def test_an_engine_that_returns_another_shape_is_a_bug_not_an_answer(
         encode_scores(c.scores, PayloadSpec.topk(7), 7, vocab_size=300)
     with pytest.raises(ValueError, match="missing"):
         encode_scores(Scores(), PayloadSpec.sampled(), 7, vocab_size=300)
+
+
+def batched(stream: list[pb.ScoreResponse], ends: list[int]) -> list[pb.ScoreResponse]:
+    """The messages in batches that end at `ends`."""
+    found, start = [], 0
+    for end in sorted({*ends, len(stream)}):
+        parts = [message.SerializeToString() for message in stream[start:end]]
+        found.append(pb.ScoreResponse.FromString(batch_response(parts)))
+        assert list(found[-1].batch.messages) == stream[start:end]
+        start = end
+    return found
+
+
+@pytest.mark.parametrize("ends", [[], [1], [1, 2, 3], [4, 6]])
+def test_messages_in_batches_say_what_they_say_one_by_one(
+    ends: list[int], case: Callable[..., Any], bounds: RequestBounds
+) -> None:
+    cases = [case(PayloadSpec.topk(7), rows=rows, seed=rows) for rows in (1, 4)]
+    stream = messages(cases, bounds)
+    for alone, together in zip(
+        decode(cases, bounds, stream), decode(cases, bounds, batched(stream, ends)), strict=True
+    ):
+        np.testing.assert_array_equal(alone.values, together.values)
+        np.testing.assert_array_equal(alone.ids, together.ids)
+
+
+def test_a_batch_that_is_empty_or_holds_another_is_refused(case: Callable[..., Any], bounds: RequestBounds) -> None:
+    cases = [case(PayloadSpec.topk(7))]
+    stream = messages(cases, bounds)
+    for bad in (pb.ScoreResponse(batch=pb.ScoreBatch()), pb.ScoreResponse(batch={"messages": batched(stream, [])})):
+        with pytest.raises(CorruptPayloadError, match="a batch"):
+            decode(cases, bounds, [bad])
 
 
 @pytest.mark.parametrize("sizes", [[1], [127], [128, 5], [70_000, 70_000], [3, 0, 300_000]])
