@@ -77,9 +77,10 @@ $(VENV)/.quantized: $(STAMP) scripts/environment.sh scripts/quantized.sh
 estimators: $(STAMP) ## write docs/estimators.md, every figure by enumeration, about a minute
 	$(BIN)/python benchmarks/estimators.py docs/estimators.md
 
-envs: .venv-envs/.installed ## games of TextWorld, ALFWorld and ScienceWorld, played and trained in, in their own environment
+envs: .venv-envs/.installed ## games of TextWorld, ALFWorld, ScienceWorld and Gymnasium, played and trained in, in their own environment
 	.venv-envs/bin/python -m pytest tests/end_to_end/test_textworld.py tests/end_to_end/test_alfworld.py \
-		tests/end_to_end/test_scienceworld.py tests/opd/tasks/environments/test_scienceworld.py tests/examples/test_recipes.py -rsP
+		tests/end_to_end/test_scienceworld.py tests/opd/tasks/environments/test_scienceworld.py tests/opd/tasks/environments/test_gymnasium.py \
+		tests/examples/test_recipes.py -rsP
 
 .venv-envs/.installed: pyproject.toml constraints.txt scripts/environment.sh scripts/envs.sh
 	@bash scripts/envs.sh .venv-envs $(PYTHON)

@@ -21,6 +21,9 @@ ENVIRONMENTS.add(
 ENVIRONMENTS.add(
     "simulated", "opd.tasks.environments.simulated:Simulated", "tasks, user, tools and judge by a chat model (TRUSTEE)"
 )
+ENVIRONMENTS.add(
+    "gymnasium", "opd.tasks.environments.gymnasium:Gymnasium", "an environment in Gymnasium's shape, in text"
+)
 ENVIRONMENTS.add("openenv", "opd.tasks.environments.openenv:OpenEnv", "an environment of an OpenEnv server")
 
 __all__ = ["ENVIRONMENTS", "Environment", "EnvironmentTask", "Observation"]

@@ -1,0 +1,95 @@
+"""Environments in Gymnasium's shape that are played in text: by registered id, or a class by dotted path.
+
+    class Guess:                                              # gymnasium.Env need not be inherited
+        def reset(self, *, seed=None, options=None): ...      # (observation, info)
+        def step(self, action): ...                           # (observation, reward, terminated, truncated, info)
+
+    {"prompt": "...", "environment": {"name": "gymnasium", "options": {"env": "mine:Guess", "arguments": {"most": 9}}}}
+
+`options` of its reset are the prompt's columns. An action is the reply as it is or, where `action_space` is Discrete,
+the last whole number in it. Spaces that are declared must be Text, of actions also Discrete; an observation that is not
+text breaks its episode as invalid. `info["success"]` or `info["is_success"]` says whether the task was solved.
+"""
+
+import re
+from importlib import import_module
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from opd.config import Settings
+from opd.errors import ConfigError
+from opd.registry import Registry
+from opd.tasks.environments.base import Observation
+from opd.tasks.prompt import Prompt
+
+_CLASSES = Registry("gymnasium environment", "opd.gymnasium_environments")
+
+
+class GymnasiumOptions(Settings):
+    """Which environment."""
+
+    env: str = Field(description='Registered id, for example "Name-v0", or dotted path "package.module:Class".')
+    arguments: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments that it is made with.")
+
+
+class Gymnasium:
+    """The environment; see the module.
+
+    Raises:
+        ConfigError: when Gymnasium is not installed and an id is named, there is no such id, or it is not in text.
+    """
+
+    Options: ClassVar[type[Settings]] = GymnasiumOptions
+
+    def __init__(self, options: GymnasiumOptions) -> None:
+        self._name = options.env
+        self.world = self._make(options)
+        seen, acts = (getattr(self.world, space, None) for space in ("observation_space", "action_space"))
+        if seen is not None and type(seen).__name__ != "Text":
+            raise ConfigError(
+                f"environment {self._name!r} observes {seen}, not text; wrap it so that its observations are text."
+            )
+        if acts is not None and type(acts).__name__ not in ("Text", "Discrete"):
+            raise ConfigError(f"environment {self._name!r} takes {acts}; its actions must be text or whole numbers.")
+        self._numbers: range | None = None
+        if type(acts).__name__ == "Discrete":
+            space: Any = acts
+            self._numbers = range(int(space.start), int(space.start) + int(space.n))
+
+    def _make(self, options: GymnasiumOptions) -> Any:
+        if ":" in options.env:
+            return _CLASSES.load(options.env)(**options.arguments)
+        try:
+            gymnasium: Any = import_module("gymnasium")
+        except ImportError as error:
+            raise ConfigError(
+                f"environment {options.env!r} needs the package gymnasium ({error}); install gymnasium."
+            ) from error
+        try:
+            return gymnasium.make(options.env, **options.arguments)
+        except (gymnasium.error.Error, TypeError) as error:
+            raise ConfigError(f"environment {options.env!r} cannot be made by gymnasium: {error}.") from error
+
+    def reset(self, prompt: Prompt, seed: int) -> Observation:
+        """Begin an episode."""
+        content: Any = prompt.text if prompt.messages is None else [dict(message) for message in prompt.messages]
+        found, _ = self.world.reset(seed=seed, options={**prompt.extra, "prompt": content, "answer": prompt.answer})
+        return Observation(found)
+
+    def step(self, action: str) -> Observation:
+        """Act; a reply without a number that can be meant is answered and changes nothing."""
+        chosen: str | int = action
+        if self._numbers is not None:
+            numbers = re.findall(r"-?\d+", action)
+            if not numbers or int(numbers[-1]) not in self._numbers:
+                return Observation(f"Reply with a number from {self._numbers[0]} to {self._numbers[-1]}.")
+            chosen = int(numbers[-1])
+        found, reward, terminated, truncated, info = self.world.step(chosen)
+        done = bool(terminated or truncated)
+        success = info.get("success", info.get("is_success")) if done else None
+        return Observation(found, reward=float(reward), done=done, success=None if success is None else bool(success))
+
+    def close(self) -> None:
+        """Close it, where it can be."""
+        getattr(self.world, "close", lambda: None)()
