@@ -54,6 +54,7 @@ ELSEWHERE = {
     r"opd doctor --self-test": ("tests/student/checks/test_doctor.py", "examine_payloads("),
     r"opd doctor --teacher": ("tests/student/checks/test_doctor.py", "examine_teacher("),
     r"opd fleet update-weights": ("tests/opd/fleet/test_weights.py", "update_weights"),
+    r"pip install alfworld": ("scripts/envs.sh", "'alfworld=="),
     r"pip install ./my_package": ("tests/docs/test_plugin_example.py", "my_package"),
     r"opd plugins show huber": ("tests/docs/test_plugin_example.py", "huber"),
     r"opd train recipe.yaml 'objective=": ("tests/docs/test_plugin_example.py", "huber"),
