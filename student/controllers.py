@@ -209,7 +209,7 @@ class Controller:
 
     @property
     def services(self) -> Services:
-        """What `start` was given, for the hooks that are given no services themselves."""
+        """What `start` is given, for the hooks that are given no services themselves."""
         if self._services is None:
             raise RuntimeError(f"{type(self).__name__} asks for services before it was started.")
         return self._services
@@ -237,8 +237,13 @@ class Controller:
         """What a person should know of it in the recipe although it works, one clause each."""
         return []
 
+    def begin(self, services: Services) -> None:
+        """Keep the services, also for a subclass whose `start` does not, and start; the loop calls it."""
+        self._services = services
+        self.start(services)
+
     def start(self, services: Services) -> None:
-        """Called once before the first step, also after a resume; keeps the services."""
+        """Called once before the first step, also after a resume."""
         self._services = services
 
     def plan(self, plan: StepPlan) -> StepPlan:

@@ -146,7 +146,7 @@ class _Run:
         self.job.services.hook_outages(hooks)
         self.job.sampler.moved(self.state.steps)
         for controller in self.job.controllers:
-            controller.start(self.job.services)
+            controller.begin(self.job.services)
         try:
             after = self.ranks.agree(self._told)
         except OpdError as error:
