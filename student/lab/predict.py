@@ -33,6 +33,7 @@ from student.methods.windows.gradient_metric import GradientMetric
 from student.methods.windows.probe import Prober, ProbeSpec
 from student.recipe import Recipe
 from student.scoring.needs import TEACHER
+from student.scoring.verify import Verification
 
 ADMITTED = math.sqrt(0.5)
 """Cosine from which ADWIN admits a window."""
@@ -112,6 +113,10 @@ def measure(recipe: Recipe, *, rows: int = 64) -> PremiseReport:
             0, prompts, samples=1, max_new_tokens=settings.max_new_tokens, temperature=settings.temperature
         )
         found = job.services.score(job.services.rollout(plan))
+        # A run without rewards judges nothing in training, but what the teacher prefers is told by verdicts.
+        verification = Verification(job.source, settings.verify_workers)
+        stack.callback(verification.close)
+        verification.collect(found)
         return _report(found, _windows(job, plan, max(row.length for row in found)))
 
 

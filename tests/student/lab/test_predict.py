@@ -29,6 +29,7 @@ def test_the_figures_of_a_student_and_its_teacher(world: Path, serve: Any, tmp_p
     }
     report = measure(Recipe.model_validate(recipe), rows=8)
     assert report.rows == 8 and report.length > 1 and report.reverse_kl > 0
+    assert 0 <= report.accuracy <= 1, "the answers were not judged"
     assert len(report.by_decile) == len(report.agreement) == 10
     assert all(math.isnan(share) or 0 <= share <= 1 for share in report.agreement)
     lengths = [window.tokens for window in report.windows]
