@@ -143,14 +143,19 @@ class ProceduralSource:
         settings = self._settings
         if settings.mark and drawn.messages is not None:
             raise DataError(f"task {settings.task!r} asks in messages, before which no mark can stand; leave mark out.")
+        teacher = settings.teacher or drawn.teacher
+        domain = settings.domain or drawn.domain or settings.task
+        changed = settings.mark or settings.chat or settings.system is not None or settings.template_options
+        if drawn.messages is None and not changed and (teacher, domain) == (drawn.teacher, drawn.domain):
+            return drawn  # it would come out the same, and its hashes cost half of a draw
         content = drawn.messages if drawn.messages is not None else f"{settings.mark}{drawn.text}"
         if settings.chat and drawn.messages is None:
             content = ({"role": "user", "content": str(content)},)
         return Prompt.make(
             content or "",
             answer=drawn.answer,
-            teacher=settings.teacher or drawn.teacher,
-            domain=settings.domain or drawn.domain or settings.task,
+            teacher=teacher,
+            domain=domain,
             extra=drawn.extra,
             system=settings.system,
             template_options=settings.template_options,

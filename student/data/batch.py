@@ -97,34 +97,41 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device) -
     """Lay out rows[i] for i in `indices` as tensors on `device`."""
     chosen = [rows[i] for i in indices]
     width = max(row.longest for row in chosen)
-    height = sum(len(row.sequences) for row in chosen)
-    ids = np.zeros((height, width), dtype=np.int64)
-    attention = np.zeros((height, width), dtype=np.int64)
-    sequences, sources, b = [], [], 0
-    for row in chosen:
-        # Positions outside of all windows are the environment's: nothing is learnt there, and any state will do.
-        sequence, source = np.full(row.length, b, np.int64), np.zeros(row.length, np.int64)
-        for since, start, end in row.sequences:
-            prompt, total = len(row.prompt_ids), len(row.prompt_ids) + end - since
+    lengths = [row.length for row in chosen]
+    ends = np.cumsum(lengths)
+    row_of = np.repeat(np.arange(len(chosen)), lengths)
+    position = np.arange(ends[-1]) - (ends - lengths)[row_of]
+    # Of rows that are one sequence; the state before a token predicts it.
+    counts = np.array([len(row.sequences) for row in chosen])
+    firsts = np.cumsum(counts) - counts
+    sequence = firsts[row_of]
+    source = position + np.array([len(row.prompt_ids) - 1 for row in chosen])[row_of]
+    ids = np.zeros((counts.sum(), width), dtype=np.int64)
+    attention = np.zeros_like(ids)
+    for row, first, begin in zip(chosen, firsts.tolist(), (ends - lengths).tolist(), strict=True):
+        prompt = len(row.prompt_ids)
+        if row.windows:
+            # Positions outside of all windows are the environment's: nothing is learnt there, and any state will do.
+            source[begin : begin + row.length] = 0
+        for b, (since, start, end) in enumerate(row.sequences, first):
+            total = prompt + end - since
             ids[b, :prompt] = row.prompt_ids
             ids[b, prompt:total] = row.response_ids[since:end]
             attention[b, :total] = 1
-            # The state before a token predicts it.
-            sequence[start:end], source[start:end] = b, prompt - 1 + np.arange(start - since, end - since)
-            b += 1
-        sequences.append(sequence)
-        sources.append(source)
+            if row.windows:
+                sequence[begin + start : begin + end] = b
+                source[begin + start : begin + end] = prompt - 1 + np.arange(start - since, end - since)
     candidates = None  # [N, K] has no gaps: one row without candidates leaves none for the micro-batch
     if all(row.candidates is not None for row in chosen):
         candidates = _tensor(np.concatenate([row.candidates for row in chosen]).astype(np.int64), device)  # type: ignore[arg-type, misc]
     return MicroBatch(
         input_ids=_tensor(ids, device),
         attention_mask=_tensor(attention, device),
-        row=_flat((np.full(row.length, b, np.int64) for b, row in enumerate(chosen)), device),
-        sequence=_flat(sequences, device),
-        source=_flat(sources, device),
+        row=_tensor(row_of, device),
+        sequence=_tensor(sequence, device),
+        source=_tensor(source, device),
         token_ids=_flat((row.response_ids.astype(np.int64) for row in chosen), device),
-        position=_flat((np.arange(row.length) for row in chosen), device),
+        position=_tensor(position, device),
         behaviour_logp=_flat((row.behaviour_logp for row in chosen), device),
         mask=_flat((row.loss_mask for row in chosen), device),
         candidates=candidates,

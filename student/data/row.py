@@ -153,17 +153,21 @@ class Row:
     @property
     def sequences(self) -> tuple[Window, ...]:
         """What a model reads for the row, as windows: (since, start, end)."""
-        return self.windows or ((0, 0, self.length),)
+        return self.windows or ((0, 0, len(self.response_ids)),)
 
     @property
     def longest(self) -> int:
         """Tokens of the longest of its sequences."""
-        return len(self.prompt_ids) + max(end - since for since, _, end in self.sequences)
+        if not self.windows:  # nearly every row, and asked several times a step
+            return len(self.prompt_ids) + len(self.response_ids)
+        return len(self.prompt_ids) + max(end - since for since, _, end in self.windows)
 
     @property
     def positions(self) -> int:
         """Tokens that a model reads for the row: of all its sequences."""
-        return sum(len(self.prompt_ids) + end - since for since, _, end in self.sequences)
+        if not self.windows:
+            return len(self.prompt_ids) + len(self.response_ids)
+        return sum(len(self.prompt_ids) + end - since for since, _, end in self.windows)
 
     def read_before(self, position: int) -> NDArray[np.uint32]:
         """The ids that the student had read when it wrote the token at `position`."""
