@@ -134,6 +134,11 @@ def machine_of(pool: EnvironmentPool, number: int) -> psutil.Process:
     return java
 
 
+def own_machines() -> set[int]:
+    """The Java processes that this one has begun for itself."""
+    return {child.pid for child in psutil.Process().children() if child.name() == "java"}
+
+
 def gone(process: psutil.Process) -> bool:
     return not psutil.wait_procs([process], timeout=300)[1]
 
@@ -146,6 +151,7 @@ def test_episodes_keep_their_java_and_take_it_along_when_they_are_killed(
         assert [seen[number] for number in range(3)] == [game.reset(prompts[n], 0) for n in range(3)]
         machines = [machine_of(pool, number) for number in range(3)]
         assert pool.reset({0: (prompts[0], 9)})[0] == seen[0] and machine_of(pool, 0) == machines[0]
+        assert {os.getpgid(java.pid) for java in machines} == {java.pid for java in machines}  # where no Ctrl-C comes
         os.kill(pool._slots[1]._pid, signal.SIGKILL)
         assert gone(machines[1])
         machines[2].kill()
@@ -158,6 +164,16 @@ def test_episodes_keep_their_java_and_take_it_along_when_they_are_killed(
         assert again == seen and machine_of(pool, 0) == machines[0]
         last = [machine_of(pool, number) for number in range(3)]
     assert all(gone(machine) for machine in last)
+
+
+def test_a_java_that_died_is_replaced_with_the_next_problem(game: ScienceWorld, prompts: list[Prompt]) -> None:
+    first = game.reset(prompts[0], 0)
+    assert game._java is not None
+    java = psutil.Process(game._java.pid)
+    java.kill()
+    assert gone(java)
+    assert game.reset(prompts[0], 0) == first and game.draw(Random(0)) == prompts[0]
+    assert game._java.pid != java.pid
 
 
 def test_seconds_and_memory_of_eight_games_at_once(prompts: list[Prompt]) -> None:
@@ -218,6 +234,7 @@ def test_experiments_are_played_scored_and_learnt_from_the_same_way_twice(
         "train": {"steps": 2},
         "eval": {"prompts": 1},
     }
+    before = own_machines()
     runs = [make_recipe(**changes, run=str(tmp_path / name)) for name in ("first", "second")]
     first, second = (train(recipe) for recipe in runs)
     assert hashes(Path(first["checkpoint"])) == hashes(Path(second["checkpoint"]))
@@ -227,4 +244,4 @@ def test_experiments_are_played_scored_and_learnt_from_the_same_way_twice(
     # The path is replayed but for its end: what is scored lies where only a played game leads.
     assert min(int(key.rpartition("/")[2]) for key in lines[0] if key.startswith("kl_by_turn/")) > 3
     print({key: value for key, value in lines[-1].items() if "seconds" in key})
-    assert not [c for c in psutil.Process().children(recursive=True) if "java" in c.name()]
+    assert own_machines() == before

@@ -52,11 +52,15 @@ class Java:
                 java_path=program,
                 cwd=tempfile.gettempdir(),
                 die_on_exit=True,
+                create_new_process_group=True,  # Ctrl-C belongs to this process
                 enable_auth=True,
                 return_proc=True,
             )
-        except (OSError, ValueError) as error:  # ValueError: it ended without telling its port
-            raise OSError(f"{program} does not start ({error}); try `{program} -version`") from error
+        except (OSError, ValueError) as error:
+            why = "it tells no port" if isinstance(error, ValueError) else str(error)
+            raise OSError(
+                f"{program} does not start ({why}); try `{program} -version`, or allow more memory"
+            ) from error
         # It logs every failed call with its trace, also those of forgotten objects; what fails here is raised as well.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         self._process: subprocess.Popen[bytes] = process
@@ -65,6 +69,11 @@ class Java:
             gateway_parameters=library.GatewayParameters(port=port, auth_token=token, auto_field=True),
             java_process=process,
         )
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process has not ended."""
+        return self._process.poll() is None
 
     def make(self, name: str) -> Any:
         """A new object of a class, which is named with its package."""

