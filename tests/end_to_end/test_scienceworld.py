@@ -25,7 +25,7 @@ from student.rollout.episodes_cli import gold
 
 pytest.importorskip("scienceworld", reason="ScienceWorld is not installed; run by `make envs`")
 
-EASY = {"tasks": ["lifespan-longest-lived", "find-living-thing"], "simplifications": ["easy"]}
+EASY = {"tasks": ["lifespan-longest-lived", "find-living-thing"], "simplifications": ["easy"], "fresh": False}
 PATHS = {**EASY, "paths": True}
 SPEC = {"name": "scienceworld", "options": EASY}
 PATIENCE = PoolSettings(reset_seconds=3000, step_seconds=3000)
@@ -66,6 +66,17 @@ def test_the_known_path_solves_every_problem_and_shows_the_same_twice(
         assert sum(found.reward or 0.0 for found in seen) == pytest.approx(1.0)
         assert sum(bool(found.reward) for found in seen) > 1  # the score rises by parts
         assert play(game, prompt) == [first, *seen]
+
+
+def test_episodes_do_not_depend_on_those_before(prompts: list[Prompt]) -> None:
+    """Of this task they do where Java is kept."""
+    fresh = opened(tasks=["identify-life-stages-2"], paths=True, fresh=True)
+    problem = fresh.draw(Random(0))
+    first = play(fresh, problem)
+    assert first[-1].success
+    fresh.reset(prompts[0], 0)
+    assert play(fresh, problem) == first and fresh.draw(Random(0)) == problem
+    fresh.close()
 
 
 def test_a_fatal_mistake_ends_an_episode_with_score_minus_one(game: ScienceWorld, prompts: list[Prompt]) -> None:

@@ -73,7 +73,10 @@ class Java:
     @property
     def alive(self) -> bool:
         """Whether its process has not ended."""
-        return self._process.poll() is None
+        try:  # not `poll`, which answers None while py4j's thread waits for the process
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False
 
     def make(self, name: str) -> Any:
         """A new object of a class, which is named with its package."""

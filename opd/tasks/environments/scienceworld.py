@@ -2,13 +2,14 @@
 
     prompts: {task: scienceworld, options: {tasks: [boil, find-plant], simplifications: [easy]}}
 
-A problem is a task with one of its variations, which decides everything: nothing is left to chance. Training draws from
+A problem is a task with one of its variations, and leaves nothing to chance; but some tasks, as identify-life-stages-2,
+go on by what the same Java played before, so each episode begins one unless `fresh` is false. Training draws from
 the benchmark's own variations for training, evaluations from those of `heldout`. The reward of a turn is what the score
 has risen by, so that the rewards of an episode add up to its score: 1 once the task is solved, -1 after a fatal
 mistake, which ends it.
 
-The game runs in a Java process of its own, which begins with the first problem and serves all that follow. The project
-installs neither: `scripts/envs.sh VENV PYTHON` makes an environment that has both.
+The project installs neither the game nor the Java that it runs in: `scripts/envs.sh VENV PYTHON` makes an environment
+that has both.
 """
 
 from importlib import import_module
@@ -52,6 +53,11 @@ class ScienceWorldOptions(Settings):
         False,
         description="Find the path that solves each problem for training, which takes seconds, and leave problems "
         "without one out; for recording, b2f and replay.",
+    )
+    fresh: bool = Field(
+        True,
+        description="Begin a Java for each episode, seconds of CPU, as some tasks go by what it played before; false "
+        "keeps it.",
     )
     actions: bool = Field(True, description="List the forms of commands in the first observation.")
 
@@ -125,6 +131,8 @@ class ScienceWorld(EnvironmentTask):
         """
         if not {"task", "variation"} <= prompt.extra.keys():
             raise DataError("the prompt has no task and variation; name both columns in keep_columns")
+        if self.options.fresh:
+            self.close()
         game = self._load(prompt.extra["task"], prompt.extra["variation"])
         self._score = 0.0
         parts = [str(game.getTaskDescription())]
@@ -172,6 +180,7 @@ class ScienceWorld(EnvironmentTask):
 
     def _path(self, task: str, variation: int) -> list[str]:
         """The game's own path, played up to where it has solved the problem; empty where it does not."""
+        self.close()  # a search leaves traces in Java, by which the next one would find another path
         game = self._load(task, variation, path=True)
         path = [str(command) for command in game.getGoldActionSequence()]
         for number, command in enumerate(path):
