@@ -55,7 +55,7 @@ SPECS = [
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: f"{s.kind}-{s.k}-{s.value_dtype}")
 @pytest.mark.parametrize(
     "options",
-    [{}, {"accept_zstd": True}, {"temperature": 0.5}, {"chunk_bytes": 65536}, {"accept_batches": True}],
+    [{}, {"accept_zstd": True}, {"temperature": 0.5}, {"chunk_bytes": 65536}, {"accept_batches": False}],
 )
 async def test_served_scores_equal_the_engines_own(
     spec: PayloadSpec, options: dict[str, Any], start: Any, items: Any, reference: Callable[..., Scores]
