@@ -221,3 +221,26 @@ class Useless(Lock):
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
         raise OSError("as asked")
+
+
+class Mortal:
+    """Ends its process at the 25th action that its episodes take together, two each."""
+
+    Options = Settings
+    actions = 0
+
+    def __init__(self, options: Settings) -> None: ...
+
+    def reset(self, prompt: Prompt, seed: int) -> Observation:
+        self.turns = 0
+        return Observation("go")
+
+    def step(self, action: str) -> Observation:
+        Mortal.actions += 1
+        if Mortal.actions == 25:
+            os._exit(3)
+        self.turns += 1
+        done = self.turns == 2
+        return Observation("on", reward=1.0 if done else None, done=done, success=True if done else None)
+
+    def close(self) -> None: ...
