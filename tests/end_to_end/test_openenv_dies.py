@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from waiting import PATIENCE
+
 from student.loop import train
 from student.recipe import Recipe
 
@@ -15,14 +17,8 @@ from student.recipe import Recipe
 def test_its_episodes_break_and_are_counted_and_the_run_goes_on(
     make_recipe: Callable[..., Recipe], tmp_path: Path
 ) -> None:
-    serve = [
-        str(Path(sys.executable).with_name("opd")),
-        "env",
-        "serve",
-        "tests.support.environments:Mortal",
-        "--port",
-        "0",
-    ]
+    opd = str(Path(sys.executable).with_name("opd"))
+    serve = [opd, "env", "serve", "tests.support.environments:Mortal", "--port", "0"]
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True, cwd=root, env=environment) as server:
@@ -43,7 +39,7 @@ def test_its_episodes_break_and_are_counted_and_the_run_goes_on(
             }
             recipe = make_recipe(**changes, run=str(tmp_path / "run"))
             train(recipe)
-            assert server.wait() == 3
+            assert server.wait(PATIENCE) == 3
         finally:
             server.kill()
     found = [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
