@@ -50,7 +50,8 @@ class _Rows(_Source):
     domain_column: str = Field(default="domain", description="Column with a domain label per prompt; may be absent.")
     keep_columns: list[str] = Field(
         default_factory=list,
-        description="Further columns kept with each prompt, for contexts and verifiers (a solution, a hint, tests).",
+        description="Further columns kept with each prompt, for contexts and verifiers (a solution, a hint, tests); of "
+        "rows with an environment all are.",
     )
     limit: int | None = Field(default=None, ge=1, description="Read at most this many rows, from the start.")
     heldout: float = Field(

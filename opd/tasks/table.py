@@ -3,7 +3,7 @@
 import hashlib
 import json
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from math import ceil
 from random import Random
@@ -21,8 +21,6 @@ from opd.tasks.settings import DatasetSettings, FileSettings
 from opd.tasks.source import Contents, Labels, Measure, Split, too_long
 from opd.tasks.verdict import Verdict, Verifier, extracted, guarded
 
-_PLAYED = (ENVIRONMENT, PATH)
-"""Columns that say how a prompt is played."""
 _encoder = json.JSONEncoder(sort_keys=True, default=str)
 
 
@@ -91,12 +89,18 @@ class PromptTable:
                 template_options=settings.template_options,
                 place=place,
                 # Nulls are left out: in parquet every row has every column.
-                extra={
-                    column: row[column] for column in (*settings.keep_columns, *_PLAYED) if row.get(column) is not None
-                },
+                extra={column: row[column] for column in self._kept(row) if row.get(column) is not None},
             )
         except DataError as error:
             raise DataError(f"{place}: {error}") from error
+
+    def _kept(self, row: Row) -> Iterable[str]:
+        """Columns that go with the prompt: all of a row that is played, because environments read what they like."""
+        settings = self._settings
+        if row.get(ENVIRONMENT) is None:
+            return (*settings.keep_columns, PATH)
+        known = (settings.prompt_column, settings.answer_column, settings.teacher_column, settings.domain_column)
+        return [column for column in row if column not in known or column in settings.keep_columns]
 
 
 class Share:

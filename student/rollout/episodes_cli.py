@@ -83,7 +83,8 @@ def successes(run: Path) -> Iterator[dict[str, Any]]:
         known = best.get(sample["uid"])
         if episode["ended"] == "success" and (known is None or len(actions) < len(known["path"])):
             line = {"prompt": sample["prompt"], "answer": sample["reference"], "domain": sample["domain"]}
-            best[sample["uid"]] = {**line, "environment": episode["environment"], "path": actions}
+            played = {"environment": episode["environment"], "path": actions}
+            best[sample["uid"]] = {**episode.get("columns", {}), **line, **played}
     yield from best.values()
 
 

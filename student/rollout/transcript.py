@@ -1,10 +1,11 @@
 """An episode for readers: who said what, turn by turn, and how far the student's turns were from the teacher."""
 
+import json
 from typing import Any
 
 import numpy as np
 
-from opd.tasks.environments.base import ENVIRONMENT
+from opd.tasks.environments.base import ENVIRONMENT, PATH
 from student.data.row import Row
 from student.scoring.needs import TEACHER
 
@@ -13,10 +14,10 @@ def transcript_of(row: Row, tokenizer: Any) -> dict[str, Any] | None:
     """How an episode went, as JSON; None for a row that is not an episode.
 
     Returns:
-        environment: as the prompt names it; ended; opening: the end of the prompt that the student read, with the first
-        observation; segments: {"who": "student", "environment", or "summary" for a turn of the student that the
-        environment does not see; "start", "end": its tokens in the response; "text"; "kl": sum of log S - log T over a
-        student's turn, nats, None where it is not known}.
+        environment: as the prompt names it; columns: what else the prompt holds for it; ended; opening: the end of the
+        prompt that the student read, with the first observation; segments: {"who": "student", "environment", or
+        "summary" for a turn of the student that the environment does not see; "start", "end": its tokens in the
+        response; "text"; "kl": sum of log S - log T over a student's turn, nats, None where it is not known}.
     """
     if "ended" not in row.tags or ENVIRONMENT not in row.prompt.extra:
         return None
@@ -28,6 +29,7 @@ def transcript_of(row: Row, tokenizer: Any) -> dict[str, Any] | None:
         ),
         None,
     )
+    extra = row.prompt.extra
     segments, last = [], 0
     for turn, (start, end) in enumerate([*row.turns, (row.length, row.length)]):
         if last < start:
@@ -37,7 +39,11 @@ def transcript_of(row: Row, tokenizer: Any) -> dict[str, Any] | None:
             segments.append(_segment(who, start, end, row, tokenizer, scores))
         last = end
     return {
-        "environment": dict(row.prompt.extra[ENVIRONMENT]),
+        "environment": dict(extra[ENVIRONMENT]),
+        # What the environment read besides, so that the problem can be played again; whatever it is, as JSON.
+        "columns": json.loads(
+            json.dumps({k: v for k, v in extra.items() if k not in (ENVIRONMENT, PATH)}, default=str)
+        ),
         "ended": row.tags["ended"],
         "opening": tokenizer.decode(row.prompt_ids),
         "segments": segments,

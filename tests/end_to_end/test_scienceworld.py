@@ -130,7 +130,7 @@ def test_what_cannot_be_played_is_refused_in_a_sentence(game: ScienceWorld, monk
         opened(tasks=["bake"])
     with pytest.raises(ConfigError, match="'power-component' of ScienceWorld cannot be solved with noElectricalAction"):
         opened(tasks=["power-component"], simplifications=["noElectricalAction"])
-    with pytest.raises(DataError, match="no task and variation; name both columns in keep_columns"):
+    with pytest.raises(DataError, match="no task and variation; its row needs both columns"):
         game.reset(Prompt.make("Play."), 0)
     with pytest.raises(DataError, match=r"does not begin task 'boil', variation 30: .*exceeds"):
         game.reset(Prompt.make("Play.", extra={"task": "boil", "variation": 30}), 0)

@@ -130,7 +130,7 @@ class ScienceWorld(EnvironmentTask):
             DataError: when the prompt does not say which problem, or there is no such problem.
         """
         if not {"task", "variation"} <= prompt.extra.keys():
-            raise DataError("the prompt has no task and variation; name both columns in keep_columns")
+            raise DataError("the prompt has no task and variation; its row needs both columns")
         if self.options.fresh:
             self.close()
         game = self._load(prompt.extra["task"], prompt.extra["variation"])

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
 from opd.tasks.build import build_prompts
+from opd.tasks.environments.host import make_environment
 from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.settings import FileSettings
 from opd.wire.types import PayloadKind, Scores
@@ -81,13 +82,25 @@ def test_show_prints_the_turns_and_chooses_by_their_end(run: Path) -> None:
         CliRunner().invoke(app, ["show", str(run / "absent")], catch_exceptions=False)
 
 
-def test_recorded_paths_of_a_task_are_prompts_that_can_be_replayed(tmp_path: Path) -> None:
-    out = tmp_path / "paths.jsonl"
-    arguments = ["record", "rooms", "depth=3", "--count", "5", "--out", str(out)]
-    assert "wrote 5 paths" in CliRunner().invoke(app, arguments, catch_exceptions=False).output
+def replayed(out: Path, count: int) -> list[bool | None]:
+    """Whether the paths of a file solve its problems, when it is read as prompts."""
     source = build_prompts(parse_settings(FileSettings, {"file": str(out), "heldout": 0.0}), seed=0)
-    prompts = source.prompts("train", 5)
-    assert all(len(prompt.extra["path"]) == 3 and prompt.extra["environment"]["name"] == "rooms" for prompt in prompts)
+    found = []
+    for prompt in source.prompts("train", count):
+        world = make_environment(dict(prompt.extra["environment"]))
+        seen = world.reset(prompt, 0)
+        for action in prompt.extra["path"]:
+            seen = world.step(action)
+        found.append(seen.success)
+    return found
+
+
+@pytest.mark.parametrize("task", [["rooms", "depth=3"], ["lock", "digits=3"]])
+def test_recorded_paths_of_a_task_are_prompts_that_can_be_replayed(task: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "paths.jsonl"
+    arguments = ["record", *task, "--count", "5", "--out", str(out)]
+    assert "wrote 5 paths" in CliRunner().invoke(app, arguments, catch_exceptions=False).output
+    assert replayed(out, 5) == [True] * 5
 
 
 def test_the_successes_of_a_run_are_paths_too(run: Path, tmp_path: Path) -> None:
@@ -95,6 +108,7 @@ def test_the_successes_of_a_run_are_paths_too(run: Path, tmp_path: Path) -> None
     CliRunner().invoke(app, ["record", str(run), "--out", str(out)], catch_exceptions=False)
     (line,) = map(json.loads, out.read_text().splitlines())
     assert line["path"] == PROMPT.extra["path"] and line["environment"]["name"] == "lock"
+    assert replayed(out, 1) == [True]
 
 
 def test_a_task_without_paths_is_refused() -> None:
