@@ -1,5 +1,7 @@
 """Tasks of reasoning-gym, by the name of the dataset, with the dataset's own verifier.
 
+With `again`, {"dataset": "countdown", "again": {"attempts": 4, "reward": "ufo"}}, a problem is an episode of attempts.
+
 Several of its verifiers evaluate expressions or solve puzzles and may take long, so they run in a worker process,
 which makes the problem again from its number.
 """
@@ -13,8 +15,10 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from opd.config import Settings
+from opd.config import Settings, parse_settings
 from opd.errors import ConfigError
+from opd.tasks.environments.again import AgainOptions
+from opd.tasks.environments.base import ENVIRONMENT
 from opd.tasks.pool import WorkerPool
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import Labels
@@ -34,21 +38,26 @@ class ReasoningGymOptions(Settings):
     )
     timeout: float = Field(default=10.0, gt=0, description="Seconds after which a check counts as unknown.")
     system: str | None = Field(default=None, description="System message, which makes prompts chat messages.")
+    again: dict[str, Any] | None = Field(
+        default=None,
+        description="Settings of environment again, for several attempts at each problem; the dataset judges them.",
+    )
 
 
 class ReasoningGym:
-    """Problems of one dataset; `Prompt.extra["number"]` tells the verifier which one.
-
-    A completion may wrap its answer in `<answer>...</answer>`; otherwise all of it is the answer. Partial scores of
-    the dataset become the verdict's value.
-    """
+    """Problems of one dataset; `Prompt.extra` tells the verifier which one."""
 
     Options: ClassVar[type[Settings]] = ReasoningGymOptions
 
     def __init__(self, options: ReasoningGymOptions) -> None:
         self.options = options
         self._data = open_dataset(options.dataset, options.config)
-        self._workers = WorkerPool("opd.tasks.gym:check", options.timeout)
+        self._verifier = GymVerifier(options.timeout)
+        self._played: dict[str, Any] = {}
+        if options.again is not None:
+            again = {**options.again, "verifier": "reasoning_gym"}
+            parse_settings(AgainOptions, again, source=f"again of dataset {options.dataset}")
+            self._played = {ENVIRONMENT: {"name": "again", "options": again, "seed": 0}}
 
     def draw(self, random: Random) -> Prompt:
         """One problem."""
@@ -62,14 +71,44 @@ class ReasoningGym:
             else [{"role": "system", "content": system}, {"role": "user", "content": question}],
             answer=None if answer is None else str(answer),
             domain=self.options.dataset,
-            extra={"number": number},
+            extra={"dataset": self.options.dataset, "config": self.options.config, "number": number, **self._played},
         )
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        """See `GymVerifier.verify`."""
+        return self._verifier.verify(prompt, completion)
+
+    def labels(self) -> Labels:
+        """All problems carry the domain of the data set and no teacher."""
+        return frozenset({(None, self.options.dataset)})
+
+    def close(self) -> None:
+        """Stop the worker processes."""
+        self._verifier.close()
+
+
+class GymVerifier:
+    """Judges by the dataset that the columns `dataset`, `config` and `number` of a prompt name.
+
+    A completion may wrap its answer in `<answer>...</answer>`; otherwise all of it is the answer. Partial scores of
+    the dataset become the verdict's value.
+
+    Args:
+        timeout: seconds after which a check counts as unknown.
+    """
+
+    def __init__(self, timeout: float = 10.0) -> None:
+        self._workers = WorkerPool("opd.tasks.gym:check", timeout)
+
+    def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """Score a completion with the dataset's `score_answer`."""
+        if not {"dataset", "number"} <= prompt.extra.keys():
+            return Verdict.unknown(
+                "the prompt has no columns 'dataset' and 'number'; name them in prompts.keep_columns"
+            )
         request = {
-            "dataset": self.options.dataset,
-            "config": self.options.config,
+            "dataset": prompt.extra["dataset"],
+            "config": prompt.extra.get("config", {}),
             "number": prompt.extra["number"],
             "completion": completion,
         }
@@ -77,10 +116,6 @@ class ReasoningGym:
             return Verdict.score(self._workers.ask(request)["score"])
         except CheckFailed as error:
             return Verdict.unknown(str(error))
-
-    def labels(self) -> Labels:
-        """All problems carry the domain of the data set and no teacher."""
-        return frozenset({(None, self.options.dataset)})
 
     def close(self) -> None:
         """Stop the worker processes."""

@@ -23,6 +23,7 @@ VERIFIERS.add("exact", "opd.tasks.exact:ExactVerifier", "the completion equals t
 VERIFIERS.add("numeric", "opd.tasks.numeric:NumericVerifier", "the last number of the completion is the answer's")
 VERIFIERS.add("json_schema", "opd.tasks.json_answer:JsonVerifier", "JSON in the completion fits the prompt's schema")
 VERIFIERS.add("math", "opd.tasks.maths:MathVerifier", "mathematical equality of the final answer (math-verify)")
+VERIFIERS.add("reasoning_gym", "opd.tasks.gym:GymVerifier", "a reasoning-gym dataset's own check of a problem of it")
 VERIFIERS.add("chat_judge", "opd.tasks.judges:ChatJudge", "a grade by a chat model at an OpenAI-compatible endpoint")
 VERIFIERS.add("http_judge", "opd.tasks.judges:HttpJudge", "a score by any service that speaks JSON")
 VERIFIERS.add("grpc_judge", "opd.tasks.judges:GrpcJudge", "a score by any service that speaks gRPC (judge.proto)")

@@ -3,7 +3,9 @@ from importlib.util import find_spec
 import pytest
 
 from opd.errors import ConfigError
-from opd.tasks import TaskSettings, VerdictStatus, build_prompts
+from opd.tasks import Prompt, TaskSettings, VerdictStatus, build_prompts
+from opd.tasks.environments.host import make_environment
+from opd.tasks.gym import GymVerifier
 
 # Found and not imported: whoever only collects these tests would wait for its plots and games of life.
 pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning_gym is not installed")
@@ -40,3 +42,24 @@ def test_unknown_datasets_and_settings_are_named():
         gym("leg_counting", config={"nonsense": 1})
     with pytest.raises(ConfigError, match="'seed' is set by the run"):
         gym("leg_counting", config={"seed": 1})
+
+
+def test_several_attempts_at_a_problem_are_an_episode_that_the_dataset_judges():
+    (prompt,) = gym("leg_counting", again={"attempts": 3, "word": "No: {reason}"}).prompts("train", 1)
+    world = make_environment(dict(prompt.extra["environment"]))
+    world.reset(prompt, 0)
+    wrong, right = world.step("no idea"), world.step(f"<answer>{prompt.answer}</answer>")
+    assert wrong.text.startswith("No: ") and not wrong.done and wrong.reward < 1
+    assert right.done and right.success and right.reward == 1.0
+    world.close()
+
+
+def test_attempts_are_checked_before_a_run():
+    with pytest.raises(ConfigError, match="again of dataset leg_counting: attempts = 1"):
+        gym("leg_counting", again={"attempts": 1})
+
+
+def test_a_prompt_of_no_dataset_is_unknown():
+    verifier = GymVerifier()
+    assert "no columns 'dataset' and 'number'" in verifier.verify(Prompt.make("1+1="), "2").reason
+    verifier.close()
