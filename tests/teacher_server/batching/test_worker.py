@@ -148,7 +148,7 @@ async def test_scores_are_freed_as_they_are_sent_and_not_when_the_call_or_the_ne
     client.server.shared.faults.set("before_trailer", look)
     gc.disable()  # memory that waits for the collector is memory in use
     try:
-        await client.score(items(5), SPEC)
+        await client.score(items(5), SPEC, accept_batches=False)  # each is waited for, as a slow reader's are
         await until(lambda: not alive())
         assert len(made) == 5 and during == [1]
     finally:
