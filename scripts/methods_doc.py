@@ -52,15 +52,21 @@ def settings(plugin: Any) -> str:
 
 def claims(pattern: str) -> str:
     """The rows of the lab's pages whose claim matches, with the outcome and where it stands."""
-    lines = []
+    lines: list[str] = []
+    again: set[str] = set()
     for page, mark in RESULTS.items():
-        heading = ""
-        for line in (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines():
-            heading = line[3:] if line.startswith("## ") else heading
+        heading = letter = ""
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        for line in text.splitlines():
+            if line.startswith("## "):
+                heading, letter = line[3:], line[4:].partition(")")[0]
+            if mark and any(later.startswith(letter) for later in again):
+                continue  # has been run again
             cells = [cell.strip() for cell in line.strip("|").split("|")]
             outcome = cells[1] if len(cells) == 3 else ""
             if re.match("holds|does not hold|not shown|not judged|failed", outcome) and re.search(pattern, cells[0]):
                 lines.append(f"| {cells[0]} | {outcome}{mark} | [{heading}](../{page}) |")
+        again |= set(re.findall(r"^## \((\w+)\)", text, re.MULTILINE))
     return "\n".join(["| claim | outcome | experiment |", "| --- | --- | --- |", *lines]) + "\n" if lines else ""
 
 
