@@ -16,10 +16,11 @@ and V_term read the state before the turn, V_low the one behind the subgoal (els
 turn): linear heads on the student's first weights, each fitted with AdamW to A + V of its turns in the step.
 
 Source: arXiv 2602.16165 (abstract) and the released code, JonP07/HiPER-agent (hier_gae/core_hgae.py, hier_mask.py,
-read; gamma 1 and lam_segment 0.95 are its defaults). Otherwise than there: heads are linear and not of a critic model
-of its own, whose value loss is clipped; a turn is a span of one episode and not a sample with a prompt of its own. Not
-built: credits normalised by kind (its runs do, its defaults do not), values behind an episode that was cut (likewise),
-and penalties of keeping, of invalid actions and of subgoals that change, which a reward by turn can give.
+read; gamma 1 and lam_segment 0.95 are its defaults; lam_turn 1 is ours, its own was not found). Otherwise than there:
+heads are linear and not of a critic model of its own, whose value loss is clipped; a turn is a span of one episode and
+not a sample with a prompt of its own. Not built: credits normalised by kind (its runs do, its defaults do not), values
+behind an episode that was cut (likewise), and penalties of keeping, of invalid actions and of subgoals that change,
+which a reward by turn can give.
 """
 
 from __future__ import annotations
