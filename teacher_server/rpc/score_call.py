@@ -116,7 +116,7 @@ class ScoreCall:
             await self._call_faults.at_start()
             return await self._run()
         except OpdError:
-            await self._sender.flush()  # the sequences before the one that failed are answered
+            await self._sender.flush()  # what was scored before the failure is still an answer
             raise
         finally:
             # After `_run`, which by then has released teacher, budget and scores: a stuck reader can hold it up.

@@ -111,6 +111,27 @@ def _environment() -> dict[str, str]:
 
 
 @pytest.fixture
+def killed_and_resumed(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[..., Recipe]:
+    """Train in an environment that kills its process once, resume, and meet the weights of a calm run, which is given.
+
+    The environment is a `Deadly` one of tests/support/environments.py, by its class.
+    """
+
+    def run(environment: str, options: dict[str, Any], **changes: Any) -> Recipe:
+        cut, flag = tmp_path / "cut", tmp_path / "killed"
+        when = {"after": str(cut / "checkpoints" / "step-000001"), "flag": str(flag)}
+        changes["prompts"] = {"task": f"tests.support.environments:{environment}", "options": {**options, **when}}
+        recipe, calm = (make_recipe(**changes, run=str(folder)) for folder in (cut, tmp_path / "calm"))
+        killed = forked.run([sys.executable, *_training(tmp_path, [recipe])], cwd=_SUPPORT.parents[1])
+        assert killed.returncode == -signal.SIGKILL and flag.exists(), killed.stderr
+        ended = [Path(train(recipe, resume=True)["checkpoint"]), Path(train(calm)["checkpoint"])]
+        assert weights_of(ended[0]) == weights_of(ended[1])
+        return calm
+
+    return run
+
+
+@pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., forked.Program]]:
     """Start `opd train` on two ranks (torchrun, gloo) in a group of its own; it ends with the test.
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -11,10 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import forked
 import pytest
 import typer
-import yaml
 from typer.testing import CliRunner
 
 from opd.config import parse_settings
@@ -26,7 +23,6 @@ from opd.tasks.environments.household_rooms import APPLIANCES, KINDS, OPENABLE, 
 from opd.tasks.environments.pool import EnvironmentPool, PoolSettings
 from opd.tasks.prompt import Prompt
 from student.cli import train as train_command
-from student.loop import train
 from student.recipe import Recipe
 from student.rollout.episodes_cli import gold
 
@@ -271,17 +267,12 @@ def test_its_recipe_passes_a_dry_run_as_it_is(tmp_path: Path) -> None:
 def test_households_are_played_scored_and_learnt_from_and_a_killed_run_resumes_to_the_same_weights(
     roomy_models: Path,
     serve: Callable[..., Any],
-    make_recipe: Callable[..., Recipe],
-    tmp_path: Path,
-    hashes: Callable[[Path], dict[str, str]],
+    killed_and_resumed: Callable[..., Recipe],
 ) -> None:
     teacher = serve("--model", f"teacher={roomy_models / 'teacher'}", "--deterministic")
-    cut, flag = tmp_path / "cut", tmp_path / "killed"
-    options = {**SMALL, "after": str(cut / "checkpoints" / "step-000001"), "flag": str(flag)}
     changes: dict[str, Any] = {
         "model": {"path": str(roomy_models / "student")},
         "teachers": {"endpoints": [teacher.address], "default": "teacher"},
-        "prompts": {"task": "tests.support.environments:DeadlyHousehold", "options": options},
         "rollout": {
             "prompts_per_step": 4,
             "max_new_tokens": 1500,
@@ -292,15 +283,8 @@ def test_households_are_played_scored_and_learnt_from_and_a_killed_run_resumes_t
         "train": {"steps": 3},
         "eval": {"prompts": 1},
     }
-    recipe = tmp_path / "cut.yaml"
-    recipe.write_text(yaml.safe_dump(make_recipe(**changes, run=str(cut)).model_dump(mode="json")))
-    killed = forked.run([sys.executable, "-m", "opd.cli", "train", str(recipe)], cwd=Path(__file__).parents[2])
-    assert killed.returncode == -signal.SIGKILL and flag.exists(), killed.stderr
-    resumed = train(make_recipe(**changes, run=str(cut)), resume=True)
-    calm_recipe = make_recipe(**changes, run=str(tmp_path / "calm"))
-    calm = train(calm_recipe)
-    assert hashes(Path(resumed["checkpoint"])) == hashes(Path(calm["checkpoint"]))
-    lines = [json.loads(line) for line in (calm_recipe.run / "metrics.jsonl").read_text().splitlines()]
+    calm = killed_and_resumed("DeadlyHousehold", SMALL, **changes)
+    lines = [json.loads(line) for line in (calm.run / "metrics.jsonl").read_text().splitlines()]
     assert [line["turn_depth"] for line in lines] == [1, 2, 3]
     assert all(line["episodes_broken"] == 0 and line["reverse_kl"] > 0 and line["grad_norm"] > 0 for line in lines)
     # The path is replayed but for its end: what is scored lies where only a played path leads.

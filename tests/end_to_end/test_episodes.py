@@ -1,16 +1,12 @@
 """Episodes through the whole loop with a real teacher: sampled, scored, learnt from, resumed."""
 
 import json
-import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import forked
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
 from student.loop import train
@@ -208,20 +204,10 @@ def test_a_run_whose_every_episode_breaks_ends_with_the_weights_it_began_with(
 @pytest.mark.slow
 @pytest.mark.parametrize("history", HISTORIES)
 def test_a_run_that_is_killed_inside_an_episode_resumes_to_the_same_weights(
-    make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]], history: str
+    killed_and_resumed: Callable[..., Recipe], history: str
 ) -> None:
-    cut, flag = tmp_path / "cut", tmp_path / "killed"
-    options = {"digits": 3, "turns": 5, "after": str(cut / "checkpoints" / "step-000001"), "flag": str(flag)}
-    changes = LOCK | {"prompts": {"task": "tests.support.environments:DeadlyLock", "options": options}}
-    changes["rollout"] = played_with(history)
-    recipe = tmp_path / "cut.yaml"
-    recipe.write_text(yaml.safe_dump(make_recipe(**changes, run=str(cut), train={"steps": 3}).model_dump(mode="json")))
-    command = [sys.executable, "-m", "opd.cli", "train", str(recipe)]
-    killed = forked.run(command, cwd=Path(__file__).parents[2])
-    assert killed.returncode == -signal.SIGKILL and flag.exists(), killed.stderr
-    resumed = train(make_recipe(**changes, run=str(cut), train={"steps": 3}), resume=True)
-    calm = train(make_recipe(**changes, run=str(tmp_path / "calm"), train={"steps": 3}))
-    assert hashes(Path(resumed["checkpoint"])) == hashes(Path(calm["checkpoint"]))
+    changes = {"rollout": played_with(history), "eval": LOCK["eval"], "train": {"steps": 3}}
+    killed_and_resumed("DeadlyLock", {"digits": 3, "turns": 5}, **changes)
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Games of TextWorld, made here: played to their end, many at once, and learnt from under a served teacher."""
 
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -10,10 +9,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import forked
 import psutil
 import pytest
-import yaml
 
 from opd.config import parse_settings
 from opd.errors import DataError
@@ -21,7 +18,6 @@ from opd.tasks.environments import Observation
 from opd.tasks.environments.pool import EnvironmentPool, PoolSettings
 from opd.tasks.environments.textworld import TextWorld, TextWorldOptions
 from opd.tasks.prompt import Prompt
-from student.loop import train
 from student.recipe import Recipe
 from student.rollout.episodes_cli import gold
 
@@ -158,17 +154,12 @@ def test_games_are_played_scored_and_learnt_from_and_a_killed_run_resumes_to_the
     games: Path,
     roomy_models: Path,
     serve: Callable[..., Any],
-    make_recipe: Callable[..., Recipe],
-    tmp_path: Path,
-    hashes: Callable[[Path], dict[str, str]],
+    killed_and_resumed: Callable[..., Recipe],
 ) -> None:
     teacher = serve("--model", f"teacher={roomy_models / 'teacher'}", "--deterministic")
-    cut, flag = tmp_path / "cut", tmp_path / "killed"
-    options = {"games": str(games), "after": str(cut / "checkpoints" / "step-000001"), "flag": str(flag)}
     changes: dict[str, Any] = {
         "model": {"path": str(roomy_models / "student")},
         "teachers": {"endpoints": [teacher.address], "default": "teacher"},
-        "prompts": {"task": "tests.support.environments:DeadlyGame", "options": options},
         "rollout": {
             "prompts_per_step": 4,
             "max_new_tokens": 1500,
@@ -179,15 +170,8 @@ def test_games_are_played_scored_and_learnt_from_and_a_killed_run_resumes_to_the
         "train": {"steps": 3},
         "eval": {"prompts": 1},
     }
-    recipe = tmp_path / "cut.yaml"
-    recipe.write_text(yaml.safe_dump(make_recipe(**changes, run=str(cut)).model_dump(mode="json")))
-    killed = forked.run([sys.executable, "-m", "opd.cli", "train", str(recipe)], cwd=Path(__file__).parents[2])
-    assert killed.returncode == -signal.SIGKILL and flag.exists(), killed.stderr
-    resumed = train(make_recipe(**changes, run=str(cut)), resume=True)
-    calm_recipe = make_recipe(**changes, run=str(tmp_path / "calm"))
-    calm = train(calm_recipe)
-    assert hashes(Path(resumed["checkpoint"])) == hashes(Path(calm["checkpoint"]))
-    lines = [json.loads(line) for line in (calm_recipe.run / "metrics.jsonl").read_text().splitlines()]
+    calm = killed_and_resumed("DeadlyGame", {"games": str(games)}, **changes)
+    lines = [json.loads(line) for line in (calm.run / "metrics.jsonl").read_text().splitlines()]
     assert [line["turn_depth"] for line in lines] == [1, 2, 3]
     assert all(line["episodes_broken"] == 0 and line["reverse_kl"] > 0 and line["grad_norm"] > 0 for line in lines)
     # The path is replayed but for its end: what is scored lies where only a played game leads.

@@ -2,24 +2,16 @@
 
 import json
 import re
-import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import forked
 import pytest
-import yaml
 from judge_servers import Server, serving
-from simulated_world import TOOLS, simulate
+from simulated_world import TOOLS, say
 
 from student.loop import train
 from student.recipe import Recipe
-
-
-def say(path: str, body: dict[str, Any]) -> Any:
-    return {"choices": [{"message": {"content": simulate(body["messages"])}}]}
 
 
 @pytest.fixture
@@ -29,10 +21,10 @@ def server() -> Iterator[Server]:
         yield made
 
 
-def changes(server: Server, *, isolation: str = "process", task: str = "simulated", **options: Any) -> dict[str, Any]:
+def changes(server: Server, *, isolation: str = "process") -> dict[str, Any]:
     simulator = {"endpoint": server.url, "model": "m", "attempts": 1}
     return {
-        "prompts": {"task": task, "options": {"simulator": simulator, "tools": {"sums": TOOLS["sums"][1:]}, **options}},
+        "prompts": {"task": "simulated", "options": {"simulator": simulator, "tools": {"sums": TOOLS["sums"][1:]}}},
         "rollout": {
             "prompts_per_step": 4,
             "samples_per_prompt": 2,
@@ -71,19 +63,7 @@ def test_simulators_that_fail_cost_their_episodes_and_not_the_run(
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_while_a_user_is_simulated_resumes_to_the_same_weights(
-    make_recipe: Callable[..., Recipe],
-    tmp_path: Path,
-    hashes: Callable[[Path], dict[str, str]],
-    server: Server,
+    killed_and_resumed: Callable[..., Recipe], server: Server
 ) -> None:
-    cut, flag = tmp_path / "cut", tmp_path / "killed"
-    after = str(cut / "checkpoints" / "step-000001")
-    task = "tests.support.environments:DeadlySimulated"
-    same = changes(server, isolation="none", task=task, after=after, flag=str(flag))
-    recipe = tmp_path / "cut.yaml"
-    recipe.write_text(yaml.safe_dump(make_recipe(**same, run=str(cut), train={"steps": 3}).model_dump(mode="json")))
-    killed = forked.run([sys.executable, "-m", "opd.cli", "train", str(recipe)], cwd=Path(__file__).parents[2])
-    assert killed.returncode == -signal.SIGKILL and flag.exists(), killed.stderr
-    resumed = train(make_recipe(**same, run=str(cut), train={"steps": 3}), resume=True)
-    calm = train(make_recipe(**same, run=str(tmp_path / "calm"), train={"steps": 3}))
-    assert hashes(Path(resumed["checkpoint"])) == hashes(Path(calm["checkpoint"]))
+    same = changes(server, isolation="none")
+    killed_and_resumed("DeadlySimulated", same.pop("prompts")["options"], **same, train={"steps": 3})

@@ -111,6 +111,13 @@ class Unending(Naughty):
             signal.pause()
 
 
+class WhenToKill(Settings):
+    """Settings of a deadly environment."""
+
+    after: str = ""
+    flag: str = ""
+
+
 class Deadly:
     """Kills its own process once, at the second turn after the file `after` is there, while `flag` is not."""
 
@@ -129,11 +136,7 @@ class Deadly:
         return super().step(action)  # type: ignore[misc, no-any-return]
 
 
-class DeadlyLockOptions(LockOptions):
-    """When to kill."""
-
-    after: str = ""
-    flag: str = ""
+class DeadlyLockOptions(WhenToKill, LockOptions): ...
 
 
 class DeadlyLock(Deadly, Lock):
@@ -143,11 +146,7 @@ class DeadlyLock(Deadly, Lock):
     name = "tests.support.environments:DeadlyLock"
 
 
-class DeadlyGameOptions(TextWorldOptions):
-    """When to kill."""
-
-    after: str = ""
-    flag: str = ""
+class DeadlyGameOptions(WhenToKill, TextWorldOptions): ...
 
 
 class DeadlyGame(Deadly, TextWorld):
@@ -157,11 +156,7 @@ class DeadlyGame(Deadly, TextWorld):
     name = "tests.support.environments:DeadlyGame"
 
 
-class DeadlyHouseholdOptions(ALFWorldOptions):
-    """When to kill."""
-
-    after: str = ""
-    flag: str = ""
+class DeadlyHouseholdOptions(WhenToKill, ALFWorldOptions): ...
 
 
 class DeadlyHousehold(Deadly, ALFWorld):
@@ -171,11 +166,7 @@ class DeadlyHousehold(Deadly, ALFWorld):
     name = "tests.support.environments:DeadlyHousehold"
 
 
-class DeadlySimulatedOptions(SimulatedOptions):
-    """When to kill."""
-
-    after: str = ""
-    flag: str = ""
+class DeadlySimulatedOptions(WhenToKill, SimulatedOptions): ...
 
 
 class DeadlySimulated(Deadly, Simulated):

@@ -35,10 +35,15 @@ def simulate(messages: Sequence[Mapping[str, str]]) -> str:
     return json.dumps({"reward": len(said.encode()) % 3 - 1})
 
 
+def say(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to a request, for `judge_servers.Server`."""
+    return {"choices": [{"message": {"content": simulate(body["messages"])}}]}
+
+
 class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text = json.dumps({"choices": [{"message": {"content": simulate(body["messages"])}}]}).encode()
+        text = json.dumps(say(self.path, body)).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()

@@ -1,14 +1,13 @@
 """ArCHer's critic: its gradient and targets, its values in a chain whose values are known, ranks and checkpoints."""
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from critics import assert_two_ranks_fit_as_one_and_a_checkpoint_keeps_it, step_of
 from rows import make_row
-from saved_state import save_state
 from thread_ranks import Meeting
 
 from opd.tasks.verdict import Verdict
@@ -18,7 +17,6 @@ from student.learning.ranks import Ranks
 from student.rl.advantages.archer import Archer
 from student.rl.advantages.base import AdvantageSettings
 from student.rl.archer import ArcherCritic, ArcherCriticSettings, gradient_of
-from student.run.state_io import load_state
 
 GOOD, BAD = 1, 2
 SPANS = ((0, 2), (3, 4))
@@ -63,13 +61,6 @@ def critic(services: Services, **settings: Any) -> ArcherCritic:
     made = ArcherCritic(ArcherCriticSettings(name="archer_critic", **settings))
     made.start(services)  # type: ignore[arg-type]
     return made
-
-
-def step_of(made: ArcherCritic, step: int, mine: list[Row]) -> dict[str, float]:
-    made.compose(mine)
-    services: Any = made.services
-    assert list(made.updates([], services)) == []
-    return made.after_update(step, services)
 
 
 def test_the_gradient_is_that_of_four_squared_errors_against_the_copies() -> None:
@@ -129,24 +120,7 @@ def test_the_buffer_keeps_the_last_turns_and_the_warm_up_makes_no_update() -> No
 
 
 def test_two_ranks_fit_what_one_does_to_the_bit_and_a_checkpoint_keeps_it(tmp_path: Path) -> None:
-    alone = critic(Services())
-    meeting = Meeting(2)
-    pair = [critic(Services(meeting.rank(index))) for index in range(2)]
-
-    def work(index: int) -> None:
-        for step in range(3):
-            step_of(pair[index], step, rows(step)[index::2])
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(work, range(2)))
-    for step in range(3):
-        step_of(alone, step, rows(step))
-    for one in pair:
-        np.testing.assert_array_equal(one.heads, alone.heads)  # type: ignore[arg-type]
-    save_state(tmp_path, "archer", alone.state_dict())
-    again = critic(Services())
-    again.load_state_dict(load_state(tmp_path, "archer"))
-    for one in (alone, again):
-        step_of(one, 3, rows(3))
-    np.testing.assert_array_equal(again.heads, alone.heads)  # type: ignore[arg-type]
+    alone, again = assert_two_ranks_fit_as_one_and_a_checkpoint_keeps_it(
+        lambda ranks: critic(Services(ranks)), rows, tmp_path
+    )
     np.testing.assert_array_equal(again.copies, alone.copies)  # type: ignore[arg-type]

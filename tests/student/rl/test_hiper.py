@@ -1,13 +1,12 @@
 """HiPER: tags, the three advantages by hand and against their sums, credit by token, ranks and checkpoints."""
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from critics import assert_two_ranks_fit_as_one_and_a_checkpoint_keeps_it, step_of
 from rows import make_row
-from saved_state import save_state
 from thread_ranks import Meeting
 
 from opd.tasks.verdict import Verdict
@@ -17,7 +16,6 @@ from student.learning.ranks import Ranks
 from student.rl.advantages.base import AdvantageSettings
 from student.rl.advantages.hiper import Hiper
 from student.rl.hiper import HiperCritic, HiperCriticSettings, advantages, tagged_of
-from student.run.state_io import load_state
 
 WORDS = ["<env>", "<switch>", "SWITCH", "KEEP", "</switch>", "<subgoal>", "door", "</subgoal>", "<action>", "go", "up"]
 WORDS += ["</action>", "hm "]
@@ -74,13 +72,6 @@ def critic(services: Services | None = None, **settings: Any) -> HiperCritic:
     made = HiperCritic(HiperCriticSettings(name="hiper_critic", **settings))
     made.start(services or Services())  # type: ignore[arg-type]
     return made
-
-
-def step_of(made: HiperCritic, step: int, mine: list[Row]) -> dict[str, float]:
-    made.compose(mine)
-    services: Any = made.services
-    assert list(made.updates([], services)) == []
-    return made.after_update(step, services)
 
 
 def test_the_advantages_of_two_segments_are_those_of_the_formula_by_hand() -> None:
@@ -163,24 +154,7 @@ def test_rows_without_a_reward_are_given_and_teach_nothing() -> None:
 
 
 def test_two_ranks_fit_what_one_does_to_the_bit_and_a_checkpoint_keeps_it(tmp_path: Path) -> None:
-    alone = critic()
-    meeting = Meeting(2)
-    pair = [critic(Services(meeting.rank(index))) for index in range(2)]
-
-    def work(index: int) -> None:
-        for step in range(3):
-            step_of(pair[index], step, rows(step)[index::2])
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(work, range(2)))
-    for step in range(3):
-        step_of(alone, step, rows(step))
-    for one in pair:
-        np.testing.assert_array_equal(one.heads, alone.heads)  # type: ignore[arg-type]
-    save_state(tmp_path, "hiper", alone.state_dict())
-    again = critic()
-    again.load_state_dict(load_state(tmp_path, "hiper"))
-    for one in (alone, again):
-        step_of(one, 3, rows(3))
-    np.testing.assert_array_equal(again.heads, alone.heads)  # type: ignore[arg-type]
+    alone, again = assert_two_ranks_fit_as_one_and_a_checkpoint_keeps_it(
+        lambda ranks: critic(Services(ranks)), rows, tmp_path
+    )
     np.testing.assert_array_equal(again.moments, alone.moments)  # type: ignore[arg-type]

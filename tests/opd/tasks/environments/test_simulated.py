@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from judge_servers import Server, serving
-from simulated_world import TOOLS, simulate
+from simulated_world import TOOLS, say
 
 from opd.config import parse_settings
 from opd.tasks.environments.base import Observation
@@ -18,10 +18,6 @@ from opd.tasks.environments.worlds import InProcess
 from opd.tasks.prompt import Prompt
 
 HARD = {aspect: high for aspect, (_, high) in ASPECTS.items()}
-
-
-def say(path: str, body: dict[str, Any]) -> Any:
-    return {"choices": [{"message": {"content": simulate(body["messages"])}}]}
 
 
 @pytest.fixture
