@@ -8,6 +8,7 @@ import ast
 import difflib
 import importlib
 import importlib.util
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -86,11 +87,11 @@ class Registry:
             path = name
         else:
             raise ConfigError(f"there is no {self.kind} {name!r}; {hint(name, self._entries)}")
-        module, _, attribute = path.partition(":")
+        module = path.partition(":")[0]
         if not module or module.startswith("."):
             raise ConfigError(f"{self.kind} {name!r} is not of the form package.module:Class.")
         try:
-            found = getattr(importlib.import_module(module), attribute)
+            found = imported(path)
         except (ImportError, AttributeError) as error:
             missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
             fix = "; install its package, or name the folder of its file in PYTHONPATH" if missing else ""
@@ -98,6 +99,24 @@ class Registry:
         if self.member is not None and not hasattr(found, self.member):
             raise ConfigError(f"{self.kind} {name!r} at {path} is not of kind {self.kind}: it has no {self.member!r}.")
         return found
+
+
+def imported(path: str) -> Any:
+    """The object at a dotted path "module:attribute".
+
+    Raises:
+        ImportError: when the module cannot be found or its own code fails, with the place.
+        AttributeError: when it has no such attribute.
+    """
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError):
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = "" if isinstance(error, SyntaxError) else f" ({place.filename}, line {place.lineno})"
+        raise ImportError(f"{type(error).__name__}: {error}{where}") from error
 
 
 def hint(name: str, known: Iterable[str]) -> str:

@@ -7,12 +7,14 @@ ends aside. The program is the last fenced block of the completion, or all of it
 
 import json
 import re
+from contextlib import suppress
 from typing import Any
 
 from opd.tasks.code_sandbox import Ended, Limits, Ran, check_machine, run_python
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 
+_CASE = {"input", "output"}
 _FENCE = re.compile(r"```[a-zA-Z0-9+]*[ \t]*\n(.*?)```", re.DOTALL)
 
 
@@ -37,14 +39,17 @@ class CodeVerifier:
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `Verifier.verify`."""
         tests = prompt.extra.get("tests")
-        if isinstance(tests, str):
-            tests = json.loads(tests) if tests.lstrip().startswith("[") else tests
+        if isinstance(tests, str) and tests.lstrip().startswith("["):
+            with suppress(ValueError):  # source may begin with a list, too
+                tests = json.loads(tests)
         if not tests or (isinstance(tests, str) and not tests.strip()):
             # Also an empty list of examples: nothing would fail, and every program would be right.
             return Verdict.unknown("the prompt has no tests in column 'tests'; name it in prompts.keep_columns")
         program = find_program(completion)
         if isinstance(tests, str):
             return self._verdict([run_python(program, tests, limits=self.limits)])
+        if not isinstance(tests, list) or not all(isinstance(case, dict) and case.keys() >= _CASE for case in tests):
+            return Verdict.unknown(f"column 'tests' has {str(tests)[:80]!r}, no source and no list of input and output")
         found = []
         for case in tests:
             ran = run_python(program, stdin=str(case["input"]), limits=self.limits)

@@ -3,10 +3,11 @@
     result = run_python(program, tests, stdin="", limits=Limits(seconds=5))
 
 The child drops its rights before it runs the program: files can be neither written nor created, and read only below the
-interpreter and the system's libraries (Landlock); no sockets, processes, signals to others or tracing (seccomp);
-memory, processor time and output are bounded (setrlimit), and after `seconds` the process is killed. It has no
-environment and no standard input but `stdin`. Needs Linux 5.13 or newer on x86-64 or arm64; elsewhere it refuses,
-because a program would run with the rights of the user.
+interpreter and the system's libraries (Landlock); no sockets, processes, signals to others, tracing, or memory that
+outlives the program (seccomp); memory, processor time and output are bounded (setrlimit), and after `seconds` the
+process is killed. It has no environment, no standard input but `stdin`, and no capabilities, also where root runs it.
+Needs Linux 5.13 or newer on x86-64 or arm64; elsewhere it refuses, because a program would run with the rights of the
+user.
 
 It protects against programs that go wrong and policies that find shortcuts, not against bugs of the kernel: a service
 that runs the programs of strangers belongs in a virtual machine of its own. Tests in source run in the process of the
@@ -54,7 +55,7 @@ class Limits:
 
 
 class Ended(StrEnum):
-    """How a program ended. `BROKEN` is a fault of the sandbox and says nothing about the program."""
+    """How a program ended. `BROKEN` is a fault of the sandbox or of the tests and says nothing about the program."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -83,7 +84,8 @@ def run_python(program: str, tests: str = "", *, stdin: str = "", limits: Limits
 
     Args:
         program: Python source, run as __main__.
-        tests: Python source that raises where the program is wrong. A program that ends the process early fails.
+        tests: Python source that raises where the program is wrong. A program that ends the process early fails;
+            tests that do not compile are broken.
         stdin: what it can read.
         limits: what it may use.
 
@@ -155,7 +157,8 @@ def _outcome(code: int | None, told: str, token: str, printed: str) -> Ran:
     for line in lines[1:]:
         if line.startswith(token):
             verdict = json.loads(line.removeprefix(token))
-            return Ran(Ended.PASSED if verdict["passed"] else Ended.FAILED, printed, str(verdict["reason"]))
+            ended = {True: Ended.PASSED, False: Ended.FAILED, None: Ended.BROKEN}[verdict["passed"]]
+            return Ran(ended, printed, str(verdict["reason"]))
     if code < 0:
         return Ran(Ended.KILLED, printed, f"the program was ended by signal {-code}")
     return Ran(Ended.FAILED, printed, "the program ended itself before its tests were through")

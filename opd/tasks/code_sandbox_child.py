@@ -21,6 +21,7 @@ from typing import Any
 _LIBC = ctypes.CDLL(None, use_errno=True)
 # System calls of Landlock, the same on all architectures; glibc has no wrappers.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_CAPABILITY_VERSION_3 = 0x20080522
 # Options of prctl: PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_SET_DUMPABLE.
 _NO_NEW_PRIVS, _SECCOMP, _DUMPABLE = 38, 22, 4
 
@@ -29,24 +30,31 @@ _NO_NEW_PRIVS, _SECCOMP, _DUMPABLE = 38, 22, 4
 _EXECUTE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
 _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 
-# System calls that a program has no use for: sockets, processes, signals to others, tracing, namespaces, and the ways
-# around them. `clone` is allowed for threads alone. In the order of their numbers:
-# socket connect socketpair fork vfork execve kill ptrace rt_sigqueueinfo pivot_root mount tkill keyctl unshare
-# rt_tgsigqueueinfo perf_event_open setns process_vm_readv process_vm_writev bpf execveat userfaultfd pidfd_send_signal
-# io_uring_setup
-_X86 = [41, 42, 53, 57, 58, 59, 62, 101, 129, 155, 165, 200, 250, 272]
-_X86 += [297, 298, 308, 310, 311, 321, 322, 323, 424, 425]
-# mount pivot_root unshare ptrace kill tkill rt_sigqueueinfo socket socketpair connect keyctl execve rt_tgsigqueueinfo
-# perf_event_open setns process_vm_readv process_vm_writev bpf execveat userfaultfd pidfd_send_signal io_uring_setup
+# System calls that a program has no use for: sockets, processes, signals to others, tracing, namespaces, the priority
+# and memory of others, what outlives a process (System V's objects, queues, keys), and the ways around them. `clone` is
+# allowed for threads alone. In the order of their numbers:
+# shmget shmat socket connect socketpair fork vfork execve kill semget msgget ptrace rt_sigqueueinfo setpriority
+# sched_setparam sched_setscheduler pivot_root mount tkill sched_setaffinity mq_open add_key request_key keyctl
+# ioprio_set migrate_pages unshare move_pages rt_tgsigqueueinfo perf_event_open setns process_vm_readv
+# process_vm_writev kcmp sched_setattr bpf execveat userfaultfd pidfd_send_signal io_uring_setup pidfd_getfd
+# process_madvise
+_X86 = [29, 30, 41, 42, 53, 57, 58, 59, 62, 64, 68, 101, 129, 141, 142, 144, 155, 165, 200, 203, 240, 248, 249, 250]
+_X86 += [251, 256, 272, 279, 297, 298, 308, 310, 311, 312, 314, 321, 322, 323, 424, 425, 438, 440]
+# ioprio_set mount pivot_root unshare ptrace sched_setparam sched_setscheduler sched_setaffinity kill tkill
+# rt_sigqueueinfo setpriority mq_open msgget semget shmget shmat socket socketpair connect add_key request_key keyctl
+# execve migrate_pages move_pages rt_tgsigqueueinfo perf_event_open setns process_vm_readv process_vm_writev kcmp
+# sched_setattr bpf execveat userfaultfd pidfd_send_signal io_uring_setup pidfd_getfd process_madvise
 # (no fork, no vfork)
-_ARM = [40, 41, 97, 117, 129, 130, 138, 198, 199, 203, 219, 221, 240]
-_ARM += [241, 268, 270, 271, 280, 281, 282, 424, 425]
+_ARM = [30, 40, 41, 97, 117, 118, 119, 122, 129, 130, 138, 140, 180, 186, 190, 194, 196, 198, 199, 203, 217, 218, 219]
+_ARM += [221, 238, 239, 240, 241, 268, 270, 271, 272, 274, 280, 281, 282, 424, 425, 438, 440]
 # By machine: the AUDIT_ARCH of its system calls, and their numbers.
 _REFUSED = {"x86_64": (0xC000003E, _X86), "aarch64": (0xC00000B7, _ARM)}
 # Calls whose first argument is a process, allowed for this one alone (or 0, which means it): tgkill, by which Python
 # signals its own threads and abort() itself, and prlimit64, by which limits are set.
 _ON_PROCESS = {"x86_64": (234, 302), "aarch64": (131, 261)}
 _CLONE = {"x86_64": 56, "aarch64": 220}
+# fcntl, and the commands by which a file sends signals to a process of one's choice: F_SETOWN, F_SETSIG, F_SETOWN_EX.
+_FCNTL, _SIGNALLING = {"x86_64": 72, "aarch64": 25}, (8, 10, 15)
 _CLONE3, _CLONE_THREAD = 435, 0x10000
 # What a seccomp filter returns: allow, kill the process, fail with EPERM or ENOSYS.
 _ALLOW, _KILL, _EPERM, _ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
@@ -62,6 +70,17 @@ def readable() -> list[str]:
     mine = [sys.prefix, sys.base_prefix, sys.exec_prefix, *sysconfig.get_paths().values(), *sys.path]
     found = {os.path.realpath(path) for path in (*mine, "/usr", "/lib", "/lib64", "/etc/localtime", "/dev/urandom")}
     return sorted(path for path in found if path != "/" and os.path.exists(path))
+
+
+def drop_capabilities() -> None:
+    """Give up what root may do beyond others: raise limits, become another user, rename the machine.
+
+    Raises:
+        OSError: when the kernel refuses.
+    """
+    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)  # of this process
+    if _LIBC.capset(header, bytes(24)):
+        raise OSError(ctypes.get_errno(), "giving up capabilities is refused")
 
 
 def close_files() -> None:
@@ -91,8 +110,8 @@ def close_calls() -> None:
     """
     machine = platform.machine()
     architecture, refused = _REFUSED[machine]
-    # Offsets into struct seccomp_data: 0 the call's number, 4 the architecture, 16 the first argument. A process may
-    # switch to another architecture, where the numbers mean other calls: that is checked first.
+    # Offsets into struct seccomp_data: 0 the call's number, 4 the architecture, 16 and 24 the first two arguments. A
+    # process may switch to another architecture, where the numbers mean other calls: that is checked first.
     code = [_load(4), _jump(0x15, architecture, 1, 0), _return(_KILL), _load(0)]
     if machine == "x86_64":
         code += [_jump(0x35, 0x40000000, 0, 1), _return(_KILL)]  # x32: the same architecture, numbers from here on
@@ -101,6 +120,8 @@ def close_calls() -> None:
     for number in _ON_PROCESS[machine]:
         mine = [_jump(0x15, os.getpid(), 2, 0), _jump(0x15, 0, 1, 0), _return(_EPERM), _return(_ALLOW)]
         code += [_jump(0x15, number, 0, 1 + len(mine)), _load(16), *mine]
+    commands = [_jump(0x15, value, len(_SIGNALLING) - at, 0) for at, value in enumerate(_SIGNALLING)]
+    code += [_jump(0x15, _FCNTL[machine], 0, 3 + len(commands)), _load(24), *commands, _return(_ALLOW), _return(_EPERM)]
     # clone3 takes its flags through a pointer, which a filter cannot follow; told ENOSYS, glibc falls back to clone.
     code += [_jump(0x15, _CLONE3, 0, 1), _return(_ENOSYS)]
     code += [_jump(0x15, _CLONE[machine], 0, 3), _load(16), _jump(0x45, _CLONE_THREAD, 1, 0), _return(_EPERM)]
@@ -159,16 +180,22 @@ def main(notes: int, seconds: float, memory_mib: int, output_bytes: int) -> None
     _LIBC.prctl(_DUMPABLE, 0, 0, 0, 0)  # no core file, and other processes of the user cannot attach
     if _LIBC.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs is refused")
+    drop_capabilities()
     close_files()
     close_calls()
     os.write(notes, b"began\n")
     bound(seconds, memory_mib, output_bytes)
-    passed, reason = True, ""
-    space: dict[str, Any] = {"__name__": "__main__"}
+    passed: bool | None = True
+    reason, space = "", {"__name__": "__main__"}
     try:
-        exec(compile(request["program"], "<program>", "exec"), space)
-        exec(compile(request["tests"], "<tests>", "exec"), space)
-        sys.stdout.flush()
+        try:
+            tests = compile(request["tests"], "<tests>", "exec")
+        except (SyntaxError, ValueError) as error:
+            passed, reason = None, f"the tests do not compile: {error}"[:200]  # which says nothing about the program
+        else:
+            exec(compile(request["program"], "<program>", "exec"), space)
+            exec(tests, space)
+            sys.stdout.flush()
     except BaseException as error:
         passed, reason = False, f"{type(error).__name__}: {error}"[:200]
         with contextlib.suppress(BaseException):  # what it had printed tells more than the error alone

@@ -1,12 +1,12 @@
 """A plain function `(prompt, answer) -> float | bool | None` as a verifier, run in processes of its own."""
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from opd.errors import ConfigError
+from opd.registry import imported
 from opd.tasks.pool import WorkerPool
 from opd.tasks.prompt import Prompt
 from opd.tasks.registry import VERIFIERS
@@ -27,7 +27,7 @@ class FunctionCheck:
 
     def __init__(self, path: str, timeout: float, workers: int | None = None) -> None:
         self.path = path
-        self._workers = WorkerPool("opd.tasks.function:check", timeout, workers)
+        self._workers = WorkerPool("opd.tasks.function:check", timeout, workers, path)
 
     def load(self) -> Judge:
         """Import the function here, to see that it can be.
@@ -80,7 +80,7 @@ def load_function(path: str) -> Judge:
     if not module or not name:
         raise ConfigError(f"function {path!r} is not of the form package.module:function.")
     try:
-        found = getattr(importlib.import_module(module), name)
+        found = imported(path)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"function {path!r} cannot be imported: {error}.") from error
     try:
@@ -116,11 +116,15 @@ def load_verifier(name: str, timeout: float, options: Mapping[str, Any] | None =
 
 
 def _at(path: str) -> Any:
-    module, _, name = path.partition(":")
     try:
-        return getattr(importlib.import_module(module), name, None)
-    except (ImportError, ValueError):
+        return imported(path)
+    except (ImportError, AttributeError):
         return None
+
+
+def prepare(path: str) -> None:
+    """The worker's side, before its first check: import the function."""
+    load_function(path)
 
 
 def check(request: Mapping[str, Any]) -> Mapping[str, Any]:

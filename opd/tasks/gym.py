@@ -55,7 +55,7 @@ class ReasoningGym:
         self._verifier = GymVerifier(options.timeout)
         self._played: dict[str, Any] = {}
         if options.again is not None:
-            again = {**options.again, "verifier": "reasoning_gym"}
+            again = {"verifier_timeout": options.timeout, **options.again, "verifier": "reasoning_gym"}
             parse_settings(AgainOptions, again, source=f"again of dataset {options.dataset}")
             self._played = {ENVIRONMENT: {"name": "again", "options": again, "seed": 0}}
 
@@ -143,6 +143,13 @@ def open_dataset(name: str, config: Mapping[str, Any]) -> Any:
         return create_dataset(name, size=_SIZE, seed=0, **config)
     except (ValueError, TypeError, AssertionError, KeyError) as error:
         raise ConfigError(f"reasoning-gym dataset {name!r} with config {dict(config)!r}: {error}.") from error
+
+
+def prepare(_: str) -> None:
+    """The worker's side, before its first check: import what takes its time."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # from a dependency, on the first import
+        import reasoning_gym  # noqa: F401
 
 
 def check(request: Mapping[str, Any]) -> Mapping[str, Any]:

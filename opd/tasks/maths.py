@@ -47,6 +47,11 @@ class MathVerifier:
         self._workers.close()
 
 
+def prepare(_: str) -> None:
+    """The worker's side, before its first check: import what takes its time."""
+    import math_verify  # noqa: F401
+
+
 def check(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """The worker's side: compare request["completion"] with request["reference"], or read what is in "extract"."""
     from math_verify import parse, verify

@@ -17,10 +17,11 @@ class WorkerPool:
         check: dotted path "module:function", see `Worker`.
         timeout: seconds per request.
         most: processes at the same time; None for one per core.
+        argument: for `prepare` of the module of `check`, see `Worker`.
     """
 
-    def __init__(self, check: str, timeout: float, most: int | None = None) -> None:
-        self._check, self._timeout = check, timeout
+    def __init__(self, check: str, timeout: float, most: int | None = None, argument: str = "") -> None:
+        self._check, self._timeout, self._argument = check, timeout, argument
         self._free = threading.Semaphore(most or os.cpu_count() or 1)
         self._lock = threading.Lock()
         self._idle: list[Worker] = []
@@ -35,7 +36,7 @@ class WorkerPool:
         with self._free:
             with self._lock:
                 # The one used last: where few are needed, few are ever started.
-                worker = self._idle.pop() if self._idle else Worker(self._check, self._timeout)
+                worker = self._idle.pop() if self._idle else Worker(self._check, self._timeout, self._argument)
                 self._busy.add(worker)
             try:
                 return worker.ask(request)

@@ -36,11 +36,14 @@ class Worker:
 
     Args:
         check: dotted path "module:function" of `function(request) -> answer`, both JSON objects, run in the child.
+            Where its module has a function `prepare(argument)`, a child calls that first: what is imported there takes
+            no time from a check.
         timeout: seconds per request.
+        argument: for `prepare`.
     """
 
-    def __init__(self, check: str, timeout: float) -> None:
-        self._check, self._timeout = check, timeout
+    def __init__(self, check: str, timeout: float, argument: str = "") -> None:
+        self._check, self._timeout, self._argument = check, timeout, argument
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -74,7 +77,7 @@ class Worker:
         if self._child is None or self._child.poll() is not None:
             self._stop()
             self._child = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "opd.tasks.worker", self._check, str(self._timeout)],
+                [sys.executable, "-W", "ignore", "-m", "opd.tasks.worker", *self._arguments()],
                 env={**os.environ, "PYTHONPATH": _python_path()},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -92,6 +95,9 @@ class Worker:
                 self._stop()
                 raise CheckFailed(str(answer["error"]))
         return self._child
+
+    def _arguments(self) -> list[str]:
+        return [self._check, str(self._timeout), self._argument]
 
     def _exchange(self, child: "subprocess.Popen[bytes]", line: str, limit: float) -> Answer:
         """Send a line, if there is one, and wait for a line."""
@@ -133,7 +139,7 @@ def _python_path() -> str:
     return os.pathsep.join(path for path in (os.environ.get("PYTHONPATH", ""), *sys.path) if path)
 
 
-def serve(path: str, timeout: float) -> None:
+def serve(path: str, timeout: float, argument: str = "") -> None:
     """The child's side: answer requests with the function at `path` until standard input closes.
 
     A check that outlasts `timeout` seconds is ended by the caller; where that was killed, by the alarm, whose default
@@ -148,7 +154,9 @@ def serve(path: str, timeout: float) -> None:
 
     try:
         module, _, name = path.partition(":")
-        check: Callable[[Mapping[str, Any]], Answer] = getattr(importlib.import_module(module), name)
+        loaded = importlib.import_module(module)
+        check: Callable[[Mapping[str, Any]], Answer] = getattr(loaded, name)
+        getattr(loaded, "prepare", lambda _: None)(argument)
     except Exception as error:
         reply({"error": f"{type(error).__name__}: {error}"})
         return
@@ -165,4 +173,4 @@ def serve(path: str, timeout: float) -> None:
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        serve(sys.argv[1], float(sys.argv[2]))
+        serve(sys.argv[1], float(sys.argv[2]), sys.argv[3])

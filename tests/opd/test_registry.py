@@ -1,4 +1,5 @@
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +41,18 @@ def test_a_path_that_does_not_import_is_an_error_with_its_reason() -> None:
         make().load("no_such_module:thing")
     with pytest.raises(ConfigError, match=r"has no attribute .thing.\.$"):
         make().load("math:thing")
+
+
+def test_a_module_whose_own_code_fails_is_an_error_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fails_when_imported.py").write_text("\nraise RuntimeError('no licence')\n")
+    (tmp_path / "is_not_python.py").write_text("def f(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"RuntimeError: no licence \(.*fails_when_imported\.py, line 2\)"):
+        make().load("fails_when_imported:thing")
+    with pytest.raises(ConfigError, match=r"SyntaxError: .* \(is_not_python\.py, line 1\)"):
+        make().load("is_not_python:thing")
 
 
 @pytest.mark.parametrize("name", [":e", ".math:e"])

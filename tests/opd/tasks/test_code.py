@@ -170,6 +170,53 @@ if libc.syscall({numbers[call]}, {arguments}) < 0:
     assert ran.ended is Ended.FAILED and "PermissionError" in ran.reason, ran
 
 
+@pytest.mark.parametrize("command", [8, 10, 15], ids=["F_SETOWN", "F_SETSIG", "F_SETOWN_EX"])
+def test_no_file_sends_signals_to_another_process(command: int) -> None:
+    """A pipe of the program, told to send SIGKILL to a process of the user when it is written to, would."""
+    program = f"import fcntl, os\nr, w = os.pipe()\nfcntl.fcntl(r, {command}, {os.getpid() if command == 8 else 0})"
+    ran = run_python(program, limits=SHORT)
+    assert ran.ended is Ended.FAILED and "PermissionError" in ran.reason, ran
+    fine = run_python("import fcntl, os\nr, w = os.pipe()\nfcntl.fcntl(r, fcntl.F_SETFL, os.O_NONBLOCK)", limits=SHORT)
+    assert fine.ended is Ended.PASSED, fine
+
+
+@pytest.mark.parametrize("call", ["shmget(0, 4096, 0o1600)", "semget(0, 1, 0o1600)", "msgget(0, 0o1600)"])
+def test_nothing_outlives_a_program(call: str) -> None:
+    """Such objects stay in memory until somebody removes them, beyond all limits of the program that made them."""
+    program = f"import ctypes\nlibc = ctypes.CDLL(None)\nmade = libc.{call}\n"
+    program += "if made < 0: raise OSError('refused')\n"
+    program += "libc.shmctl(made, 0, None); libc.semctl(made, 0, 0, None); libc.msgctl(made, 0, None)"
+    ran = run_python(program, limits=SHORT)
+    assert ran.ended is Ended.FAILED and "refused" in ran.reason, ran
+
+
+def test_a_program_of_root_has_no_rights_of_root() -> None:
+    """Else it could raise its limits again, or change the machine."""
+    ran = run_python(
+        "import ctypes\nl, b = ctypes.CDLL(None), ctypes.create_string_buffer(24)\n"
+        "l.capget(b'\\x22\\x05\\x08\\x20\\0\\0\\0\\0', b)\nassert not any(b.raw), b.raw",
+        limits=SHORT,
+    )
+    assert ran.ended is Ended.PASSED, ran
+    if os.getuid() == 0:
+        ran = run_python("import os\nos.setuid(65534)", limits=SHORT)
+        assert ran.ended is Ended.FAILED and "PermissionError" in ran.reason, ran
+
+
+def test_no_other_process_is_slowed_down() -> None:
+    for call in (f"os.setpriority(os.PRIO_PROCESS, {os.getpid()}, 19)", f"os.sched_setaffinity({os.getpid()}, [0])"):
+        ran = run_python(f"import os\n{call}", limits=SHORT)
+        assert ran.ended is Ended.FAILED and "PermissionError" in ran.reason, ran
+
+
+@pytest.mark.parametrize("tests", [[1, 2], {"a": 1}, 3, [{"input": "1"}], '[{"input": "1"}]'])
+def test_tests_that_are_no_tests_leave_the_verdict_unknown(tests: object) -> None:
+    verdict = CodeVerifier().verify(Prompt.make("q", extra={"tests": tests}), "print(1)")
+    assert verdict.status is VerdictStatus.UNKNOWN and "no source and no list of input and output" in verdict.reason
+    verdict = CodeVerifier().verify(Prompt.make("q", extra={"tests": "assert f(1) ="}), "print(1)")
+    assert verdict.status is VerdictStatus.UNKNOWN and "the tests do not compile" in verdict.reason
+
+
 def test_a_program_may_signal_and_limit_itself() -> None:
     program = "import resource, signal\nresource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))\n"
     program += "signal.signal(signal.SIGUSR1, lambda *_: print('told'))\nsignal.raise_signal(signal.SIGUSR1)"

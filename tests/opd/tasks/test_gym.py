@@ -45,7 +45,8 @@ def test_unknown_datasets_and_settings_are_named():
 
 
 def test_several_attempts_at_a_problem_are_an_episode_that_the_dataset_judges():
-    (prompt,) = gym("leg_counting", again={"attempts": 3, "word": "No: {reason}"}).prompts("train", 1)
+    (prompt,) = gym("leg_counting", timeout=120, again={"attempts": 3, "word": "No: {reason}"}).prompts("train", 1)
+    assert prompt.extra["environment"]["options"]["verifier_timeout"] == 120
     world = make_environment(dict(prompt.extra["environment"]))
     world.reset(prompt, 0)
     wrong, right = world.step("no idea"), world.step(f"<answer>{prompt.answer}</answer>")

@@ -42,6 +42,20 @@ def test_a_check_that_hangs_is_ended_and_the_next_request_is_answered(worker):
     assert worker.ask({"do": "b"})["echo"] == "b"
 
 
+def test_what_a_module_imports_first_takes_no_time_from_its_checks(tmp_path, monkeypatch):
+    (tmp_path / "slow_to_load.py").write_text(
+        "import time\nready = []\n"
+        "def prepare(argument):\n    time.sleep(1.0)\n    ready.append(argument)\n"
+        "def check(request): return {'ready': ready}\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    worker = Worker("slow_to_load:check", timeout=0.9, argument="all")
+    try:
+        assert worker.ask({}) == {"ready": ["all"]}
+    finally:
+        worker.close()
+
+
 def test_a_check_that_raises_keeps_the_child(worker):
     pid = worker.ask({"do": "a"})["pid"]
     with pytest.raises(CheckFailed, match="ZeroDivisionError: oops"):

@@ -92,12 +92,17 @@ def test_a_call_that_hangs_or_fails_is_unknown_and_disturbs_no_other(
         ("scores_of_a_test", "of the form"),
         ("scores_of_a_test:missing", "cannot be imported"),
         ("no_such_module:score", "cannot be imported"),
+        ("breaks_on_import:score", r"cannot be imported: ZeroDivisionError: .*breaks_on_import\.py, line 2"),
+        ("is_no_python:score", r"cannot be imported: SyntaxError: .*is_no_python\.py, line 1"),
         ("scores_of_a_test:alone", "cannot be called with a prompt and an answer"),
     ],
 )
 def test_a_function_that_cannot_be_called_is_refused_before_the_run(
-    build: Callable[..., FunctionReward], path: str, words: str
+    build: Callable[..., FunctionReward], path: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "breaks_on_import.py").write_text("\n1 / 0\n")
+    (tmp_path / "is_no_python.py").write_text("def score(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=words):
         build(function=path).check(None, [])  # type: ignore[arg-type]
 
