@@ -13,10 +13,12 @@ class OpdError(Exception):
 
     Attributes:
         exit_code: what the CLI exits with.
+        final: the same command fails again until a person changes something; supervisors (deploy/) do not repeat it.
         status: name of the gRPC status code, or None when the error never crosses the wire.
     """
 
     exit_code: ClassVar[int] = 1
+    final: ClassVar[bool] = False
     status: ClassVar[str | None] = None
 
 
@@ -24,12 +26,14 @@ class ConfigError(OpdError):
     """A recipe, flag or combination of settings that cannot work."""
 
     exit_code = 2
+    final = True
 
 
 class InvalidRequestError(OpdError):
     """A request that can never succeed: ids, lengths, k or temperature out of range, oversize."""
 
     exit_code = 3
+    final = True
     status = "INVALID_ARGUMENT"
 
 
@@ -44,6 +48,7 @@ class IncompatibleTeacherError(OpdError):
     """Teacher and student do not fit: tokenizer, vocabulary, weights hash, capability or limit."""
 
     exit_code = 5
+    final = True
     status = "FAILED_PRECONDITION"
 
 
@@ -110,10 +115,11 @@ class CheckpointError(OpdError):
     """A checkpoint that is damaged, incomplete or from another run."""
 
     exit_code = 12
+    final = True
 
 
 class RunFolderError(OpdError):
-    """A run folder that exists already, or cannot be written."""
+    """A run folder that exists already, or one, or a store of scores, that cannot be written."""
 
     exit_code = 13
 
@@ -134,6 +140,7 @@ class DataError(OpdError):
     """Prompts or a task that cannot be read or used."""
 
     exit_code = 16
+    final = True
 
 
 class DeviceMemoryError(OpdError):

@@ -4,6 +4,7 @@
 #   docker run --gpus all --read-only --tmpfs /tmp -v runs:/runs -v models:/models -v $PWD/recipe.yaml:/recipe.yaml:ro \
 #       opd-student train /recipe.yaml run=/runs/first
 #
+# Models of the hub are fetched to /tmp, which is memory here; `-e HF_HOME=/hub -v hub:/hub` keeps them on a disk.
 # Pin PYTHON by digest (python:3.12-slim-bookworm@sha256:...) where images must be reproducible.
 ARG PYTHON=python:3.12-slim-bookworm
 
@@ -20,9 +21,10 @@ COPY student ./student
 RUN python -m venv /opt/opd && /opt/opd/bin/pip install ".[$EXTRAS]"
 
 FROM ${PYTHON}
-# Triton compiles small launchers when a kernel first runs. A new volume at /runs takes the owner of the folder here.
+# Triton compiles small launchers when a kernel first runs. New volumes at /hub and /runs take the owner of the folder here.
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin opd \
+    && install -d -o opd -g opd /hub \
     && install -d -o opd -g opd /runs
 COPY --from=build /opt/opd /opt/opd
 ENV PATH=/opt/opd/bin:$PATH HOME=/tmp HF_HOME=/tmp/huggingface TRITON_CACHE_DIR=/tmp/triton \

@@ -4,6 +4,7 @@
 #   docker run --gpus all --read-only --tmpfs /tmp -v models:/models -p 7070:7070 opd-teacher:vllm \
 #       --model teacher=/models/teacher --host 0.0.0.0 --allow-insecure
 #
+# Models of the hub are fetched to /tmp, which is memory here; `-e HF_HOME=/hub -v hub:/hub` keeps them on a disk.
 # Pin PYTHON by digest (python:3.12-slim-bookworm@sha256:...) where images must be reproducible.
 ARG PYTHON=python:3.12-slim-bookworm
 
@@ -27,7 +28,8 @@ ARG ENGINE=transformers
 RUN if [ "$ENGINE" != transformers ]; then \
         apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; \
     fi \
-    && useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin opd
+    && useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin opd \
+    && install -d -o opd -g opd /hub
 COPY --from=build /opt/opd /opt/opd
 # The root file system may be read-only: everything that is written goes to /tmp.
 ENV PATH=/opt/opd/bin:$PATH HOME=/tmp HF_HOME=/tmp/huggingface TRITON_CACHE_DIR=/tmp/triton \

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from opd.errors import ConfigError
+from opd.model_path import refuse_missing
 from opd.tasks.encode import encode_prompt
 from opd.tasks.prompt import Prompt
 from opd.tasks.stops import STOP_ADVICE, StopSet, ends_differ, generation_stops, stop_set
@@ -48,6 +49,7 @@ class StopExaminer:
     def __init__(self, path: str, questions: Sequence[str] = ()) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
+        refuse_missing(path)
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(path)
             model = AutoModelForCausalLM.from_pretrained(path, dtype="auto").eval()

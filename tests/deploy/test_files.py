@@ -10,9 +10,10 @@ import pytest
 import yaml
 
 from opd.config import parse_settings
-from opd.errors import OpdError
+from opd.errors import ConfigError, IncompatibleTeacherError, PortInUseError, all_errors
 from student.recipe import Recipe
 from student.run.folder import RunFolder
+from teacher_server.server import EXIT_FATAL
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -60,7 +61,12 @@ def test_the_services_of_compose_are_hardened_and_use_files_that_exist() -> None
         # A named volume takes the owner of the image's folder; without one it is root's, and the user cannot write.
         for volume in service["volumes"]:
             if not volume.endswith(":ro"):
-                assert f"install -d -o opd -g opd {volume.partition(':')[2]}\n" in dockerfile.read_text()
+                made = f"install -d -o opd -g opd {volume.partition(':')[2]}"
+                assert made in [line.strip(" &\\") for line in dockerfile.read_text().splitlines()]
+        # Models of the hub are many GB, and a tmpfs is memory.
+        hub = Path(service["environment"]["HF_HOME"])
+        assert not any(hub.is_relative_to(memory) for memory in service["tmpfs"])
+        assert f"hub:{hub}" in service["volumes"] and "hub" in compose["volumes"]
     scraped = yaml.safe_load((DEPLOY / "prometheus" / "compose.yml").read_text())["scrape_configs"]
     targets = [target for job in scraped for entry in job["static_configs"] for target in entry["targets"]]
     assert {target.split(":")[0] for target in targets} <= compose["services"].keys()
@@ -77,11 +83,32 @@ def test_systemd_finds_a_unit_right(name: str, tmp_path: Path) -> None:
     assert not ours, done.stderr
 
 
-def test_exit_codes_that_are_not_retried_are_those_of_mistakes() -> None:
-    codes = {error.exit_code: error.__name__ for error in OpdError.__subclasses__()}
-    for path in (DEPLOY / "systemd").glob("*.service"):
-        found = re.findall(r"^RestartPreventExitStatus=(.+)$", path.read_text(), re.M)[0].split()
-        assert {codes[int(code)] for code in found} <= {"ConfigError", "IncompatibleTeacherError", "PortInUseError"}
+def numbers(text: str) -> set[int]:
+    return {int(number) for number in re.findall(r"\d+", text)}
+
+
+def test_jobs_are_not_repeated_after_exactly_the_errors_that_would_come_again() -> None:
+    final = {error.exit_code for error in all_errors() if error.final}
+    units = {
+        path.name.partition("@")[0]: numbers(re.findall(r"^RestartPreventExitStatus=(.+)$", path.read_text(), re.M)[0])
+        for path in (DEPLOY / "systemd").glob("*.service")
+    }
+    jobs = [
+        numbers(codes)
+        for path in (DEPLOY / "kubernetes").rglob("*.yaml")
+        for codes in re.findall(r"operator: In, values: (\[[^]]*\])", path.read_text())
+    ]
+    assert units["opd-student"] == final and jobs == [final, final]
+    # A server meets no prompts, requests nor checkpoints when it starts, and nobody frees its port but a person.
+    assert units["opd-teacher"] == {ConfigError.exit_code, IncompatibleTeacherError.exit_code, PortInUseError.exit_code}
+
+
+def test_the_table_of_exit_codes_says_what_the_jobs_do() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    rows = {int(code): again for code, again in re.findall(r"^\| (\d+) \| [^|]+ \|([^|]*)\|$", page, re.M)}
+    assert rows.keys() == {0, 1, EXIT_FATAL, *(error.exit_code for error in all_errors())}
+    final = {error.exit_code for error in all_errors() if error.final}
+    assert {code for code, again in rows.items() if again.strip() == "no"} == final
 
 
 @pytest.mark.parametrize("path", ["slurm/opd.sbatch", "skypilot/opd.yaml"])
