@@ -5,8 +5,8 @@
 
 pi_old is the student when the rows were scored, mu the engine that sampled: they differ by the engine's numerics, by
 a lag, or by a hint. Answers that are left out still count in the statistics of their group. The authors also weigh
-the rest by the ratio up to 2, which is objective minirl's `cap`. Source: the released code, hkust-nlp/KernelGYM
-(Dr.Kernel).
+the rest by the ratio up to 2, which is objective minirl's `cap`. Source: the released code of Dr.Kernel, arXiv
+2602.05885, hkust-nlp/KernelGYM.
 """
 
 from __future__ import annotations

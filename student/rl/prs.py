@@ -4,9 +4,9 @@
 
 or, with `speedup`, where it is at least that much faster. What a turn measured comes from the environment, as for
 reward `profiling`. A turn that is not kept leaves the loss and the means over tokens; its return still counts in the
-statistics of its group, and other turns of the episode are learnt from as before. Source: the released code
-(hkust-nlp/KernelGYM, read): threshold 0.3, width 0.1, time coverage, no speed-up; whether there the statistics leave
-the turn out as well was not seen.
+statistics of its group, and other turns of the episode are learnt from as before. Source: the released code of arXiv
+2602.05885 (hkust-nlp/KernelGYM, read): threshold 0.3, width 0.1, time coverage, no speed-up; whether there the
+statistics leave the turn out as well was not seen.
 """
 
 from __future__ import annotations

@@ -177,6 +177,10 @@ class GroupEstimator(Advantage):
         found: list[Credit] = [0.0] * len(outcomes)
         for places in self.groups(outcomes):
             values = self.of_group([known(outcomes[place]) for place in places])
+            if len(values) != len(places):
+                raise ValueError(
+                    f"{type(self).__name__} gave {len(values)} advantages for a group of {len(places)} rewards."
+                )
             for place, value in zip(places, values, strict=True):
                 found[place] = value
         return found

@@ -6,8 +6,8 @@
 
 alpha = beta = 1 is a plain baseline, alpha = beta = 3/2 is proportional to GRPO's 1 / sqrt(p (1 - p)). Rewards are
 mapped to [0, 1] by `lowest` and `highest`; outside there is no density: rewards that are known to leave the range are
-refused before the run, and others end it there. Statistics are of all ranks. Source: the released code,
-changyi7231/BNPO.
+refused before the run, and others end it there. Statistics are of all ranks. Source: the released code of arXiv
+2506.02864, changyi7231/BNPO.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class GcOpd(Advantage):
         return Needs(signals=(SignalNeed(TEACHER, PayloadSpec.sampled()),))
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
-        """Rho of each row."""
+        """Rho of each row; metric disagreement is the mean |rho|, 0 where this is distillation alone."""
         found: list[Credit] = [0.0] * len(outcomes)
         for places in self.groups(outcomes):
             mine = [outcomes[place] for place in places]
@@ -70,6 +70,7 @@ class GcOpd(Advantage):
             both = _standardised([known(o) for o in mine]), _standardised(scores)
             for place, right, liked in zip(places, *both, strict=True):
                 found[place] = (right - liked) if any(both[0]) and any(both[1]) else 0.0
+        self.fired = {"disagreement": (math.fsum(abs(float(np.mean(rho))) for rho in found), float(len(found)))}
         return found
 
     def refine(self, row: Row, credit: Credit) -> Credit:

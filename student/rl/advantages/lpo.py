@@ -12,7 +12,7 @@ where s = s_t. With several updates per batch s is read again before each of the
 the rows (`recompute`); without it both count as 0. Sums over long responses grow: when `lpo/effective`, 1 / sum P^2,
 is near 1, a single response has all the weight. The loss is -A sum_t log pi: use ratio none and aggregation
 constant. tau is a number, or the group's deviation (GRPO to first order) or mean (MaxRL). Sources: LPO, arXiv
-2605.06139 (text); PACS, the released code, ritzz-ai/PACS.
+2605.06139 (text); PACS, the released code of 2509.02522, ritzz-ai/PACS.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 ACE penalises confident errors more; c is that of the policy that sampled, and the mean per token with `per_token`.
 SNGS weakens negative credit in groups that rarely succeed. Sources: ACE, arXiv 2602.21420 (text; alpha is not stated
 there); SNGS of GUI-Libra, 2602.22190 (text; lambda0 and kappa are not stated); the filter: the released code of
-R1-Reward.
+R1-Reward, 2505.02835.
 """
 
 from __future__ import annotations

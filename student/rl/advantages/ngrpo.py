@@ -3,7 +3,8 @@
     A_i = (r_i - mean') / (std' + epsilon),   mean' and std' over r_1 ... r_n and `count` times `best`
 
 Groups that are all right get 0; all wrong ones are pushed down, so the credit does not add up to 0. The authors clip
-asymmetrically: clip_low 0.16, clip_high 0.24. Source: the released code, nangongrui-ngr/NGRPO.
+asymmetrically: clip_low 0.16, clip_high 0.24. Source: the released code of arXiv
+2509.18851, nangongrui-ngr/NGRPO.
 """
 
 from __future__ import annotations

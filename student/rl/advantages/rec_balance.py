@@ -5,8 +5,8 @@
     A_i = (r_i - mean r) / std r over those that are left,   std (n) with `scale: std`, else 1
 
 What is left out stays in the denominators. It goes with objective rec. Which answers are left out is drawn by step and
-prompt, so that a step that is taken again leaves out the same. Source: the released code of Trinity-RFT (its advantage
-rec with drop: balance, read).
+prompt, so that a step that is taken again leaves out the same. Source: REC, arXiv 2509.24203, by the released code of
+Trinity-RFT (its advantage rec with drop: balance, read).
 """
 
 from __future__ import annotations

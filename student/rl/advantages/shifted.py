@@ -3,8 +3,8 @@
     opmd       A_i = (r_i - b) / (1 + tau),   b = mean r, or tau log mean exp(r / tau) with `soft`
     asym_re    A_i = r_i - (mean r + delta),  delta < 0 leans towards right answers off policy
 
-Both go with ratio none and need no old log-probs. Groups of one have only the shift. Source: the released code of
-Trinity-RFT (REC family).
+Both go with ratio none and need no old log-probs. Groups of one have only the shift. Sources: AsymRE, arXiv
+2506.20520; OPMD as arXiv 2509.24203 has it (REC family); the released code of Trinity-RFT.
 """
 
 from __future__ import annotations

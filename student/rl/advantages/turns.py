@@ -6,8 +6,9 @@
             the mean of the others; an episode that is alone at its turn keeps A_k = G_k          (TRLOO of Dr.Kernel)
     mapo    A_k = w (G_k - mean) / std over turn k of the group + (1 - w) (G_k - mean) / std over all turns of the step
 
-r_k are the rewards by turn; where an episode has none, its reward counts in its last turn. Sources: TRLOO, github
-hkust-nlp/KernelGYM (core_algos); MAPO, arXiv 2603.06194, of which w and gamma were not found: 0.5 and 1 are ours.
+r_k are the rewards by turn; where an episode has none, its reward counts in its last turn. Sources: TRLOO, arXiv
+2602.05885 (core_algos of hkust-nlp/KernelGYM); MAPO, 2603.06194, of which w and gamma were not found: 0.5 and 1 are
+ours.
 """
 
 from __future__ import annotations

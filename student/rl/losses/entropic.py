@@ -4,9 +4,20 @@
     loss_t = clipped loss - alpha rho_t |A_t|   on tokens with pi(y_t) > confident,   the clipped loss elsewhere
 
 On those tokens good answers weigh 1 + alpha and bad ones 1 - alpha: entropy below the target makes alpha negative, so
-that confident good tokens are strengthened less and confident bad ones more. H is the mean entropy of the last step's
-trained tokens on all ranks; the released code takes that of the batch in hand, of one rank. P alone is enough on
-policy, the sum is for off-policy updates. Sources: arXiv 2511.15248 and the released code, yk7333/EntroPIC.
+that confident good tokens are strengthened less and confident bad ones more.
+
+Where it can hold an entropy (ours; exact in the limit of confident tokens, rewards of 0 and 1, on policy): let a wrong
+token at a place cost delta of the success rate r. The place is at rest where alpha = -delta / (2 r (1 - r)), so every
+entropy can be held while delta < 2 r (1 - r): where a token decides little and the rest of the answer much. Where one
+wrong token fails the answer, as a step of a sum does, entropy falls at alpha = -1, too; so it does where every answer
+is right, and no controller of weights of at most 2 changes that. k_i does not mend it: watch entropic_alpha, and use
+entropy_bonus where it stays at -1. Above the target errors add up to a sum that has to be worked off below it.
+
+The released code, yk7333/EntroPIC, measures H on the micro-batch in hand, of one rank, where this takes the mean over
+the last step's trained tokens on all ranks, a step later; it adds to the sum at every micro-batch, this once a step;
+and it divides its extra loss by the number of confident tokens where the loss has that of all, which is this with alpha
+over their share (confident_share, near 1). P alone is enough on policy, the sum is for off-policy updates. Sources:
+arXiv 2511.15248 and that code.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 The coefficient is `weight`, 0.001 in the authors' scripts. Their penalty is the constant 0.1 outside the band, which
 has no gradient, so that only the bonus acts; here the penalty grows with the distance from the band. What their code
 does is `entropy_bonus`. Both are exact over the vocabulary. Turns are those of episodes, one for single answers.
-Source: the released code, WujiangXu/EPO; the growing penalty is ours.
+Source: the released code of arXiv 2509.22576, WujiangXu/EPO; the growing penalty is ours.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@
     weigh         importance v = sg(rho);   sequence v = sg((rho_1 ... rho_T)^(1/T));   credit v = exp(A / temperature)
     regulariser   k2          R = strength (log rho)^2;    forward_kl  R = -strength log pi
 
-All are REINFORCE on policy; metric dropped_share counts the tokens that are not kept. Sources: the released code of
-R1-Reward; DHPO, arXiv 2601.05607 (notes; that w goes by the entropy is stated, its map is ours); MiniRL, 2512.01374;
-REC, the released code of Trinity-RFT, whose balance of right and wrong answers is advantage rec_balance.
+All are REINFORCE on policy; metric dropped_share counts the tokens that are not kept. Sources: R1-Reward, arXiv
+2505.02835 (released code); DHPO, 2601.05607 (notes; that w goes by the entropy is stated, its map is ours); MiniRL,
+2512.01374; REC, 2509.24203 (code of Trinity-RFT), whose balance of right and wrong answers is advantage rec_balance.
 """
 
 from __future__ import annotations

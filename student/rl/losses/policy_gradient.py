@@ -259,6 +259,8 @@ class PolicyGradient(Term):
         advantage = self.chain.shape(batch.of_tokens(credit).to(live.dtype), batch)
         log_ratio = self._log_ratio(batch, live)
         output = self.surrogate(log_ratio, advantage, live, batch)
+        if not isinstance(output, TermOutput):
+            raise TypeError(f"{type(self).__name__} gave a {type(output).__name__}; surrogate returns a TermOutput.")
         zero, count = torch.zeros_like(live.detach()), batch.mask.sum()
         metrics: dict[str, Any] = {
             "advantage_magnitude": (sum(float(np.abs(value).mean()) for value in credit), chosen),

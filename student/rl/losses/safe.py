@@ -10,7 +10,8 @@ the 50 before), 1.0 when it is above 0.7 and steady (deviation below 0.02), 0.8 
 penalty is added to the loss as a number, which has no gradient and so does nothing; here its slope weighs the sampled
 KL, whose gradient that square has. `form: asymmetric` is the authors' other controller: 0.1 max(0, KL - base)^2 plus
 5 max(0, m)^2 with m the mean change of the KL over 50 steps. The soft minimum of two critics is method critic (heads 2,
-softness 0.3); the step that shrinks by a predicted KL is not offered. Source: the released code, ryyzn9/SAFE.
+softness 0.3); the step that shrinks by a predicted KL is not offered. Source: the released code of arXiv 2602.04651,
+ryyzn9/SAFE.
 """
 
 from __future__ import annotations

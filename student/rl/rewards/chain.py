@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from opd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -155,3 +157,11 @@ def _check(reward: Reward, row: Row) -> None:
             f"reward {reward.settings.name!r} gave rewards of shape {row.token_rewards.shape} to a response of "
             f"{row.length} tokens; give one for each."
         )
+    finer = [("turn", row.turn_rewards or ()), ("token", () if row.token_rewards is None else row.token_rewards)]
+    for what, values in finer:
+        # Here, where the reward can be named: as credit that is not finite it would be blamed on the advantage.
+        if not np.isfinite(np.asarray(values, np.float64)).all():
+            raise ValueError(
+                f"reward {reward.settings.name!r} gave a {what} of sample {row.key.sample} of prompt {row.key.uid} a "
+                "reward that is not finite; give 0 where there is none."
+            )

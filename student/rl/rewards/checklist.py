@@ -4,8 +4,8 @@
 
 Constraints are a kept column of the prompts, a list or a text with one to a line. Constraints about which the judge
 gives no clear word are left out of the mean; without any the reward is unknown. So it is where the judge fails over one
-of them: a mean over those that it happened to answer would be of other constraints in every row. Source: ACE-RL
-(inferred from its abstract: the levels and the question are ours).
+of them: a mean over those that it happened to answer would be of other constraints in every row. Source: ACE-RL,
+arXiv 2509.04903 (inferred from its abstract: the levels and the question are ours).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
            weight min(f, 0)       for a wrong one
            0                      while the prompt has no correct answer yet
 
-The history takes the lengths of a step after its update. Source: the authors' code (github HCY123902/HAPO); the
+The history takes the lengths of a step after its update. Source: the code of arXiv 2505.11225, HCY123902/HAPO; the
 default floor -0.7 keeps a long correct answer above a wrong one.
 """
 

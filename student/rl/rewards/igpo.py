@@ -7,8 +7,8 @@
 
 The rewards are by turn (`row.turn_rewards`), for advantages that read them (trloo, mapo); the row's own reward stays
 the verdict. The answer is read after the text `before`, and never enters the student's input. At discount 1 the turns'
-rewards add up to p_{K-1} - p_0 and the verdict. Source: IGPO, github GuoqingWang1/IGPO; the outcome there is a token
-F1.
+rewards add up to p_{K-1} - p_0 and the verdict. Source: the code of arXiv 2510.14967, GuoqingWang1/IGPO; the outcome
+there is a token F1.
 """
 
 from __future__ import annotations

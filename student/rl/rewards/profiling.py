@@ -7,8 +7,8 @@ The environment measures: `Observation.info["measures"] = {"correct": 1, "speedu
 after each turn, coverage being the share of the profiled time that is spent in the student's own kernels. A decoy is a
 kernel that is defined and not used. Rewards are by turn, for advantages that read them (`trloo`); the row's own reward
 stays the verdict, and an episode in which nothing was measured keeps the rewards of its environment. Source: the
-released code (hkust-nlp/KernelGYM, read): cap 3, floor 0, coverage 0.5; its weights of correctness and speed, and its
-penalty, were not found: 1, 1 and 0 are ours.
+released code of arXiv 2602.05885 (hkust-nlp/KernelGYM, read): cap 3, floor 0, coverage 0.5; its weights of correctness
+and speed, and its penalty, were not found: 1, 1 and 0 are ours.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ correctness   the verifier's verdict
 
 Correctness needs structure and validity, not format. A valid answer whose verdict is unknown has no reward. The
 abstract names tiers, a hierarchy and weights that structure dominates; definitions and weights here are inferred.
-Source: RL-Struct, as far as its abstract goes.
+Source: RL-Struct, arXiv 2512.00319, as far as its abstract goes.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ and not multiplied, so that one unlikely token costs at most 1 / length. The rew
 
 Groups whose rewards differ too little to learn from are left out of the step: those with a standard deviation below
 `filter` times its moving average over steps (decay `filter_decay`, begun in step 6, used from step 11 on).
-Sources: the authors' code (github OpenBMB/RLPR).
+Source: the code of arXiv 2506.18254, OpenBMB/RLPR.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ The judge answers with JSON, {"good": ["span", ...], "bad": [...]}; a span that 
 out and counted in text2grad/unmatched, and an answer about which it says nothing readable has an unknown reward. What
 else rewards the row counts at its last token. Advantage gae adds the rewards up; the paper's penalty is reward
 kl_penalty with beta 0.2, which it adapts towards a KL of 6 and we do not. The authors train a judge of their own that
-marks words. Source: the released code, microsoft/Text2Grad; the question is ours.
+marks words. Source: the released code of arXiv 2505.22338, microsoft/Text2Grad; the question is ours.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
 
 G are the reference calls, J the Jaccard index. Every reference call is matched with at most one of the answer's, the
 best pair first; names must agree. Calls that are not asked for lower J(names). Reference calls stand in the prompt's
-column `calls`: [{"name": ..., "arguments": {...}}]; a row without them has no reward. Source: github qiancheng0/ToolRL.
+column `calls`: [{"name": ..., "arguments": {...}}]; a row without them has no reward. Source: the code of
+arXiv 2504.13958, qiancheng0/ToolRL.
 """
 
 from __future__ import annotations

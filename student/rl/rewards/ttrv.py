@@ -7,7 +7,7 @@ number of different ones; the second term is 0 for m = 1. Rows without an answer
 
 H is one number for a whole group, so any advantage that takes the group's mean off cancels it: such a recipe is
 refused, and with `diversity: 0` only the majority counts. Advantages `signed` and `drpo` take no mean off: there H
-moves a group's answers across their threshold. Sources: the authors' code (github Akshit21112002/TTRV).
+moves a group's answers across their threshold. Source: the code of arXiv 2510.06783, Akshit21112002/TTRV.
 """
 
 from __future__ import annotations

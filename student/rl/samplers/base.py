@@ -245,6 +245,8 @@ class Sampler(SignalMethod):
     ) -> list[tuple[Prompt, float]]:
         """The prompts of the step, each with its score above the mean of the pool."""
         scores = self.scores(pool, rng)
+        if len(scores) != len(pool):
+            raise ValueError(f"{type(self).__name__} gave {len(scores)} scores for a pool of {len(pool)} prompts.")
         # Ties go to the earlier prompt, and the chosen ones keep the order of the pool: a function of the scores alone.
         order = sorted(range(len(pool)), key=lambda i: (-scores[i], i))[:count]
         mean = math.fsum(scores) / len(scores)

@@ -7,7 +7,7 @@
 
 lam below 1 forgets, because the policy moves; 0 keeps the last answers alone. The authors draw 16 times the batch as
 candidates. Their one-line update gives n = 1 the weight 8 by operator precedence, which is not copied. Source: the
-released code, thu-rllab/MoPPS, as notes on it give it; the default of lam is ours.
+released code of arXiv 2507.04632, thu-rllab/MoPPS, as notes on it give it; the default of lam is ours.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Prompts of other domains are passed over; `candidates` bounds how far a step reads on, and a step with too few prompts
 of its domains is smaller. The paper trains on mathematics first and on code then, with limits that grow; it makes
-exactly one update per batch, which is train.minibatches 1 and train.epochs 1. Source: abstract of AceReason-Nemotron.
+exactly one update per batch, which is train.minibatches 1 and train.epochs 1. Source: abstract of arXiv 2505.16400.
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ def test_masked_tokens_leave_losses_and_denominators(toy: Any) -> None:
         tokenizer = FakeTokenizer()
         outcomes: Any = ()
 
-    controller.start(Services())  # type: ignore[arg-type]
+    controller.begin(Services())  # type: ignore[arg-type]
     rows = controller.compose(made.rows)
     hit = made.token_ids == banned
     assert np.concatenate([row.loss_mask for row in rows]).tolist() == (~hit).tolist()

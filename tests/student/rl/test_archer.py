@@ -59,7 +59,7 @@ def rows(step: int) -> list[Row]:
 
 def critic(services: Services, **settings: Any) -> ArcherCritic:
     made = ArcherCritic(ArcherCriticSettings(name="archer_critic", **settings))
-    made.start(services)  # type: ignore[arg-type]
+    made.begin(services)  # type: ignore[arg-type]
     return made
 
 

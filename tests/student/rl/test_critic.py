@@ -91,7 +91,7 @@ class Services:
 
 def critic(services: Services, **settings: Any) -> Critic:
     made = Critic(CriticSettings(name="critic", **settings))
-    made.start(services)  # type: ignore[arg-type]
+    made.begin(services)  # type: ignore[arg-type]
     return made
 
 

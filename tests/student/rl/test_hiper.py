@@ -70,7 +70,7 @@ def rows(step: int) -> list[Row]:
 
 def critic(services: Services | None = None, **settings: Any) -> HiperCritic:
     made = HiperCritic(HiperCriticSettings(name="hiper_critic", **settings))
-    made.start(services or Services())  # type: ignore[arg-type]
+    made.begin(services or Services())  # type: ignore[arg-type]
     return made
 
 

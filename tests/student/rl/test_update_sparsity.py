@@ -20,7 +20,7 @@ def started(folder: Path, now: dict[str, Any], **model: Any) -> tuple[UpdateSpar
     recipe = SimpleNamespace(model=SimpleNamespace(path=str(folder), revision=None, lora=model.get("lora")))
     made.check(recipe, [])  # type: ignore[arg-type]
     services = SimpleNamespace(parameters=lambda: iter(now.items()))
-    made.start(services)  # type: ignore[arg-type]
+    made.begin(services)  # type: ignore[arg-type]
     return made, services
 
 

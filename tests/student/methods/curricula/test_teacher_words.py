@@ -59,7 +59,7 @@ def episode(sample: int = 0) -> Row:
 def sopd(endpoint: str, **settings: Any) -> Sopd:
     teacher = {"endpoint": endpoint, "model": "m", "max_tokens": 4, "attempts": 1, "timeout": 60}
     made = Sopd(parse_settings(SopdSettings, {"name": "sopd", "teacher": teacher, **settings}))
-    made.start(SimpleNamespace(tokenizer=TOKENIZER))  # type: ignore[arg-type]
+    made.begin(SimpleNamespace(tokenizer=TOKENIZER))  # type: ignore[arg-type]
     return made
 
 
@@ -131,7 +131,7 @@ def test_turns_weigh_by_the_judges_word_and_the_teachers_certainty(address: str)
         judge = {"endpoint": address, "model": "m"}
         settings = {"name": "sage", "judge": judge, "question": "?" * offset + "{history}"}
         method = Sage(parse_settings(SageSettings, settings))
-        method.start(SimpleNamespace(tokenizer=TOKENIZER))  # type: ignore[arg-type]
+        method.begin(SimpleNamespace(tokenizer=TOKENIZER))  # type: ignore[arg-type]
         row.notes.clear()
         method.compose([row])
         words.append((row.notes["turn_weight/0"] / 0.5, row.notes["turn_weight/1"] / 0.8, row.notes["turns_judged"]))

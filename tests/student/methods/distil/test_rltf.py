@@ -43,7 +43,7 @@ def episode(sample: int, *rewards: float) -> Row:
 def method(form: str) -> Rltf:
     made = Rltf(parse_settings(RltfSettings, {"name": "rltf", "form": form}))
     read = [Scores(sampled=np.array(values, np.float32)) for values in ((-1.0, -7.0), (-2.0, -3.0), (-6.0, -9.0))]
-    made.start(SimpleNamespace(read=lambda rows: read[: len(rows)]))  # type: ignore[arg-type]
+    made.begin(SimpleNamespace(read=lambda rows: read[: len(rows)]))  # type: ignore[arg-type]
     return made
 
 

@@ -343,6 +343,7 @@ def test_a_teachers_reward_is_moved_where_the_verifier_ranks_otherwise() -> None
     made = GcOpd(GcOpdSettings(name="gc_opd"))
     residual = made.estimate(rows, None)
     assert residual == pytest.approx([0.9151810, -2.1026456, 2.6115589, -1.4240944], abs=1e-6)
+    assert made.fired["disagreement"] == pytest.approx((7.0534801, 4.0), abs=1e-6)
     found = [made.by_token(np.array(gaps), rho).tolist() for gaps, rho in zip(GAPS, residual, strict=True)]
     expected = [
         [-0.2584320, 0.2414683, -0.0084819],
@@ -353,6 +354,7 @@ def test_a_teachers_reward_is_moved_where_the_verifier_ranks_otherwise() -> None
     for mine, wanted in zip(found, expected, strict=True):
         assert mine == pytest.approx(wanted, abs=1e-6)
     agreed = made.estimate([replace(row, reward=1.0) for row in rows], None)
+    assert made.fired["disagreement"] == (0.0, 4.0)
     assert agreed == [0.0] * 4 and made.by_token(np.array(GAPS[0]), 0.0).tolist() == pytest.approx(GAPS[0])
 
 

@@ -10,6 +10,7 @@ import torch
 
 from opd.wire.types import PayloadKind, Scores
 from student.data.outcome import gather_outcomes
+from student.learning.objective import Objective
 from student.learning.terms import OBJECTIVES, SignalTokens
 from student.plugins import build_terms
 from student.rl.losses.policy_gradient import PolicyGradient
@@ -79,6 +80,11 @@ def test_on_policy_every_loss_is_reinforce(toy: Any, name: str, good: bool) -> N
         ("minirl", {"ratio_to": "behaviour"}, False, [1.3, 0.5, 7.0], [1.3, 0.0, 2.0]),
         ("minirl", {"ratio_to": "behaviour", "beyond": "drop"}, True, [1.1, 0.6, 0.4], [1.1, 0.6, 0.0]),
         ("minirl", {"ratio_to": "behaviour", "beyond": "drop"}, False, [1.3, 7.0, 1.9], [1.3, 0.0, 1.9]),
+        ("grpo", {}, True, [1.1, 1.3, 0.5], [1.1, 0.0, 0.5]),
+        ("grpo", {}, False, [1.1, 1.3, 0.5], [1.1, 1.3, 0.0]),
+        ("grpo", {"dual_clip": 3.0}, False, [1.3, 3.5, 0.5], [1.3, 0.0, 0.0]),
+        ("dr_grpo", {}, True, [1.1, 1.3, 0.5], [1.1, 0.0, 0.5]),
+        ("ppo", {}, False, [1.1, 1.3, 0.5], [1.1, 1.3, 0.0]),
         ("dapo", {}, True, [1.25, 1.3, 0.5], [1.25, 0.0, 0.5]),
         ("stable_reinforce", {}, True, [1.1, math.exp(50)], [1.1, 0.0]),
         ("stable_reinforce", {}, False, [1.1, math.exp(50)], [1.1, 0.0]),
@@ -93,6 +99,33 @@ def test_slopes_at_given_ratios(
     assert slopes == pytest.approx(expected, rel=1e-5)
     acted = [float(top) for key, (top, _) in metrics.items() if key.endswith("ed_share")]
     assert sum(acted) > 0 or name == "topr"
+
+
+@pytest.mark.parametrize(
+    ("name", "credit", "weights"),
+    [
+        ("grpo", [1.5, -0.5, -0.5, -0.5], [1 / (4 * length) for length in (1, 2, 3, 4)]),  # the mean of means
+        ("dr_grpo", [0.75, -0.25, -0.25, -0.25], [1 / (4 * 8)] * 4),  # over rows times the limit of 8 tokens
+        ("dapo", [1.5, -0.5, -0.5, -0.5], [1 / 10] * 4),  # the mean over all tokens
+        ("rloo", [1.0, -1 / 3, -1 / 3, -1 / 3], [1 / (4 * 8)] * 4),
+    ],
+)
+def test_the_gradient_of_a_group_with_one_right_answer(
+    toy: Any, name: str, credit: list[float], weights: list[float]
+) -> None:
+    """Rewards 1, 0, 0, 0 of answers of 1, 2, 3 and 4 tokens, on policy: mean 1/4, deviation 1/2."""
+    made = toy(lengths=(1, 2, 3, 4), group=4, masked=False)
+    for row, reward in zip(made.rows, (1.0, 0.0, 0.0, 0.0), strict=True):
+        row.reward = reward
+    made.behaviour = made.logp(made.hidden, made.head).gather(1, made.token_ids[:, None])[:, 0]
+    made.hidden = made.hidden.clone().requires_grad_()
+    objective = Objective(build_terms([{"name": name}]), length_limit=8)
+    objective.prepare(made.rows)
+    batch = made.batch()
+    loss, _ = objective.loss(batch, objective.position_weights(made.rows, torch.device("cpu")))
+    (slope,) = torch.autograd.grad(loss, batch.student.scores.sampled)
+    expected = [-a * w for a, w, n in zip(credit, weights, (1, 2, 3, 4), strict=True) for _ in range(n)]
+    assert slope.tolist() == pytest.approx(expected, rel=1e-5)
 
 
 def test_dhpo_mixes_the_clipped_ratios(toy: Any) -> None:

@@ -113,6 +113,14 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ),
     ({"name": "cispo", "advantage": GROUP, "cap": 1.2}, {"loss_type": "cispo", "epsilon_high": 1.2}),
     ({"name": "cispo", "advantage": GROUP}, {"loss_type": "cispo", "epsilon_high": 5.0}),
+    (
+        {"name": "grpo", "advantage": GROUP, "clip_low": 0.1, "clip_high": 0.4},
+        {"epsilon_low": 0.1, "epsilon_high": 0.4},
+    ),
+    (
+        {"name": "grpo", "advantage": GROUP, "dual_clip": 1.3},
+        {"args": SimpleNamespace(delta=1.3, steps_per_generation=1)},
+    ),
 ]
 
 
@@ -122,6 +130,7 @@ def test_trls_grpo_losses_agree_in_value_and_gradient(
     toy: Any, entry: dict[str, Any], settings: dict[str, Any], rows: list[int]
 ) -> None:
     trainer = pytest.importorskip("trl.trainer.grpo_trainer").GRPOTrainer
+    settings = {"loss_type": "grpo"} | settings
     for seed in range(3):
         made = off_policy(toy, seed, spread=0.3)
         scale = entry["advantage"].get("scale") != "none"

@@ -56,7 +56,7 @@ class Run:
         self.method.check(self.recipe, [])
         self.position = self.taken = self.step = 0
         self.outcomes: list[Outcome] = []
-        self.method.start(self)  # type: ignore[arg-type]
+        self.method.begin(self)  # type: ignore[arg-type]
 
     def tokenizer(self, text: str, **options: Any) -> dict[str, list[int]]:
         return {"input_ids": list(text.encode())}

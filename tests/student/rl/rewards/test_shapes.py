@@ -1,0 +1,50 @@
+"""What a reward of one's own may not give: it is named, and neither the advantage nor the loss is blamed."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from opd.errors import DataError
+from student.data.outcome import reward_of
+from student.data.row import Row
+from student.rl.rewards.base import Reward, RewardServices
+from student.rl.rewards.chain import RewardChain
+
+GIVEN: dict[str, tuple[dict[str, Any], str]] = {
+    "too few turns": ({"turn_rewards": (1.0, 2.0)}, "2 rewards to 1 turns; give one for each"),
+    "too few tokens": ({"token_rewards": np.ones(3, np.float32)}, r"of shape \(3,\) to a response of 4 tokens"),
+    "a turn that is NaN": ({"turn_rewards": (float("nan"),)}, "a turn of sample 0 of prompt .* not finite; give 0"),
+    "an infinite token": ({"token_rewards": np.array([0, np.inf, 0, 0], np.float32)}, "a token of .* not finite"),
+}
+
+
+class Given(Reward):
+    """Gives every row what the test says."""
+
+    kind = "part"
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        super().__init__(SimpleNamespace(name="mine"))  # type: ignore[arg-type]
+        self.values = values
+
+    def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
+        for row in rows:
+            for name, value in self.values.items():
+                setattr(row, name, value)
+
+
+@pytest.mark.parametrize("case", GIVEN)
+def test_rewards_that_are_none_are_refused_and_their_plug_in_named(case: str, make_row: Any, services: Any) -> None:
+    values, words = GIVEN[case]
+    with pytest.raises(ValueError, match=f"reward 'mine' gave .*{words}"):
+        RewardChain([Given(values)]).apply([make_row("a", 1.0)], services)
+
+
+def test_a_reward_that_is_not_a_number_is_refused(make_row: Any, services: Any) -> None:
+    row = make_row("a", 1.0)
+    RewardChain([Given({"reward": float("nan")})]).apply([row], services)
+    with pytest.raises(DataError, match="is nan; a reward must be finite"):
+        reward_of(row)
