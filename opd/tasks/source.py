@@ -15,7 +15,7 @@ Split = Literal["train", "heldout"]
 Labels = frozenset[tuple[str | None, str | None]]
 """Pairs of (teacher, domain)."""
 Measure = Callable[[Iterable[Prompt]], Iterable[int]]
-"""Tokens of each of several prompts, in order."""
+"""Tokens of each of several prompts, in order; a bound on them where a prompt is within the limit for certain."""
 
 
 class Contents(NamedTuple):

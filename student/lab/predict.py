@@ -191,6 +191,8 @@ def verdicts(report: PremiseReport) -> list[str]:
     paying = [window.tokens for window in report.windows if window.pays]
     if paying:
         found.append(f"windows can pay: the first {paying[0]} tokens point where the whole does, random ones do not.")
+    elif report.windows and all(math.isnan(window.cross_fitted) for window in report.windows):
+        found.append("windows: the answers are too few to judge them by; give more --rows.")
     elif report.windows:
         found.append("windows are unlikely to pay: no prefix points where the whole does and random tokens do not.")
     if report.stop < _STRANGE_STOP:

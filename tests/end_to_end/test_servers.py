@@ -1,18 +1,22 @@
 """Whole trainings that sample with servers: in turn, beside learning, and two ranks with one server."""
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from ports import held_port
 from sglang_rollouts import SglangRollouts
 from vllm_rollouts import VllmServer
+from waiting import wait_until
 
 from student.loop import train
 from student.recipe import LoraSettings, Recipe
+from student.run.checkpoint import latest_checkpoint
 
 _VLLM = [
     pytest.mark.engine,
@@ -98,3 +102,45 @@ def test_two_ranks_whole_or_sharded_share_a_server_which_loads_each_version_once
     for mine, theirs in zip(lines_of(whole.run), lines_of(whole.run.with_name("shards")), strict=True):
         for name in ("loss/opd", "grad_norm", "response_tokens"):
             assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_rank_that_is_killed_while_ranks_sample_with_a_server_ends_the_other_and_the_run_goes_on(
+    make_recipe: Callable[..., Recipe],
+    start_ranks: Callable[..., list[forked.Program]],
+    two_ranks: Callable[..., None],
+    world: Path,
+    lost: int,
+) -> None:
+    """Ranks wait for each other before a server is given the next version; rank 0 keeps the count that they wait on."""
+    server = SglangRollouts(world / "student")
+    try:
+        engine = {"name": "sglang_server", "endpoints": [server.url], "mismatch_limit": 1e-3}
+        cut = recipe(make_recipe, engine, 1, "cut")
+
+        def until(steps: int) -> Recipe:
+            return cut.model_copy(update={"train": cut.train.model_copy(update={"steps": steps})})
+
+        ranks = start_ranks(until(100_000))
+        second = cut.run / "checkpoints" / "step-000002"
+        wait_until(lambda: second.exists() or any(rank.poll() is not None for rank in ranks), 600)
+        server.gate = threading.Event()
+        before = server.rows()
+        wait_until(lambda: server.rows() > before or any(rank.poll() is not None for rank in ranks), 600)
+        ranks[lost].kill()  # rows of a step are under way, and nobody has the next one
+        other = ranks[1 - lost]
+        assert other.wait(60) == 21  # a gate, or a collective beside it, would wait for ever
+        assert f"error: rank {lost} ended: it said nothing, so it was killed" in other.output()[1]
+        server.gate.set()
+        last = latest_checkpoint(cut.run / "checkpoints")
+        assert last is not None
+        steps = int(last.name[5:]) + 2
+        two_ranks(until(steps), "--resume")
+        lines = lines_of(cut.run)
+        assert lines[-1]["step"] == steps
+        assert all(line["mismatch/log_ratio"] < 1e-4 for line in lines)
+    finally:
+        if server.gate is not None:
+            server.gate.set()
+        server.close()

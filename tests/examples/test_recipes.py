@@ -8,14 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 import yaml
+from transformers import Qwen3Config
 from typer.testing import CliRunner
 
 from opd.config import parse_settings
+from opd.tasks.environments.alfworld import command_of
 from student.cli import train
 from student.plugins import build_plugins
 from student.recipe import Recipe
+from student.rl.hiper import tagged_of
+from student.sizing.hardware import TABLE
+from student.sizing.memory import check_fits, memory_of
+from student.sizing.shape import ModelShape
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "examples" / "recipes").glob("*.yaml"))
@@ -37,7 +44,7 @@ def test_a_recipe_passes_a_dry_run(path: Path, tmp_path: Path) -> None:
         changes.append("rollout.engine={name: transformers}")
     package = {"alfworld": "fast_downward", "scienceworld": "scienceworld"}.get(read(path)["prompts"].get("task", ""))
     if package is not None and find_spec(package) is None:
-        changes.append("prompts={task: rooms, chat: true}")  # `make envs` runs it as it is
+        changes += ["prompts.task=rooms", "prompts.options={}"]  # `make envs` runs it as it is
     result = CliRunner().invoke(app, [str(path), *changes, "--dry-run", "--offline"])
     assert result.exit_code == 0, result.output
     assert "needs: " in result.output
@@ -90,6 +97,21 @@ def test_a_recipe_of_tcod_holds_the_papers_settings(name: str, turns: int, every
     assert (recipe["train"]["steps"], recipe["train"]["learning_rate"]) == (steps, 1e-6)
 
 
+def test_the_recipe_of_hiper_asks_for_tags_that_critic_and_environment_read() -> None:
+    recipe = read(ROOT / "examples" / "recipes" / "qwen2.5-1.5b-hiper-alfworld.yaml")
+    _, _, example = recipe["prompts"]["system"].partition("For example:\n")
+    found = tagged_of(list(example))
+    parts = [example[part] for part in (found.switch, found.subgoal, found.action) if part is not None]
+    assert found.switches and "".join(parts) == example.replace("\n", "") and command_of(example) == "go to shelf 1"
+    assert [method["name"] for method in recipe["methods"]] == ["hiper_critic"]
+    assert recipe["objective"][0]["advantage"] == {"name": "hiper"}
+    # Of the released script.
+    assert recipe["objective"][1] == {"name": "reference_kl", "weight": 0.01}
+    rollout, optimizer = recipe["rollout"], recipe["train"]
+    assert (rollout["prompts_per_step"], rollout["episodes"]) == (128, {"turns": 50, "turn_tokens": 512})
+    assert (optimizer["steps"], optimizer["learning_rate"], recipe["eval"]["temperature"]) == (150, 1e-6, 0.4)
+
+
 class Tokenizer:
     """Shows what the chat template was given."""
 
@@ -122,3 +144,33 @@ def test_the_recipe_in_the_documentation_of_methods_is_valid() -> None:
     for block in blocks:
         rest = {"run": "x", "model": {"path": "x"}, "prompts": {"task": "addition"}}
         build_plugins(parse_settings(Recipe, {**rest, **yaml.safe_load(block)}))
+
+
+NAMED = {
+    "qwen3-1.7b-opd-vllm": (1, {"hidden_size": 2048, "num_hidden_layers": 28, "intermediate_size": 6144}),
+    "qwen3-8b-opd-sharded": (8, {}),
+    "qwen3-8b-rlsd": (8, {}),
+    "qwen3-8b-sdpo": (8, {}),
+}
+"""Recipes that name GPUs of 80 GB, how many, and how the student differs from Qwen3-8B."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMED)
+def test_a_recipe_fits_the_gpus_that_it_names(name: str, tmp_path: Path) -> None:
+    (path,) = (path for path in RECIPES if path.stem == name)
+    ranks, other = NAMED[name]
+    assert "80 GB" in path.read_text()
+    shape = {"hidden_size": 4096, "num_hidden_layers": 36, "intermediate_size": 12_288, "vocab_size": 151_936} | other
+    heads = {"num_attention_heads": shape["hidden_size"] // 128, "num_key_value_heads": 8, "head_dim": 128}
+    config = Qwen3Config(**shape, **heads, tie_word_embeddings=bool(other), max_position_embeddings=40_960)
+    config.architectures = ["Qwen3ForCausalLM"]
+    config.save_pretrained(tmp_path)
+    data = read(path)
+    data["model"]["path"] = str(tmp_path)
+    recipe = parse_settings(Recipe, data)
+    data["rollout"].pop("engine", None)  # vLLM need not be installed to know what the methods need
+    needs = build_plugins(parse_settings(Recipe, data)).needs
+    model = ModelShape(recipe.model, torch.bfloat16, sharded=recipe.train.sharding == "fsdp")
+    gpu = TABLE["h100"]
+    check_fits(memory_of(recipe, model, needs, gpu, gpu=True, ranks=ranks), gpu, recipe)

@@ -12,20 +12,23 @@ too. RLTF and refinement: `reward: each`, with {reason} in `word` for what the v
 ends the episode without one.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from opd.config import Settings
 from opd.tasks.environments.base import Observation
+from opd.tasks.function import load_verifier
 from opd.tasks.prompt import Prompt
-from opd.tasks.registry import VERIFIERS
 
 
 class AgainOptions(Settings):
     """Settings of the attempts."""
 
-    verifier: str = Field("numeric", description="Judges each attempt; see `opd plugins list`.")
+    verifier: str = Field(
+        "numeric", description="Judges each attempt, as prompts.verifier does: a name or module:attribute."
+    )
+    verifier_timeout: float = Field(10.0, gt=0, description="Seconds after which a check counts as unknown.")
     attempts: int = Field(2, ge=2, le=50, description="Most attempts.")
     reward: Literal["each", "ufo", "score", "last"] = Field(
         "each", description="What attempts are paid; see the module."
@@ -49,7 +52,7 @@ class Again:
 
     def __init__(self, options: AgainOptions) -> None:
         self.options = options
-        self._verifier: Any = VERIFIERS.load(options.verifier)()
+        self._verifier = load_verifier(options.verifier, options.verifier_timeout)
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
         """Nothing is shown but the problem."""

@@ -62,6 +62,12 @@ class ALFWorldOptions(Settings):
     commands: bool = Field(False, description="List the commands that make sense in every observation.")
 
 
+def command_of(reply: str) -> str:
+    """What a reply orders: what stands between the last tags <action> and </action>, or all of it without them."""
+    tagged = re.findall(r"<action>(.*?)</action>", reply, flags=re.DOTALL | re.IGNORECASE)
+    return " ".join((tagged[-1] if tagged else reply).lower().split())
+
+
 class ALFWorld(EnvironmentTask):
     """The households; see the module.
 
@@ -119,7 +125,7 @@ class ALFWorld(EnvironmentTask):
 
     def step(self, action: str) -> Observation:
         """One command; capitals and spaces do not matter."""
-        state, _, _ = self._game.step(" ".join(action.lower().split()))
+        state, _, _ = self._game.step(command_of(action))
         return self._show(state.feedback, state)
 
     def close(self) -> None:

@@ -102,6 +102,19 @@ class Observation:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How an episode stands, from environments that know the shortest way to their end (method `standing`).
+
+    Attributes:
+        needed: actions that perfect play still needs.
+        lost: whether the next of them only undoes a mistake.
+    """
+
+    needed: int
+    lost: bool
+
+
 def measures_of(seen: Observation) -> dict[str, float]:
     """The finite numbers of an observation's "measures"; anything else there is left out."""
     found = seen.info.get("measures")

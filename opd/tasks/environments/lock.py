@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from opd.config import Settings
-from opd.tasks.environments.base import EnvironmentTask, Observation
+from opd.tasks.environments.base import EnvironmentTask, Observation, Standing
 from opd.tasks.prompt import Prompt
 
 LETTERS = "acdefghijk"
@@ -94,6 +94,11 @@ class Lock(EnvironmentTask):
         else:
             self._letter = self._wrong(answer)
         return self._show()
+
+    def standing(self) -> Standing:
+        """The right answers that are left, and the way back from a wrong one."""
+        lost = bool(self._letter)
+        return Standing(len(self._program) - self._place + lost, lost)
 
     def snapshot(self) -> dict[str, Any]:
         """The state, for `restore`."""

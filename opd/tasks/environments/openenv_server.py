@@ -93,8 +93,9 @@ class Session:
         else:
             raise FrameRefused("VALIDATION_ERROR", "this environment has no problems of its own; give reset a prompt")
         self._state = {"episode_id": data.get("episode_id") or uuid.uuid4().hex, "step_count": 0}
-        self._begun = True
+        self._begun = False  # where the environment refuses, there is no episode to act in
         seen = self._world.reset(prompt, seed)
+        self._begun = True
         start = prompt.text if prompt.messages is None else prompt.messages[-1]["content"]
         return Observation(f"{start}{seen.text}", tools=seen.tools, reward=seen.reward, done=seen.done)
 

@@ -12,14 +12,17 @@ from opd.config import Settings
 from opd.tasks.code_sandbox import Ended, Limits, check_machine, run_python
 from opd.tasks.environments.base import Observation
 from opd.tasks.environments.factory import Factory
+from opd.tasks.function import load_verifier
 from opd.tasks.prompt import Prompt
-from opd.tasks.registry import VERIFIERS
 
 
 class PythonOptions(Settings):
     """Settings of the tool."""
 
-    verifier: str = Field("numeric", description="Judges the answer; see `opd plugins list`.")
+    verifier: str = Field(
+        "numeric", description="Judges the answer, as prompts.verifier does: a name or module:attribute."
+    )
+    verifier_timeout: float = Field(10.0, gt=0, description="Seconds after which a check counts as unknown.")
     seconds: float = Field(5.0, gt=0, description="Seconds of one program.")
     memory_mib: int = Field(512, ge=64, description="Address space of one program.")
     output_characters: int = Field(4096, ge=1, description="What the student reads of the output: its end.")
@@ -59,7 +62,7 @@ class PythonTool(Factory):
     def __init__(self, options: PythonOptions) -> None:
         check_machine()
         self._name = "python"
-        self._verifier = VERIFIERS.load(options.verifier)()
+        self._verifier = load_verifier(options.verifier, options.verifier_timeout)
         self._start(_Interpreter(options))
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:

@@ -1,24 +1,38 @@
 """Rooms, keys and locked doors: a text world with a known shortest path of any length from 1 to 30.
 
 The way to the lamp is a chain of rooms; some doors on it are locked, and their keys lie in the room before them, beside
-keys that open nothing and doors that lead to empty rooms. Commands: go DIRECTION, take THING, open DIRECTION, look.
-A command that makes no sense changes nothing but costs a turn.
+keys that open nothing and doors that lead to empty rooms. A key stays in the lock that it opens. Commands: go
+DIRECTION, take THING, open DIRECTION, look. A command that makes no sense changes nothing but costs a turn.
+
+With `words: terse` the same houses are shown and commanded in letters, a ninth of the text, for models whose tokens are
+characters: `enR,GR,B:` is a room with an open door east and a red lock north, a green and a red key in it,
+a blue one carried; `tR`, `on`, `gn`, `t*` take the red key, open north, go north, take the lamp.
+
+The shortest path knows the house. With `search: true` a problem's path looks into side rooms as one must who does not:
+where nothing tells the way from a side room it takes one door at random, and comes back where that was the wrong one.
 """
 
+from collections import Counter
 from copy import deepcopy
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from opd.config import Settings
-from opd.tasks.environments.base import EnvironmentTask, Observation
+from opd.tasks.environments.base import EnvironmentTask, Observation, Standing
 from opd.tasks.prompt import Prompt
 
 DIRECTIONS = ("north", "east", "south", "west")
 BACK = {"north": "south", "south": "north", "east": "west", "west": "east"}
-COLOURS = ("red", "blue", "green", "white", "black", "brass")
+KEYS = {"red": "R", "blue": "B", "green": "G", "white": "W", "black": "K", "brass": "Y"}
+COLOURS = tuple(KEYS)
 HELP = "Find the lamp and take it. Commands: go DIRECTION, take THING, open DIRECTION, look."
+VERBS = {"go": "g", "take": "t", "open": "o", "look": "l"}
+THINGS = {f"{colour} key": letter for colour, letter in KEYS.items()} | {"lamp": "*"}
+SHORT = THINGS | {direction: direction[0] for direction in DIRECTIONS}
+"""What commands are about, as terse words have it."""
+_VERB_OF, _THING_OF = ({short: word for word, short in table.items()} for table in (VERBS, SHORT))
 Room = dict[str, Any]
 
 
@@ -29,6 +43,12 @@ class RoomsOptions(Settings):
     turns: int = Field(30, ge=1, le=200, description="Commands before the episode ends.")
     locked: float = Field(0.5, ge=0, le=1, description="Share of the doors on the way that are locked.")
     distractions: float = Field(0.5, ge=0, le=1, description="Share of rooms with a useless key or a side room.")
+    words: Literal["plain", "terse"] = Field("plain", description="Sentences, or letters for models of characters.")
+    search: bool = Field(
+        False,
+        description="Whether the path of a problem looks into side rooms until it finds the way, as far as turns "
+        "allow, instead of being the shortest.",
+    )
 
 
 class Rooms(EnvironmentTask):
@@ -41,6 +61,7 @@ class Rooms(EnvironmentTask):
         """A house whose shortest path has `depth` actions."""
         house: list[Room] = [_room()]
         path: list[str] = []
+        sides: list[tuple[int, str]] = []  # where on the path a side room looks like the way, and its door
         here = 0
         left = self.options.depth - 1  # the last action takes the lamp
         while left:
@@ -54,15 +75,31 @@ class Rooms(EnvironmentTask):
             if locked:
                 house[here]["things"].append(f"{colour} key")
                 path += [f"take {colour} key", f"open {door}"]
+            side = self._distract(random, house, here)
+            if side and not locked:  # a lock tells the way
+                sides.append((len(path), side))
             path.append(f"go {door}")
-            self._distract(random, house, here)
             here, left = there, left - (3 if locked else 1)
         house[here]["things"].append("lamp")
         # The number tells houses apart: identity, groups and the held-out split go by what a prompt says.
         number = random.randrange(1_000_000)
-        return self.make_prompt(f"House {number}. {HELP}\n", [*path, "take lamp"], house=house)
+        path.append("take lamp")
+        if self.options.search:
+            path = self._searched(random, path, sides)
+        if self.options.words == "terse":
+            return self.make_prompt(f"{number}:", [_short(command) for command in path], house=house)
+        return self.make_prompt(f"House {number}. {HELP}\n", path, house=house)
 
-    def _distract(self, random: Random, house: list[Room], here: int) -> None:
+    def _searched(self, random: Random, path: list[str], sides: list[tuple[int, str]]) -> list[str]:
+        """The path with a look into half of the side rooms."""
+        spare = max(0, self.options.turns - len(path)) // 2
+        chosen = dict([side for side in sides if random.random() < 0.5][:spare])
+        looks = {at: [f"go {door}", f"go {BACK[door]}"] for at, door in chosen.items()}
+        return [step for at, command in enumerate(path) for step in (*looks.get(at, ()), command)]
+
+    def _distract(self, random: Random, house: list[Room], here: int) -> str:
+        """Put things into a room that lead nowhere; the door to a side room, if it got one."""
+        door = ""
         free = [d for d in DIRECTIONS if d not in house[here]["doors"]]
         if free and random.random() < self.options.distractions:
             door = random.choice(free)
@@ -73,6 +110,7 @@ class Rooms(EnvironmentTask):
         if random.random() < self.options.distractions:
             house[here]["things"].append(f"{random.choice(useless)} key")
             house[here]["things"].sort()
+        return door
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
         """Stand in the first room."""
@@ -85,7 +123,7 @@ class Rooms(EnvironmentTask):
     def step(self, action: str) -> Observation:
         """One command."""
         self._turn += 1
-        verb, _, rest = " ".join(action.lower().split()).partition(" ")
+        verb, rest = self._understand(action)
         room = self._house[self._here]
         door = room["doors"].get(rest)
         said = "Nothing happens."
@@ -97,6 +135,7 @@ class Rooms(EnvironmentTask):
                 self._here, said = door[0], ""
         elif verb == "open" and door is not None and door[1] and f"{door[1]} key" in self._carried:
             said = f"You open the {door[1]} door."
+            self._carried.remove(f"{door[1]} key")  # else one key could spare the next one of its colour, and two turns
             door[1] = ""
         elif verb == "take" and rest in room["things"]:
             room["things"].remove(rest)
@@ -107,6 +146,28 @@ class Rooms(EnvironmentTask):
             said = ""
         return self._show(said)
 
+    def standing(self) -> Standing:
+        """Doors to walk through, to unlock and to find keys for, and the lamp; lost in a side room."""
+        if self._won:
+            return Standing(0, False)
+        way = self._way(self._here)
+        locks = Counter(lock for _, lock in way if lock)
+        keys = Counter(thing.removesuffix(" key") for thing in self._carried)
+        on_the_way = {0, *(room for room, _ in self._way(0))}
+        return Standing(len(way) + locks.total() + (locks - keys).total() + 1, self._here not in on_the_way)
+
+    def _way(self, start: int) -> list[tuple[int, str]]:
+        """Rooms from one room to the lamp's with the locks of the doors into them; a house has no circles."""
+        ways: dict[int, list[tuple[int, str]]] = {start: []}
+        for here in (queue := [start]):
+            if "lamp" in self._house[here]["things"]:
+                return ways[here]
+            for there, lock in self._house[here]["doors"].values():
+                if there not in ways:
+                    ways[there] = [*ways[here], (there, lock)]
+                    queue.append(there)
+        raise AssertionError("a house has a lamp")
+
     def snapshot(self) -> dict[str, Any]:
         """The state, for `restore`."""
         return deepcopy(vars(self))
@@ -116,19 +177,42 @@ class Rooms(EnvironmentTask):
         vars(self).update(deepcopy(state))
         return self._show("")
 
+    def _understand(self, action: str) -> tuple[str, str]:
+        """Verb and object of a command."""
+        if self.options.words == "terse":
+            action = action.strip()
+            return _VERB_OF.get(action[:1], ""), _THING_OF.get(action[1:], "")
+        verb, _, rest = " ".join(action.lower().split()).partition(" ")
+        return verb, rest
+
     def _show(self, said: str) -> Observation:
-        room = self._house[self._here]
-        doors = ", ".join(f"{d} ({c} lock)" if c else d for d, (_, c) in sorted(room["doors"].items()))
-        parts = [said, f"Doors: {doors or 'none'}.", f"Here: {', '.join(room['things']) or 'nothing'}."]
-        parts.append(f"You carry: {', '.join(self._carried) or 'nothing'}.")
         done = self._won or self._turn >= self.options.turns
         return Observation(
-            text=" ".join(part for part in parts if part) + "\n",
+            text=self._describe(said) if self.options.words == "plain" else self._sketch(),
             reward=float(self._won) if done else None,
             done=done,
             success=self._won if done else None,
             info={"room": self._here},
         )
+
+    def _sketch(self) -> str:
+        """The room in letters: doors with their locks, what lies here, what is carried."""
+        room = self._house[self._here]
+        doors = "".join(d[0] + KEYS.get(c, "") for d, (_, c) in sorted(room["doors"].items()))
+        return f"{doors},{''.join(THINGS[t] for t in room['things'])},{''.join(THINGS[t] for t in self._carried)}:"
+
+    def _describe(self, said: str) -> str:
+        room = self._house[self._here]
+        doors = ", ".join(f"{d} ({c} lock)" if c else d for d, (_, c) in sorted(room["doors"].items()))
+        parts = [said, f"Doors: {doors or 'none'}.", f"Here: {', '.join(room['things']) or 'nothing'}."]
+        parts.append(f"You carry: {', '.join(self._carried) or 'nothing'}.")
+        return " ".join(part for part in parts if part) + "\n"
+
+
+def _short(command: str) -> str:
+    """A command in letters."""
+    verb, _, rest = command.partition(" ")
+    return VERBS[verb] + SHORT[rest]
 
 
 def _room() -> Room:

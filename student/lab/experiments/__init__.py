@@ -22,6 +22,7 @@ _WHERE = {
     "combinations": "combinations:EXPERIMENT",
     "modes": "modes:EXPERIMENT",
     "lock": "lock:EXPERIMENT",
+    "rooms": "rooms:EXPERIMENT",
     "hints": "hints:EXPERIMENT",
     "rl_losses": "rl_losses:EXPERIMENT",
     "rl_advantages": "rl_advantages:EXPERIMENT",

@@ -3,7 +3,7 @@
 from typing import Any
 
 from student.lab.experiment import Arm, Claim, Experiment
-from student.lab.experiments.common import QUICK, RATES, recipe
+from student.lab.experiments.common import QUICK, RATES, claims_about, recipe
 
 _STEPS = 100
 _EXACT = {"name": "opd", "payload": "hidden"}
@@ -87,7 +87,13 @@ CLAIMS = (
 )
 
 
-def _experiment(name: str, letter: str, world: str, task: str, length: int, family: str) -> Experiment:
+_HEADLINES = ("opd", "opd_cold", "opd_sampled", "sft_greedy", "sft", "grpo")
+"""Arms that are repeated on the second family."""
+
+
+def _experiment(
+    name: str, letter: str, world: str, task: str, length: int, family: str, arms: tuple[Arm, ...] = ARMS
+) -> Experiment:
     return Experiment(
         name=name,
         letter=letter,
@@ -103,8 +109,8 @@ def _experiment(name: str, letter: str, world: str, task: str, length: int, fami
         served=("teacher",),
         evaluated=("base", "teacher"),
         answers_of="teacher",
-        arms=ARMS,
-        claims=CLAIMS,
+        arms=arms,
+        claims=claims_about(CLAIMS, arms),
         decision=(
             f"{_STEPS} steps of 64 answers for every arm, rates swept on a run seed of their own in the first world; "
             "judged on the last weights. Not run to the plateau: claims are about this number of tokens."
@@ -119,4 +125,12 @@ def _experiment(name: str, letter: str, world: str, task: str, length: int, fami
 
 
 SUMS = _experiment("baselines", "a1", "sums", "addition", 16, "two-digit sums")
-SORTING = _experiment("baselines_sorting", "a2", "sorting", "sorting", 20, "letters in order")
+SORTING = _experiment(
+    "baselines_sorting",
+    "a2",
+    "sorting",
+    "sorting",
+    20,
+    "letters in order",
+    tuple(arm for arm in ARMS if arm.name in _HEADLINES),
+)

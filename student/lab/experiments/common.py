@@ -1,6 +1,9 @@
 """What the experiments share: the base recipe, its short form and the learning rates of the sweep."""
 
+from collections.abc import Iterable
 from typing import Any
+
+from student.lab.experiment import Arm, Claim
 
 RATES = (3e-4, 1e-3, 3e-3)
 """Learning rates of sweeps, a factor of about three apart."""
@@ -14,6 +17,39 @@ QUICK: dict[str, Any] = {
     "train.checkpoint_every": 2,
 }
 """The short form: it shows that everything runs, not that anything holds."""
+_LOOKS = 6
+"""Evaluations of a run of episodes: an episode costs as much as many answers."""
+
+
+def claims_about(claims: Iterable[Claim], arms: Iterable[Arm]) -> tuple[Claim, ...]:
+    """The claims whose arm and rival are there; models and numbers always are."""
+    known = {arm.name for arm in arms}
+    return tuple(
+        claim
+        for claim in claims
+        if claim.arm in known and (claim.rival in known or claim.rival.startswith(("model:", "value:")))
+    )
+
+
+def lasting(steps: int) -> dict[str, Any]:
+    """Overrides of an arm of episodes that lasts `steps`, evaluated as often as the others."""
+    return {"train.steps": steps, "eval.every": max(1, steps // _LOOKS)}
+
+
+def episodes_recipe(*, steps: int, prompts: int, turns: int, turn_tokens: int, **more: Any) -> dict[str, Any]:
+    """`recipe` where the answers are episodes.
+
+    Args:
+        steps: optimizer steps.
+        prompts: episodes of an evaluation; a run must not evaluate longer than it trains.
+        turns: of an episode at most.
+        turn_tokens: of the student's in a turn at most.
+        more: see `recipe`.
+    """
+    found = recipe(steps=steps, eval={"every": steps // _LOOKS, "prompts": prompts, "temperature": 1.0}, **more)
+    found["train"]["warmup_steps"] = 4
+    found["rollout"]["episodes"] = {"turns": turns, "turn_tokens": turn_tokens, "isolation": "none"}
+    return found
 
 
 def recipe(*, steps: int, rows: int, length: int, objective: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -35,7 +35,6 @@ ARMS = (
     _arm("opd", "lambda 1: OPD", 1.0),
     _arm("exopd", "lambda 1.25: ExOPD", 1.25),
     _arm("exopd15", "lambda 1.5", 1.5),
-    _arm("exopd2", "lambda 2", 2.0),
 )
 
 
@@ -53,7 +52,6 @@ def _experiment(name: str, letter: str, title: str, question: str, teacher: str,
             Claim("ExOPD is more accurate than OPD, greedy", "exopd", "opd", "greedy", "more"),
             Claim("ExOPD has a higher pass@64 than OPD", "exopd", "opd", "pass64", "more"),
             Claim("Lambda 1.5 is more accurate than OPD", "exopd15", "opd", "accuracy", "more"),
-            Claim("Lambda 2 is more accurate than OPD", "exopd2", "opd", "accuracy", "more"),
             Claim("Lambda 0.5 lies below OPD", "half", "opd", "accuracy", "less"),
             Claim("OPD passes the teacher", "opd", teacher, "accuracy", "more"),
             Claim("ExOPD passes the teacher", "exopd", teacher, "accuracy", "more", premise="fixed_point"),

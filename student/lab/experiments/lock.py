@@ -4,14 +4,12 @@ from functools import partial
 from typing import Any
 
 from student.lab.experiment import Arm, Claim, Experiment, Fires, Premise
-from student.lab.experiments.common import QUICK, recipe
+from student.lab.experiments.common import QUICK, episodes_recipe, lasting
 
 _DIGITS, _TURNS = 6, 11
 _STEPS, _ROWS = 40, 32
 _RAMP = 0.6
 """Share of an arm's turns that is spent before its depth is the greatest."""
-_LOOKS = 6
-"""Evaluations of a run."""
 _SWEEP = (5e-4, 1.5e-3, 5e-3)
 _EXACT = {"name": "opd", "payload": "gather", "k": 64}
 
@@ -23,26 +21,22 @@ def _curriculum(deepest: int) -> dict[str, Any]:
     return {"every": every, "turns": deepest, "steps": every * deepest + round((1 - _RAMP) * turns / deepest)}
 
 
-def _lasting(steps: int) -> dict[str, Any]:
-    return {"train.steps": steps, "eval.every": max(1, steps // _LOOKS)}
-
-
 def _tcod(order: str, deepest: int, **more: Any) -> dict[str, Any]:
     plan = _curriculum(deepest)
     method = {"name": "tcod", "order": order, "every": plan["every"], "turns": deepest, **more}
-    return {"methods": [method], **_lasting(plan["steps"])}
+    return {"methods": [method], **lasting(plan["steps"])}
 
 
 def _fixed(depth: int) -> dict[str, Any]:
     method = {"name": "tcod", "order": "fixed", "start": depth}
-    return {"methods": [method], **_lasting(_STEPS * _TURNS // depth)}
+    return {"methods": [method], **lasting(_STEPS * _TURNS // depth)}
 
 
 _WHOLE = {"methods": [{"name": "tcod", "order": "fixed", "start": 0}]}
 """Whole episodes: no curriculum, only its metrics."""
 _OFTEN = {
     **_WHOLE,
-    **_lasting(_curriculum(_TURNS)["steps"]),
+    **lasting(_curriculum(_TURNS)["steps"]),
     "rollout.prompts_per_step": round(_ROWS * _STEPS / _curriculum(_TURNS)["steps"]),
 }
 """Whole episodes in smaller batches: F2B's number of updates for the same tokens."""
@@ -196,17 +190,16 @@ CLAIMS = (
     ),
 )
 
-_RECIPE = recipe(
+_RECIPE = episodes_recipe(
     steps=_STEPS,
     rows=_ROWS,
     length=42,
     objective=_EXACT,
     teachers={"reference": "base"},
-    # An episode costs as much as ten answers of other worlds, and a run must not evaluate longer than it trains.
-    eval={"every": _STEPS // _LOOKS, "prompts": 96, "temperature": 1.0},
+    prompts=96,
+    turns=_TURNS,
+    turn_tokens=2,
 )
-_RECIPE["train"]["warmup_steps"] = 4
-_RECIPE["rollout"]["episodes"] = {"turns": _TURNS, "turn_tokens": 2, "isolation": "none"}
 
 EXPERIMENT = Experiment(
     name="lock",
@@ -231,13 +224,13 @@ EXPERIMENT = Experiment(
             "drift",
             "after four turns of the student the blind teacher wins at most half of what can be won, and the "
             "divergence from it on the student's states rises threefold from the first third of the turns to the last",
-            "student.lab.lock_premise:measure",
+            "student.lab.takeover_premise:measure",
             {"teacher": "blind", "lost": 0.5, "rise": 3.0, "prompts": 256},
         ),
         Premise(
             "recovers",
             "wherever it takes over from the student, the wise teacher wins nine in ten of what can be won",
-            "student.lab.lock_premise:measure",
+            "student.lab.takeover_premise:measure",
             {"teacher": "wise", "kept": 0.9, "prompts": 256},
         ),
     ),

@@ -1,16 +1,24 @@
 """(d) Rollout windows: ADWIN and its rivals, where the tail follows from the prefix and where it does not."""
 
+from dataclasses import replace
 from typing import Any
 
-from student.lab.experiment import Arm, Claim, Experiment, Fires
-from student.lab.experiments.common import QUICK, RATES, recipe
+from student.lab.experiment import Arm, Claim, Experiment, Fires, Premise
+from student.lab.experiments.common import QUICK, RATES, claims_about, recipe
 
-_ROWS = 64
 _WINDOW_RATES = (3e-4, 1e-3)
 """Windows have rates of their own: the best one of full rollouts is too high for them."""
 
+_PREFIX = "prefix"
 _CLAIMS = (
-    Claim("ADWIN needs fewer tokens than full rollouts, its probes counted", "adwin", "full", "tokens_to", "less"),
+    Claim(
+        "ADWIN needs fewer tokens than full rollouts, its probes counted",
+        "adwin",
+        "full",
+        "tokens_to",
+        "less",
+        premise=_PREFIX,
+    ),
     Claim(
         "ADWIN needs 4.1 times fewer tokens than full rollouts, as published",
         "adwin",
@@ -18,8 +26,17 @@ _CLAIMS = (
         "tokens_to",
         "less",
         factor=4.1,
+        premise=_PREFIX,
     ),
-    Claim("ADWIN needs fewer FLOPs than full rollouts, its probes counted", "adwin", "full", "flops_to", "less"),
+    Claim(
+        "ADWIN needs fewer FLOPs than full rollouts, its probes counted",
+        "adwin",
+        "full",
+        "flops_to",
+        "less",
+        premise=_PREFIX,
+    ),
+    Claim("ADWIN ends as accurate as full rollouts or better", "adwin", "full", "accuracy", "more"),
     Claim("ADWIN needs fewer tokens than a fixed half", "adwin", "fixed50", "tokens_to", "less"),
     Claim("ADWIN ends as accurate as a fixed half or better", "adwin", "fixed50", "accuracy", "more"),
     Claim("A fixed quarter ends less accurate than full rollouts", "fixed25", "full", "accuracy", "less"),
@@ -30,7 +47,36 @@ _CLAIMS = (
         "accuracy",
         "more",
     ),
+    Claim(
+        "A fixed half ends more accurate than a random quarter of the tokens", "fixed50", "random", "accuracy", "more"
+    ),
+    Claim(
+        "Under the teacher that is lost after mistakes ADWIN ends more accurate than full rollouts",
+        "adwin_strict",
+        "full_strict",
+        "accuracy",
+        "more",
+        premise="prefix_strict",
+    ),
+    Claim(
+        "Under that teacher ADWIN needs fewer tokens than full rollouts",
+        "adwin_strict",
+        "full_strict",
+        "tokens_to",
+        "less",
+        premise="prefix_strict",
+    ),
 )
+
+
+def _premise(name: str, teacher: str) -> Premise:
+    return Premise(
+        name,
+        f"before training, the gradient of an answer's first quarter under {teacher!r} points where the whole one does "
+        "(cross-fitted cosine at least 0.7, more than of as many random tokens)",
+        "student.lab.windows_premise:measure",
+        {"least": 0.7, "teacher": teacher},
+    )
 
 
 def _arms(length: int, candidates: list[int], steps: int) -> tuple[Arm, ...]:
@@ -69,8 +115,25 @@ def _arms(length: int, candidates: list[int], steps: int) -> tuple[Arm, ...]:
 
 
 def _experiment(
-    name: str, letter: str, task: str, what: str, length: int, candidates: list[int], steps: int, **more: Any
+    name: str,
+    letter: str,
+    task: str,
+    what: str,
+    length: int,
+    candidates: list[int],
+    steps: int,
+    *,
+    rows: int = 64,
+    chosen: tuple[str, ...] = (),
+    strict: bool = False,
+    **more: Any,
 ) -> Experiment:
+    """Arms `chosen`, all when there are none; `strict` adds two under the teacher that never saw a mistake."""
+    arms = tuple(arm for arm in _arms(length, candidates, steps) if not chosen or arm.name in chosen)
+    premises = [_premise(_PREFIX, "teacher")]
+    if strict:
+        arms += tuple(_under_strict(arm) for arm in arms if arm.name in ("full", "adwin"))
+        premises.append(_premise("prefix_strict", "strict"))
     return Experiment(
         name=name,
         letter=letter,
@@ -79,16 +142,17 @@ def _experiment(
         tasks=(task,),
         recipe=recipe(
             steps=steps,
-            rows=_ROWS,
+            rows=rows,
             length=length,
             objective={"name": "opd", "payload": "hidden", "aggregation": "constant"},
         ),
         **{"world": "tails", "served": ("teacher",), "evaluated": ("base", "teacher"), **more},
-        arms=_arms(length, candidates, steps),
-        claims=_CLAIMS,
+        arms=arms,
+        claims=claims_about(_CLAIMS, arms),
+        premises=tuple(premises),
         quick={**QUICK, "methods.0.delay": 1, "methods.0.every": 2},
         decision=(
-            f"{steps} steps of {_ROWS} answers, every arm with a rate swept of its own; costs are read off at 95 % of "
+            f"{steps} steps of {rows} answers, every arm with a rate swept of its own; costs are read off at 95 % of "
             "the gain of full rollouts, accuracies from the last weights."
         ),
         note=(
@@ -98,8 +162,29 @@ def _experiment(
     )
 
 
+def _under_strict(arm: Arm) -> Arm:
+    """The same arm under the teacher that is lost after mistakes, at the rate chosen under the other one."""
+    return replace(
+        arm,
+        name=f"{arm.name}_strict",
+        title=f"{arm.title}, teacher lost after mistakes",
+        overrides={**arm.overrides, "teachers.default": "strict"},
+        learning_rates=(),
+        same_rate_as=arm.name,
+    )
+
+
 RESTATE = _experiment("windows_restate", "d1", "restate", "the tail follows from the prefix", 40, [5, 10, 20], 120)
-PARTS = _experiment("windows_parts", "d2", "parts", "a prefix says nothing about what follows", 24, [4, 8, 12], 240)
+PARTS = _experiment(
+    "windows_parts",
+    "d2",
+    "parts",
+    "a prefix says nothing about what follows, outside the range that ADWIN states",
+    24,
+    [4, 8, 12],
+    120,
+    chosen=("full", "adwin", "fixed50", "random"),
+)
 LONG = _experiment(
     "windows_long",
     "d3",
@@ -107,6 +192,11 @@ LONG = _experiment(
     "one skill is used over and over",
     128,
     [2, 4, 8, 16, 32],
-    200,
+    80,
+    rows=32,
+    chosen=("full", "adwin", "fixed50"),
+    strict=True,
     world="long",
+    served=("teacher", "strict"),
+    evaluated=("base", "teacher", "strict"),
 )

@@ -189,6 +189,7 @@ def test_a_report_of_one_experiment_keeps_what_is_known_of_the_others(
     small: Experiment, models: WorldModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(Path(__file__).parents[3] / "docs" / "results", tmp_path / "docs" / "results")
+    (tmp_path / "docs" / "results" / "effopd.json").unlink(missing_ok=True)  # of which nothing is known
     (tmp_path / "full" / "effopd").mkdir(parents=True)
     begun = ExperimentPlan(small, "full", tmp_path, {0: models, 1: models})
     monkeypatch.setattr("student.lab.report.find_plan", lambda *_: begun)

@@ -15,8 +15,8 @@ from opd.tasks.prompt import Prompt
 from student.data.plan import EpisodePlan, plan_step
 from student.lab.evaluate import grade_model, grades, read_models
 from student.lab.experiments import load_experiment
-from student.lab.lock_premise import divergence_by_turn, measure, winnable
 from student.lab.plan import ExperimentPlan
+from student.lab.takeover_premise import divergence_by_turn, measure, winnable
 from student.lab.tiny.build import build_world
 from student.lab.tiny.files import read_world
 from student.lab.tiny.presets import world_key

@@ -66,5 +66,7 @@ def test_what_follows_is_said_in_a_sentence_each() -> None:
     assert [line.split(":")[0] for line in verdicts(report)] == ["distillation can pay"]
     assert verdicts(replace(report, windows=[good]))[1].startswith("windows can pay")
     assert verdicts(replace(report, windows=[noise]))[1].startswith("windows are unlikely")
+    unmeasured = replace(noise, cross_fitted=math.nan, random=math.nan)
+    assert verdicts(replace(report, windows=[unmeasured]))[1].startswith("windows: the answers are too few")
     assert verdicts(replace(report, preference=0.5))[0].startswith("distillation is unlikely")
     assert "map_stops" in verdicts(replace(report, stop=-25.0))[-1]

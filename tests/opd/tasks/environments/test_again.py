@@ -9,6 +9,7 @@ from opd.errors import ConfigError
 from opd.tasks.environments.again import Again, AgainOptions
 from opd.tasks.environments.host import make_environment
 from opd.tasks.prompt import Prompt
+from opd.tasks.verdict import Verdict
 
 PROMPT = Prompt.make("6*7=", answer="42")
 
@@ -25,6 +26,31 @@ def test_wrong_attempts_are_met_with_a_word_and_a_right_one_ends() -> None:
     wrong, right = play("It is 41.", "So 42.", attempts=5)
     assert wrong.text == "That is not right. Think again." and not wrong.done and wrong.reward == 0.0
     assert right.done and right.success and right.reward == 1.0 and right.text == ""
+
+
+def shouts(prompt: Prompt, answer: str) -> bool:
+    """A verifier that is a plain function."""
+    return answer == f"{prompt.answer}!"
+
+
+class Patient:
+    """A verifier whose time limit can be seen, without a default as in docs/prompts.md."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+
+    def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        return Verdict.unknown(f"waited {self._timeout:g}")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def test_verifiers_of_ones_own_judge_attempts_within_the_time_limit() -> None:
+    wrong, right = play("42", "42!", verifier=f"{__name__}:shouts")
+    assert not wrong.done and right.success
+    (seen,) = play("42", verifier=f"{__name__}:Patient", verifier_timeout=3)
+    assert seen.done and seen.info["unknown"] == "waited 3"
 
 
 def test_the_last_attempt_ends_it_and_the_verifier_may_say_why() -> None:

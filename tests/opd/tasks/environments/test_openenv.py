@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from ports import held_port
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 from websockets.sync.server import serve
@@ -108,6 +109,15 @@ def test_frames_that_make_no_sense_leave_the_session_alive(lock_server: str) -> 
         assert ask({"type": "reset", "data": {"seed": 1, "episode_id": "abc"}})["done"] is False
         assert ask({"type": "step", "data": {"message": "x"}})["reward"] is None
         assert ask({"type": "state"}) == {"episode_id": "abc", "step_count": 1}
+
+
+def test_after_a_refused_reset_there_is_no_episode_to_act_in() -> None:
+    session = Session({"name": "openenv", "options": {"url": f"http://127.0.0.1:{held_port()}", **TEXT}})
+    refused = session.answer('{"type": "reset", "data": {"prompt": "6 * 7?"}}')
+    acted = session.answer('{"type": "step", "data": {"message": "42"}}')
+    session.close()
+    assert refused is not None and "ConnectionRefusedError" in refused["data"]["message"]
+    assert acted is not None and acted["data"]["message"] == "the episode has not begun; reset first"
 
 
 def test_an_environment_without_problems_is_given_one() -> None:

@@ -64,8 +64,10 @@ def test_the_worlds_that_ship_are_sound(path: Path) -> None:
 
 def test_tasks_that_share_prompts_carry_marks() -> None:
     # In these the shared prompts are the point: a habit that hides a skill, marks that say only a little, paths with
-    # and without slips, students that answer at once or write their work.
-    for path in set(WORLDS.glob("*.yaml")) - {WORLDS / f"{name}.yaml" for name in ("latent", "lock", "modes", "hints")}:
+    # and without slips or searching, students that answer at once or write their work.
+    for path in set(WORLDS.glob("*.yaml")) - {
+        WORLDS / f"{name}.yaml" for name in ("latent", "lock", "rooms", "modes", "hints")
+    }:
         prompts: dict[str, str] = {}
         for name, settings in world_plan(str(path)).tasks.items():
             for prompt in build_prompts(settings, seed=0).prompts("train", 200):

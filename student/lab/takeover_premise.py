@@ -1,10 +1,12 @@
-"""Premise of TCOD: a teacher that is lost where only the student goes, and one that is not.
+"""Premise of TCOD: a teacher that is lost where only the student goes, or one that is not.
 
 Both are measured on two fixed sets of states: those of the problems' own paths, and those that the student reaches by
 itself at temperature 1. On each state the divergence KL(student || teacher) is exact, summed over the turn's tokens.
 How well a teacher knows the way is measured by playing: the student plays the first turns, the teacher the rest, in
-the episodes that can still be won; those that stand in a letter state then are counted once more by themselves,
-because a teacher that is lost there wins all the others.
+the episodes that can still be won; those that stand then where a mistake has led (a letter state of the lock, a side
+room of a house) are counted once more by themselves, because a teacher that is lost there wins all the others.
+
+For environments that say how an episode stands (`standing`): lock and rooms.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,7 @@ import numpy as np
 import torch
 
 from opd.tasks.build import build_prompts
-from opd.tasks.environments.base import ENVIRONMENT, PATH, Observation
+from opd.tasks.environments.base import ENVIRONMENT, PATH, Observation, Standing
 from opd.tasks.environments.host import make_environment
 from opd.tasks.prompt import Prompt
 from student.data.plan import EpisodePlan, PlannedRow, plan_step
@@ -28,7 +30,7 @@ from student.lab.tiny.training import Examiner
 from student.recipe import Recipe
 
 DEPTHS = (0, 2, 4)
-"""Turns that the student plays before the teacher takes over."""
+"""Turns that the student plays before the teacher takes over, where an experiment names no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Taken:
 
     Attributes:
         won, count: how many it won, of all that could be won.
-        won_lost, count_lost: the same of those that stood in a letter state.
+        won_lost, count_lost: the same of those that stood where a mistake had led.
     """
 
     won: int
@@ -60,6 +62,8 @@ def measure(
     rise: float = 0.0,
     kept: float = 0.0,
     prompts: int | None = None,
+    depths: Sequence[int] = DEPTHS,
+    astray: str = "letter states",
 ) -> Measured:
     """Success of a teacher by the turn at which it takes over, and the student's divergence from it by turn.
 
@@ -67,11 +71,13 @@ def measure(
         plan: gives the models and the prompts.
         world: seed of the world.
         teacher: which of the world's models.
-        lost: present only if from the deepest of DEPTHS it wins at most this share of what can be won.
+        lost: present only if from the deepest of `depths` it wins at most this share of what can be won.
         rise: present only if the divergence on the student's states is this many times as large in the last third of
             the turns as in the first.
         kept: present only if from every depth it wins at least this share of what can be won.
         prompts: episodes that are played; as many as in an evaluation of the plan when None.
+        depths: turns that the student plays before the teacher takes over.
+        astray: what the states are called that a mistake leads to.
     """
     data = plan.recipe(Arm("premise", ""), Replicate(world, plan.experiment.seeds[0]), plan.default_rate())
     recipe = Recipe.model_validate({"run": "unused", **data})
@@ -85,13 +91,13 @@ def measure(
     with closing(open_model(plan.experiment.student)) as student, closing(open_model(teacher)) as judge:
         gold = student.play([_with(row, replay=row.prompt.extra[PATH], given=True) for row in _planned(chosen)])
         own = student.play(_planned(chosen))
-        wins = {depth: _takes_over(judge, own, depth) for depth in DEPTHS}
+        wins = {depth: _takes_over(judge, own, depth) for depth in depths}
         by_turn = {"gold": divergence_by_turn(student, judge, gold), "own": divergence_by_turn(student, judge, own)}
     third = max(1, len(by_turn["own"]) // 3)
     ratio = float(np.mean(by_turn["own"][-third:]) / np.mean(by_turn["own"][:third]))
     shares = [taken.share for taken in wins.values()]
     present = (lost is None or shares[-1] <= lost) and ratio >= rise and min(shares) >= kept
-    return Measured(present, _words(teacher, wins, by_turn, ratio))
+    return Measured(present, _words(teacher, wins, by_turn, ratio, astray))
 
 
 def divergence_by_turn(student: Examiner, teacher: Examiner, rows: Sequence[Row]) -> list[float]:
@@ -117,28 +123,31 @@ def _takes_over(teacher: Examiner, rows: Sequence[Row], depth: int) -> Taken:
         (row.prompt, [str(decode(row.response_ids[a:b], skip_special_tokens=True)) for a, b in row.turns[:depth]])
         for row in rows
     ]
-    alive = [(prompt, actions) for prompt, actions in begun if winnable(prompt, actions)]
-    planned = _planned([prompt for prompt, _ in alive])
-    played = teacher.play([_with(row, replay=actions) for row, (_, actions) in zip(planned, alive, strict=True)])
+    stood = [(prompt, actions, *_stands(prompt, actions)) for prompt, actions in begun]
+    alive = [one for one in stood if _can_win(*one)]
+    planned = _planned([prompt for prompt, *_ in alive])
+    played = teacher.play([_with(row, replay=one[1]) for row, one in zip(planned, alive, strict=True)])
     won = [row.tags["ended"] == "success" for row in played]
-    lost = [bool(_standing(prompt, actions).info["lost"]) for prompt, actions in alive]
+    lost = [standing.lost for *_, standing in alive]
     return Taken(sum(won), len(won), sum(w for w, at in zip(won, lost, strict=True) if at), sum(lost))
 
 
 def winnable(prompt: Prompt, actions: Sequence[str]) -> bool:
-    """Whether perfect play still opens the lock after these actions, which have not ended the episode."""
-    seen = _standing(prompt, actions)
-    needed = len(prompt.extra["program"]) - seen.info["place"] + int(seen.info["lost"])
-    return not seen.done and needed <= prompt.extra[ENVIRONMENT]["options"]["turns"] - len(actions)
+    """Whether perfect play still reaches the end after these actions, which have not ended the episode."""
+    return _can_win(prompt, actions, *_stands(prompt, actions))
 
 
-def _standing(prompt: Prompt, actions: Sequence[str]) -> Observation:
-    """What the lock shows after these actions."""
+def _can_win(prompt: Prompt, actions: Sequence[str], seen: Observation, standing: Standing) -> bool:
+    return not seen.done and standing.needed <= prompt.extra[ENVIRONMENT]["options"]["turns"] - len(actions)
+
+
+def _stands(prompt: Prompt, actions: Sequence[str]) -> tuple[Observation, Standing]:
+    """What the environment shows after these actions, and how the episode stands."""
     world = make_environment(dict(prompt.extra[ENVIRONMENT]))
     seen = world.reset(prompt, 0)
     for action in actions:
         seen = world.step(action)
-    return seen
+    return seen, world.standing()  # type: ignore[attr-defined]
 
 
 def _planned(prompts: Sequence[Prompt]) -> list[PlannedRow]:
@@ -149,10 +158,12 @@ def _with(row: PlannedRow, *, replay: Sequence[str], given: bool = False) -> Pla
     return replace(row, episode=EpisodePlan(replay=tuple(replay), given=given))
 
 
-def _words(teacher: str, wins: Mapping[int, Taken], by_turn: Mapping[str, Sequence[float]], ratio: float) -> str:
+def _words(
+    teacher: str, wins: Mapping[int, Taken], by_turn: Mapping[str, Sequence[float]], ratio: float, astray: str
+) -> str:
     won = ", ".join(
         f"{_share(taken.won, taken.count)} after {depth} turns"
-        + (f" ({_share(taken.won_lost, taken.count_lost)} in letter states)" if taken.count_lost else "")
+        + (f" ({_share(taken.won_lost, taken.count_lost)} in {astray})" if taken.count_lost else "")
         for depth, taken in wins.items()
     )
     lines = "; ".join(

@@ -1,0 +1,57 @@
+"""Premise of rollout windows: the beginning of an answer teaches what the whole answer does.
+
+An untrained student answers a few prompts and the teacher scores them, as `opd premise` does for a recipe: the cosine
+of each prefix's gradient with the whole one, cross-fitted so that noise cannot pass for agreement, beside that of as
+many tokens at random, and by tenth of the answer how often the student's token is the teacher's first choice.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from student.lab.experiment import Arm, Replicate
+from student.lab.plan import ExperimentPlan
+from student.lab.predict import PremiseReport, Window
+from student.lab.predict import measure as predict
+from student.lab.premises import Measured
+from student.lab.world import served
+from student.recipe import Recipe
+
+ROWS = {"full": 256, "quick": 8}
+"""Answers that are asked for, one to a prompt."""
+PART = 4
+"""The decisive prefix is this part of the longest answer."""
+
+
+def measure(plan: ExperimentPlan, world: int, *, least: float, teacher: str | None = None) -> Measured:
+    """Cosines of prefixes and of random tokens, and the teacher's agreement by position.
+
+    Args:
+        plan: gives the models and the prompts.
+        world: seed of the world.
+        least: present only if the cosine of the first quarter is at least this, and that of random tokens below it.
+        teacher: which served model; the recipe's own when None.
+    """
+    experiment = plan.experiment
+    with served(plan.models[world], experiment.served, plan.world_folder(world) / "premise") as addresses:
+        arm = Arm("premise", "", {} if teacher is None else {"teachers.default": teacher})
+        here = replace(plan, addresses=addresses)
+        data = here.recipe(arm, Replicate(world, experiment.seeds[0]), plan.default_rate())
+        report = predict(Recipe.model_validate({"run": "unused", **data}), rows=ROWS[plan.form])
+    decisive = quarter(report.windows)
+    present = decisive is not None and decisive.cross_fitted >= least and decisive.random < decisive.cross_fitted
+    return Measured(present, _words(report))
+
+
+def quarter(windows: Sequence[Window]) -> Window | None:
+    """The window of a quarter of the longest answer, the second widest that is measured; None for short answers."""
+    return windows[-2] if len(windows) > 1 else None
+
+
+def _words(report: PremiseReport) -> str:
+    cosines = ", ".join(f"{w.tokens} tokens {w.cross_fitted:.2f} (random {w.random:.2f})" for w in report.windows)
+    agreement = ", ".join(f"{share:.2f}" for share in report.agreement)
+    divergence = ", ".join(f"{nats:.2f}" for nats in report.by_decile)
+    return (
+        f"cosine of the first {cosines}; by tenth of the answer the teacher's first choice in {agreement}, "
+        f"log-ratio {divergence} nats"
+    )
