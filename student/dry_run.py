@@ -12,6 +12,7 @@ from student.plugins import build_plugins
 from student.recipe import Recipe
 from student.run.folder import RunFolder
 from student.run.prompt_record import changed_contents
+from student.run.teacher_record import changed_teachers
 from student.run.telemetry import check_port
 from student.scoring.needs import Needs
 from student.scoring.prompt_check import can_judge, check_contexts, check_prompts
@@ -31,8 +32,10 @@ def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
     Raises:
         OpdError: for the first thing that would stop the run.
     """
+    weights = None
     if resume:
-        RunFolder.reopen(recipe)
+        checkpoint = RunFolder.reopen(recipe).newest(recipe)
+        weights = None if checkpoint is None else str(checkpoint / "model")
     else:
         RunFolder.check_new(recipe.run)
     check_port(recipe.metrics_port, recipe.metrics_host)
@@ -45,27 +48,28 @@ def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
             if resume:
                 changes = changed_contents(RunFolder(recipe.run), source.contents())
                 lines += [f"warning: {change}" for change in changes]
-            lines += _try_out(recipe, plugins.needs, source)
+            lines += _try_out(recipe, plugins.needs, source, weights)
         finally:
             source.close()
     return "\n".join(lines)
 
 
-def _try_out(recipe: Recipe, needs: Needs, source: PromptSource) -> Iterator[str]:
-    """What needs the student's tokenizer, the prompts and the teachers."""
+def _try_out(recipe: Recipe, needs: Needs, source: PromptSource, weights: str | None) -> Iterator[str]:
+    """What needs the student's tokenizer, the prompts and the teachers; a resumed run has `weights` of its own."""
     from student.data.prompts import fit_prompts, preview
-    from student.learning.model import load_tokenizer
+    from student.learning.model import Weights, load_tokenizer
     from student.scoring.contexts import Contexts
     from student.scoring.stops import foreign_stops, map_of
     from student.sizing.hardware import here
     from student.sizing.plan import describe
 
-    tokenizer = load_tokenizer(recipe.model.path, recipe.model.revision)
+    model = Weights.of(recipe.model, weights)
+    tokenizer = load_tokenizer(model.base, model.revision)
     fit_prompts(recipe, source, tokenizer)
     check_prompts(recipe, needs, source)
     if recipe.eval.prompts and not can_judge(source.prompts("heldout", recipe.eval.prompts), source):
         yield "note: no held-out prompt has an answer to judge by, so accuracy will be unknown"
-    stops = stop_set(tokenizer, generation_stops(recipe.model.path, recipe.model.revision), recipe.rollout.stop_tokens)
+    stops = stop_set(tokenizer, generation_stops(model.base, model.revision), recipe.rollout.stop_tokens)
     yield stops.describe()
     # From here on the servers are needed: what can be refused without them has been.
     models = _shake_hands(recipe, needs, source, tokenizer)
@@ -74,6 +78,8 @@ def _try_out(recipe: Recipe, needs: Needs, source: PromptSource) -> Iterator[str
     yield from foreign_stops(recipe, stops.ids, models.infos, tokenizer)
     yield preview(first, tokenizer, models.infos)
     yield from [f"teacher {name}: {info.engine}, {info.model}, fits" for name, info in models.infos.items()]
+    if weights is not None:
+        yield from [f"warning: {change}" for change in changed_teachers(recipe, models.infos)]
     yield from [f"model {name}: {_IN_PROCESS[name]}, answered in process" for name in sorted(models.local)]
     contexts = Contexts(recipe.contexts, tokenizer, recipe.rollout.max_prompt_tokens)
     check_contexts(recipe, contexts, source, tokenizer)

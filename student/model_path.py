@@ -4,12 +4,13 @@ from pathlib import Path
 
 from opd.adapters import adapter_settings, split_adapter
 from opd.errors import ConfigError
+from opd.model_path import refuse_missing
 
 
 def check_model_path(path: str, revision: str | None = None) -> None:
-    """Refuse a bare name that is neither a folder nor a model in the hub's cache: most likely a misspelt folder.
+    """Refuse a path that is not there, and a bare name that is neither a folder nor a model in the hub's cache.
 
-    Ids with a slash are left to the hub.
+    Ids like OWNER/NAME are left to the hub.
 
     Args:
         path: folder or hub id, or BASE+ADAPTER with the folder of a PEFT adapter.
@@ -22,6 +23,7 @@ def check_model_path(path: str, revision: str | None = None) -> None:
     if adapter is not None:
         adapter_settings(adapter)
         path = base
+    refuse_missing(path)
     if "/" in path or Path(path).exists():
         return
     from huggingface_hub import try_to_load_from_cache

@@ -113,3 +113,6 @@ def update_weights(
     if update.failures:
         raise IncompatibleTeacherError(update.sentence())
     typer.echo(update.sentence())
+    typer.echo(
+        "A run that began with other weights waits for those: give them back, or stop it and --resume it with these."
+    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from opd.errors import DataError
+from opd.errors import DataError, RunFolderError
 from opd.fleet.cli import Endpoints, Override, SettingsFile, fleet_settings
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _check_stored(
         headless = spec.kind == "hidden" and (info is None or store.head(info.head.hash) is None)
     if missing or info is None or headless:
         what = "the head" if headless and not missing else f"{missing} of {len(keys)} rows"
-        raise DataError(
+        raise RunFolderError(
             f"{what} of teacher {teacher!r} could not be kept in {out}; free space on its disk, or raise "
             "cache.max_bytes, and run again: rows that are there are not scored again."
         )
@@ -169,8 +169,10 @@ def _encoder(tokenizer: str) -> Any:
     """A function (text, special tokens?) -> ids."""
     from transformers import AutoTokenizer
 
+    from opd.model_path import refuse_missing
     from opd.tasks.encode import encode_text
 
+    refuse_missing(tokenizer)
     try:
         loaded = AutoTokenizer.from_pretrained(tokenizer)
     except (OSError, ValueError) as error:

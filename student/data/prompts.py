@@ -2,6 +2,7 @@
 
 import logging
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -18,6 +19,8 @@ from student.recipe import Recipe
 _SHOWN_IDS = 48
 _PIECE = 1024
 """Prompts that are encoded at once."""
+_TOKENS_OF_A_BYTE, _SPECIAL = 12, 16
+"""NFKC, which some tokenizers apply, writes a character of 3 bytes as 33; and what may stand around a text."""
 log = logging.getLogger(__name__)
 
 
@@ -34,7 +37,7 @@ def fit_prompts(recipe: Recipe, source: PromptSource, tokenizer: Any) -> None:
     check_marks(recipe.modes, first, tokenizer)
     rollout = recipe.rollout
     dropped = source.limit(
-        lambda prompts: _lengths(prompts, tokenizer),
+        lambda prompts: _lengths(prompts, tokenizer, rollout.max_prompt_tokens),
         rollout.max_prompt_tokens,
         drop=rollout.long_prompts == "drop",
     )
@@ -42,12 +45,22 @@ def fit_prompts(recipe: Recipe, source: PromptSource, tokenizer: Any) -> None:
         log.warning("prompts left out because they have more than %d tokens: %d", rollout.max_prompt_tokens, dropped)
 
 
-def _lengths(prompts: Iterable[Prompt], tokenizer: Any) -> Iterator[int]:
-    """Tokens of each prompt."""
+def _lengths(prompts: Iterable[Prompt], tokenizer: Any, limit: int) -> Iterator[int]:
+    """Tokens of each prompt, or a bound on them that `limit` is not below: short texts need not be encoded for it."""
     left = iter(prompts)
     # In pieces: the ids of a whole data set would fill the memory.
     while piece := list(islice(left, _PIECE)):
-        yield from map(len, encode_prompts(piece, tokenizer))
+        bounds = [_bound(prompt) for prompt in piece]
+        unsure = [prompt for prompt, bound in zip(piece, bounds, strict=True) if bound > limit]
+        encoded = map(len, encode_prompts(unsure, tokenizer))
+        yield from (bound if bound <= limit else next(encoded) for bound in bounds)
+
+
+def _bound(prompt: Prompt) -> int:
+    """Tokens that no tokenizer exceeds; templates of chats add what they like, and blanks may make no token at all."""
+    if prompt.messages is not None or not (prompt.text or "").strip():
+        return sys.maxsize
+    return _TOKENS_OF_A_BYTE * len(str(prompt.text).encode()) + _SPECIAL
 
 
 def check_template_options(prompts: Iterable[Prompt], tokenizer: Any) -> None:

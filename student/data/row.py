@@ -179,6 +179,12 @@ class Row:
         found = (scores.sampled for (owner, _), scores in self.signals.items() if owner == role)
         return next((values for values in found if values is not None), None)
 
+    def asked_positions(self, *, role: str = "", own: bool = False) -> int:
+        """Tokens of all requests that `asked` makes."""
+        if not self.windows:  # one request, of everything
+            return len(self.contexts.get(role, self.prompt_ids)) + len(self.response_ids)
+        return sum(len(item.token_ids) for item, _ in self.asked(gather=False, role=role, own=own))
+
     def asked(self, *, gather: bool, role: str = "", own: bool = False) -> list[tuple[ScoreItem, int]]:
         """The row as requests to a model, one for each window: (request, the position at which its response begins).
 
@@ -194,7 +200,9 @@ class Row:
             wanted = self.loss_mask if self.tool_mask is None else ~self.tool_mask
         found: list[tuple[ScoreItem, int]] = []
         for since, start, end in self.sequences:
-            mask = wanted[since:end] & (np.arange(since, end) >= start)
+            mask = wanted[since:end]
+            if start > since:
+                mask = mask & (np.arange(since, end) >= start)
             if not mask.any() and (found or end < self.sequences[-1][2]):
                 continue  # nothing to ask; a row asks for one position at least
             ids = np.concatenate([prompt, self.response_ids[since:end]])

@@ -15,8 +15,9 @@ from opd.config.text import read_yaml, write_yaml
 from opd.errors import CancelledError, CheckpointError, OutageError, RunFolderError
 from opd.files import write_whole
 from student.recipe import Recipe
-from student.run.resume import check_resumable
+from student.run.resume import check_resumable, check_steps
 
+PROVENANCE = "provenance.json"
 RESUMABLE = (CancelledError, OutageError)
 """Errors after which a run goes on with --resume, even from before its first step."""
 _PACKAGES = ("opd", "torch", "transformers", "accelerate", "grpcio", "protobuf", "numpy", "safetensors")
@@ -116,6 +117,19 @@ class RunFolder:
             check_resumable(saved, recipe.model_dump(mode="json"))
         return folder
 
+    def newest(self, recipe: Recipe) -> Path | None:
+        """The newest intact checkpoint, which a resumed run goes on from; None when there are no checkpoints.
+
+        Raises:
+            CheckpointError: when every one is damaged.
+            ConfigError: when `train.steps` of the recipe lies before it.
+        """
+        from student.run.checkpoint import latest_checkpoint  # it brings torch, and a folder is also only looked at
+
+        checkpoint = latest_checkpoint(self.checkpoints)
+        check_steps(checkpoint, recipe.train.steps)
+        return checkpoint
+
     def keep_recipe(self, recipe: Recipe, updates: int) -> None:
         """Write the recipe of a resumed run; another one before it, of the first `updates` steps, is kept too."""
         path, text = self.path / "recipe.yaml", _yaml(recipe)
@@ -135,7 +149,7 @@ class RunFolder:
             "git_revision": _git_revision(),
             "fleet": dict(fleet),
         }
-        self.write_json("provenance.json", provenance)
+        self.write_json(PROVENANCE, provenance)
 
     def write_json(self, name: str, data: Any) -> None:
         """Write a JSON file atomically."""

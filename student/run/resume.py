@@ -5,12 +5,15 @@ same settings and ranks the resumed run is the uninterrupted one bit for bit. `F
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from opd.errors import CheckpointError
+from opd.errors import CheckpointError, ConfigError
 
 FIXED = {
     "seed": "every random stream is keyed by it",
+    "model.path": "the saved weights are of that model; where it has moved, put a link at its old place",
+    "model.revision": "the saved weights are of that revision",
     "model.dtype": "the saved weights have it",
     "train.max_staleness": "the checkpoint holds the steps that were being sampled with it",
     "model.lora": "the saved weights are such adapters, or whole models where it is null",
@@ -38,11 +41,35 @@ def check_resumable(saved: Mapping[str, Any], recipe: Mapping[str, Any]) -> None
         before, now = _value(saved, key), _value(recipe, key)
         if isinstance(before, Mapping) and isinstance(now, Mapping):
             continue  # the keys of the group come later in FIXED
-        if before != now:
+        if before != now and not (key == "model.path" and _same_folder(before, now)):
             raise CheckpointError(
                 f"{key} was {_shown(before)} in this run and is {_shown(now)} now, but {why}; resume with "
                 f"{_shown(before)}, or begin a new run."
             )
+
+
+def _same_folder(before: str, now: str) -> bool:
+    """Whether two names of a model are of one folder: relative and absolute, or by a link."""
+    places = [Path(name).expanduser() for name in (before, now)]
+    return all(place.exists() for place in places) and places[0].resolve() == places[1].resolve()
+
+
+def check_steps(checkpoint: Path | None, steps: int) -> None:
+    """Refuse to go on to a step that lies behind the saved state.
+
+    Args:
+        checkpoint: the newest one, or None.
+        steps: `train.steps` of the recipe to go on with.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    done = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
+    if done > steps:
+        raise ConfigError(
+            f"train.steps is {steps}, but the newest checkpoint is of step {done}: {checkpoint}; set train.steps to "
+            f"more than {done} to go on, or to {done} to end the run there with its last evaluation."
+        )
 
 
 def _value(recipe: Mapping[str, Any], key: str) -> Any:

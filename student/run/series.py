@@ -107,6 +107,10 @@ class Series:
             if name in ("response_tokens", "payload_bytes"):
                 continue
             try:
+                float(value)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"metric {name!r} is {value!r}, but a metric is a number.") from error
+            try:
                 self._record(name, value)
             except ValueError as error:  # a name of another series, or other labels than it has
                 raise ConfigError(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from opd.errors import ConfigError, IncompatibleTeacherError, NonFiniteError
+from opd.model_path import refuse_missing
 from opd.wire.fingerprint import chat_template_hash, tokenizer_fingerprint
 from teacher_server.engines.base import TokenizerIdentity
 from teacher_server.engines.head import DTYPE_NAMES
@@ -27,8 +28,7 @@ def resolve_folder(model: str, revision: str | None, *, with_code: bool) -> Path
     folder = Path(model).expanduser()
     if folder.is_file():
         raise ConfigError(f"model {model!r} is a file; give the folder that save_pretrained wrote.")
-    if not folder.is_dir() and model.startswith(("/", ".", "~")):
-        raise ConfigError(f"model folder {model} does not exist; give a folder or a hub id.")
+    refuse_missing(model)
     if not folder.is_dir():
         folder = _download(model, revision, with_code=with_code)
     if not (folder / "config.json").is_file():

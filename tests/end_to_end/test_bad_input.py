@@ -183,14 +183,37 @@ def test_a_full_disk_exits_with_13_and_keeps_the_checkpoints_before(
         full.append_metrics({"step": 1})
 
 
+def test_a_resume_that_does_not_fit_the_run_is_refused_as_a_dry_run_says(
+    opd: Run, recipe_file: Path, recipe_data: dict[str, Any], world: Path, tmp_path: Path
+) -> None:
+    first = Path(recipe_data["run"])
+    assert opd("train", str(recipe_file), "train.steps=2", "eval.prompts=0")[0] == 0
+    kept = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
+    link = tmp_path / "link"
+    link.symlink_to(world / "student")
+    other = str(world / "padded")
+    for changes, code, said in (
+        (["train.steps=1"], 2, ["train.steps is 1", "step 2", "to 2 to end the run there"]),
+        ([f"model.path={other}"], 12, ["model.path was", str(world / "student"), other, "a link at its old place"]),
+        (["model.revision=v2"], 12, ["model.revision was null", "'v2'"]),
+        (["train.steps=2", f"model.path={link}"], 0, []),
+    ):
+        for dry in (["--dry-run"], [] if code else ["--dry-run", "train.steps=3"]):
+            found, err = opd("train", str(recipe_file), "--resume", *changes, *dry)
+            assert found == code and all(word in err for word in said), (changes, dry, err)
+            assert one_sentence(err) or not code
+    assert {path: path.read_bytes() for path in kept} == kept
+
+
 def test_damaged_checkpoints_exit_with_12_and_stay_for_a_look(
     opd: Run, recipe_file: Path, recipe_data: dict[str, Any]
 ) -> None:
     assert opd("train", str(recipe_file), "train.steps=1", "eval.prompts=0")[0] == 0
     manifest = next(Path(recipe_data["run"]).glob("checkpoints/*/trainer/learner.safetensors"))
     manifest.write_bytes(b"")
-    code, err = opd("train", str(recipe_file), "--resume")
-    assert code == 12 and one_sentence(err) and "learner.safetensors" in err and manifest.exists(), err
+    for dry in ([], ["--dry-run"]):
+        code, err = opd("train", str(recipe_file), "--resume", *dry)
+        assert code == 12 and one_sentence(err) and "learner.safetensors" in err and manifest.exists(), err
 
 
 def test_a_missing_prompt_file_exits_with_16(opd: Run, recipe_file: Path) -> None:

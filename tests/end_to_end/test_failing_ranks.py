@@ -30,7 +30,7 @@ FAILS = {
 LOST = 21
 
 
-def test_ranks_of_a_sharded_student_end_together_when_one_fails_and_save_together(
+def test_ranks_end_together_when_one_fails_and_save_together(
     make_recipe: Callable[..., Recipe], two_ranks: Callable[..., list[forked.Program]], tmp_path: Path
 ) -> None:
     recipes = []
@@ -39,6 +39,10 @@ def test_ranks_of_a_sharded_student_end_together_when_one_fails_and_save_togethe
         rollout = LOCAL["rollout"] | {"engine": engine}
         common = LOCAL | {"run": str(tmp_path / place), "rollout": rollout, "train": FSDP | {"steps": 3}}
         recipes.append(make_recipe(**common | changes))
+    for sharding in ("fsdp", "none"):  # in a method's own code, where nothing is exchanged
+        train = FSDP | {"steps": 3, "sharding": sharding, "checkpoint_every": 0}
+        methods = [{"name": "student_plugins:FailsToCompose"}]
+        recipes.append(make_recipe(**LOCAL, run=str(tmp_path / f"compose_{sharding}"), methods=methods, train=train))
     # One after the other in the same processes: no collective of the one before is left half-way.
     first, second = (
         dict(re.findall(r"^(\w+): (.*)", rank.output()[0], re.MULTILINE))
@@ -48,8 +52,10 @@ def test_ranks_of_a_sharded_student_end_together_when_one_fails_and_save_togethe
         reason = f"the engine lost its memory in {place!r}; start it again"
         assert second[place].startswith(f"{reason}. The run stopped after")
         assert first[place].startswith("stopped after")
-    saved = f"saved in {tmp_path / 'rollout' / 'checkpoints' / 'step-000001'}; continue with --resume."
-    assert first["rollout"].endswith(saved) and second["rollout"].endswith(saved)
+    for place in ("rollout", "compose_fsdp", "compose_none"):
+        saved = f"saved in {tmp_path / place / 'checkpoints' / 'step-000001'}; continue with --resume."
+        assert first[place].endswith(saved) and second[place].endswith(saved)
+    assert second["compose_fsdp"].startswith("a row of this rank is broken; drop it. The run stopped after 1 of 3")
 
 
 @pytest.mark.slow

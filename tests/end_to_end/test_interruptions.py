@@ -192,6 +192,28 @@ def test_a_step_without_finite_gradient_loses_nothing(
     assert hashes(Path(resumed["checkpoint"]) / "model") == hashes(Path(calm["checkpoint"]) / "model")
 
 
+def test_a_resumed_run_says_that_its_teacher_has_other_weights(
+    make_recipe: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def recipe(steps: int) -> Recipe:
+        return make_recipe(train={"steps": steps}, eval={"prompts": 0})
+
+    train(recipe(1))
+    assert "when the run began" not in check_recipe(recipe(2), offline=False, resume=True)
+    record = recipe(1).run / "provenance.json"
+    began = json.loads(record.read_text())
+    now = began["fleet"]["teacher"]["weights_hash"]
+    began["fleet"]["teacher"]["weights_hash"] = "5" * 64
+    record.write_text(json.dumps(began))
+    said = f"warning: teacher 'teacher' has weights {now[:12]} and had 555555555555 when the run began"
+    assert said in check_recipe(recipe(2), offline=False, resume=True)
+    train(recipe(2), resume=True)
+    assert said in " ".join(capsys.readouterr().err.split())
+    record.write_text("{}")  # a record for people: nothing depends on it
+    train(recipe(3), resume=True)
+    assert "when the run began" not in capsys.readouterr().err
+
+
 def test_a_resumed_run_says_that_its_prompt_file_has_changed(
     make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

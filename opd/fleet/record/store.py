@@ -19,7 +19,7 @@ from google.protobuf import json_format
 from safetensors import SafetensorError
 from safetensors.numpy import save
 
-from opd.errors import DataError
+from opd.errors import DataError, RunFolderError
 from opd.fleet.record.blobs import Blobs
 from opd.fleet.record.row import StoredRow, from_bytes, load_with_meta, to_bytes
 from opd.wire.fingerprint import head_hash
@@ -37,7 +37,8 @@ class ScoreStore:
         max_bytes: of the scores; those used least recently make room for new ones. 0 keeps all.
 
     Raises:
-        DataError: the folder cannot be made, is damaged or has the form of an earlier version.
+        RunFolderError: the folder cannot be made.
+        DataError: it is damaged or has the form of an earlier version.
     """
 
     def __init__(self, folder: Path | str, max_bytes: int = 0) -> None:
@@ -51,7 +52,9 @@ class ScoreStore:
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
             self._scores = Blobs(self.folder / "scores.sqlite", max_bytes)
         except OSError as error:
-            raise DataError(f"score store {self.folder} cannot be made: {error.strerror}; choose another.") from error
+            raise RunFolderError(
+                f"score store {self.folder} cannot be made: {error.strerror}; choose another."
+            ) from error
 
     # Scores.
 

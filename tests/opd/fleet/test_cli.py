@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from opd.errors import ConfigError, DataError, IncompatibleTeacherError, UnavailableError
+from opd.errors import ConfigError, DataError, IncompatibleTeacherError, RunFolderError, UnavailableError
 from opd.fleet import cli, score_cli
 from opd.fleet.client import TeacherFleet
 from opd.fleet.record.store import ScoreStore
@@ -218,7 +218,7 @@ def test_rows_that_could_not_be_kept_are_not_called_stored(
     arguments = ["--rows", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "store")]
     with monkeypatch.context() as disk:
         disk.setattr("opd.fleet.record.blobs.Blobs.put", full)
-        with pytest.raises(DataError, match=r"2 of 2 rows .* could not be kept"):
+        with pytest.raises(RunFolderError, match=r"2 of 2 rows .* could not be kept"):
             run("score", server.address, *arguments)
     assert "2 rows" in run("score", server.address, *arguments)
     with pytest.raises(DataError, match="is a store already"):

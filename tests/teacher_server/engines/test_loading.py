@@ -9,7 +9,13 @@ import pytest
 
 from opd.errors import ConfigError
 from teacher_server.engines.base import TokenizerIdentity
-from teacher_server.engines.loading import counted_ids, load_config, load_stop_token_ids, load_tokenizer_identity
+from teacher_server.engines.loading import (
+    counted_ids,
+    load_config,
+    load_stop_token_ids,
+    load_tokenizer_identity,
+    resolve_folder,
+)
 
 VOCABULARY = 260
 
@@ -54,3 +60,9 @@ def test_a_model_may_have_no_stop_id(stop_ids) -> None:
 def test_a_damaged_generation_config_is_named(stop_ids) -> None:
     with pytest.raises(ConfigError, match=r"generation_config\.json"):
         stop_ids("{")
+
+
+def test_a_folder_that_is_missing_is_refused_without_asking_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("teacher_server.engines.loading._download", lambda *_, **__: pytest.fail("asked the hub"))
+    with pytest.raises(ConfigError, match=r"model folder runs/first/model does not exist"):
+        resolve_folder("runs/first/model", None, with_code=False)

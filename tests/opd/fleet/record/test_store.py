@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from opd.errors import ConfigError, DataError, TeacherNotFoundError
+from opd.errors import ConfigError, DataError, RunFolderError, TeacherNotFoundError
 from opd.fleet.client import TeacherFleet
 from opd.fleet.record.row import StoredRow, from_bytes, score_key, to_bytes
 from opd.fleet.record.store import ScoreStore
@@ -289,3 +289,9 @@ def test_a_cache_on_a_full_or_missing_disk_does_not_stop_the_run(tiny: SimpleNam
         for path in sorted(tmp_path.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
         assert len(fleet.score("math", tiny.items(3), PayloadSpec.sampled())) == 3
+
+
+def test_a_store_whose_disk_takes_nothing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFolderError, match=r"file/store cannot be made: Not a directory; choose another"):
+        ScoreStore(tmp_path / "file" / "store")

@@ -1,0 +1,82 @@
+"""A model that can only be a path, and is missing, is refused by every command that takes one, without the hub."""
+
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from opd.errors import ConfigError
+from opd.model_path import refuse_missing
+
+RECIPE = {"run": "run", "prompts": {"task": "addition"}, "teachers": {"endpoints": ["127.0.0.1:1"]}}
+
+
+@pytest.fixture
+def opd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Call the command line in an empty folder of a machine without a network; gives the error, of exit code 2."""
+
+    def no_network(*arguments: Any, **keywords: Any) -> Any:
+        raise AssertionError(f"the network was asked for {arguments[0]}")
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_network)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE | {"model": {"path": "runs/first/model"}}))
+
+    def run(*arguments: str) -> str:
+        import opd.cli
+
+        monkeypatch.setattr(sys, "argv", ["opd", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            opd.cli.main()
+        error = capsys.readouterr().err
+        assert caught.value.code == 2 and "Traceback" not in error, error
+        return error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train recipe.yaml",
+        "train recipe.yaml --dry-run",
+        "plan recipe.yaml",
+        "premise recipe.yaml",
+        "doctor --teacher recipe.yaml",
+        "eval runs/first/model --recipe recipe.yaml",
+        "answers recipe.yaml --out out.jsonl --model runs/first/model",
+        "merge out runs/first/model runs/first/model",
+    ],
+)
+def test_a_folder_that_is_not_there_is_named_at_once(opd: Callable[..., str], command: str) -> None:
+    error = opd(*command.split())
+    assert "runs/first/model" in error and "hub" not in error.replace("or a hub id", "")
+
+
+@pytest.mark.parametrize("model", ["/nowhere/model", "./model", "~/nowhere-at-all", "../a/b", "a/b/c", "a/b/c/"])
+def test_what_can_only_be_a_path_is_refused(model: str) -> None:
+    with pytest.raises(ConfigError, match=r"does not exist, though .+ does; give a folder or a hub id\."):
+        refuse_missing(model)
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-1.7B", "gpt2"])
+def test_what_may_be_an_id_is_left_to_the_hub(model: str, caplog: pytest.LogCaptureFixture) -> None:
+    refuse_missing(model)
+    assert not caplog.records
+
+
+def test_what_is_there_passes_and_an_id_that_looks_like_a_misspelt_folder_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "worlds" / "a" / "b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    refuse_missing("worlds/a/b")
+    refuse_missing(str(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        refuse_missing("worlds/demo")
+    assert f"no folder worlds/demo, though {tmp_path / 'worlds'} is one" in caplog.text
