@@ -18,6 +18,7 @@ from opd.errors import ConfigError
 from opd.heads import OutputHead, caps_attention, scale_and_cap
 from opd.maths import TokenScores
 from opd.maths.linear.divergence import gathered
+from opd.model_path import refuse_missing
 from student.data.batch import MicroBatch
 from student.learning.hooks import ModelHook, Reading, around
 from student.learning.lora import add_lora, load_factors
@@ -122,6 +123,7 @@ def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenize
     Raises:
         ConfigError: when there is none.
     """
+    refuse_missing(path)
     try:
         return AutoTokenizer.from_pretrained(path, revision=revision)
     except (OSError, ValueError) as error:
@@ -173,8 +175,10 @@ class Student(nn.Module):
         """Final hidden states (after the final norm) at (row, source), the inputs of the head."""
         # The head would make logits [B, L, V] of all positions: it is applied later, to response positions, in tiles.
         base = self.lm.base_model
-        states = base(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
-        return states[row, source]
+        # Nothing that is read can see padding on the right: causality alone gives the same bits, without a mask of
+        # [B, L, L], and lets sdpa take its fastest kernel. Flash attention leaves the padding out by the mask.
+        mask = None if self.lm.config._attn_implementation == "sdpa" else attention_mask
+        return base(input_ids=input_ids, attention_mask=mask, use_cache=False).last_hidden_state[row, source]
 
     def head(self) -> OutputHead:
         """The output head with gradient; gathered whole when it is sharded."""

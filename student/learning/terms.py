@@ -184,7 +184,7 @@ def losses_of(term: Term, batch: TokenBatch) -> TermOutput:
         Loss per position or weighted total, nats; metrics are means over the teachers with the same weights.
     """
     if not batch.shares or not term.needs().teacher:
-        return term.token_losses(batch)
+        return _checked(term, batch)
     loss: Tensor | None = None
     total: Tensor | None = None
     metrics: dict[str, tuple[Tensor | float, Tensor | float]] = {}
@@ -193,7 +193,7 @@ def losses_of(term: Term, batch: TokenBatch) -> TermOutput:
         alone = replace(
             batch, signals=share.signals, student=share.student, weights=batch.weights * share.weight, shares=()
         )
-        output = term.token_losses(alone)
+        output = _checked(term, alone)
         if output.loss is not None:
             part = output.loss * share.weight
             loss = part if loss is None else loss + part
@@ -203,6 +203,19 @@ def losses_of(term: Term, batch: TokenBatch) -> TermOutput:
             old = metrics.get(name, (0.0, 0.0))
             metrics[name] = (old[0] + top * share.weight, old[1] + bottom * share.weight)
     return TermOutput(loss, total, metrics)
+
+
+def _checked(term: Term, batch: TokenBatch) -> TermOutput:
+    """What a term gives for a batch; a loss of another shape would be spread over all positions without a word."""
+    output = term.token_losses(batch)
+    if not isinstance(output, TermOutput):
+        raise TypeError(f"{type(term).__name__} gave a {type(output).__name__}; token_losses returns a TermOutput.")
+    if output.loss is not None and output.loss.shape != batch.mask.shape:
+        raise ValueError(
+            f"{type(term).__name__} gave a loss of shape {list(output.loss.shape)} for {len(batch.mask)} positions; "
+            "it is one number per position."
+        )
+    return output
 
 
 class WeightSchedule(Settings):

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from student.rl.rewards.rounds import StepRewards
 
 _POLL_SECONDS = 0.5
-_SENT_TOKENS = 256
+_SENT_TOKENS = 512
 """Tokens that are sent to the fleet at once: a call costs both sides milliseconds, whatever it carries, and rows of a
 dozen tokens that each leave alone keep a server busy with calls. Longer rows are sent as they end."""
 
@@ -45,7 +45,7 @@ class _Call:
     """What is asked of one model about a row, under the context of `reads`; the row keeps the answer under `key`.
 
     The response of `item` begins at position `first` of the row's: a row of several windows is asked about in as many
-    calls. `future` will hold the answer: it is the fleet's own once the call was sent.
+    calls. `future` holds the answer of a call to the fleet once it was sent, `here` that of a model in process.
     """
 
     key: SignalKey
@@ -56,7 +56,16 @@ class _Call:
     item: ScoreItem
     first: int
     row: Row
-    future: Future[Scores] = field(default_factory=Future)
+    future: Future[Scores] | None = None
+    here: Scores | None = None
+
+    @property
+    def answer(self) -> Scores:
+        """The answer, which has been waited for."""
+        if self.here is not None:
+            return self.here
+        assert self.future is not None, "the call was neither sent nor read here"
+        return self.future.result()
 
     def reads_here(self, model: str) -> bool:
         """Whether `model` answers it in this process."""
@@ -180,18 +189,22 @@ class Scorer:
 
     def _calls(self, row: Row) -> Iterator[_Call]:
         """Everything that is asked about a row."""
+        for need, target, reads in self._readers(row):
+            # Whole where it is read in process: neither bytes nor a second projection are saved there.
+            gather, own = need.spec.kind is PayloadKind.GATHER, not target.local
+            for item, first in row.asked(gather=gather, role=reads, own=own):
+                spec, asked = self._stops.ask(target.model, need.spec, item)
+                yield _Call((target.role, need.spec.kind), target, need, reads, spec, asked, first, row)
+
+    def _readers(self, row: Row) -> Iterator[tuple[SignalNeed, Target, str]]:
+        """Who reads a row for what: (need, model, name of the context that it reads)."""
         parts = self._targets.route(row)
         for need in self.needs.signals:
             for target in self._targets.of(need.role, row, parts):
-                # A teacher may have a context of its own, else it reads that of all teachers.
+                # A teacher may have a context of its own, which is kept under its name; else it reads that of all
+                # teachers, which is kept under the role.
                 own = target.model in row.contexts or target.model in self._late
-                role = target.model if need.role == TEACHER and own else need.role
-                # Whole where it is read in process: neither bytes nor a second projection are saved there.
-                gather, own = need.spec.kind is PayloadKind.GATHER, not target.local
-                # A teacher's own context is kept under its name, that of all teachers under the role.
-                for item, first in row.asked(gather=gather, role=role, own=own):
-                    spec, asked = self._stops.ask(target.model, need.spec, item)
-                    yield _Call((target.role, need.spec.kind), target, need, role, spec, asked, first, row)
+                yield need, target, target.model if need.role == TEACHER and own else need.role
 
     def positions(self, rows: Sequence[Row]) -> dict[str, int]:
         """Prompt and response positions in the calls for `rows`, by role; each teacher of a row gets its own.
@@ -199,9 +212,10 @@ class Scorer:
         What models in process read counts as role "local", whatever it was read for.
         """
         found: dict[str, int] = {}
-        for call in (call for row in rows for call in self._calls(row)):
-            role = "local" if call.target.local else call.need.role
-            found[role] = found.get(role, 0) + len(call.item.token_ids)
+        for row in rows:
+            for need, target, reads in self._readers(row):
+                role = "local" if target.local else need.role
+                found[role] = found.get(role, 0) + row.asked_positions(role=reads, own=not target.local)
         return found
 
     def judge(
@@ -262,11 +276,12 @@ class Scorer:
             # First what this process computes, while the fleet works on what it was sent during the rollout.
             self._read([call for _, mine in calls for call in mine], poll)
             begin = time.monotonic()
-            self._wait([call.future for _, mine in calls for call in mine], poll)
+            self._wait([call.future for _, mine in calls for call in mine if call.future is not None], poll)
         finally:
             # Matters after an error alone: what nobody waits for any more should not load the fleet.
             for call in (call for _, mine in calls for call in mine):
-                call.future.cancel()
+                if call.future is not None:
+                    call.future.cancel()
         for row, mine in calls:
             self._keep(row, mine)
         return time.monotonic() - begin
@@ -298,7 +313,7 @@ class Scorer:
                     poll=poll,
                 )
                 for call, scores in zip(mine, found, strict=True):
-                    call.future.set_result(scores)
+                    call.here = scores
 
     def _wait(self, futures: Sequence[Future[Scores]], poll: Callable[[], None]) -> None:
         """Wait for all futures, telling the hooks about outages and polling in between."""
@@ -319,7 +334,7 @@ class Scorer:
         """Put the answers into `row.signals`, those of weighted teachers mixed."""
         windows: dict[tuple[SignalKey, Target], list[tuple[Scores, ScoreItem, int]]] = {}
         for call in calls:
-            scores = self._stops.apply(call.target.model, call.need.spec, call.item, call.future.result())
+            scores = self._stops.apply(call.target.model, call.need.spec, call.item, call.answer)
             windows.setdefault((call.key, call.target), []).append((scores, call.item, call.first))
         answers: dict[SignalKey, list[tuple[Scores, float]]] = {}
         for (key, target), found in windows.items():

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from opd.errors import ConfigError
+from opd.model_path import refuse_missing
 from student.learning.lora import add_lora
 from student.learning.model import Student
 from student.learning.quantized import four_bit_bytes, moment_bytes
@@ -52,6 +53,7 @@ class ModelShape:
     """
 
     def __init__(self, settings: ModelSettings, autocast: torch.dtype | None = None, *, sharded: bool = False) -> None:
+        refuse_missing(settings.path)
         try:
             config: Any = AutoConfig.from_pretrained(settings.path, revision=settings.revision)
         except (OSError, ValueError) as error:

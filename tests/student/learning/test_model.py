@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from opd.errors import ConfigError
 from student.learning import model
@@ -35,3 +35,39 @@ def test_a_soft_cap_on_attention_logits_is_kept(gemma2: str) -> None:
 def test_sdpa_is_refused_where_it_drops_a_soft_cap(gemma2: str) -> None:
     with pytest.raises(ConfigError, match="soft-cap"):
         model.load_student(gemma2, dtype="float32", attention="sdpa", gradient_checkpointing=False)
+
+
+@pytest.mark.parametrize(
+    "family", ["qwen3", "qwen3_moe", "qwen3_next", "mistral", "gemma3_text", "gpt2", "opt", "falcon_h1"]
+)
+def test_padding_on_the_right_needs_no_mask(family: str) -> None:
+    """Hidden states and gradients at the tokens that are read are those that the mask gives."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 64, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 6}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    named = {"n_embd": 32, "n_layer": 2, "n_head": 4, "ffn_dim": 32, "word_embed_proj_dim": 32}
+    linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "mamba_d_ssm": 32}
+    state = {"linear_value_head_dim": 8, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}
+    config = AutoConfig.for_model(
+        family, **shape, **heads, **experts, **named, **linear, **state, attn_implementation="sdpa"
+    )
+    lm = AutoModelForCausalLM.from_config(config).train()
+    student = model.Student(lm)
+    lengths = torch.tensor([5, 16, 9])
+    ids = torch.randint(1, 64, (3, 16)) * (torch.arange(16) < lengths[:, None])
+    row, source = (torch.arange(16) < lengths[:, None]).nonzero(as_tuple=True)
+    # Dropout, where a family has it, must fall alike.
+    found = []
+    for attention in ("sdpa", "masked"):
+        torch.manual_seed(1)
+        lm.zero_grad()
+        mask = (torch.arange(16) < lengths[:, None]).long()
+        if attention == "sdpa":
+            hidden = student(ids, mask, row, source)
+        else:
+            hidden = lm.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state[row, source]
+        hidden.pow(2).sum().backward()
+        found.append([hidden.detach(), *[p.grad for p in lm.base_model.parameters() if p.grad is not None]])
+    for here, there in zip(*found, strict=True):
+        torch.testing.assert_close(here, there, rtol=1e-5, atol=1e-6)

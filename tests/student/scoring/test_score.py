@@ -80,7 +80,7 @@ def test_short_rows_wait_for_each_other_until_they_are_collected(asked: tuple[Sc
 
 def test_a_long_row_is_sent_as_it_ends_with_those_that_wait(asked: tuple[ScoreSource, Scorer]) -> None:
     fleet, scorer = asked
-    rows = [row(0, 10), row(1, 250), row(2, 10)]
+    rows = [row(0, 10), row(1, 505), row(2, 10)]
     counts = []
     for one in rows:
         scorer.submit(one)
