@@ -209,7 +209,7 @@ class Controller:
 
     @property
     def services(self) -> Services:
-        """What `start` is given, for the hooks that are given no services themselves."""
+        """What `begin` is given, for the hooks that are given no services themselves."""
         if self._services is None:
             raise RuntimeError(f"{type(self).__name__} asks for services before it was started.")
         return self._services
@@ -238,13 +238,12 @@ class Controller:
         return []
 
     def begin(self, services: Services) -> None:
-        """Keep the services, also for a subclass whose `start` does not, and start; the loop calls it."""
+        """Keep the services and start; the loop calls it."""
         self._services = services
         self.start(services)
 
     def start(self, services: Services) -> None:
-        """Called once before the first step, also after a resume."""
-        self._services = services
+        """Called once before the first step, also after a resume; `begin` has kept the services."""
 
     def plan(self, plan: StepPlan) -> StepPlan:
         """Rewrite the plan of a step.

@@ -32,12 +32,11 @@ from student.learning.updates import Update, Updated, make_updates, plan_updates
 from student.recipe import Recipe
 from student.rollout.rounds import Rollouts
 from student.rollout.stages import StepStages
-from student.run.checkpoint import latest_checkpoint
+from student.run.changes import changes_since
 from student.run.ending import RunEnding
 from student.run.evaluation import Evaluations, metrics_of, to_json
 from student.run.folder import RESUMABLE, RunFolder
 from student.run.interrupts import Interrupts
-from student.run.prompt_record import keep_contents
 from student.run.row_counts import count_rows, outcome_metrics, row_metrics
 from student.run.samples import entries, sample_of
 from student.run.saving import Saver, Unfinished
@@ -76,7 +75,7 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
             folder = RunFolder(recipe.run)
         sinks = telemetry or _sinks(folder, recipe, main)
         stack.callback(sinks.close)
-        for change in keep_contents(folder, job.source.contents()) if main else ():
+        for change in changes_since(folder, job) if main else ():
             sinks.log(f"warning: {change}")
         spans = Spans.from_environment(recipe.tracing)
         stack.callback(spans.close)
@@ -108,7 +107,7 @@ def _open(recipe: Recipe, resume: bool) -> tuple[RunFolder | None, Path | None]:
         check_port(recipe.metrics_port, recipe.metrics_host)
         return None, None
     folder = RunFolder.reopen(recipe)
-    return folder, latest_checkpoint(folder.checkpoints)
+    return folder, folder.newest(recipe)
 
 
 class _Run:

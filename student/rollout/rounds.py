@@ -119,6 +119,7 @@ class Rollouts:
         self._waiting: dict[int, Row] | None = None  # judged rows of which no model was asked; None: none were judged
         self.rows: list[Row] = []
         self.scored: list[Row] = []
+        self._unscored: set[int] = set()  # rows that models are asked about, and nothing has waited for yet
         self._kept: list[Row] = []  # judged rows that models were asked about
         self.rounds = 0
         self.measured: dict[str, tuple[float, float]] = {}
@@ -139,6 +140,11 @@ class Rollouts:
 
     def _ran(self, strategy: Strategy, plan: StepPlan) -> list[Row]:
         rows = strategy.run(self._mine(plan), self)
+        if any(id(row) in self._unscored for row in rows):
+            raise ValueError(
+                f"{type(strategy).__name__} returned rows that it sampled and did not score; return "
+                "rollouts.score(rows), or sample with rollouts.judge."
+            )
         if self._waiting is not None:
             self.keep(rows)
             self._stages.score(self._kept, judged=True)
@@ -158,11 +164,13 @@ class Rollouts:
         self.rows += rows
         if ask:
             self.scored += rows
+            self._unscored |= {id(row) for row in rows}
         return rows
 
     def score(self, rows: Sequence[Row]) -> list[Row]:
         """Wait for signals, verdicts and rewards of sampled rows. Every rank calls it as often as `sample`."""
         self._stages.score(rows, judged=False)
+        self._unscored -= {id(row) for row in rows}
         return list(rows)
 
     def judge(self, planned: Sequence[PlannedRow]) -> list[Row]:

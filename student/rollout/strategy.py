@@ -145,6 +145,7 @@ class Single(Strategy):
     """Every planned row, once."""
 
     why_not_stale = ""
+    evidence: ClassVar[str] = "own"
 
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
         """See `Strategy.run`."""

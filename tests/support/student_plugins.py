@@ -83,6 +83,15 @@ class DropFirstRank(Controller):
         return rows if alone or torch.distributed.get_rank() else []
 
 
+class FailsToCompose(Controller):
+    """Fails on rank 1 with the rows of the second step, once they have been scored."""
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        if os.environ.get("RANK") == "1" and any(row.key.step == 1 for row in rows):
+            raise DataError("a row of this rank is broken; drop it.")
+        return rows
+
+
 class FailsAtThird(Grpo):
     """Its loss is infinite in the third update of the second step."""
 

@@ -45,16 +45,21 @@ class VllmDialect:
     @staticmethod
     def _takes_ids(connection: Connection) -> bool:
         try:
-            connection.call("/inference/v1/generate", {"token_ids": [0], "sampling_params": {"max_tokens": 1}})
+            # Without ids: refused for that where the call is there. A row would wait where the server is paused.
+            connection.call("/inference/v1/generate", {})
         except RefusedError as error:
-            if error.code in (403, 404):
-                return False
-            raise
+            if error.code >= 500:
+                raise
+            return error.code not in (403, 404)
         return True
 
     def holds(self, connection: Connection, *, adapters: bool) -> frozenset[str]:
         """See `Dialect.holds`."""
         if not adapters:
+            # Paused, it is as a rank left it that was killed while it loaded, whatever its label says: a rank that
+            # lives holds the lock. Loading again is what has it go on.
+            if connection.call("/is_paused")["is_paused"]:
+                return frozenset()
             return frozenset({str(connection.call("/weight_info")["weight_version"])})
         return frozenset(str(model["id"]) for model in connection.call("/v1/models")["data"] if model.get("parent"))
 

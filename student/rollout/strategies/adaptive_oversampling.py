@@ -4,8 +4,8 @@
     e <- decay e + (1 - decay) (groups whose rewards all agree / groups sampled)
 
 B of the groups whose rewards differ, chosen at random, are learnt from; fewer where the round has fewer. Dynamic
-sampling gets them in further rounds instead, which wait for each other. Source: abstract of CodeV-R1; the rule is
-inferred from its description, decay and cap are ours.
+sampling gets them in further rounds instead, which wait for each other. Source: abstract of CodeV-R1, arXiv
+2505.24183; the rule is inferred from its description, decay and cap are ours.
 """
 
 from __future__ import annotations

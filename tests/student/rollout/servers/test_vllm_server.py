@@ -1,10 +1,13 @@
 """A real vLLM server: its cache after new weights, adapters, weights that it cannot load, and its death."""
 
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -27,6 +30,25 @@ pytestmark = [
     pytest.mark.engine,
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here; `make engines` runs this"),
 ]
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from filelock import FileLock
+from student.rollout.servers.http import Connection
+from student.rollout.servers.server import Server
+from student.rollout.servers.settings import ServersSettings
+from student.rollout.servers.vllm import VllmDialect
+
+url, folder, label, lock, last = sys.argv[1:]
+call = Connection.call
+def dying(self, path, body=None):
+    if path == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return call(self, path, body)
+Connection.call = dying
+settings = ServersSettings(name="vllm_server", endpoints=[url])
+Server(url, VllmDialect(), settings, adapters=False).update(Path(folder), label, FileLock(lock))
+"""
 PROMPTS = [Prompt.make(f"{i}+{i * 7}=") for i in range(6)]
 
 
@@ -126,6 +148,29 @@ def test_weights_that_cannot_be_loaded_leave_the_old_ones(
     again = make(vllm_server)
     sync(again)
     assert not again.take().get("engine/weights_loaded") and ids(again.sample(plan())) == wanted
+
+
+@pytest.mark.parametrize("last", ["/update_weight_version", "/collective_rpc", "/resume"])
+def test_a_server_that_a_rank_left_paused_when_it_was_killed_is_given_the_weights_and_goes_on(
+    make: Any, vllm_server: VllmServer, last: str
+) -> None:
+    engine = make(vllm_server)
+    sync(engine)
+    before = {name: p.detach().clone() for name, p in engine.setup.model.named_parameters()}
+    move(engine.setup.model)
+    packed = engine.pack(list(engine.setup.model.named_parameters()), 2)
+    lock = engine._folder.lock(vllm_server.url).lock_file
+    words = [vllm_server.url, str(packed.path), packed.label, str(lock), last]
+    assert forked.run([sys.executable, "-c", KILLED, *words]).returncode == -signal.SIGKILL
+    # Another rank, or the run when it is started again; with "/resume" the server has the new label already, and in the
+    # other cases what it holds is what a run goes on with whose last checkpoint is a step older.
+    again = make(vllm_server, sync_seconds=120.0, row_seconds=120.0)
+    for parameters, version in ((before, 1), (dict(engine.setup.model.named_parameters()), 2)):
+        with torch.no_grad():
+            for name, parameter in again.setup.model.named_parameters():
+                parameter.copy_(parameters[name])
+        sync(again, version)
+        check(again, again.sample(plan()))
 
 
 def test_a_server_that_is_killed_and_started_again_gets_the_weights_and_costs_no_row(make: Any, world: Path) -> None:
