@@ -1,0 +1,186 @@
+"""A teacher's tokens per second: opd's transformers engine against vLLM's own `prompt_logprobs`, on one device.
+
+    python benchmarks/engines_race.py --json race.json    # on a GPU: 8B parameters in bfloat16, rows of 2,048 tokens
+    python benchmarks/engines_race.py --quick             # a small model and few rows
+
+Both load the same random weights of Qwen3's architecture, each in a process of its own, and give the k most likely ids
+at every response token of the same rows. Rounds come after one that is not counted; the best counts. Before that the
+log-probs of the rows' own tokens are compared: who computes less than the other does not race. MFU counts two
+operations for each weight of the layers and token, and for each of the head's and response token, and no attention,
+over the device's peak (student/sizing/hardware.py; on a CPU it is measured). Without vLLM installed opd runs alone.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from opd.wire.types import PayloadSpec, ScoreItem
+from student.sizing.hardware import hardware
+from teacher_server.engines.base import EngineItem
+
+LARGE = {"hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "vocab_size": 151_936}
+LARGE |= {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+SMALL = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "vocab_size": 8192}
+SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+Round = Callable[[], list[list[float]]]
+"""Scores all rows; log-probs of each row's response tokens."""
+
+
+def save_model(folder: Path, shape: dict[str, int], dtype: torch.dtype) -> dict[str, int]:
+    """Write random weights; returns how many the layers and the head have."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(**shape, max_position_embeddings=4096, tie_word_embeddings=False, dtype=dtype)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = Qwen3ForCausalLM(config).to(dtype)
+    model.save_pretrained(folder)
+    head = shape["vocab_size"] * shape["hidden_size"]
+    return {"layers": sum(p.numel() for p in model.parameters()) - 2 * head, "head": head}
+
+
+def make_items(count: int, prompt: int, response: int, vocabulary: int) -> list[ScoreItem]:
+    draw = np.random.default_rng(0)
+    return [ScoreItem(draw.integers(0, vocabulary, prompt + response).astype(np.uint32), prompt) for _ in range(count)]
+
+
+def opd_round(folder: str, items: list[ScoreItem], k: int, dtype: str) -> Round:
+    from teacher_server.engines.transformers import TransformersEngine
+
+    engine, batch = TransformersEngine(folder, dtype={"bfloat16": "bf16", "float32": "f32"}[dtype]), 16_384
+    entries = [EngineItem(item, PayloadSpec.topk(k)) for item in items]
+    rows = max(1, batch // len(items[0].token_ids))
+
+    def run() -> list[list[float]]:
+        found: list[list[float]] = []
+        for at in range(0, len(entries), rows):
+            for scores in engine.score(entries[at : at + rows]):
+                assert scores.sampled is not None
+                found.append(scores.sampled.tolist())
+        return found
+
+    return run
+
+
+def vllm_round(folder: str, items: list[ScoreItem], k: int, dtype: str) -> Round:
+    os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    cpu: dict[str, Any] = {}
+    if not torch.cuda.is_available():
+        os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+        cpu = {"enforce_eager": True}
+    from vllm import LLM, SamplingParams
+
+    length = len(items[0].token_ids)
+    options = {"skip_tokenizer_init": True, "max_logprobs": k, "max_model_len": length + 1, "dtype": dtype}
+    llm = LLM(folder, enable_prefix_caching=False, **options, **cpu)
+    asked = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, flat_logprobs=True, prompt_logprobs=k)
+    prompts = [{"prompt_token_ids": item.token_ids.tolist()} for item in items]
+
+    def run() -> list[list[float]]:
+        found = []
+        for output, item in zip(llm.generate(prompts, asked, use_tqdm=False), items, strict=True):
+            # At each position the prompt's own token comes first, then the k most likely; the first one has none.
+            table = np.asarray(output.prompt_logprobs.logprobs, np.float64).reshape(-1, k + 1)
+            found.append(table[-item.response_length :, 0].tolist())
+        return found
+
+    return run
+
+
+CONTESTANTS = {"opd": opd_round, "vllm": vllm_round}
+
+
+def one(name: str, folder: str, k: int, options: argparse.Namespace) -> dict[str, Any]:
+    """In a process of its own: seconds of the best round, and what it gave the rows' tokens."""
+    items = make_items(options.rows, options.prompt, options.response, options.shape["vocab_size"])
+    run = CONTESTANTS[name](folder, items, k, options.dtype)
+    given, best = run(), float("inf")
+    for _ in range(options.rounds):
+        began = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - began)
+    return {"seconds": best, "given": given}
+
+
+def race(folder: str, k: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Figures of each contestant at `k`."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in options.only:
+        command = [sys.executable, __file__, "--one", name, "--folder", folder, "--k", str(k), *options.passed]
+        said = subprocess.run(command, check=False, capture_output=True, text=True)
+        if said.returncode:
+            raise SystemExit(f"{name} failed:\n{said.stderr[-3000:]}")
+        found[name] = json.loads(said.stdout.splitlines()[-1])
+    tokens, answers = options.rows * (options.prompt + options.response), options.rows * options.response
+    work = 2 * (options.weights["layers"] * tokens + options.weights["head"] * answers)
+    first = np.array(found[options.only[0]]["given"])
+    return {
+        name: {
+            "seconds": one["seconds"],
+            "response_tokens_per_second": answers / one["seconds"],
+            "mfu": work / one["seconds"] / options.peak,
+            "nats_from_opd": float(np.abs(np.array(one["given"]) - first).max()),
+        }
+        for name, one in found.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--k", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path, default=None, help="also write the figures here")
+    parser.add_argument("--one", choices=list(CONTESTANTS), default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    large = torch.cuda.is_available() and not options.quick
+    options.passed = ["--quick"] if options.quick else []
+    options.shape, options.dtype = (LARGE, "bfloat16") if large else (SMALL, "float32")
+    options.rows, options.prompt, options.response = (64, 256, 1792) if large else (8, 32, 224)
+    options.rounds = 1 if options.quick else 3
+    if options.one:
+        print(json.dumps(one(options.one, options.folder, options.k[0], options)))
+        return
+    options.only = [name for name in CONTESTANTS if name == "opd" or find_spec(name) is not None]
+    device = hardware("here")
+    options.peak = device.flops
+    with tempfile.TemporaryDirectory() as folder:
+        options.weights = save_model(Path(folder), options.shape, getattr(torch, options.dtype))
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        figures = {k: race(folder, k, options) for k in options.k}
+    shape = {"rows": options.rows, "prompt": options.prompt, "response": options.response, "dtype": options.dtype}
+    versions = {name: _version(name) for name in ("torch", "transformers", "vllm", "vllm-cpu")}
+    told = {"device": device.name, "peak_flops": device.flops, "shape": shape | options.shape, "versions": versions}
+    print(f"{device.name}, {options.dtype}, {options.rows} rows of {options.prompt} + {options.response} tokens\n")
+    print("| k | who | response tokens/s | of vLLM | MFU | nats from opd |\n|---|---|---|---|---|---|")
+    for k, by_name in figures.items():
+        for name, of in by_name.items():
+            ratio = f"{by_name['vllm']['seconds'] / of['seconds']:.2f}" if "vllm" in by_name else "not installed"
+            rate = f"{of['response_tokens_per_second']:,.0f}"
+            print(f"| {k} | {name} | {rate} | {ratio} | {of['mfu']:.3f} | {of['nats_from_opd']:.1e} |")
+    if options.json:
+        options.json.write_text(json.dumps({**told, "figures": figures}, indent=1))
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    main()
