@@ -124,6 +124,10 @@ class RunFolderError(OpdError):
     exit_code = 13
 
 
+class DiskFullError(RunFolderError):
+    """A run folder whose disk, or quota, has no space left: what waits for space can write it then."""
+
+
 class PortInUseError(OpdError):
     """The address to listen on is taken."""
 

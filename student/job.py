@@ -358,7 +358,9 @@ def _accelerator(recipe: Recipe, stack: ExitStack) -> Accelerator:
     Raises:
         ConfigError: when there are more ranks than prompts in a step.
     """
-    patience = recipe.teachers.fleet.outage.budget_seconds if recipe.teachers is not None else 0.0
+    patience = recipe.train.disk_patience
+    if recipe.teachers is not None:
+        patience = max(patience, recipe.teachers.fleet.outage.budget_seconds)
     mixed = recipe.train.mixed_precision
     if mixed == "auto":
         mixed = "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"

@@ -40,6 +40,7 @@ from student.run.interrupts import Interrupts
 from student.run.row_counts import count_rows, outcome_metrics, row_metrics
 from student.run.samples import entries, sample_of
 from student.run.saving import Saver, Unfinished
+from student.run.space import Space
 from student.run.spans import Spans
 from student.run.telemetry import StageClock, Telemetry, check_port
 from student.run.trackers import Trackers, check_trackers
@@ -79,6 +80,7 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
             sinks.log(f"warning: {change}")
         spans = Spans.from_environment(recipe.tracing)
         stack.callback(spans.close)
+        folder.space = Space(recipe.train.disk_patience, lambda: interrupts.requested, sinks.log)
         if job.fleet is not None:
             register_metrics(job.fleet, sinks.registry)
         # Exits run in reverse: `rename` first, so `RunEnding` records the lost rank and not the collective's error.
@@ -186,6 +188,8 @@ class _Run:
             # The step has one record, also of the time that it took before it was interrupted.
             clock.seconds = self.state.unfinished.seconds
             self._follow_up(self.state.unfinished, clock)
+        elif self.state.last is not None:
+            self.sinks.recall(self.state.steps, *self.state.last)
         while self.state.steps < self.recipe.train.steps and not self._finished():
             if self.ranks.any(self.interrupts.requested):  # the signal may have reached one rank only
                 raise CancelledError("stopped by a signal")
@@ -353,14 +357,10 @@ class _Run:
             with clock.stage("evaluate"):
                 evaluation = self.evaluations.run(f"step {self.state.steps}", self.state.steps)
             metrics |= metrics_of(evaluation) if evaluation is not None else {}
-        self.state.unfinished = None
+        self.state.unfinished, self.state.last = None, (metrics, clock.seconds)
         self.saver.outdate()  # of a checkpoint of this step that an interruption left
         self._save_now_and_then(clock)
-        seconds = sum(clock.seconds.values())
-        metrics["tokens_per_second"] = metrics["response_tokens"] / seconds if seconds else 0.0
-        metrics |= self.saver.metrics()
-        if job.accelerator.is_main_process:
-            self.sinks.step(self.state.steps, metrics, clock.seconds)
+        self.sinks.step(self.state.steps, metrics | self.saver.metrics(), clock.seconds)
 
     def _keep_samples(self, lines: Sequence[Mapping[str, Any]]) -> None:
         if self.job.accelerator.is_main_process:

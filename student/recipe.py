@@ -247,6 +247,12 @@ class TrainSettings(Settings):
     )
     checkpoint_every: int = Field(0, ge=0, description="Steps between checkpoints; 0 keeps only the last one.")
     keep_checkpoints: int = Field(2, ge=1, description="Checkpoints kept; older ones are removed.")
+    disk_patience: float = Field(
+        3600.0,
+        ge=0,
+        description="Seconds that a run waits for space where the disk of its folder is full, with everything in "
+        "memory, before it ends; 0: it ends at once.",
+    )
     async_checkpoints: bool = Field(
         False,
         description="Write checkpoints while training goes on, from copies in the host's memory. "

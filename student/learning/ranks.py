@@ -28,7 +28,8 @@ def make_accelerator(mixed_precision: str, patience: float) -> Accelerator:
 
     Args:
         mixed_precision: "no", "fp16" or "bf16".
-        patience: seconds that a rank may wait for a teacher while the others wait for it in a collective.
+        patience: seconds that a rank may wait for a teacher, or on a full disk, while the others
+            wait for it in a collective.
 
     Raises:
         ConfigError: when a launcher started several ranks that did not form a group, started one process instead of

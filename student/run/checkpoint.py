@@ -23,9 +23,10 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 
-from opd.errors import CheckpointError, RunFolderError
+from opd.errors import CheckpointError, DiskFullError, RunFolderError
 from student.learning.ranks import ALONE, Ranks
 from student.run.parts import Part
+from student.run.space import is_full
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ def save_checkpoint(
 
     Raises:
         RunFolderError: on every rank, when one cannot write its part; it names rank and path. Earlier checkpoints stay.
+        DiskFullError: the same, for want of space.
     """
     final = root / f"step-{step:06d}"
     main = ranks.index == 0
@@ -69,13 +71,15 @@ def save_checkpoint(
             result = work()
         except Exception as error:  # whatever it is: the other ranks are waiting
             failure = error
-        said = ranks.gather(None if failure is None else f"{name}{_reason(failure)}")
-        for rank, reason in enumerate(said):
-            if reason is not None:
+        said = ranks.gather(None if failure is None else (f"{name}{_reason(failure)}", is_full(failure)))
+        for rank, found in enumerate(said):
+            if found is not None:
+                reason, full = found
                 if main:
                     shutil.rmtree(scratch, ignore_errors=True)
                 who = f" by rank {rank}" if ranks.count > 1 else ""
-                raise RunFolderError(
+                kind = DiskFullError if full else RunFolderError
+                raise kind(
                     f"checkpoint {final} cannot be written{who}: {reason}; free space or give access there, and {then}."
                 ) from failure
         return result

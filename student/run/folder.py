@@ -1,6 +1,8 @@
 """The run folder: resolved recipe, provenance, metrics, checkpoints, summary."""
 
+import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from opd.config.text import read_yaml, write_yaml
-from opd.errors import CancelledError, CheckpointError, OutageError, RunFolderError
+from opd.errors import CancelledError, CheckpointError, DiskFullError, OutageError, RunFolderError
 from opd.files import write_whole
 from student.recipe import Recipe
 from student.run.resume import check_resumable, check_steps
+from student.run.space import Space, is_full
 
 PROVENANCE = "provenance.json"
 RESUMABLE = (CancelledError, OutageError)
@@ -28,10 +31,14 @@ class RunFolder:
 
     Args:
         path: the folder.
+
+    Attributes:
+        space: waits where the disk is full.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.space = Space()
         self.checkpoints = path / "checkpoints"
         self.samples = path / "samples.jsonl"
         self._metrics = path / "metrics.jsonl"
@@ -153,16 +160,22 @@ class RunFolder:
 
     def write_json(self, name: str, data: Any) -> None:
         """Write a JSON file atomically."""
-        _write_atomically(self.path / name, json.dumps(data, indent=1, default=str) + "\n")
+        text = json.dumps(data, indent=1, default=str) + "\n"
+        self.space.until_written(lambda: _write_atomically(self.path / name, text))
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
-        _append(self._metrics, [record])
+        self.space.until_written(lambda: _append(self._metrics, [record]))
+
+    def last_step(self) -> int:
+        """The step of the last line of metrics.jsonl, which is whole once it is `cut`; 0 without any."""
+        lines = self._metrics.read_text(encoding="utf-8").splitlines() if self._metrics.exists() else []
+        return int(json.loads(lines[-1])["step"]) if lines else 0
 
     def append_samples(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Append lines to samples.jsonl."""
         if records:
-            _append(self.samples, records)
+            self.space.until_written(lambda: _append(self.samples, records))
 
     def cut(self, updates: int, *, unfinished: bool = False) -> None:
         """Drop the lines that a resumed run writes again: those of later steps, and those of a final evaluation.
@@ -196,9 +209,16 @@ def _holds(line: str, stays: Callable[[Mapping[str, Any]], bool]) -> bool:
 
 
 def _append(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        before = path.stat().st_size if path.exists() else 0
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(lines)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.truncate(path, before)  # half a line would stand before the one that is written later
+            raise
     except OSError as error:
         raise _unwritable(path, error) from error
 
@@ -216,7 +236,8 @@ def _is_draft(path: Path) -> bool:
 
 
 def _unwritable(path: Path, error: OSError) -> RunFolderError:
-    return RunFolderError(f"{path} cannot be written: {error.strerror}; free space there or choose another run folder.")
+    kind = DiskFullError if is_full(error) else RunFolderError
+    return kind(f"{path} cannot be written: {error.strerror}; free space there or choose another run folder.")
 
 
 @cache

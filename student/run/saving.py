@@ -20,6 +20,7 @@ from student.run.folder import RunFolder
 from student.run.model_folder import model_parts
 from student.run.parts import Part
 from student.run.random_state import begin_random, random_parts, restore_random
+from student.run.space import Space
 from student.run.state_io import load_state, state_parts
 
 
@@ -62,6 +63,7 @@ class LoopState:
         began: `time.monotonic()` when the run would have begun without interruptions.
         before: the evaluation before the first step.
         unfinished: what is left to do of the last step, or None.
+        last: metrics and seconds by stage of the last finished step; its line is written after its checkpoint.
     """
 
     steps: int
@@ -69,6 +71,7 @@ class LoopState:
     began: float
     before: EvalReport | None = None
     unfinished: Unfinished | None = None
+    last: tuple[dict[str, float], dict[str, float]] | None = None
 
 
 class Saver:
@@ -153,7 +156,12 @@ class Saver:
                 self._waited = time.monotonic() - begin
                 return final
             keep = self._job.recipe.train.keep_checkpoints
-            save_checkpoint(root, state.steps, self._parts(state), keep=keep, ranks=ranks if together else ALONE)
+            group = ranks if together else ALONE
+            # In an outage the other ranks wait for a teacher, and not for this one.
+            space = self._folder.space if together else Space()
+            space.until_written(
+                lambda: save_checkpoint(root, state.steps, self._parts(state), keep=keep, ranks=group), group.any
+            )
             self._saved()
         self._written = state.steps
         if together:
@@ -226,6 +234,7 @@ class Saver:
             "seed": job.recipe.seed,
             "before": None if state.before is None else to_json(state.before),
             "unfinished": None if state.unfinished is None else state.unfinished.to_json(),
+            "last": state.last,
             "prompts": job.cursor.position,
             "objective": job.learner.objective.state_dict(),
             "strategy": job.strategy.state_dict(),
@@ -264,6 +273,7 @@ class Saver:
                 began=time.monotonic() - float(state["seconds"]),
                 before=None if state["before"] is None else from_json(state["before"]),
                 unfinished=None if state["unfinished"] is None else Unfinished.from_json(state["unfinished"]),
+                last=None if (last := state.get("last")) is None else (last[0], last[1]),
             )
         except (KeyError, TypeError) as error:
             raise CheckpointError(

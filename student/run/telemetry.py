@@ -179,7 +179,10 @@ class Telemetry:
         self._progress.start()
 
     def step(self, step: int, metrics: Mapping[str, float], stages: Mapping[str, float]) -> None:
-        """Record the metrics of the step that brought the run to `step` updates."""
+        """Record the metrics of the step that brought the run to `step` updates, and how fast its tokens came."""
+        seconds = sum(stages.values())
+        tokens = metrics.get("response_tokens", 0.0)
+        metrics = {**metrics, "tokens_per_second": tokens / seconds if seconds else 0.0}
         record = {"step": step, **metrics, "seconds": dict(stages)}
         if self.folder is not None:
             self.folder.append_metrics(record)
@@ -195,6 +198,11 @@ class Telemetry:
             self._progress.update(self._task, completed=step, note=note)
             if not self.console.is_terminal and (step % max(1, self._total // 20) == 0 or step == self._total):
                 self.console.print(f"step {step}/{self._total}  {note}", highlight=False)
+
+    def recall(self, step: int, metrics: Mapping[str, float], stages: Mapping[str, float]) -> None:
+        """Record a step that a checkpoint holds, where the run was killed before its line was written."""
+        if self.folder is not None and self.folder.last_step() < step:
+            self.step(step, metrics, stages)
 
     def evaluated(self, metrics: Mapping[str, float]) -> None:
         """Show an evaluation before the first step on the Prometheus endpoint."""

@@ -1,5 +1,6 @@
 """Wrong inputs: one clear sentence, an exit code of its own, nothing lost."""
 
+import itertools
 import shutil
 import socket
 import subprocess
@@ -14,7 +15,6 @@ import pytest
 import yaml
 
 from opd import PayloadSpec, ScoreItem, TeacherFleet, errors
-from student.run.folder import RunFolder
 from student.run.parts import Part
 
 Run = Callable[..., tuple[int, str]]
@@ -153,34 +153,50 @@ def test_an_existing_run_folder_exits_with_13(opd: Run, recipe_file: Path, recip
         assert code == 13 and one_sentence(err) and (folder / "notes").read_text() == "mine", err
 
 
-def test_a_full_disk_exits_with_13_and_keeps_the_checkpoints_before(
-    opd: Run, recipe_file: Path, recipe_data: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def onto_full_disks(monkeypatch: pytest.MonkeyPatch, saves: int) -> None:
+    """Have the first `saves` checkpoints meet a full disk, half-way."""
     import student.run.saving
 
-    assert opd("train", str(recipe_file), "train.steps=2", "eval.prompts=0")[0] == 0
-    original = student.run.saving.state_parts
+    original, begun = student.run.saving.state_parts, itertools.count()
 
-    def onto_a_full_disk(name: str, state: dict[str, Any], **more: Any) -> list[Part]:
+    def parts(name: str, state: dict[str, Any], **more: Any) -> list[Part]:
         first, *rest = original(name, state, **more)
+        full = next(begun) < saves
 
         def write(folder: Path) -> Iterable[Path]:
             (folder / name).parent.mkdir(exist_ok=True)
-            (folder / f"{name}.json").symlink_to("/dev/full")
+            if full:
+                (folder / f"{name}.json").symlink_to("/dev/full")
             return first.write(folder)
 
         return [Part(first.name, write), *rest]
 
-    monkeypatch.setattr(student.run.saving, "state_parts", onto_a_full_disk)
-    code, err = opd("train", str(recipe_file), "train.steps=3", "eval.prompts=0", "--resume")
+    monkeypatch.setattr(student.run.saving, "state_parts", parts)
+
+
+def test_a_full_disk_that_stays_full_exits_with_13_and_keeps_the_checkpoints_before(
+    opd: Run, recipe_file: Path, recipe_data: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert opd("train", str(recipe_file), "train.steps=2", "eval.prompts=0")[0] == 0
+    onto_full_disks(monkeypatch, 99)
+    more = ["train.steps=3", "eval.prompts=0", "train.disk_patience=0", "--resume"]
+    code, err = opd("train", str(recipe_file), *more)
     assert code == 13 and one_sentence(err) and "No space left" in err and "step-000003" in err, err
     folder = Path(recipe_data["run"])
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step-000001", "step-000002"]
-    full = RunFolder(recipe_file.parent / "other")
-    full.path.mkdir()
-    (full.path / "metrics.jsonl").symlink_to("/dev/full")
-    with pytest.raises(errors.RunFolderError, match=r"metrics\.jsonl cannot be written: No space left"):
-        full.append_metrics({"step": 1})
+
+
+def test_a_run_waits_for_space_on_a_full_disk_and_goes_on(
+    opd: Run, recipe_file: Path, recipe_data: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onto_full_disks(monkeypatch, 2)
+    code, err = opd("train", str(recipe_file), "train.steps=2", "eval.prompts=0")
+    said = " ".join(err.split())
+    assert code == 0 and "step-000001" in said, err
+    assert "No space left on device" in said and "the run waits for space, up to 3600 s (train.disk_patience)" in said
+    assert "there is space again after" in said and said.count("the run waits") == 1
+    folder = Path(recipe_data["run"])
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step-000001", "step-000002"]
 
 
 def test_a_resume_that_does_not_fit_the_run_is_refused_as_a_dry_run_says(

@@ -18,6 +18,7 @@ from student.loop import train
 from student.methods.distil.opd import OnPolicyDistillation
 from student.methods.windows.probe import Prober
 from student.recipe import Recipe
+from student.run.folder import RunFolder
 from student.services import LoopServices
 
 EFFOPD = {
@@ -112,6 +113,34 @@ def test_a_search_after_the_last_update_ends_in_the_last_checkpoint(check: Calla
 
     message = check(lambda patch: patch.setattr(LoopServices, "evaluate", evaluate), objective=EXACT, methods=[EFFOPD])
     assert "after 4 of 4 steps" in message
+
+
+class Killed(BaseException):
+    """What ends a process without another word."""
+
+
+def test_a_kill_between_a_checkpoint_and_its_line_of_metrics_loses_no_line(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def recipe(name: str) -> Recipe:
+        train_settings = {"steps": 3, "checkpoint_every": 1}
+        return make_recipe(run=str(tmp_path / name), train=train_settings, eval={"prompts": 0})
+
+    def killed(folder: RunFolder, record: dict[str, Any]) -> None:
+        if record["step"] == 2:
+            raise Killed
+        original(folder, record)
+
+    train(recipe("calm"))
+    original = RunFolder.append_metrics
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "append_metrics", killed)
+        with pytest.raises(Killed):
+            train(recipe("cut"))
+    assert [line["step"] for line in records(recipe("cut"))] == [1]
+    assert (recipe("cut").run / "checkpoints" / "step-000002").is_dir()
+    train(recipe("cut"), resume=True)
+    assert records(recipe("cut")) == records(recipe("calm"))
 
 
 @pytest.mark.parametrize("background", [True, False])

@@ -1,0 +1,76 @@
+"""A full disk: the run waits for space with everything in memory, rather than end without its last steps."""
+
+import errno
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from opd.errors import DiskFullError
+
+T = TypeVar("T")
+_FIRST_SECONDS = 1.0
+_LONGEST_SECONDS = 30.0
+_POLL_SECONDS = 0.2
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether `error` says that a disk or a quota has no space left; safetensors has it in its text alone."""
+    if isinstance(error, OSError):
+        return error.errno in _NO_SPACE
+    return any(f"(os error {number})" in str(error) for number in _NO_SPACE)
+
+
+class Space:
+    """Has work that found a disk full done again until there is space.
+
+    Args:
+        patience: seconds to wait in all for one piece of work; 0 for none.
+        stopping: whether the run was asked to stop: then nothing is waited for.
+        log: takes lines for people.
+    """
+
+    def __init__(
+        self,
+        patience: float = 0.0,
+        stopping: Callable[[], bool] = lambda: False,
+        log: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._patience, self._stopping, self._log = patience, stopping, log
+
+    def until_written(self, work: Callable[[], T], any_rank: Callable[[bool], bool] = bool) -> T:
+        """The result of `work`, which is done from its beginning each time.
+
+        Args:
+            work: raises `DiskFullError` for a full disk, on all ranks that do it together.
+            any_rank: whether any of these says so: they wait as long as each other.
+
+        Raises:
+            DiskFullError: when there is no space in time, or the run is to stop.
+        """
+        begin, pause = time.monotonic(), _FIRST_SECONDS
+        while True:
+            try:
+                result = work()
+            except DiskFullError as error:
+                waited = time.monotonic() - begin
+                if any_rank(waited >= self._patience or self._stopping()):
+                    raise
+                if pause == _FIRST_SECONDS:
+                    # Its last part advises on how to go on after the end, which this is not.
+                    said = str(error).partition(";")[0]
+                    self._log(
+                        f"warning: {said}; the run waits for space, up to {self._patience:.0f} s "
+                        "(train.disk_patience): free some there."
+                    )
+                self._sleep(min(pause, self._patience - waited))
+                pause = min(2 * pause, _LONGEST_SECONDS)
+            else:
+                if pause > _FIRST_SECONDS:
+                    self._log(f"there is space again after {time.monotonic() - begin:.0f} s: the run goes on")
+                return result
+
+    def _sleep(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0 and not self._stopping():
+            time.sleep(min(_POLL_SECONDS, left))

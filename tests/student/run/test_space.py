@@ -1,0 +1,109 @@
+"""What finds a disk full is done again until there is space, the run is to stop, or it has waited long enough."""
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from thread_ranks import Meeting
+from torch import ones
+
+from opd.errors import DiskFullError, RunFolderError
+from student.run.folder import RunFolder
+from student.run.space import Space, is_full
+
+
+class Disk:
+    """Is full for the first `times` writes."""
+
+    def __init__(self, times: int) -> None:
+        self.times, self.tried = times, 0
+
+    def write(self) -> str:
+        self.tried += 1
+        if self.tried <= self.times:
+            raise DiskFullError("x cannot be written: no space left; free some and continue with --resume.")
+        return "written"
+
+
+def test_work_is_done_again_until_there_is_space() -> None:
+    lines: list[str] = []
+    disk = Disk(1)
+    assert Space(60.0, log=lines.append).until_written(disk.write) == "written" and disk.tried == 2
+    assert lines[0].startswith("warning: x cannot be written: no space left; the run waits for space, up to 60 s")
+    assert lines[1].startswith("there is space again after 1 s") and len(lines) == 2
+
+
+def test_nothing_is_waited_for_without_patience_or_when_the_run_is_to_stop() -> None:
+    for space in (Space(), Space(60.0, stopping=lambda: True)):
+        disk = Disk(9)
+        with pytest.raises(DiskFullError, match="free some and continue with --resume"):
+            space.until_written(disk.write)
+        assert disk.tried == 1
+
+
+def test_a_signal_ends_the_wait() -> None:
+    stop = threading.Event()
+    with pytest.raises(DiskFullError):
+        Space(1e6, stopping=stop.is_set, log=lambda line: stop.set()).until_written(Disk(9).write)
+
+
+def test_other_errors_are_not_waited_for() -> None:
+    def forbidden() -> None:
+        raise RunFolderError("x cannot be written: permission denied.")
+
+    with pytest.raises(RunFolderError, match="permission"):
+        Space(1e6, log=pytest.fail).until_written(forbidden)
+
+
+def test_ranks_wait_and_give_up_together() -> None:
+    meeting, stop = Meeting(2), threading.Event()
+
+    def rank(index: int) -> int:
+        disk = Disk(9)
+        # Only the second one hears the signal.
+        stopping = stop.is_set if index else (lambda: False)
+        with pytest.raises(DiskFullError):
+            Space(1e6, stopping, log=lambda line: stop.set()).until_written(disk.write, meeting.rank(index).any)
+        return disk.tried
+
+    with ThreadPoolExecutor(2) as pool:
+        tried = list(pool.map(rank, range(2)))
+    assert tried[0] == tried[1]
+
+
+def test_a_full_disk_is_told_from_other_errors_also_by_safetensors(tmp_path: Path) -> None:
+    assert is_full(OSError(errno.ENOSPC, "x")) and is_full(OSError(errno.EDQUOT, "x"))
+    assert not is_full(OSError(errno.EACCES, "x")) and not is_full(ValueError("full"))
+    with pytest.raises(SafetensorError) as missing:
+        save_file({"x": ones(2)}, tmp_path / "no" / "such")
+    assert not is_full(missing.value)
+    assert is_full(SafetensorError("I/O error: No space left on device (os error 28)"))
+
+
+def test_a_line_that_a_full_disk_cut_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path)
+    folder.append_metrics({"step": 1})
+    plain = Path.open
+
+    @contextmanager
+    def filling(path: Path, *arguments: Any, **keywords: Any) -> Iterator[TextIO]:
+        with plain(path, *arguments, **keywords) as file:
+            file.write('{"st')  # as far as it went
+            file.flush()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            yield file
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", filling)
+        with pytest.raises(DiskFullError, match=r"metrics\.jsonl cannot be written: No space left"):
+            folder.append_metrics({"step": 2})
+    folder.append_metrics({"step": 2})
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n' and folder.last_step() == 2
