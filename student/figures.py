@@ -73,5 +73,5 @@ def quoted(response: NDArray[np.uint32], hint: NDArray[np.uint32], prompt: NDArr
 
 
 def _grams(ids: NDArray[np.uint32]) -> list[tuple[int, ...]]:
-    values, count = ids.tolist(), len(ids) - _GRAM + 1
-    return list(zip(*(values[i : i + count] for i in range(_GRAM)), strict=True)) if count > 0 else []
+    values = ids.tolist()
+    return list(zip(*(values[i:] for i in range(_GRAM)), strict=False))  # up to the end of the shortest

@@ -80,7 +80,7 @@ class Prompt:
         if system is not None:
             messages = _with_system(messages, system)
         return cls(
-            uid=_digest(f"{key}\n{_encoder.encode(labels)}"),
+            uid=_digest(f"{key}\n{_list(labels)}"),
             content_hash=int(_digest(key), 16),
             text=text,
             messages=messages,
@@ -101,6 +101,11 @@ class Prompt:
     def is_chat(self) -> bool:
         """Whether the prompt is a list of messages that needs a chat template."""
         return self.messages is not None
+
+
+def _list(values: Sequence[Any]) -> str:
+    """The values as a JSON list; one by one, which for texts takes a third of the encoder's time."""
+    return f"[{', '.join('null' if value is None else _encoder.encode(value) for value in values)}]"
 
 
 def _digest(text: str) -> str:

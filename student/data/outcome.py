@@ -74,6 +74,11 @@ class Outcome:
     notes: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def sort_key(self) -> tuple[int, str, int, int, str]:
+        """What outcomes are sorted by: the row's key."""
+        return self.step, self.uid, self.sample, self.turn, self.agent
+
+    @property
     def rollout(self) -> str:
         """Key of the episode, shared by its rows."""
         return f"{self.step}/{self.uid}/{self.sample}"
@@ -134,7 +139,8 @@ def outcome_of(row: Row) -> Outcome:
     """
     mask = row.loss_mask
     # Only where every trained token has a log-prob: a sum over some of them would pass for that of the response.
-    sums = {"behaviour": _sum(row.behaviour_logp, mask)} if np.isfinite(row.behaviour_logp[mask]).all() else {}
+    behaviour = _sum(row.behaviour_logp, mask)
+    sums = {"behaviour": behaviour} if math.isfinite(behaviour) else {}
     for (role, _), scores in row.signals.items():
         if scores.sampled is not None:
             sums[role] = _sum(scores.sampled, mask)
@@ -157,7 +163,7 @@ def outcome_of(row: Row) -> Outcome:
         spans=tuple(row.turns),
         prompt_length=len(row.prompt_ids),
         length=row.length,
-        tokens=int(mask.sum()),
+        tokens=int(np.count_nonzero(mask)),
         truncated=row.truncated,
         sums=sums,
         notes=dict(row.notes),
@@ -188,7 +194,7 @@ def gather_outcomes(rows: Sequence[Row], ranks: Ranks | None = None) -> tuple[li
     parts = [[outcome_of(row) for row in rows]] if ranks is None else _told(rows, ranks)
     mine = 0 if ranks is None else ranks.index
     labelled = [(rank, place, outcome) for rank, part in enumerate(parts) for place, outcome in enumerate(part)]
-    labelled.sort(key=lambda entry: entry[2].key(("step", "uid", "sample", "turn", "agent")))
+    labelled.sort(key=lambda entry: entry[2].sort_key)
     places = {place: index for index, (rank, place, _) in enumerate(labelled) if rank == mine}
     return [outcome for _, _, outcome in labelled], [places[place] for place in range(len(rows))]
 

@@ -6,9 +6,22 @@ independent stream, and there is no generator state to checkpoint.
 """
 
 import hashlib
+from typing import Any
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
+
+
+class _Key(ISeedSequence):
+    """A Philox key, given as what a seed comes to: beside `key`, numpy would draw an unused seed from the system."""
+
+    def __init__(self, key: NDArray[np.uint64]) -> None:
+        self._key = key
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[np.uint64]:  # type: ignore[override]
+        """The key; Philox asks for its two words."""
+        return self._key
 
 
 def stream(seed: int, *names: object) -> np.random.Generator:
@@ -22,7 +35,7 @@ def stream(seed: int, *names: object) -> np.random.Generator:
     # salted per process and would not do.
     text = "\x1f".join([str(seed), *map(str, names)])
     key = np.frombuffer(hashlib.sha256(text.encode()).digest()[:16], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=key))
+    return np.random.Generator(np.random.Philox(_Key(key)))  # type: ignore[arg-type]  # numpy takes any ISeedSequence
 
 
 def uniforms(generator: np.random.Generator, count: int) -> NDArray[np.float64]:

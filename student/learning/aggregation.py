@@ -82,6 +82,8 @@ def position_weights(
 
 def positions_of(term: Term, rows: Sequence[Row]) -> Bool[Tensor, " N"]:
     """The positions of `rows`, row after row, that a term may learn from where it learns from the row."""
+    if term.settings.first_turns is None:
+        return torch.ones(sum(row.length for row in rows), dtype=torch.bool)
     return torch.from_numpy(np.concatenate([np.zeros(0, np.bool_), *(term.within(row) for row in rows)]))
 
 

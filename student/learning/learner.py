@@ -79,14 +79,15 @@ class Learner:
             groups.append({"params": list(module.parameters()), "weight_decay": 0.0, "times": times})
         student.hooks = [*student.hooks, *objective.hooks()]
         adamw = adamw_8bit if settings.optimizer == "adamw_8bit" else torch.optim.AdamW
-        optimizer = adamw(groups, lr=settings.learning_rate, betas=settings.betas)
+        # As it is: accelerate's wrapper serves TPUs and float16, and looks for a package on the disk twice a step.
+        self.optimizer: torch.optim.Optimizer = adamw(groups, lr=settings.learning_rate, betas=settings.betas)
         # A sharded student averages gradients itself; accelerate's own FSDP wrapper would be plain DDP on a CPU.
         self.sharded = bool(units(student))
         self.wrapped: Any = student
-        if self.sharded:
-            self.optimizer = accelerator.prepare(optimizer)
-        else:
-            self.wrapped, self.optimizer = accelerator.prepare(student, optimizer)
+        if not self.sharded:
+            self.wrapped = accelerator.prepare(student)
+        # In the order of the model, which decides the bits of the gradient's norm; sharding exchanges parameters.
+        self._parameters = None if self.sharded else [*self.wrapped.parameters()]
         self.updates = 0
 
     def step(self, rows: Sequence[Row], step: int) -> dict[str, float]:
@@ -120,7 +121,8 @@ class Learner:
         )
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("times", 1.0)
-        self.student.train()
+        if not (self.student.training and self.student.lm.training):  # setting it walks through every module
+            self.student.train()
         self.objective.step = step
         try:
             sums = self.accumulate(rows)
@@ -137,7 +139,8 @@ class Learner:
         if sums is None:
             return None
         # The norm is that of the whole gradient, before it is scaled: not finite if any part of it is not.
-        norm = float(full(self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.settings.max_grad_norm)))
+        parameters = self._parameters or self.wrapped.parameters()
+        norm = float(full(self.accelerator.clip_grad_norm_(parameters, self.settings.max_grad_norm)))
         sizes = {"gradient": norm} | {name: top for name, (top, _) in sums.items() if name.startswith("loss/")}
         for name, value in sizes.items():
             if not math.isfinite(value):

@@ -4,13 +4,14 @@
 known. Terms that need a real sampler look at `Row.on_policy`, which is False.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from opd.errors import DataError
+from opd.tasks.prompt import Prompt
 from opd.tasks.stops import answer_end
 from student.data.batch import collate, split
 from student.data.plan import PlannedRow
@@ -50,8 +51,14 @@ def expert_rows(
     # In one call, which takes a third of the time of one for each.
     texts = [p.answer or "" for p in planned]
     answers = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+    # Of a plain text it does not depend on the prompt, and a tokenizer takes its time to say its end of sequence.
+    plain = next((answer_end(p.prompt, tokenizer, stops) for p in planned if p.prompt.messages is None), None)
+
+    def end_of(prompt: Prompt) -> int | None:
+        return plain if prompt.messages is None else answer_end(prompt, tokenizer, stops)
+
     rows = [
-        _row(p, prompt_ids, ids, tokenizer, stops, policy_version)
+        _row(p, prompt_ids, ids, end_of, stops, policy_version)
         for p, prompt_ids, ids in zip(planned, prompts, answers, strict=True)
     ]
     kept = [row.response_ids.tolist() for row in rows]
@@ -69,12 +76,12 @@ def _row(
     planned: PlannedRow,
     prompt_ids: np.ndarray,
     answer: Sequence[int],
-    tokenizer: "PreTrainedTokenizerBase",
+    end_of: Callable[[Prompt], int | None],
     stops: frozenset[int],
     policy_version: int,
 ) -> Row:
     ids = [int(token) for token in answer]
-    if (not ids or ids[-1] not in stops) and (end := answer_end(planned.prompt, tokenizer, stops)) is not None:
+    if (not ids or ids[-1] not in stops) and (end := end_of(planned.prompt)) is not None:
         ids.append(end)
     if not ids:
         raise DataError(

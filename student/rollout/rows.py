@@ -15,7 +15,7 @@ from student.rollout.spec import RolloutSpec
 
 Finish = Callable[[int], None]
 Decode = Callable[[Sequence[Request], Sequence[int], Finish], None]
-"""Called with all requests, the indices of those to sample in the order to begin them, and a callback that takes the
+"""Called with the requests, the indices of those to sample in the order to begin them, and a callback that takes the
 index of each that has ended."""
 
 
@@ -61,11 +61,12 @@ def sample_rows(
     """
     rows: dict[int, Row] = {}
     encoded = encode_planned(planned, tokenizer, spec.max_prompt_tokens)
-    requests = [Request(p, tokenizer, spec, purpose, encoded) for p in planned]
     given = [i for i, p in enumerate(planned) if p.answer is not None]
+    sampled = [i for i, p in enumerate(planned) if p.answer is None]
+    requests = [Request(planned[i], tokenizer, spec, purpose, encoded) for i in sampled]
     try:
         if given:
-            prompts = [requests[i].prompt_ids for i in given]
+            prompts = [encoded[id(planned[i].prompt)] for i in given]
             with evaluating(model) if spec.read_given else nullcontext():
                 answered = expert_rows(model, tokenizer, [planned[i] for i in given], prompts, spec, policy_version)
             for i, row in zip(given, answered, strict=True):
@@ -74,13 +75,12 @@ def sample_rows(
 
         def finish(index: int) -> None:
             row = requests[index].row(tokenizer, policy_version)
-            rows[index] = row
+            rows[sampled[index]] = row
             on_row(row)
 
         # Rows of similar prompt length run together, with little padding. The order is a function of the plan, so that
         # a resumed run gets the same bits.
-        sampled = (i for i, p in enumerate(planned) if p.answer is None)
-        order = sorted(sampled, key=lambda i: (len(requests[i].input_ids), i))
+        order = sorted(range(len(requests)), key=lambda i: (len(requests[i].input_ids), i))
         if order:
             decode(requests, order, finish)
     except EngineLostError as error:

@@ -27,6 +27,8 @@ def count_rows(rows: Sequence[Row], sampled: int, stop_ratios: Sequence[float] =
     asked = [row.verdict for row in rows if row.verdict is not None]
     judged = [verdict.value for verdict in asked if verdict.known]
     rewards = [reward for reward in map(reward_of, rows) if reward is not None]
+    hints = [(row, _contexts(row)) for row in rows]
+    hinted = [(row, found) for row, found in hints if found]  # seldom any
     parts: defaultdict[str, float] = defaultdict(float)
     for name, value in (part for row in rows for part in row.reward_parts.items()):
         parts[f"part/{name}/sum"] += value
@@ -39,12 +41,10 @@ def count_rows(rows: Sequence[Row], sampled: int, stop_ratios: Sequence[float] =
         "stops": len(stop_ratios),
         "stop_log_ratio": sum(stop_ratios),
         "truncated": sum(row.truncated for row in rows),
-        "contexts": sum(bool(_contexts(row)) or bool(row.unread) for row in rows),
+        "contexts": sum(bool(found) or bool(row.unread) for row, found in hints),
         "unread": sum(bool(row.unread) for row in rows),
-        "hinted": sum(any(not np.array_equal(ids, row.prompt_ids) for ids in _contexts(row)) for row in rows),
-        "quoted": sum(
-            max((quoted(row.response_ids, ids, row.prompt_ids) for ids in _contexts(row)), default=0.0) for row in rows
-        ),
+        "hinted": sum(any(not np.array_equal(ids, row.prompt_ids) for ids in found) for row, found in hinted),
+        "quoted": sum(max(quoted(row.response_ids, ids, row.prompt_ids) for ids in found) for row, found in hinted),
         "payload": sum(score.wire_bytes for row in rows for score in row.signals.values()),
         "scored": sum(row.length for row in rows if row.signals),
         "unasked": sum(score.unasked for row in rows for score in row.signals.values() if score.wire_bytes),

@@ -167,7 +167,9 @@ class Scorer:
 
     def _hold(self, calls: Sequence[_Call]) -> None:
         """Send calls to the fleet, together with those that wait, once they are worth it."""
-        if calls and self._fleet is None:
+        if not calls:
+            return
+        if self._fleet is None:
             raise ConfigError(f"model {calls[0].target.model!r} is not served; set teachers.endpoints.")
         with self._holding:
             self._held += calls

@@ -58,11 +58,13 @@ def _build(world: WorldSummary, plan: WorldPlan, progress: Progress | None) -> W
     write_summary(world)
     begun = time.perf_counter() - world.seconds
     with quiet_thread():
+        builder = Builder(world, plan, progress)
         for index, name in enumerate(plan.models):
             if name in world.models:
                 continue
-            model = Builder(world, plan, progress).build(name, world.seed * 1000 + index)
+            model = builder.build(name, world.seed * 1000 + index)
             world = replace(world, models={**world.models, name: model}, seconds=time.perf_counter() - begun)
+            builder.world = world
             write_summary(world)
     world = replace(world, complete=True)
     write_summary(world)

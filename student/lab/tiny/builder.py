@@ -21,10 +21,16 @@ from student.orbit.merge import MergeModel, MergeSettings, merge
 
 
 class Builder:
-    """Trains, measures and saves single models of one world."""
+    """Trains, measures and saves single models of one world.
+
+    Attributes:
+        world: as far as it is built; models begin with the weights of earlier ones.
+    """
 
     def __init__(self, world: WorldSummary, plan: WorldPlan, progress: Progress | None) -> None:
         self.world, self.plan, self.progress = world, plan, progress
+        # Held-out prompts are drawn once for all models.
+        self._sources = {task: build_prompts(settings, seed=world.seed) for task, settings in plan.tasks.items()}
 
     def build(self, name: str, seed: int) -> ModelSummary:
         """Make one model and move its folder into place.
@@ -116,8 +122,7 @@ class Builder:
     def _measure(self, examiner: Examiner) -> tuple[dict[str, float], dict[str, float]]:
         """Accuracy per task, greedily and at temperature 1."""
         greedy, sampled = {}, {}
-        for task, settings in self.plan.tasks.items():
-            source = build_prompts(settings, seed=self.world.seed)
+        for task, source in self._sources.items():
             greedy[task], sampled[task] = examiner.accuracy(source, self.plan.measured, (0.0, 1.0))
         return greedy, sampled
 

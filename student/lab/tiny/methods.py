@@ -5,12 +5,12 @@ So `Noise` puts random digits in place of some of an answer's tokens. These are 
 right, which teaches the model what is true whatever stands before it.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from pydantic import Field
 
+from opd.tasks.prompt import Prompt
 from student.controllers import Controller, ControllerSettings, Services
 from student.data.row import Row
 from student.data.streams import stream
@@ -51,7 +51,9 @@ class Noise(Controller):
         drawn = self._digits[random.integers(len(self._digits), size=row.length)]
         ids = np.where(chosen, drawn, row.response_ids).astype(np.uint32)
         # A digit drawn in its own place is no error.
-        return replace(row, response_ids=ids, loss_mask=row.loss_mask & (ids == row.response_ids))
+        row.loss_mask = row.loss_mask & (ids == row.response_ids)
+        row.response_ids = ids
+        return row
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
         """Metric noise_share: given tokens that were replaced."""
@@ -80,13 +82,15 @@ class Until(Controller):
     def __init__(self, settings: UntilSettings) -> None:
         super().__init__(settings)
         self._reached = False
+        self._prompts: list[Prompt] = []
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
         """Ask, every so many steps; metric until_accuracy."""
         if (step + 1) % self.settings.every:
             return {}
-        prompts = services.training_prompts(self.settings.prompts, seed_names=("until",))
-        found = services.evaluate(prompts, seed_names=("until",), temperature=0.0)
+        # The same in every look: drawn once.
+        self._prompts = self._prompts or services.training_prompts(self.settings.prompts, seed_names=("until",))
+        found = services.evaluate(self._prompts, seed_names=("until",), temperature=0.0)
         self._reached = found.accuracy >= self.settings.accuracy
         return {"until_accuracy": found.accuracy}
 

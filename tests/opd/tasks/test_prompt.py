@@ -22,6 +22,13 @@ def test_content_hash_depends_on_the_content_alone():
     assert Prompt.make("2+2=").content_hash != Prompt.make("2+3=").content_hash
 
 
+def test_uid_stays_what_recorded_runs_know():
+    assert Prompt.make('a"b', answer="2", domain='\u00e9"x').uid == "0ae64da12effcb42"
+    chat = [{"role": "user", "content": "h\u00e9"}]
+    options = {"b": 1, "a": [1, 2]}
+    assert Prompt.make(chat, answer="\n", system="s", template_options=options).uid == "53f3221944f23adb"
+
+
 def test_uid_is_the_same_in_another_process():
     code = "from opd.tasks import Prompt; print(Prompt.make('a \\u00e9', answer='b').uid)"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
