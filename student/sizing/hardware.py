@@ -20,8 +20,9 @@ class Hardware:
         memory: bytes.
         flops: floating-point operations per second (two per multiply-add), at the precision in use.
         bandwidth: bytes per second of its memory.
-        overhead: least seconds of a layer in one forward pass, because the host has to launch its kernels.
+        overhead: seconds that the host takes to launch the kernels of a layer in one forward pass.
         reserve: bytes that libraries take before anything of the run does.
+        overlaps: whether arithmetic, memory traffic and the host's work go on at the same time.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Hardware:
     bandwidth: float
     overhead: float = 1e-3
     reserve: float = 1.5 * GIB
+    overlaps: bool = True
 
 
 TABLE = {
@@ -66,10 +68,10 @@ def here() -> Hardware:
         known = like or TABLE["a100"]
         return Hardware(found.name, found.total_memory, known.flops, known.bandwidth)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Hardware("the CPU here", memory, _measured_flops(), 1e10, 2e-4, 0.5 * GIB)
+    return Hardware("the CPU here", memory, _measured_flops(), 1e10, 2e-3, 0.5 * GIB, overlaps=False)
 
 
-def _measured_flops(size: int = 512, tries: int = 5) -> float:
+def _measured_flops(size: int = 512, tries: int = 20) -> float:
     """Of float32 products on this CPU, with the threads that torch has now; the best of several tries."""
     left = torch.ones(size, size)
     best = float("inf")

@@ -1,6 +1,7 @@
 """Seconds of a step by stage, and bytes on the network: arithmetic with stated assumptions, not measurements.
 
-    decoding forward   the longest of: reading weights, keys and values; 2 P operations a row; launching the layers
+    decoding forward   reading weights, keys, values and logits; 2 P operations a row; launching the layers: the longest
+                       of them on a GPU, their sum on a CPU
     prompts            once for all samples; of episodes whose history is cut, also what each turn is written after
     forwards           new tokens of the rank over its slots, and the tail in which the longest answers end
     learning           6 P operations a token, 8 with recomputation, 4 (6) where the weights are frozen under adapters
@@ -23,7 +24,9 @@ from student.sizing.memory import slots
 from student.sizing.shape import ModelShape
 
 _REACHED = 0.4
-"""Share of the peak that a transformers model reaches in training and prefill."""
+"""Share of the device's speed that a transformers model reaches in training and prefill."""
+_LOGIT_BYTES = 48
+"""Traffic of a logit that is sampled from: float32, read or written a dozen times."""
 _SIZES = {"f16": 2.0, "u16": 2.0, "bf16": 2.0, "f32": 4.0}
 _ID = 18 / 8
 """Bytes of a packed id."""
@@ -62,12 +65,14 @@ def times_of(recipe: Recipe, shape: ModelShape, needs: Needs, device: Hardware, 
     mine, prompt = rows / ranks, rollout.max_prompt_tokens / 2
     read, here = lengths_of(recipe, prompt, mean), slots(recipe, ranks)
     forwards = mine * mean / here + max(0.0, rollout.max_new_tokens - mean)
+    logits = _LOGIT_BYTES * shape.vocabulary
     decoding = {
-        "memory": (shape.weight_bytes + here * read.context * shape.cache_bytes) / device.bandwidth,
+        "memory": (shape.weight_bytes + here * logits + here * read.context * shape.cache_bytes) / device.bandwidth,
         "arithmetic": 2 * shape.active * here / (device.flops * _REACHED),
         "launching layers": shape.layers * device.overhead,
     }
     bound = max(decoding, key=lambda name: decoding[name])
+    forward = decoding[bound] if device.overlaps else sum(decoding.values())
     before = prompt * mine / rollout.samples_per_prompt + read.prefilled * mine
     prefill = 2 * shape.active * before / (device.flops * _REACHED)
     # Per parameter and token: 2 operations forward, 2 backward to the inputs, 2 to the weights unless they are frozen,
@@ -76,7 +81,7 @@ def times_of(recipe: Recipe, shape: ModelShape, needs: Needs, device: Hardware, 
     learning = passes * shape.active * mine * read.positions * recipe.train.epochs / (device.flops * _REACHED)
     sent, received = _traffic(needs, read.positions, mean, shape)
     return Times(
-        stages={"rollout": forwards * decoding[bound] + prefill, "learn": learning},
+        stages={"rollout": forwards * forward + prefill, "learn": learning},
         bound={"rollout": bound, "learn": "arithmetic"},
         tokens=rows * mean,
         sent=rows * sent,

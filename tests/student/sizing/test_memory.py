@@ -20,6 +20,7 @@ from student.sizing.hardware import GIB, TABLE, Hardware
 from student.sizing.memory import CASTS, Memory, check_fits, memory_of
 from student.sizing.plan import describe
 from student.sizing.shape import ModelShape
+from student.sizing.times import times_of
 
 MEASURE = Path(__file__).parents[2] / "support" / "measure_memory.py"
 CPU = Hardware("the CPU here", 16e9, 1e11, 1e10, 1e-4, 0.0)
@@ -295,3 +296,14 @@ def test_the_plan_tells_memory_time_and_traffic(world: Path, tmp_path: Path) -> 
         assert part in lines
     # Eight rows of 32 tokens after 32 of prompts: ids of 4 bytes up; 64 values of 2 and ids of 2.25 bytes down, and 8.
     assert f"network {8 * 64 * 4 / 1e6:.1f} MB to teachers, {8 * 32 * (64 * 4.25 + 8) / 1e6:.1f} MB from them" in lines
+
+
+def test_what_a_gpu_does_at_once_a_cpu_does_in_turn(world: Path, tmp_path: Path) -> None:
+    recipe = make(world, tmp_path, *CASES["activations"])
+    shape, needs = ModelShape(recipe.model), build_plugins(recipe).needs
+    at_once, in_turn = (
+        times_of(recipe, shape, needs, replace(CPU, overlaps=overlaps), mean=32.0, ranks=1)
+        for overlaps in (True, False)
+    )
+    assert at_once.stages["learn"] == in_turn.stages["learn"]
+    assert at_once.stages["rollout"] < in_turn.stages["rollout"] < 3 * at_once.stages["rollout"]
