@@ -122,7 +122,8 @@ def killed_and_resumed(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Ca
         when = {"after": str(cut / "checkpoints" / "step-000001"), "flag": str(flag)}
         changes["prompts"] = {"task": f"tests.support.environments:{environment}", "options": {**options, **when}}
         recipe, calm = (make_recipe(**changes, run=str(folder)) for folder in (cut, tmp_path / "calm"))
-        killed = forked.run([sys.executable, *_training(tmp_path, [recipe])], cwd=_SUPPORT.parents[1])
+        # As long as a test may take: a run that begins many machines waits for a busy computer.
+        killed = forked.run([sys.executable, *_training(tmp_path, [recipe])], timeout=1800, cwd=_SUPPORT.parents[1])
         assert killed.returncode == -signal.SIGKILL and flag.exists(), killed.stderr
         ended = [Path(train(recipe, resume=True)["checkpoint"]), Path(train(calm)["checkpoint"])]
         assert weights_of(ended[0]) == weights_of(ended[1])
