@@ -7,8 +7,9 @@ it:
     preference: chance that the teacher likes a correct answer better, relative to the student, than a wrong one (0.5:
         it cannot tell them apart, and distillation moves nothing towards correctness)
     stop: log-ratio at the student's stop token; far below 0, the teacher ends its turns with another token
-    windows: cosine of each prefix's gradient with the full one, and of as many random tokens; a window method can pay
-        where a prefix passes 0.71 and random tokens of its size do not
+    windows: cosine of each prefix's gradient with the full one; a window method can pay where a prefix passes 0.71. As
+        many tokens at random, whose gradient is the full one's on average, have a cosine of 1 but for noise (and save
+        no sampling): where theirs is far from 1, the answers are too few to judge by
 
 What it cannot say: what ExOPD's extrapolation is worth (it takes decoding with both models: `opd lab premise` does
 that in tiny worlds) and whether EffOPD's jumps land (it takes a part of the training).
@@ -56,8 +57,13 @@ class Window:
 
     @property
     def pays(self) -> bool:
-        """Whether the prefix is admissible and random tokens of its size are not."""
-        return self.cross_fitted >= ADMITTED and not self.random >= ADMITTED
+        """Whether the prefix is admissible."""
+        return self.cross_fitted >= ADMITTED
+
+    @property
+    def clear(self) -> bool:
+        """Whether the answers are enough to find a cosine that is there: that of random tokens, which is 1."""
+        return self.random >= ADMITTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +196,11 @@ def verdicts(report: PremiseReport) -> list[str]:
         )
     paying = [window.tokens for window in report.windows if window.pays]
     if paying:
-        found.append(f"windows can pay: the first {paying[0]} tokens point where the whole does, random ones do not.")
-    elif report.windows and all(math.isnan(window.cross_fitted) for window in report.windows):
+        found.append(f"windows can pay: the first {paying[0]} tokens point where the whole answer does.")
+    elif report.windows and not any(window.clear for window in report.windows):
         found.append("windows: the answers are too few to judge them by; give more --rows.")
     elif report.windows:
-        found.append("windows are unlikely to pay: no prefix points where the whole does and random tokens do not.")
+        found.append("windows are unlikely to pay: no prefix points where the whole answer does.")
     if report.stop < _STRANGE_STOP:
         found.append(
             f"stop: the teacher finds the student's end improbable ({report.stop:.1f} nats); set teachers.map_stops or "

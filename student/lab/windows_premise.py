@@ -2,7 +2,8 @@
 
 An untrained student answers a few prompts and the teacher scores them, as `opd premise` does for a recipe: the cosine
 of each prefix's gradient with the whole one, cross-fitted so that noise cannot pass for agreement, beside that of as
-many tokens at random, and by tenth of the answer how often the student's token is the teacher's first choice.
+many tokens at random, which is 1 but for noise, and by tenth of the answer how often the student's token is the
+teacher's first choice.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ def measure(plan: ExperimentPlan, world: int, *, least: float, teacher: str | No
     Args:
         plan: gives the models and the prompts.
         world: seed of the world.
-        least: present only if the cosine of the first quarter is at least this, and that of random tokens below it.
+        least: present only if the cosine of the first quarter is at least this.
         teacher: which served model; the recipe's own when None.
     """
     experiment = plan.experiment
@@ -38,7 +39,7 @@ def measure(plan: ExperimentPlan, world: int, *, least: float, teacher: str | No
         data = here.recipe(arm, Replicate(world, experiment.seeds[0]), plan.default_rate())
         report = predict(Recipe.model_validate({"run": "unused", **data}), rows=ROWS[plan.form])
     decisive = quarter(report.windows)
-    present = decisive is not None and decisive.cross_fitted >= least and decisive.random < decisive.cross_fitted
+    present = decisive is not None and decisive.cross_fitted >= least
     return Measured(present, _words(report))
 
 

@@ -62,11 +62,11 @@ def test_a_preference_is_the_share_of_pairs() -> None:
 
 def test_what_follows_is_said_in_a_sentence_each() -> None:
     report = PremiseReport(8, 0.5, 10.0, 0.1, preference=0.8, stop=-0.1)
-    good, noise = Window(4, 0.9, 0.8, 0.5), Window(4, 0.9, 0.9, 0.9)
+    good, astray = Window(4, 0.9, 0.8, 1.0), Window(4, 0.9, 0.5, 1.0)
     assert [line.split(":")[0] for line in verdicts(report)] == ["distillation can pay"]
     assert verdicts(replace(report, windows=[good]))[1].startswith("windows can pay")
-    assert verdicts(replace(report, windows=[noise]))[1].startswith("windows are unlikely")
-    unmeasured = replace(noise, cross_fitted=math.nan, random=math.nan)
-    assert verdicts(replace(report, windows=[unmeasured]))[1].startswith("windows: the answers are too few")
+    assert verdicts(replace(report, windows=[astray]))[1].startswith("windows are unlikely")
+    for drowned in (replace(astray, cross_fitted=math.nan, random=math.nan), replace(astray, random=0.4)):
+        assert verdicts(replace(report, windows=[drowned]))[1].startswith("windows: the answers are too few")
     assert verdicts(replace(report, preference=0.5))[0].startswith("distillation is unlikely")
     assert "map_stops" in verdicts(replace(report, stop=-25.0))[-1]
