@@ -50,12 +50,17 @@ def _root(
 def _add_verbs(arguments: Sequence[str] = ()) -> None:
     """Add the verb that `arguments` name, or all where they name none: help, completion and suggestions list them.
 
+    Verbs that were added before stay as they are.
+
     Loading all of them takes three times as long as loading one, which whoever calls `opd` in a script would wait for.
     """
     points = sorted(entry_points(group="opd.commands"), key=lambda p: p.name)
     # No flag before the verb takes a value, so that the first other word is the verb.
     named = next((word for word in arguments if not word.startswith("-")), None)
+    known = {verb.name for verb in app.registered_commands} | {group.name for group in app.registered_groups}
     for point in [p for p in points if p.name == named] or points:
+        if point.name in known:
+            continue
         try:
             verb = point.load()
         except ImportError as error:

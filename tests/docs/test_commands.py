@@ -37,8 +37,7 @@ def commands() -> list[tuple[str, list[str]]]:
 @pytest.fixture(scope="module")
 def verbs() -> dict[str, set[str]]:
     """Verb or verb and subverb -> its flags."""
-    if not opd.cli.app.registered_commands:
-        opd.cli._add_verbs()
+    opd.cli._add_verbs()
     known: dict[str, set[str]] = {}
     root = typer.main.get_command(opd.cli.app)
     for name, command in root.commands.items():  # type: ignore[attr-defined]

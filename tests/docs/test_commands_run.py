@@ -165,8 +165,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, world: Path, serve: Any) -> 
 
 
 def invoke(words: list[str]) -> str:
-    if not opd.cli.app.registered_commands:
-        opd.cli._add_verbs()
+    opd.cli._add_verbs()
     result = CliRunner(env={"COLUMNS": "100"}).invoke(opd.cli.app, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output

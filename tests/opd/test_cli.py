@@ -54,6 +54,8 @@ def test_a_verb_is_loaded_without_the_others(
     monkeypatch.setattr(opd.cli, "entry_points", lambda group: [point("train"), point("serve")])
     opd.cli._add_verbs(words)
     assert asked == loaded
+    opd.cli._add_verbs()
+    assert sorted(asked) == ["serve", "train"], "a verb that is there is not loaded again"
 
 
 def test_help_shows_defaults_in_brackets(call: Call) -> None:

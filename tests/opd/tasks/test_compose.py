@@ -141,8 +141,7 @@ def test_a_chat_model_names_the_link_and_is_asked_again(tmp_path: Path) -> None:
 def test_the_command_writes_a_table_that_a_recipe_reads(tmp_path: Path) -> None:
     import opd.cli
 
-    if not opd.cli.app.registered_commands:
-        opd.cli._add_verbs()
+    opd.cli._add_verbs()
     table, out = tmp_path / "p.jsonl", tmp_path / "c.jsonl"
     rows: list[dict[str, Any]] = [
         {"prompt": problem.text, "answer": problem.answer, "pass_rate": rate}
