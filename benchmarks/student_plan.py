@@ -15,7 +15,6 @@ import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import torch
@@ -78,7 +77,7 @@ def measured(one: Recipe) -> tuple[dict[str, float], float]:
     with mock.patch("student.run.telemetry.time", SimpleNamespace(monotonic=time.process_time)):
         train(one)
     lines = [json.loads(line) for line in (one.run / "metrics.jsonl").read_text().splitlines()][WARM:]
-    stages: dict[str, Any] = {name: [line["seconds"].get(name, 0.0) for line in lines] for name in ("rollout", "learn")}
+    stages = {name: [line["seconds"][name] for line in lines] for name in ("rollout", "learn")}
     length = statistics.mean(line["response_length"] for line in lines)
     return {name: statistics.median(values) for name, values in stages.items()}, length
 

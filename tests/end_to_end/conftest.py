@@ -91,6 +91,29 @@ def roomy_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def game_training(roomy_models: Path, serve: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """What short trainings in games share: models with room for long observations, and their teacher, served."""
+    teacher = serve("--model", f"teacher={roomy_models / 'teacher'}", "--deterministic")
+
+    def changes(*, prompts: int, steps: int, tokens: int, **episodes: Any) -> dict[str, Any]:
+        """Recipe settings: `prompts` a step, `tokens` of an episode's history, `episodes` of rollout.episodes."""
+        return {
+            "model": {"path": str(roomy_models / "student")},
+            "teachers": {"endpoints": [teacher.address], "default": "teacher"},
+            "rollout": {
+                "prompts_per_step": prompts,
+                "max_new_tokens": tokens,
+                "max_prompt_tokens": tokens,
+                "episodes": {"turn_tokens": 8, **episodes},
+            },
+            "train": {"steps": steps},
+            "eval": {"prompts": 1},
+        }
+
+    return changes
+
+
 _SUPPORT = Path(__file__).parents[1] / "support"
 
 

@@ -265,24 +265,11 @@ def test_its_recipe_passes_a_dry_run_as_it_is(tmp_path: Path) -> None:
 
 
 def test_households_are_played_scored_and_learnt_from_and_a_killed_run_resumes_to_the_same_weights(
-    roomy_models: Path,
-    serve: Callable[..., Any],
+    game_training: Callable[..., dict[str, Any]],
     killed_and_resumed: Callable[..., Recipe],
 ) -> None:
-    teacher = serve("--model", f"teacher={roomy_models / 'teacher'}", "--deterministic")
-    changes: dict[str, Any] = {
-        "model": {"path": str(roomy_models / "student")},
-        "teachers": {"endpoints": [teacher.address], "default": "teacher"},
-        "rollout": {
-            "prompts_per_step": 4,
-            "max_new_tokens": 1500,
-            "max_prompt_tokens": 1500,
-            "episodes": {"turns": 4, "turn_tokens": 8, "isolation": "none"},
-        },
-        "methods": [{"name": "tcod", "order": "b2f", "every": 1, "turns": 3}],
-        "train": {"steps": 3},
-        "eval": {"prompts": 1},
-    }
+    changes = game_training(prompts=4, steps=3, tokens=1500, turns=4, isolation="none")
+    changes["methods"] = [{"name": "tcod", "order": "b2f", "every": 1, "turns": 3}]
     calm = killed_and_resumed("DeadlyHousehold", SMALL, **changes)
     lines = [json.loads(line) for line in (calm.run / "metrics.jsonl").read_text().splitlines()]
     assert [line["turn_depth"] for line in lines] == [1, 2, 3]

@@ -230,27 +230,14 @@ def test_known_paths_are_recorded_and_played_from_their_file(game: ScienceWorld,
 
 
 def test_experiments_are_played_scored_and_learnt_from_the_same_way_twice(
-    roomy_models: Path,
-    serve: Callable[..., Any],
+    game_training: Callable[..., dict[str, Any]],
     make_recipe: Callable[..., Recipe],
     tmp_path: Path,
     hashes: Callable[[Path], dict[str, str]],
 ) -> None:
-    teacher = serve("--model", f"teacher={roomy_models / 'teacher'}", "--deterministic")
-    changes: dict[str, Any] = {
-        "model": {"path": str(roomy_models / "student")},
-        "teachers": {"endpoints": [teacher.address], "default": "teacher"},
-        "prompts": {"task": "scienceworld", "options": {**PATHS, "tasks": EASY["tasks"][:1]}},
-        "rollout": {
-            "prompts_per_step": 2,
-            "max_new_tokens": 2000,
-            "max_prompt_tokens": 2000,
-            "episodes": {"turns": 3, "turn_tokens": 8, "limits": PATIENCE.model_dump()},
-        },
-        "methods": [{"name": "tcod", "order": "b2f", "every": 1, "turns": 2}],
-        "train": {"steps": 2},
-        "eval": {"prompts": 1},
-    }
+    changes = game_training(prompts=2, steps=2, tokens=2000, turns=3, limits=PATIENCE.model_dump())
+    changes["prompts"] = {"task": "scienceworld", "options": {**PATHS, "tasks": EASY["tasks"][:1]}}
+    changes["methods"] = [{"name": "tcod", "order": "b2f", "every": 1, "turns": 2}]
     before = own_machines()
     runs = [make_recipe(**changes, run=str(tmp_path / name)) for name in ("first", "second")]
     first, second = (train(recipe) for recipe in runs)
@@ -265,22 +252,10 @@ def test_experiments_are_played_scored_and_learnt_from_the_same_way_twice(
 
 
 def test_a_run_that_is_killed_inside_an_experiment_resumes_to_the_same_weights(
-    roomy_models: Path, serve: Callable[..., Any], killed_and_resumed: Callable[..., Recipe]
+    game_training: Callable[..., dict[str, Any]], killed_and_resumed: Callable[..., Recipe]
 ) -> None:
     """Of a task whose observations went by what Java had played, and by its threads."""
-    teacher = serve("--model", f"teacher={roomy_models / 'teacher'}", "--deterministic")
-    changes: dict[str, Any] = {
-        "model": {"path": str(roomy_models / "student")},
-        "teachers": {"endpoints": [teacher.address], "default": "teacher"},
-        "rollout": {
-            "prompts_per_step": 1,
-            "max_new_tokens": 2000,
-            "max_prompt_tokens": 2000,
-            "episodes": {"turns": 3, "turn_tokens": 8, "isolation": "none"},
-        },
-        "train": {"steps": 2},
-        "eval": {"prompts": 1},
-    }
+    changes = game_training(prompts=1, steps=2, tokens=2000, turns=3, isolation="none")
     options = {"tasks": ["identify-life-stages-2"], "simplifications": ["easy"]}
     calm = killed_and_resumed("DeadlyExperiment", options, **changes)
     lines = [json.loads(line) for line in (calm.run / "metrics.jsonl").read_text().splitlines()]
