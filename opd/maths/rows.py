@@ -122,6 +122,8 @@ def _entropy(p: Tensor, log_p: Tensor) -> Float[Tensor, " n"]:
 
 def log_probs(logits: Float[Tensor, "n V"], log_z: Float[Tensor, " n"], temperature: float) -> Float[Tensor, "n V"]:
     """Log-probs from logits and their logsumexp at this temperature, a new tensor in the dtype of `log_z`."""
+    if temperature == 1.0:
+        return logits.to(log_z.dtype) - log_z.unsqueeze(-1)
     return logits.to(log_z.dtype, copy=True).div_(temperature).sub_(log_z.unsqueeze(-1))
 
 

@@ -163,7 +163,7 @@ class _TokenScores(torch.autograd.Function):
         d_mean: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         logits, ids, sampled_ids, mask, log_z, log_tail = ctx.saved_tensors
-        arriving = arriving_gradients(log_z, log_tail, d_picked, d_sampled, d_tail, d_z, d_mean)
+        arriving = arriving_gradients(ids.shape[1], log_z, log_tail, d_picked, d_sampled, d_tail, d_z, d_mean)
         out = torch.empty_like(logits)
         for block in row_blocks(logits):
             log_p = log_probs(logits[block], log_z[block], ctx.temperature)
@@ -183,17 +183,21 @@ def score_rows(
     dtype: torch.dtype,
 ) -> tuple[Float[Tensor, "n K"], Float[Tensor, "5 n"]]:
     """Log-probs of a few rows at `ids`, and their statistics in the order of `ScoreStatistic`; 0 for no sampled id."""
-    log_z = torch.logsumexp(logits.to(dtype) / temperature, dim=-1)
+    scaled = logits.to(dtype)
+    log_z = torch.logsumexp(scaled if temperature == 1.0 else scaled / temperature, dim=-1)
     log_p = log_probs(logits, log_z, temperature)
     picked = log_p.gather(1, ids)
     sampled = torch.zeros_like(log_z) if sampled_ids is None else log_p.gather(1, sampled_ids).squeeze(1)
     entropies, mean = entropy(log_p), log_p.mean(-1)
     # Last, because it overwrites the log-probs. Over the complement: 1 - mass is all rounding where the tail is tiny.
-    log_tail = log_p.scatter_(1, ids, -torch.inf).logsumexp(-1)
+    # Without candidates everything lies outside.
+    outside = log_p.scatter_(1, ids, -torch.inf) if ids.shape[1] else None
+    log_tail = torch.zeros_like(log_z) if outside is None else outside.logsumexp(-1)
     return picked, torch.stack([sampled, log_tail, log_z, entropies, mean])
 
 
 def arriving_gradients(
+    candidates: int,
     log_z: Tensor,
     log_tail: Tensor,
     d_picked: Tensor | None,
@@ -202,12 +206,15 @@ def arriving_gradients(
     d_z: Tensor | None,
     d_mean: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """What `score_rows_gradient` takes: gradients of picked [N, K], sampled, tail and mean [N], and the factor of p."""
+    """What `score_rows_gradient` takes: gradients of picked [N, K], sampled, tail and mean [N], and the factor of p.
+
+    `candidates` is K, also where no gradient arrives at them.
+    """
     zeros = torch.zeros_like(log_z)
     d_picked = zeros.new_zeros(len(zeros), 0) if d_picked is None else d_picked
     d_sampled = zeros if d_sampled is None else d_sampled
-    # An empty tail is the constant -inf.
-    d_tail = zeros if d_tail is None else torch.where(log_tail.isneginf(), zeros, d_tail)
+    # An empty tail is the constant -inf, and one that holds everything the constant 0.
+    d_tail = zeros if d_tail is None or not candidates else torch.where(log_tail.isneginf(), zeros, d_tail)
     d_mean = zeros if d_mean is None else d_mean
     # The gradient of log p_i is one_hot(i) - p: p is multiplied by minus the sum of all arriving gradients, once.
     p_factor = (zeros if d_z is None else d_z) - d_picked.sum(-1) - d_sampled - d_tail - d_mean
@@ -229,11 +236,12 @@ def score_rows_gradient(
     # The mean gives every id the same share, on top of its part in the factor of p.
     share = (d_mean / log_p.shape[-1]).unsqueeze(-1)
     gradient = torch.addcmul(share, log_p.exp(), p_factor.unsqueeze(-1))
-    # d log tail / d logit_i is p_i / tail outside the candidates (its part on every p is in `p_factor`). Of an empty
-    # tail `arriving_gradients` has made the gradient 0; a finite number here keeps -inf - -inf from making it NaN.
-    finite_tail = torch.where(log_tail.isneginf(), torch.zeros_like(log_tail), log_tail)
-    outside = log_p.scatter_(1, ids, -torch.inf).sub_(finite_tail.unsqueeze(-1)).exp_()
-    gradient.addcmul_(outside, d_tail.unsqueeze(-1))
+    if ids.shape[1]:
+        # d log tail / d logit_i is p_i / tail outside the candidates (its part on every p is in `p_factor`). Of an
+        # empty tail `arriving_gradients` has made the gradient 0; a finite number keeps -inf - -inf from making it NaN.
+        finite_tail = torch.where(log_tail.isneginf(), torch.zeros_like(log_tail), log_tail)
+        outside = log_p.scatter_(1, ids, -torch.inf).sub_(finite_tail.unsqueeze(-1)).exp_()
+        gradient.addcmul_(outside, d_tail.unsqueeze(-1))
     if d_picked.shape[1]:
         gradient.scatter_add_(1, ids, d_picked)
     # Added by itself: y may be a candidate as well.

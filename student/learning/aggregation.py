@@ -57,11 +57,13 @@ def position_weights(
     parts = {}
     for index, (term, known) in enumerate(zip(terms, strata, strict=True)):
         mode = term.settings.aggregation
-        sequences = _numbered(_sequences(term, rows, whole_prompts=mode == "prompt_mean"))
-        of_token, count = spread(sequences), len(set(sequences))
+        of_token, count = None, 0
         if mode == "turn_mean":
             turns, count = turn_numbers(rows)
             of_token = torch.from_numpy(turns).to(device)
+        elif mode != "token_mean":
+            sequences = _numbered(_sequences(term, rows, whole_prompts=mode == "prompt_mean"))
+            of_token, count = spread(sequences), len(set(sequences))
         labels = [term.stratum(row) for row in rows] if mode == "balanced" else []
         # The same order on all ranks: `token_weights` adds up counts over ranks by index.
         every = sorted({*known, *labels})

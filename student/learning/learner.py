@@ -9,6 +9,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor
@@ -193,7 +194,8 @@ class Learner:
                     continue
                 part = parts[index]
                 micro = collate(rows, part, self.accelerator.device)
-                index_of = torch.cat([torch.arange(ends[i], ends[i + 1]) for i in part]).to(self.accelerator.device)
+                places = np.concatenate([np.arange(ends[i], ends[i + 1]) for i in part])
+                index_of = torch.from_numpy(places).to(self.accelerator.device)
                 # Around both: where layers are checkpointed, the backward pass runs them forward again.
                 with self.student.around(partial(micro.reading, self.updates)):
                     loss, metrics = self._micro_loss(micro, [every[index_of] for every in weights], select)
@@ -307,8 +309,9 @@ class Learner:
         Raises:
             CancelledError: within work that the ranks agree on.
         """
-        if self.sharded:
-            self.ranks.meet()
+        if not self.sharded:
+            return nullcontext()
+        self.ranks.meet()
         return whole(self.student)
 
     def state_dict(self) -> dict[str, Any]:

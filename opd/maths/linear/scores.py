@@ -188,7 +188,7 @@ def linear_scores_backward_op(
     log_z, log_tail = rows[ScoreStatistic.LOG_Z], rows[ScoreStatistic.LOG_TAIL]
     # The entropy is detached: nothing arrives at its row.
     trained = (ScoreStatistic.SAMPLED, ScoreStatistic.LOG_TAIL, ScoreStatistic.LOG_Z, ScoreStatistic.MEAN)
-    arriving = arriving_gradients(log_z, log_tail, d_picked, *(d_rows[row] for row in trained))
+    arriving = arriving_gradients(ids.shape[1], log_z, log_tail, d_picked, *(d_rows[row] for row in trained))
     gradients, scratch = gradients_within(model, (wanted[0], wanted[1], wanted[2]), scratch_bytes)
     with torch.autocast(hidden.device.type, enabled=False):
         for tile, (logits,) in tiles_of(model, 1, scratch):
