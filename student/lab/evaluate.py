@@ -15,7 +15,7 @@ from opd.config import parse_settings
 from opd.files import write_whole
 from opd.tasks.modes import ModeSettings
 from student.evaluate_model import evaluate_model
-from student.lab.experiment import OF_MODE, ROUTED, Arm, Replicate
+from student.lab.experiment import OF_DOMAIN, OF_MODE, ROUTED, Arm, Replicate
 from student.lab.plan import ExperimentPlan
 from student.lab.runs import Run, beside, read_json
 from student.orbit.figures import OWN, across_modes
@@ -36,6 +36,7 @@ class Level:
         pass8: share of prompts with a correct answer among 8, without bias.
         pass64: the same among 64, on a quarter of the prompts; not measured of episodes.
         modes: figures of modes by name, of the answers at temperature 1, see `student.orbit.figures`.
+        domains: accuracy by domain, of the answers at temperature 1.
     """
 
     accuracy: float
@@ -43,9 +44,12 @@ class Level:
     pass8: float = math.nan
     pass64: float = math.nan
     modes: Mapping[str, float] = field(default_factory=dict)
+    domains: Mapping[str, float] = field(default_factory=dict)
 
     def get(self, measure: str) -> float:
-        """A measure of a claim: a field, or "mode/" and a figure of modes; nan where it is not known."""
+        """A measure of a claim: a field, "mode/" and a figure of modes, or "domain/" and one; nan if not known."""
+        if measure.startswith(OF_DOMAIN):
+            return float(self.domains.get(measure.removeprefix(OF_DOMAIN), math.nan))
         if measure.startswith(OF_MODE):
             return float(self.modes.get(measure.removeprefix(OF_MODE), math.nan))
         return float(getattr(self, measure))
@@ -156,6 +160,7 @@ def _level(data: Mapping[str, Any]) -> Level:
         passes("sampled", SAMPLES),
         passes("wide", WIDE_SAMPLES),
         data["sampled"].get("modes", {}),
+        {name: float(part["accuracy"]) for name, part in data["sampled"].get("domains", {}).items()},
     )
 
 

@@ -32,12 +32,15 @@ Measure = Literal[
 ]
 OF_MODE = "mode/"
 """Begins the measures that are figures of modes on the last weights, for example mode/accuracy/long."""
+OF_DOMAIN = "domain/"
+"""Begins the measures that are the accuracy on the prompts of a domain, sampled at temperature 1: domain/addition."""
 OF_METRIC = "metric/"
 """Begins the measures that are metrics of training, means over the last quarter of the steps: metric/reward."""
 VALUE = "value:"
 """Begins the rival of a claim that is a number, for example value:1.5."""
 Direction = Literal["more", "less"]
-TUNING_SEED = 1000
+TUNING_SEED = 990
+"""Run seed of sweeps and of premises that train; the first model of world 1 was trained on the prompts of 1000."""
 ROUTED = "teachers"
 """Among evaluated models: each prompt answered by the teacher of its domain."""
 WORLDS = Path(__file__).parent / "worlds"
@@ -119,10 +122,11 @@ class Claim:
         arm, rival: names of arms; the rival may be an evaluated model, "model:NAME", or a number, "value:1.5" (for
             final measures only).
         measure: accuracy (8 answers to each held-out prompt at temperature 1), greedy, pass8 and pass64 are measured
-            on the final weights, and so are figures of modes, "mode/..." (`student.orbit.figures`); "metric/..." is
-            the mean of a metric of training over the last quarter of the steps; reverse_kl is the mean of the last
-            evaluations, fall the deepest fall of the accuracy; the *_at_tokens forms are read off at the number of
-            sampled tokens that both arms reached; tokens_to, steps_to and flops_to are costs until `level` is reached.
+            on the final weights, and so are the accuracy of a domain, "domain/...", and figures of modes, "mode/..."
+            (`student.orbit.figures`); "metric/..." is the mean of a metric of training over the last quarter of the
+            steps; reverse_kl is the mean of the last evaluations, fall the deepest fall of the accuracy; the
+            *_at_tokens forms are read off at the number of sampled tokens that both arms reached; tokens_to, steps_to
+            and flops_to are costs until `level` is reached.
         direction: what the claim says.
         level: fraction of the rival's final accuracy that counts as reached, for costs.
         factor: for costs, how many times cheaper the arm must be: a paper's figure, or 1 for cheaper at all.

@@ -6,18 +6,22 @@ from pathlib import Path
 from typing import get_args
 
 from opd.errors import ConfigError
-from student.lab.experiment import OF_METRIC, OF_MODE, TUNING_SEED, VALUE, Experiment, Measure
+from student.lab.experiment import OF_DOMAIN, OF_METRIC, OF_MODE, TUNING_SEED, VALUE, Experiment, Measure
+from student.lab.tiny.plans import training_seeds
+from student.lab.tiny.presets import world_plan
 
 _WHERE = {
     "baselines": "baselines:SUMS",
     "baselines_sorting": "baselines:SORTING",
     "estimators": "estimators:EXPERIMENT",
+    "shaping": "shaping:EXPERIMENT",
     "windows_restate": "windows:RESTATE",
     "windows_parts": "windows:PARTS",
     "windows_long": "windows:LONG",
     "effopd": "effopd:EXPERIMENT",
     "exopd_one": "exopd:ONE",
     "exopd": "exopd:TWO",
+    "budgets": "budgets:EXPERIMENT",
     "correction": "correction:EXPERIMENT",
     "combinations": "combinations:EXPERIMENT",
     "modes": "modes:EXPERIMENT",
@@ -76,7 +80,8 @@ def check(experiment: Experiment, source: object = "") -> Experiment:
             f"{where}{len(experiment.worlds)} worlds and {len(experiment.replicates)} replicates are too few for an "
             "interval; give two worlds and five replicates at least."
         )
-    shared = sorted({*experiment.worlds} & {*experiment.seeds, TUNING_SEED})
+    taken = {*experiment.worlds} | set(training_seeds(world_plan(str(experiment.world_file)), experiment.worlds))
+    shared = sorted(taken & {*experiment.seeds, TUNING_SEED})
     if shared:
         raise ConfigError(f"{where}seed {shared[0]} is both a world's and a run's; the models were trained on it.")
     arms = {arm.name for arm in experiment.arms}
@@ -85,7 +90,7 @@ def check(experiment: Experiment, source: object = "") -> Experiment:
     for claim in experiment.claims:
         # Rivals beside the arms: a model that is evaluated, or a number.
         known = claim.rival in arms | models or claim.rival.startswith(VALUE)
-        if claim.measure not in get_args(Measure) and not claim.measure.startswith((OF_MODE, OF_METRIC)):
+        if claim.measure not in get_args(Measure) and not claim.measure.startswith((OF_MODE, OF_METRIC, OF_DOMAIN)):
             raise ConfigError(f"{where}the claim {claim.text!r} is about {claim.measure!r}, which nothing measures.")
         if claim.arm not in arms or not known:
             raise ConfigError(

@@ -1,7 +1,9 @@
 """(c) Reward correction: with a larger teacher, is its own base the better reference?"""
 
 from student.lab.experiment import Arm, Claim, Experiment, Premise
-from student.lab.experiments.common import QUICK, RATES, recipe
+from student.lab.experiments.common import QUICK, recipe
+
+_RATES = (2e-4, 5e-4, 1.5e-3)
 
 EXPERIMENT = Experiment(
     name="correction",
@@ -14,23 +16,23 @@ EXPERIMENT = Experiment(
     tasks=("addition",),
     world="larger",
     recipe=recipe(
-        steps=500, rows=64, length=16, objective={"name": "gopd", "payload": "hidden"}, teachers={"reference": "base"}
+        steps=200, rows=64, length=16, objective={"name": "gopd", "payload": "hidden"}, teachers={"reference": "base"}
     ),
     served=("large", "large_base", "base"),
     evaluated=("base", "large"),
     arms=(
-        Arm("opd", "OPD", {"objective.0.reward_scale": 1.0}, RATES),
+        Arm("opd", "OPD", {"objective.0.reward_scale": 1.0}, _RATES),
         Arm(
             "student_start",
             "ExOPD, reference: the student's start",
             {"objective.0.reward_scale": 1.25},
-            RATES,
+            _RATES,
         ),
         Arm(
             "teacher_base",
             "ExOPD, reference: the teacher's base",
             {"objective.0.reward_scale": 1.25, "teachers.reference": "large_base"},
-            RATES,
+            _RATES,
         ),
     ),
     claims=(
@@ -55,7 +57,8 @@ EXPERIMENT = Experiment(
         ),
     ),
     decision=(
-        "500 steps of 64 answers, each arm with a rate swept of its own; judged on the last weights. The teacher is "
-        "larger than the student and was reinforced from its own base, as in the paper."
+        "200 steps of 64 answers, each arm with a rate swept of its own; judged on the last weights, and about this "
+        "number of tokens where an arm is not at its plateau. The teacher is larger than the student and was "
+        "reinforced from its own base, as in the paper."
     ),
 )

@@ -4,12 +4,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from student.lab.experiment import ROUTED, Arm, Claim, Experiment, Premise
-from student.lab.experiments.common import QUICK, recipe
+from student.lab.experiments.common import QUICK, claims_about, recipe
 
 _RATES = (2e-4, 5e-4, 1.5e-3)
 _DECISION = (
     "500 steps of 64 answers, which lambda 1 needs to its plateau, each lambda with a rate swept of its own; judged on "
     "the last weights. The premise is the accuracy of the fixed point, which a student cannot pass by distilling it."
+)
+_DECISION_OF_TWO = (
+    "300 steps of 64 answers, each lambda with a rate of its own of the two that were best with one teacher; judged on "
+    "the last weights, and about this number of tokens where an arm is not at its plateau. The premise is the accuracy "
+    "of the fixed point, each prompt under its own teacher."
 )
 _NOTE = "Scaling the reward sharpens the student: greedy accuracy and pass@64 say how much of a gain is more than that."
 _PREMISE = Premise(
@@ -20,47 +25,54 @@ _PREMISE = Premise(
 )
 
 
-def _arm(name: str, title: str, scale: float) -> Arm:
-    return Arm(name, title, {"objective.0.reward_scale": scale}, _RATES)
-
-
-def _base() -> dict[str, object]:
-    return recipe(
-        steps=500, rows=64, length=16, objective={"name": "gopd", "payload": "hidden"}, teachers={"reference": "base"}
+def _arms(rates: tuple[float, ...]) -> tuple[Arm, ...]:
+    scales = {"half": 0.5, "opd": 1.0, "exopd": 1.25, "exopd15": 1.5}
+    titles = {"opd": "lambda 1: OPD", "exopd": "lambda 1.25: ExOPD"}
+    return tuple(
+        Arm(name, titles.get(name, f"lambda {scale:g}"), {"objective.0.reward_scale": scale}, rates)
+        for name, scale in scales.items()
     )
 
 
-ARMS = (
-    _arm("half", "lambda 0.5", 0.5),
-    _arm("opd", "lambda 1: OPD", 1.0),
-    _arm("exopd", "lambda 1.25: ExOPD", 1.25),
-    _arm("exopd15", "lambda 1.5", 1.5),
-)
-
-
-def _experiment(name: str, letter: str, title: str, question: str, teacher: str, **more: Any) -> Experiment:
+def _experiment(
+    name: str,
+    letter: str,
+    title: str,
+    question: str,
+    teacher: str,
+    *,
+    steps: int,
+    arms: tuple[Arm, ...],
+    **more: Any,
+) -> Experiment:
     """The sweep of lambda; `teacher` names the level to pass, "model:NAME"."""
+    claims = (
+        Claim("ExOPD is more accurate than OPD", "exopd", "opd", "accuracy", "more", premise="fixed_point"),
+        Claim("ExOPD is more accurate than OPD, greedy", "exopd", "opd", "greedy", "more"),
+        Claim("ExOPD has a higher pass@64 than OPD", "exopd", "opd", "pass64", "more"),
+        Claim("Lambda 1.5 is more accurate than OPD", "exopd15", "opd", "accuracy", "more"),
+        Claim("Lambda 0.5 lies below OPD", "half", "opd", "accuracy", "less"),
+        Claim("OPD passes the teacher", "opd", teacher, "accuracy", "more"),
+        Claim("ExOPD passes the teacher", "exopd", teacher, "accuracy", "more", premise="fixed_point"),
+        Claim("ExOPD passes the teacher, greedy", "exopd", teacher, "greedy", "more"),
+        Claim("Lambda 1.5 passes the teacher", "exopd15", teacher, "accuracy", "more"),
+    )
     return Experiment(
         name=name,
         letter=letter,
         title=title,
         question=question,
-        recipe=_base(),
-        arms=ARMS,
-        claims=(
-            Claim("ExOPD is more accurate than OPD", "exopd", "opd", "accuracy", "more", premise="fixed_point"),
-            Claim("ExOPD is more accurate than OPD, greedy", "exopd", "opd", "greedy", "more"),
-            Claim("ExOPD has a higher pass@64 than OPD", "exopd", "opd", "pass64", "more"),
-            Claim("Lambda 1.5 is more accurate than OPD", "exopd15", "opd", "accuracy", "more"),
-            Claim("Lambda 0.5 lies below OPD", "half", "opd", "accuracy", "less"),
-            Claim("OPD passes the teacher", "opd", teacher, "accuracy", "more"),
-            Claim("ExOPD passes the teacher", "exopd", teacher, "accuracy", "more", premise="fixed_point"),
-            Claim("ExOPD passes the teacher, greedy", "exopd", teacher, "greedy", "more"),
-            Claim("Lambda 1.5 passes the teacher", "exopd15", teacher, "accuracy", "more"),
+        recipe=recipe(
+            steps=steps,
+            rows=64,
+            length=16,
+            objective={"name": "gopd", "payload": "hidden"},
+            teachers={"reference": "base"},
         ),
+        arms=arms,
+        claims=claims_about(claims, arms),
         quick=QUICK,
         premises=(_PREMISE,),
-        decision=_DECISION,
         note=_NOTE,
         **more,
     )
@@ -75,9 +87,13 @@ ONE = _experiment(
     "The teacher was reinforced from the student. The student learns from it with the implicit reward log T - log R "
     "scaled by lambda and its own start as the reference R. Does it pass its teacher?",
     "model:teacher",
+    steps=500,
+    arms=_arms(_RATES),
     tasks=("addition",),
     served=("teacher", "base"),
     evaluated=("base", "teacher"),
+    decision=_DECISION,
+    changes=("after 13 of the 15 runs of the sweep: lambda 2 was left out, for want of time",),
 )
 
 TWO = _experiment(
@@ -88,9 +104,12 @@ TWO = _experiment(
     "implicit reward log T - log R scaled by lambda and the student's start as the reference R. Does it pass them, "
     "each on its own domain?",
     f"model:{ROUTED}",
+    steps=300,
+    arms=_arms(_RATES[:2])[1:],
     tasks=("addition", "subtraction"),
     world="domains",
     served=("addition", "subtraction", "base"),
     routes=_ROUTES,
     evaluated=("base", "addition", "subtraction", ROUTED),
+    decision=_DECISION_OF_TWO,
 )

@@ -8,7 +8,7 @@ from filelock import FileLock
 
 from opd.errors import ConfigError, DataError
 from student.lab.tiny.files import is_world_file
-from student.lab.tiny.plans import Progress, WorldPlan
+from student.lab.tiny.plans import Progress, WorldPlan, model_seed
 from student.lab.tiny.presets import earlier_keys, world_key, world_plan
 from student.lab.tiny.summary import FILE, WorldSummary, read_summary, write_summary
 
@@ -62,7 +62,7 @@ def _build(world: WorldSummary, plan: WorldPlan, progress: Progress | None) -> W
         for index, name in enumerate(plan.models):
             if name in world.models:
                 continue
-            model = builder.build(name, world.seed * 1000 + index)
+            model = builder.build(name, model_seed(world.seed, index))
             world = replace(world, models={**world.models, name: model}, seconds=time.perf_counter() - begun)
             builder.world = world
             write_summary(world)

@@ -1,6 +1,6 @@
 """The parts of a recipe: sizes, training stages, models and worlds."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from opd.tasks import TaskSettings
@@ -138,3 +138,15 @@ class WorldPlan:
     max_new_tokens: int = 32
     measured: int = 256
     episodes: EpisodeSettings | None = None
+
+
+def model_seed(world: int, index: int) -> int:
+    """The seed of the model at place `index` of a world: of its weights, and with `start` of its training prompts."""
+    return world * 1000 + index
+
+
+def training_seeds(plan: WorldPlan, worlds: Iterable[int]) -> Iterator[int]:
+    """The seeds of the prompts that the models of worlds with these seeds are trained on."""
+    for world in worlds:
+        for index, model in enumerate(plan.models.values()):
+            yield from (model_seed(world, index) + stage.plan.start for stage in model.stages)
