@@ -26,8 +26,8 @@ Out = Annotated[
     Path | None,
     typer.Option(
         "--out",
-        help="Folder of the report; results.md and results/ are written there. [default: docs; with --quick, report "
-        "below the root]",
+        help="Folder of the report; results.md and results/ are written there. [default: docs; for the short form and "
+        "for files of your own, report below the root]",
         show_default=False,
     ),
 ]
@@ -102,7 +102,8 @@ def report(names: Names = None, root: Root = DEFAULT_ROOT, out: Out = None, quic
     from student.lab.experiments import NAMES
     from student.lab.report import write_report
 
-    target = out or (root / "report" if quick else Path("docs"))
+    own = quick or any(name not in NAMES for name in names or ())
+    target = out or (root / "report" if own else Path("docs"))
     form = "quick" if quick else "full"
     for path in write_report(root.resolve(), target, form=form, names=tuple(names or NAMES)):
         typer.echo(path)

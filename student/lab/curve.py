@@ -14,7 +14,7 @@ import numpy as np
 TAIL = 3
 """Evaluations at the end of a run whose mean is its final value."""
 PLATEAU = 0.01
-"""Accuracy that an arm at its plateau gains, at most, from the last but three to the last three evaluations."""
+"""Accuracy by which the last three evaluations of an arm at its plateau differ, at most, from the three before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from opd.tasks.modes import ModeSettings
 from student.evaluate_model import evaluate_model
 from student.lab.experiment import OF_DOMAIN, OF_MODE, ROUTED, Arm, Replicate
 from student.lab.plan import ExperimentPlan
-from student.lab.runs import Run, beside, read_json
+from student.lab.runs import Run, beside, content_key, lasting, read_json
 from student.orbit.figures import OWN, across_modes
 from student.recipe import Recipe
 
@@ -87,8 +87,8 @@ def grades(plan: ExperimentPlan, world: int) -> list[ModelGrade]:
         for replicate in [replicate for replicate in plan.replicates if replicate.world == world]:
             file = _model_file(plan, name, replicate)
             if not file.is_file():
-                recipe = plan.recipe(Arm("models", ""), replicate, plan.default_rate())
-                found.append(ModelGrade(name, replicate, file, recipe, plan.models[world].model(name).path))
+                model = plan.models[world].model(name).path
+                found.append(ModelGrade(name, replicate, file, _model_recipe(plan, replicate), model))
     return found
 
 
@@ -190,8 +190,14 @@ def _share(data: Mapping[str, Any], how: str) -> float:
 
 
 def _model_file(plan: ExperimentPlan, name: str, replicate: Replicate) -> Path:
-    world = plan.models[replicate.world].world.key[:8]
-    return plan.world_folder(replicate.world) / "levels" / f"{name}-{replicate.seed}-{world}.json"
+    # By the prompts, limits and samples too: a model must not keep the figures of another evaluation than its arms.
+    parts = [lasting(_model_recipe(plan, replicate)), SAMPLES, WIDE_SAMPLES, plan.models[replicate.world].world.key]
+    key = content_key(plan.root, parts)[:8]
+    return plan.world_folder(replicate.world) / "levels" / f"{name}-{replicate.seed}-{key}.json"
+
+
+def _model_recipe(plan: ExperimentPlan, replicate: Replicate) -> dict[str, Any]:
+    return plan.recipe(Arm("models", ""), replicate, plan.default_rate())
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from student.lab.experiment import TUNING_SEED, Arm, Experiment, Replicate
-from student.lab.runs import Run, flatten, merge
+from student.lab.runs import Run, content_key, flatten, lasting, merge
 from student.lab.tiny.presets import world_plan
 from student.lab.world import WorldModels
 
@@ -59,8 +59,11 @@ class ExperimentPlan:
         return self.folder / f"world-{world}"
 
     def answers(self, world: int, how: str) -> Path:
-        """File with a teacher's answers, drawn `how`, for arms that learn from them."""
-        return self.world_folder(world) / f"answers-{how}.jsonl"
+        """File with a teacher's answers, drawn `how`, for arms that learn from them; each recipe has its own."""
+        recipe = self.recipe(Arm("answers", ""), Replicate(world, world), self.default_rate())
+        seeds = [replicate.seed for replicate in (*self.replicates, self.tuning_replicate) if replicate.world == world]
+        parts = [lasting(recipe), seeds, self.experiment.answers_of, self.models[world].world.key]
+        return self.world_folder(world) / f"answers-{how}-{content_key(self.root, parts)[:8]}.jsonl"
 
     def answer_kinds(self, arms: Iterable[Arm]) -> tuple[str, ...]:
         """How `arms` want answers drawn."""

@@ -151,11 +151,13 @@ def _report(rows: Sequence[Row], windows: list[Window]) -> PremiseReport:
         scores = row.signals[TEACHER, PayloadKind.TOPK]
         if scores.sampled is None or scores.ids is None:
             raise ConfigError("the teachers sent no log-probs; see their log.")
-        ratio = scores.sampled.astype(np.float64) - row.behaviour_logp
-        place = np.arange(row.length) * DECILES // max(1, row.length)
+        # Of an episode the student's own tokens alone: what the environment wrote has no log-probs.
+        own = row.loss_mask
+        ratio = scores.sampled[own].astype(np.float64) - row.behaviour_logp[own]
+        place = (np.arange(row.length) * DECILES // max(1, row.length))[own]
         # Not sums[place] += ...: of the many tokens of a decile that would add the last one alone.
         np.add.at(sums, place, -ratio)
-        np.add.at(hits, place, row.response_ids == scores.ids[:, 0])
+        np.add.at(hits, place, (row.response_ids == scores.ids[:, 0])[own])
         np.add.at(counts, place, 1.0)
         if not row.truncated:
             stops.append(float(ratio[-1]))

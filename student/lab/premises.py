@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from opd.files import write_whole
-from student.lab.experiment import Premise
+from student.lab.experiment import Arm, Premise, Replicate
 from student.lab.plan import ExperimentPlan
-from student.lab.runs import read_json
+from student.lab.runs import content_key, lasting, read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,11 @@ def to_json(findings: Sequence[MeasuredPremise]) -> list[Mapping[str, Any]]:
 
 
 def _file(plan: ExperimentPlan, premise: Premise, world: int) -> Path:
-    key = plan.models[world].world.key[:8]
+    # By all that decides what is found: another measure, bound, arm or recipe finds something else.
+    recipe = lasting(plan.recipe(Arm("premise", ""), Replicate(world, world), plan.default_rate()))
+    arms = [dict(arm.overrides) for arm in plan.experiment.arms if arm.name in premise.options.values()]
+    parts = [premise.measure, dict(premise.options), arms, recipe, plan.models[world].world.key]
+    key = content_key(plan.root, parts)[:8]
     return plan.world_folder(world) / "premises" / f"{premise.name}-{key}.json"
 
 

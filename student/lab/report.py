@@ -16,6 +16,7 @@ from student.lab.experiments import NAMES, load_experiment
 from student.lab.plots import plot_experiment
 from student.lab.runner import find_plan, read_results
 from student.lab.stats import t_interval
+from student.lab.stored import join, read_stored, rejudged
 
 _TEMPLATE = Path(__file__).parent / "results.md.jinja"
 
@@ -23,8 +24,8 @@ _TEMPLATE = Path(__file__).parent / "results.md.jinja"
 def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAMES) -> list[Path]:
     """Write results.md and, below results/, a PNG and a JSON for each experiment that has an arm with all replicates.
 
-    An experiment that is not asked for, or without such an arm in `root`, keeps the section of the JSON that `out`
-    holds of it: experiments take hours, and are run on more than one machine.
+    An experiment that is not asked for, or without such an arm in `root`, keeps the measurements of the JSON that `out`
+    holds of it: experiments take hours, and are run on more than one machine. So do arms, see `student.lab.stored`.
 
     Args:
         root: folder of the lab.
@@ -51,15 +52,17 @@ def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAM
     unfinished = {one.name: (one, "not run again") for one in experiments}
     for experiment in experiments:
         target, plot = folder / f"{experiment.name}.json", folder / f"{experiment.name}.png"
-        data = read_results(find_plan(experiment, root, form)) if experiment in started else None
+        earlier = read_stored(target, form)
+        data = join(read_results(find_plan(experiment, root, form)), earlier) if experiment in started else None
         arms = [arm for arm in data["arms"] if len(arm["seeds"]) == len(data["replicates"])] if data else []
         if data is not None and arms:
-            write_whole(target, json.dumps(_rounded({**data, "arms": arms}), indent=1) + "\n")
+            _store(target, {**data, "arms": arms})
             plot_experiment({**data, "arms": arms}, experiment.title, plot)
             written += [target, plot]
         # The page is computed from the files alone, so that no digit of a section moves when another is reported.
-        if (earlier := _read(target, form)) is not None:
-            data = earlier
+        if (stored := read_stored(target, form)) is not None:
+            data = rejudged(experiment, stored)
+            _store(target, data)
         else:
             if data is not None:
                 unfinished[experiment.name] = (experiment, f"{data['finished_runs']} of {data['planned_runs']} runs")
@@ -82,21 +85,8 @@ def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAM
     return [page, *written]
 
 
-def _read(path: Path, form: str) -> dict[str, Any] | None:
-    """What an earlier report says of an experiment in this form; None where there is none."""
-    if not path.exists():
-        return None
-    data = json.loads(path.read_text(encoding="utf-8"))
-    for arm in data["arms"]:
-        # JSON has no NaN: what was not measured is null there.
-        arm["last_gain"] = math.nan if arm["last_gain"] is None else arm["last_gain"]
-        for seed in arm["seeds"]:
-            # But a reverse KL that was not measured is None for curves, too, and no part of their means.
-            seed["curve"] = {
-                name: values if name == "reverse_kl" else [math.nan if x is None else x for x in values]
-                for name, values in seed["curve"].items()
-            }
-    return data if data["form"] == form else None
+def _store(path: Path, data: Mapping[str, Any]) -> None:
+    write_whole(path, json.dumps(_rounded(data), indent=1) + "\n")
 
 
 def _section(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:

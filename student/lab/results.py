@@ -12,7 +12,7 @@ from student.lab.curve import PLATEAU, Curve, Sizes, read_curve
 from student.lab.evaluate import Level, read_level
 from student.lab.experiment import OF_METRIC, Arm, Experiment, Replicate
 from student.lab.plan import ExperimentPlan
-from student.lab.runs import Run, times
+from student.lab.runs import Run, flatten, times
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +72,25 @@ class ArmResult:
 
     @property
     def at_plateau(self) -> bool:
-        """The rule of all arms: the last three evaluations are at most a point above the three before."""
-        return self.last_gain <= PLATEAU
+        """The rule of all arms: the last three evaluations are within a point of the three before, on average."""
+        return abs(self.last_gain) <= PLATEAU
 
 
-def sizes(plan: ExperimentPlan) -> Sizes:
-    """Parameters of student, teacher and reference, from the world; several teachers are of one size."""
+def sizes(plan: ExperimentPlan, arm: Arm | None = None) -> Sizes:
+    """Parameters of student, teacher and reference, from the world; several teachers are of one size.
+
+    Args:
+        plan: gives the world.
+        arm: whose teacher, reference and student they are, where its overrides name others than the experiment.
+    """
     experiment, models = plan.experiment, plan.models[plan.worlds[0]]
-    reference = (experiment.recipe.get("teachers") or {}).get("reference")
-    teachers = [name for name in experiment.served if name != reference] or [experiment.student]
-    student = models.model(experiment.student).parameters
+    named = flatten(experiment.recipe) | dict(arm.overrides if arm else {})
+    reference = named.get("teachers.reference")
+    teachers = [name for name in experiment.served if name != reference]
+    teacher = named.get("teachers.default") or (teachers or [experiment.student])[0]
+    student = models.model((arm.student if arm else "") or experiment.student).parameters
     return Sizes(
-        student, models.model(teachers[0]).parameters, models.model(reference).parameters if reference else student
+        student, models.model(teacher).parameters, models.model(reference).parameters if reference else student
     )
 
 
@@ -96,7 +103,7 @@ def read_seed(plan: ExperimentPlan, arm: Arm, run: Run) -> SeedResult:
             if name.startswith("cost/"):
                 totals[name] = totals.get(name, 0.0) + value
     fired = all(fires.seen(records) for fires in arm.fires)
-    curve = read_curve(records, run.summary(), sizes(plan))
+    curve = read_curve(records, run.summary(), sizes(plan, arm))
     drawn = totals.get("cost/train/expert_tokens", 0.0) * _drawn_share(plan, arm, run.replicate.world)
     metrics = {name: late_mean(records, name) for name in claimed_metrics(plan.experiment)}
     return SeedResult(run.replicate, curve, totals, spent["cpu"], spent["wall"], fired, read_level(run), drawn, metrics)

@@ -131,6 +131,10 @@ def _work(tasks: Sequence[Run | ModelGrade], jobs: int, log: Log, *, graded: boo
     """Train runs (and, with `graded`, grade their last weights) and grade models, `jobs` at a time."""
     waiting = [task for task in tasks if not isinstance(task, Run) or not _finished(task, graded)]
     left = len(waiting)
+    # Told here and not by the workers, which have no one to tell.
+    for task in waiting:
+        if isinstance(task, Run) and task.abandoned:
+            log(f"{task.name} was left before its first checkpoint; it begins again")
 
     def report(task: Run | ModelGrade) -> None:
         nonlocal left

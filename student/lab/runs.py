@@ -8,7 +8,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -47,10 +47,7 @@ class Run:
     @cached_property
     def key(self) -> str:
         """Hash of all that decides the result, 16 hex digits."""
-        kept = {k: v for k, v in flatten(self.recipe).items() if k not in _VOLATILE}
-        # Methods are a list of groups, in which paths hide too.
-        text = json.dumps([kept, self.world_key], sort_keys=True).replace(f"{self.root}/", "")
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return content_key(self.root, [lasting(self.recipe), self.world_key])
 
     @property
     def folder(self) -> Path:
@@ -71,6 +68,11 @@ class Run:
     def resumable(self) -> bool:
         """Whether the run was interrupted after a checkpoint."""
         return any((self.folder / "checkpoints").glob("step-*/manifest.json"))
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the run was interrupted before a checkpoint, so that it has nothing to go on from."""
+        return self.folder.exists() and not self.done and not self.resumable
 
     @property
     def model(self) -> Path:
@@ -113,6 +115,18 @@ def read_json(path: Path, advice: str) -> dict[str, Any]:
     return data
 
 
+def lasting(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a recipe that decide the result, by dotted key."""
+    return {key: value for key, value in flatten(recipe).items() if key not in _VOLATILE}
+
+
+def content_key(root: Path, parts: Any) -> str:
+    """Hash of JSON values, 16 hex digits, in which paths below the lab's root are taken relative to it."""
+    # As text: paths hide in lists of groups too. Not as ASCII, in which a root of other letters would not be found.
+    text = json.dumps(parts, sort_keys=True, ensure_ascii=False).replace(f"{root}/", "")
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
 def beside(folder: Path, suffix: str) -> Path:
     """The file next to `folder` with its name and `suffix`; with_suffix would cut a rate like 0.001."""
     return folder.with_name(folder.name + suffix)
@@ -145,10 +159,10 @@ def merge(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
     return result
 
 
-def train_run(run: Run, log: Callable[[str], None] = lambda line: None) -> Run:
+def train_run(run: Run) -> Run:
     """Train `run` to its end in this process; returns at once when it is done already.
 
-    A folder that was left before its first checkpoint has nothing to go on from: it is named and begun again.
+    A folder that was abandoned is removed and begun again.
 
     Raises:
         OpdError: when the run fails, or is stopped by a signal (then it goes on from its checkpoint next time).
@@ -164,8 +178,7 @@ def train_run(run: Run, log: Callable[[str], None] = lambda line: None) -> Run:
     if run.done:
         return run
     resume = run.resumable
-    if run.folder.exists() and not resume:
-        log(f"{run.name} was left before its first checkpoint; it begins again")
+    if run.abandoned:
         shutil.rmtree(run.folder)
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     recipe = parse_settings(Recipe, {"run": str(run.folder), **run.recipe}, source=f"arm {run.arm}")

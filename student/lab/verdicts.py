@@ -7,7 +7,8 @@
     failed           the arm's mechanism never acted
     incomplete       replicates are missing
 
-A claim whose arms are not both at their plateau is one about a number of tokens, and says so.
+A claim whose arms are not both at their plateau is one about a number of tokens, and says so; an arm that falls at
+its end is not at one.
 """
 
 import math
@@ -132,13 +133,15 @@ def _decide(claim: Claim, pairs: Pairs, scope: str) -> JudgedClaim:
     if any(math.isnan(value) for pair in pairs.values() for value in pair):
         why = f"{claim.rival} gained too little accuracy to be reached" if ratio else "the measure is missing"
         return JudgedClaim(claim.text, "not shown", scope, why=why, ratio=ratio)
-    missed = [replicate for replicate, (mine, _) in pairs.items() if math.isinf(mine)]
-    if len(missed) == len(pairs):
+    missed = sum(math.isinf(mine) for mine, _ in pairs.values())
+    theirs = sum(math.isinf(rival) for _, rival in pairs.values())
+    if missed == len(pairs):
         why = "no replicate of the arm reached the level"
         return JudgedClaim(claim.text, "does not hold", scope, why=why, ratio=True)
-    # A cost that was never reached has no ratio, and leaving its replicate out would favour the arm that missed.
-    if missed or any(math.isinf(rival) for _, rival in pairs.values()):
-        why = f"{len(missed)} of {len(pairs)} replicates of the arm never reached the level"
+    # A cost that was never reached has no ratio, and leaving its replicate out would favour the side that missed.
+    if missed or theirs:
+        who = [f"{count} of {len(pairs)} replicates of {name}" for name, count in _missing(claim, missed, theirs)]
+        why = f"{' and '.join(who)} never reached the level and kept it"
         kept = {r.name: a / b for r, (a, b) in pairs.items() if math.isfinite(a) and math.isfinite(b)}
         return JudgedClaim(claim.text, "not shown", scope, why=why, ratio=True, pairs=kept)
     found = {r: a / b if ratio else a - claim.share * b for r, (a, b) in pairs.items()}
@@ -148,6 +151,11 @@ def _decide(claim: Claim, pairs: Pairs, scope: str) -> JudgedClaim:
         interval = t_interval(list(found.values()))
     outcome = _outcome(claim, interval, by_world(found, ratio=ratio))
     return JudgedClaim(claim.text, outcome, scope, interval, ratio, {r.name: value for r, value in found.items()})
+
+
+def _missing(claim: Claim, arm: int, rival: int) -> list[tuple[str, int]]:
+    """The sides of a claim that missed a level, and how often: a rival may touch its own level and lose it again."""
+    return [(name, count) for name, count in ((claim.arm, arm), (f"{claim.rival} itself", rival)) if count]
 
 
 def by_world(values: Mapping[Replicate, float], *, ratio: bool) -> dict[int, float]:

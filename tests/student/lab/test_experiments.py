@@ -18,8 +18,7 @@ from student.lab.experiments.common import QUICK, recipe
 from student.lab.plan import ExperimentPlan
 from student.lab.premises import Measured
 from student.lab.report import write_report
-from student.lab.runner import run_experiment
-from student.lab.runs import train_run
+from student.lab.runner import _work, run_experiment
 from student.lab.tiny.presets import world_plan
 from student.lab.tiny.summary import read_summary
 from student.lab.world import WorldModels
@@ -231,9 +230,10 @@ def test_a_run_that_left_nothing_to_go_on_from_is_named_and_begins_again(
     other.mkdir()
     lines: list[str] = []
     monkeypatch.setattr("student.loop.train", lambda *_, **__: {})
-    train_run(run, lines.append)
+    monkeypatch.setattr("student.lab.runner._outcome", lambda task: "done")
+    _work([run], 1, lines.append)
     assert "begins again" in lines[0] and run.name in lines[0]
-    assert other.is_dir()
+    assert other.is_dir() and not run.folder.exists()
 
 
 def test_a_damaged_summary_is_named(small: Experiment, models: WorldModels, tmp_path: Path) -> None:

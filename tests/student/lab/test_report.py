@@ -10,7 +10,8 @@ from matplotlib import pyplot
 from student.lab.curve import Curve
 from student.lab.experiment import ROUTED
 from student.lab.plots import _plot_arm
-from student.lab.report import _modes, _read
+from student.lab.report import _modes
+from student.lab.stored import read_stored
 
 
 def level(**figures: float) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def test_a_kept_section_leaves_out_divergences_that_were_not_measured(tmp_path: 
     seed = {"curve": {**curve, "reverse_kl": [0.9, None, 0.3]}}
     arm = {"last_gain": None, "seeds": [seed]}
     (tmp_path / "a.json").write_text(json.dumps({"form": "full", "arms": [arm]}))
-    data = _read(tmp_path / "a.json", "full")
+    data = read_stored(tmp_path / "a.json", "full")
     assert data is not None and math.isnan(data["arms"][0]["last_gain"])
     found = Curve(**data["arms"][0]["seeds"][0]["curve"])
     assert found.final("reverse_kl") == 0.3 and math.isnan(found.accuracy[1])

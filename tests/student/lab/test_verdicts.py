@@ -98,7 +98,19 @@ def test_an_arm_that_never_gets_there_is_not_cheaper_and_a_rival_that_learnt_not
     assert verdict(CHEAPER, low, high).outcome == "does not hold"
     assert verdict(CHEAPER, arm("a", [0.5] * 4), flat).outcome == "not shown"
     some = verdict(CHEAPER, arm("a", [0.2, 0.5, 0.5, 0.5]), high)
-    assert some.outcome == "not shown" and "1 of 4" in some.why
+    assert some.outcome == "not shown" and "1 of 4 replicates of a never" in some.why
+
+
+def test_a_rival_that_lost_its_own_level_again_is_named_and_not_the_arm() -> None:
+    wobbling = arm("b", [0.5] * 4)
+    for seed in wobbling.seeds[:1]:
+        seed.curve.accuracy[:] = [0.0, 0.6, 0.4, 0.6, 0.4, 0.6, 0.4]
+    found = verdict(CHEAPER, arm("a", [0.5] * 4), wobbling)
+    assert found.outcome == "not shown" and found.why.startswith("1 of 4 replicates of b itself never")
+
+
+def test_an_arm_that_falls_at_its_end_is_not_at_a_plateau() -> None:
+    assert verdict(MORE, arm("a", [0.5, 0.6, 0.5, 0.6], gain=-0.05), arm("b", [0.1] * 4)).scope == "at 1k tokens"
 
 
 def test_models_are_rivals_by_replicate() -> None:

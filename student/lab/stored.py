@@ -1,0 +1,114 @@
+"""Results that an earlier report stored as JSON: read back, judged by today's rules, joined with runs made elsewhere.
+
+A results file holds measurements; verdicts follow from them and from the claims of the experiment, so they are judged
+anew whenever a page is written.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from student.lab.curve import Curve
+from student.lab.evaluate import Level
+from student.lab.experiment import Experiment, Replicate
+from student.lab.premises import MeasuredPremise
+from student.lab.results import ArmResult, SeedResult
+from student.lab.verdicts import judge
+
+_SAME = 1e-5
+"""Relative difference of two figures that are the same one, rounded for the file or not."""
+
+
+def read_stored(path: Path, form: str) -> dict[str, Any] | None:
+    """What an earlier report says of an experiment in this form; None where there is none."""
+    if not path.exists():
+        return None
+    data = json.loads(path.read_text(encoding="utf-8"))
+    for arm in data["arms"]:
+        # JSON has no NaN: what was not measured is null there.
+        arm["last_gain"] = math.nan if arm["last_gain"] is None else arm["last_gain"]
+        for seed in arm["seeds"]:
+            # But a reverse KL that was not measured is None for curves, too, and no part of their means.
+            seed["curve"] = {
+                name: values if name == "reverse_kl" else [math.nan if x is None else x for x in values]
+                for name, values in seed["curve"].items()
+            }
+    return data if data["form"] == form else None
+
+
+def join(data: Mapping[str, Any], earlier: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Results of one machine with the arms that only an earlier report has whole.
+
+    They are taken where the worlds are the same and every run that both have came to the same figures: then the other
+    runs would be the same here too.
+    """
+    if earlier is None or earlier["worlds"] != data["worlds"] or earlier["replicates"] != data["replicates"]:
+        return dict(data)
+    known = {arm["name"]: arm for arm in earlier["arms"]}
+    whole = len(data["replicates"])
+    arms = []
+    for arm in data["arms"]:
+        other = known.get(arm["name"])
+        if other is not None and not _agree(arm, other):
+            return dict(data)
+        missing = len(arm["seeds"]) < whole
+        arms.append(other if missing and other is not None and len(other["seeds"]) == whole else arm)
+    return {**data, "arms": arms, "finished_runs": sum(len(arm["seeds"]) for arm in arms)}
+
+
+def _agree(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two forms of an arm have the same rate, and the same levels in the replicates that both have."""
+    theirs = {seed["replicate"]: seed["level"] for seed in other["seeds"]}
+    pairs = [(seed["level"], theirs[seed["replicate"]]) for seed in one["seeds"] if seed["replicate"] in theirs]
+    same = all(
+        math.isclose(mine[name], level[name], rel_tol=_SAME)
+        for mine, level in pairs
+        if mine is not None and level is not None
+        for name in ("accuracy", "greedy")
+    )
+    return same and (not one["seeds"] or one["rate"] == other["rate"])
+
+
+def rejudged(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Stored results with plateaus and verdicts by today's rules.
+
+    Args:
+        experiment: whose claims are judged; those about arms that are not stored are incomplete.
+        data: as `read_stored` gives it.
+    """
+    replicates = [_replicate(name) for name in data["replicates"]]
+    arms = [_arm(arm) for arm in data["arms"]]
+    missing = [ArmResult(arm.name, arm.title, 0.0) for arm in experiment.arms if arm.name not in {a.name for a in arms}]
+    models = {
+        name: {_replicate(key): _level(level) for key, level in found.items()} for name, found in data["models"].items()
+    }
+    premises = [MeasuredPremise(**premise) for premise in data["premises"]]
+    claims = [
+        asdict(judge(experiment, claim, [*arms, *missing], models, replicates, premises)) for claim in experiment.claims
+    ]
+    plateaus = [{**stored, "at_plateau": arm.at_plateau} for stored, arm in zip(data["arms"], arms, strict=True)]
+    return {**data, "arms": plateaus, "claims": claims}
+
+
+def _arm(data: Mapping[str, Any]) -> ArmResult:
+    return ArmResult(data["name"], data["title"], data["rate"], data["swept"], [_seed(seed) for seed in data["seeds"]])
+
+
+def _seed(data: Mapping[str, Any]) -> SeedResult:
+    kept = {name: value for name, value in data.items() if name not in ("replicate", "curve", "level", "metrics")}
+    level = None if data["level"] is None else _level(data["level"])
+    metrics = {name: math.nan if value is None else value for name, value in (data.get("metrics") or {}).items()}
+    return SeedResult(_replicate(data["replicate"]), Curve(**data["curve"]), level=level, metrics=metrics, **kept)
+
+
+def _level(data: Mapping[str, Any]) -> Level:
+    known: dict[str, Any] = {name: math.nan if value is None else value for name, value in data.items()}
+    return Level(**known)
+
+
+def _replicate(name: str) -> Replicate:
+    world, _, seed = name.removeprefix("w").partition("-s")
+    return Replicate(int(world), int(seed))

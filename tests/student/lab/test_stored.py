@@ -1,0 +1,94 @@
+"""Results stored by an earlier report are judged anew, and joined with runs made elsewhere."""
+
+from copy import deepcopy
+from typing import Any
+
+from student.lab.experiment import Arm, Claim, Experiment
+from student.lab.stored import join, rejudged
+
+NAMES = ["w0-s10", "w1-s10", "w0-s11", "w1-s11", "w0-s12"]
+EXPERIMENT = Experiment(
+    "e",
+    "x",
+    "",
+    "",
+    (),
+    {},
+    (),
+    (Arm("a", "A"), Arm("b", "B"), Arm("c", "C")),
+    (Claim("a beats b", "a", "b", "accuracy"), Claim("a beats c", "a", "c", "accuracy")),
+)
+
+
+def stored_arm(name: str, level: float, count: int = 5, fall: float = 0.0) -> dict[str, Any]:
+    curve = {
+        "steps": list(range(7)),
+        "tokens": [100.0 * i for i in range(7)],
+        "flops": [1.0 * i for i in range(7)],
+        "accuracy": [0.0, *[level + fall] * 3, *[level] * 3],
+        "reverse_kl": [None] * 7,
+    }
+    seeds = [
+        {
+            "replicate": replicate,
+            "curve": curve,
+            "totals": {},
+            "cpu_seconds": 1.0,
+            "wall_seconds": 1.0,
+            "fired": True,
+            "level": {"accuracy": level + 0.01 * i, "greedy": level, "pass8": None, "pass64": None, "modes": {}},
+            "drawn": 0.0,
+            "metrics": {},
+        }
+        for i, replicate in enumerate(NAMES[:count])
+    ]
+    # What an older rule said of the end: a fall was a plateau.
+    return {
+        "name": name,
+        "title": name,
+        "rate": 1e-3,
+        "swept": {},
+        "seeds": seeds,
+        "last_gain": -fall,
+        "at_plateau": True,
+    }
+
+
+def stored(*arms: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "form": "full",
+        "worlds": {"0": {"name": "w", "key": "k"}},
+        "replicates": NAMES,
+        "models": {},
+        "premises": [],
+        "claims": [],
+        "arms": list(arms),
+        "finished_runs": 0,
+    }
+
+
+def test_verdicts_and_plateaus_follow_from_the_measurements_by_todays_rules() -> None:
+    found = rejudged(EXPERIMENT, stored(stored_arm("a", 0.5, fall=0.1), stored_arm("b", 0.3)))
+    first, second = found["claims"]
+    assert (first["outcome"], first["scope"]) == ("holds", "at 1k tokens")
+    assert second["outcome"] == "incomplete", "arm c is not stored"
+    assert [arm["at_plateau"] for arm in found["arms"]] == [False, True]
+
+
+def test_arms_that_are_whole_elsewhere_are_kept_where_the_runs_that_both_have_agree() -> None:
+    earlier = stored(stored_arm("a", 0.5), stored_arm("b", 0.3))
+    here = stored(stored_arm("a", 0.5, count=2), stored_arm("b", 0.3, count=0), stored_arm("c", 0.4))
+    joined = join(here, earlier)
+    assert [len(arm["seeds"]) for arm in joined["arms"]] == [5, 5, 5] and joined["finished_runs"] == 15
+
+
+def test_nothing_is_joined_where_a_run_a_rate_or_a_world_differs() -> None:
+    earlier = stored(stored_arm("a", 0.5), stored_arm("b", 0.3))
+    here = stored(stored_arm("a", 0.5, count=2), stored_arm("b", 0.3, count=0))
+    other_run, other_rate, other_world = deepcopy(here), deepcopy(here), deepcopy(here)
+    other_run["arms"][0]["seeds"][1]["level"]["accuracy"] += 0.001
+    other_rate["arms"][0]["rate"] = 2e-3
+    other_world["worlds"]["0"]["key"] = "another"
+    for data in (other_run, other_rate, other_world):
+        assert join(data, earlier) == data
+    assert join(here, None) == here
