@@ -12,12 +12,15 @@ import torch
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
+from student.lab.curve import Sizes
+from student.lab.evaluate import _model_file
 from student.lab.experiment import Arm, Claim, Experiment, Fires, Premise, Replicate
 from student.lab.experiments import NAMES, check, load_experiment
 from student.lab.experiments.common import QUICK, recipe
 from student.lab.plan import ExperimentPlan
-from student.lab.premises import Measured
+from student.lab.premises import Measured, _file
 from student.lab.report import write_report
+from student.lab.results import sizes
 from student.lab.runner import _work, run_experiment
 from student.lab.tiny.presets import world_plan
 from student.lab.tiny.summary import read_summary
@@ -126,6 +129,9 @@ def test_run_seeds_and_world_seeds_that_meet_are_refused(small: Experiment) -> N
     assert check(small) is small
     with pytest.raises(ConfigError, match="seed 1 is both"):
         check(replace(small, seeds=(1, 10, 11)))
+    # The second model of world 2 was trained on the prompts of seed 2001.
+    with pytest.raises(ConfigError, match="seed 2001 is both"):
+        check(replace(small, worlds=(2, 3), seeds=(10, 11, 2001), world="sums"))
     with pytest.raises(ConfigError, match="too few"):
         check(replace(small, seeds=(10, 11)))
     with pytest.raises(ConfigError, match="unknown premise"):
@@ -214,8 +220,38 @@ def test_a_runs_folder_follows_its_recipe_and_world_and_not_its_place(
         )
         return plan.run(small.arm("imitates"), Replicate(0, 10), rate).key
 
-    assert at("a") == at("b") == at("a", port=2)
+    assert at("a") == at("b") == at("a", port=2) == at("jörg")
     assert len({at("a"), at("a", rate=2e-3), at("a", key="of another version")}) == 3
+
+
+def test_answers_premises_and_levels_belong_to_the_settings_that_they_came_from(
+    small: Experiment, models: WorldModels, tmp_path: Path
+) -> None:
+    def files(experiment: Experiment) -> tuple[Path, Path, Path]:
+        plan = ExperimentPlan(experiment, "full", tmp_path, {0: models, 1: models})
+        level = _model_file(plan, "teacher", plan.replicates[0])
+        return plan.answers(0, "greedy"), _file(plan, experiment.premises[0], 0), level
+
+    answers, premise, level = files(small)
+    assert files(small) == (answers, premise, level)
+    longer = files(replace(small, recipe={**small.recipe, "rollout": {**small.recipe["rollout"], "max_new_tokens": 9}}))
+    assert not {answers, premise, level} & {*longer}
+    (one,) = small.premises
+    assert files(replace(small, premises=(replace(one, options={"wet": True}),)))[1] != premise
+    assert files(replace(small, seeds=(10, 11, 13)))[0] != answers, "their training prompts are others"
+
+
+def test_flops_are_counted_at_the_size_of_the_models_that_an_arm_names(
+    small: Experiment, models: WorldModels, tmp_path: Path
+) -> None:
+    plan = ExperimentPlan(small, "full", tmp_path, {0: models})
+    student, teacher = (models.world.models[name].parameters for name in ("student", "teacher"))
+    full = ExperimentPlan(replace(small, student="student"), "full", tmp_path, {0: WorldModels(models.world, "full")})
+    assert sizes(full) == Sizes(student, teacher, student)
+    padded = models.world.models["padded"].parameters
+    other = Arm("other", "", {"teachers.reference": "teacher", "teachers.default": "padded"}, student="teacher")
+    assert sizes(full, other) == Sizes(teacher, padded, teacher)
+    assert sizes(plan).student == student
 
 
 def test_a_run_that_left_nothing_to_go_on_from_is_named_and_begins_again(
