@@ -214,7 +214,7 @@ LONG = _experiment(
     [2, 4, 8, 16, 32],
     80,
     rows=32,
-    chosen=("full", "adwin", "fixed50"),
+    chosen=("full", "adwin", "adwin_largest", "fixed50", "random"),
     strict=True,
     world="long",
     served=("teacher", "strict"),
