@@ -172,7 +172,8 @@ def _routed(plan: ExperimentPlan) -> dict[Replicate, Level]:
         if all(file.is_file() for file in files.values()):
             data = {domain: json.loads(file.read_text(encoding="utf-8")) for domain, file in files.items()}
             modes = _own_modes(plan, {domain: one["sampled"].get("modes", {}) for domain, one in data.items()})
-            found[replicate] = Level(_share(data, "sampled"), _share(data, "greedy"), modes=modes)
+            own = {domain: float(one["sampled"]["domains"][domain]["accuracy"]) for domain, one in data.items()}
+            found[replicate] = Level(_share(data, "sampled"), _share(data, "greedy"), modes=modes, domains=own)
     return found
 
 

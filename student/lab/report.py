@@ -111,6 +111,7 @@ def _section(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
         "premises": [_premise(premise) for premise in data["premises"]],
         "arms": [_arm(arm) for arm in data["arms"]],
         "modes": _modes(data),
+        "domains": _domains(data),
         "metrics": _metrics(data),
         "claims": [_claim(claim) for claim in data["claims"] if claim["outcome"] != "incomplete"],
     }
@@ -151,6 +152,19 @@ def _modes(data: Mapping[str, Any]) -> list[dict[str, str]]:
             rows.append(
                 {"title": title, "modes": modes, "monotone": mean("monotone"), "hypervolume": mean("hypervolume")}
             )
+    return rows
+
+
+def _domains(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Accuracy of each domain at temperature 1, a model or arm a row; empty where there is one domain."""
+    levels = {_model_title(name): list(found.values()) for name, found in data["models"].items()}
+    levels |= {arm["title"]: [seed["level"] for seed in arm["seeds"] if seed["level"]] for arm in data["arms"]}
+    rows = []
+    for title, found in levels.items():
+        figures = [level.get("domains") or {} for level in found]
+        cells = {name: _mean([one[name] for one in figures if name in one]) for name in (figures[0] if figures else {})}
+        if len(cells) > 1:
+            rows.append({"title": title, "cells": cells})
     return rows
 
 

@@ -10,7 +10,7 @@ from matplotlib import pyplot
 from student.lab.curve import Curve
 from student.lab.experiment import ROUTED
 from student.lab.plots import _plot_arm
-from student.lab.report import _modes
+from student.lab.report import _domains, _modes
 from student.lab.stored import read_stored
 
 
@@ -33,6 +33,15 @@ def test_modes_have_a_row_for_every_model_and_arm_with_their_means() -> None:
     assert teachers["title"] == "each prompt's own teacher" and teachers["monotone"] == ""
     assert orbit == {"title": "ORBIT", "modes": "long 0.900 in 15.0", "monotone": "", "hypervolume": "0.500"}
     assert _modes({"models": {"base": {"w0-s10": {"accuracy": 0.5}}}, "arms": []}) == []
+
+
+def test_domains_have_a_column_each_where_there_are_several() -> None:
+    levels = [{"accuracy": 0.5, "domains": {"sums": 0.4, "restate": 0.6}} for _ in range(2)]
+    data = {
+        "models": {"base": {"w0-s10": {"accuracy": 0.1, "domains": {"sums": 0.1}}}},
+        "arms": [{"title": "balanced", "seeds": [{"level": level} for level in levels]}],
+    }
+    assert _domains(data) == [{"title": "balanced", "cells": {"sums": "0.400", "restate": "0.600"}}]
 
 
 def test_a_kept_section_leaves_out_divergences_that_were_not_measured(tmp_path: Path) -> None:
