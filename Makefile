@@ -90,7 +90,7 @@ envs: .venv-envs/.installed ## games of TextWorld, ALFWorld, ScienceWorld and Gy
 fuzz: $(STAMP) ## hostile requests and answers, at least 10,000 cases of each kind, about ten minutes
 	OPD_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/teacher_server/test_fuzz.py --timeout 3000
 
-soak: $(STAMP) ## a server under load and abuse for 15 minutes, then one that leaks on purpose and must be caught
+soak: $(STAMP) ## a server under load and abuse for 15 minutes, then a leaking one, which must be caught
 	$(BIN)/python benchmarks/server_soak.py
 	$(BIN)/python benchmarks/server_soak.py --minutes 2 --leak
 

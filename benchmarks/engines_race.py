@@ -4,7 +4,7 @@
     python benchmarks/engines_race.py --quick             # a small model and few rows
 
 Both load the same random weights of Qwen3's architecture, each in a process of its own, and give the k most likely ids
-at every response token of the same rows. Rounds come after one that is not counted; the best counts. Before that the
+at every response token of the same rows. A first round is not counted; of the others the best counts. Before that the
 log-probs of the rows' own tokens are compared: who computes less than the other does not race. MFU counts two
 operations for each weight of the layers and token, and for each of the head's and response token, and no attention,
 over the device's peak (student/sizing/hardware.py; on a CPU it is measured). Without vLLM installed opd runs alone.

@@ -29,8 +29,8 @@ def adapter_settings(folder: Path) -> dict[str, Any]:
     """The adapter_config.json of a LoRA or DoRA adapter.
 
     Raises:
-        ConfigError: when the folder holds none, one of another kind, or one that changes the head or the embeddings,
-            which are read without the adapter here, so that the change would be ignored.
+        ConfigError: when the folder holds no adapter or another kind, or when the adapter changes the head or the
+            embeddings, which are read without it here, so that the change would be ignored.
     """
     path = folder / ADAPTER_CONFIG
     try:

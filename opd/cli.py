@@ -52,7 +52,7 @@ def _add_verbs(arguments: Sequence[str] = ()) -> None:
 
     Verbs that were added before stay as they are.
 
-    Loading all of them takes three times as long as loading one, which whoever calls `opd` in a script would wait for.
+    Loading all of them takes three times as long as loading one, and scripts that call `opd` would wait for it.
     """
     points = sorted(entry_points(group="opd.commands"), key=lambda p: p.name)
     # No flag before the verb takes a value, so that the first other word is the verb.

@@ -206,7 +206,7 @@ def _letters(text: str) -> str:
 
 
 def golden(name: str, cls: Any) -> str:
-    """The test with the golden numbers of a plug-in: the likeliest that names it and is no conformance test."""
+    """The test with the golden numbers of a plug-in: the likeliest that names it and is not a conformance test."""
     wanted = re.compile(rf"\b{cls.__name__}\(|[\"']{name}[\"']|{re.escape(cls.__module__)} import")
     folder = cls.__module__.split(".")[-2]
     places = [*TESTS.glob("student/rl/**/test_*.py"), *(TESTS / path for path in ELSEWHERE)]

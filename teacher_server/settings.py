@@ -126,8 +126,8 @@ class TeacherEngineSettings(Settings):
     stall_seconds: float = Field(default=600.0, gt=0)
     """An engine that works on one batch for longer than this is stuck, and the process exits."""
     load_seconds: float = Field(default=1800.0, gt=0)
-    """How long reading a model may take, and waiting for another one to be read. One that takes longer is given up, and
-    since nothing can interrupt it, no other is read until it ends."""
+    """How long reading a model may take, and waiting for another one to be read. A model that takes longer is given up,
+    and since nothing can interrupt its reading, no other is read until it ends."""
     self_test: bool = True
     """Score a short sequence twice before a teacher is called ready."""
 

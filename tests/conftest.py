@@ -1,4 +1,4 @@
-"""Fixtures that several rooms share: the test world, built once per run, and real server processes."""
+"""Fixtures that several packages share: the test world, built once per run, and real server processes."""
 
 import os
 import sys

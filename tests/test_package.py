@@ -63,8 +63,8 @@ def test_the_wheel_holds_the_packages_and_the_recipes_and_no_tests(built: Path) 
         assert any(name.endswith(f"data/share/opd/recipes/{recipe.name}") for name in names), recipe.name
     code = {
         path.relative_to(ROOT).as_posix()
-        for room in ("opd", "student", "teacher_server")
-        for path in (ROOT / room).rglob("*.py")
+        for package in ("opd", "student", "teacher_server")
+        for path in (ROOT / package).rglob("*.py")
     }
     assert code <= set(names)
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "docs/"))]

@@ -130,6 +130,6 @@ def _answers(model: Any, tokenizer: Any, stops: Sequence[int], questions: Sequen
             )
         whole, last = found.sequences[0], int(found.sequences[0, -1])
         if last in stops:
-            # Without the columns that pad the head: they are no tokens, and the servers leave them out as well.
+            # Without the columns that pad the head: they stand for no token, and the servers leave them out as well.
             logits = found.logits[-1][0, : len(tokenizer)].float()
             yield EndedAnswer(whole.numpy().astype(np.uint32), float(logits.log_softmax(-1)[last]))

@@ -89,7 +89,7 @@ class TeacherFleet(ScoreSource):
         def over_grpc(address: str) -> ReplicaLink:
             return GrpcLink(address, settings.security, settings.calls, client)
 
-        # A loop and a thread of its own: callers have no loop, or one that they block while they train.
+        # A loop and a thread of its own: callers have no loop, or block theirs while they train.
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=_run_loop, args=(loop,), name="opd-fleet", daemon=True)
         thread.start()
@@ -104,7 +104,7 @@ class TeacherFleet(ScoreSource):
                 raise
             return core
 
-        # Ctrl-C as well: nobody holds a fleet yet whose `close` would end the thread and its connections.
+        # Ctrl-C as well: the caller has no fleet yet whose `close` would end the thread and its connections.
         try:
             core = asyncio.run_coroutine_threadsafe(make(), loop).result()
         except BaseException:
@@ -147,7 +147,7 @@ class TeacherFleet(ScoreSource):
         def enter() -> None:
             tasks = []
             for index, (item, future) in enumerate(zip(items, futures, strict=True)):
-                if future.done():  # found in the cache, or cancelled before the loop came to it
+                if future.done():  # found in the cache, or cancelled before the loop reached it
                     continue
                 group = groups[index] if groups is not None else ""
                 deliver = _deliver_to(future)
@@ -175,7 +175,7 @@ class TeacherFleet(ScoreSource):
                 watch.see(self.outages() if waiting else [])
             return [future.result() for future in futures]
         finally:
-            # After an error nobody waits for the others: servers need not compute them.
+            # After an error nothing waits for the others: servers need not compute them.
             cancel_all(futures)
 
     def head(self, teacher: str) -> Head:

@@ -110,7 +110,7 @@ class FleetCore:
     ) -> ScoreTask:
         """A row for the dispatcher; `deadline` in seconds from now, None for the settings' default."""
         now = self.now()
-        # 0 is no deadline, in the settings and as an argument.
+        # 0 means without a deadline, in the settings and as an argument.
         seconds = self.settings.calls.row_seconds if deadline is None else deadline
         return ScoreTask(
             number=next(self.dispatcher.numbers),
@@ -168,7 +168,7 @@ class FleetCore:
                 vectors[monitor.address] = result
         gaps: dict[str, float] = {}
         if vectors:
-            # Replicas in service set the reference: one that is out of service must not define what is right.
+            # Replicas in service set the reference: a replica out of service must not define what is right.
             voters = [one.address for one in self.members.usable(teacher) if one.address in vectors] or list(vectors)
             reference = vectors[voters[medoid([vectors[address] for address in voters])]]
             gaps = {address: distance(vector, reference) for address, vector in vectors.items()}

@@ -213,7 +213,7 @@ def arriving_gradients(
     zeros = torch.zeros_like(log_z)
     d_picked = zeros.new_zeros(len(zeros), 0) if d_picked is None else d_picked
     d_sampled = zeros if d_sampled is None else d_sampled
-    # An empty tail is the constant -inf, and one that holds everything the constant 0.
+    # An empty tail is the constant -inf, a tail that holds everything the constant 0.
     d_tail = zeros if d_tail is None or not candidates else torch.where(log_tail.isneginf(), zeros, d_tail)
     d_mean = zeros if d_mean is None else d_mean
     # The gradient of log p_i is one_hot(i) - p: p is multiplied by minus the sum of all arriving gradients, once.

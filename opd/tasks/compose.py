@@ -6,7 +6,7 @@
 
 D is the replaced number minus the first answer, exactly, as decimals. A composition is kept only if substituting the
 numbers gives both problems back, no intermediate answer can be read in the text, and neither problem contains the
-symbols. The replaced number of the second problem is one that occurs there once, drawn by `seed`. Answers must be
+symbols. The replaced number of the second problem occurs there only once, and is drawn by `seed`. Answers must be
 numbers. Composing compositions again makes greater depths.
 
 This composer works on words alone and invents none: `opd.tasks.compose_chat` asks a chat model what the first answer

@@ -10,7 +10,7 @@ from opd.tasks.prompt import Prompt
 def encode_text(text: str, tokenizer: Any) -> list[int]:
     """Token ids of plain text with the tokenizer's own special tokens.
 
-    A text that begins with the BOS already, as one that a chat template has rendered, gets no second one.
+    A text that begins with the BOS already, as after a chat template, gets no second one.
     """
     return _one_bos(tokenizer(text)["input_ids"], tokenizer)
 
@@ -35,8 +35,8 @@ def encode_prompt(prompt: Prompt, tokenizer: Any) -> list[int]:
         [P] ids, P >= 1.
 
     Raises:
-        DataError: when a chat prompt meets a tokenizer without a chat template or one that refuses it or its options,
-            or nothing is left to encode.
+        DataError: when the tokenizer of a chat prompt has no chat template, or its template refuses the prompt or its
+            options, or nothing is left to encode.
     """
     ids = encode_text(prompt.text or "", tokenizer) if prompt.messages is None else _render(prompt, tokenizer)
     return _some(ids, prompt)

@@ -106,7 +106,7 @@ def _validator(schema: str) -> Any:
 class JsonVerifier:
     """Correct when the completion holds JSON that fits the schema in column `schema` of the prompt (see keep_columns).
 
-    Unknown without a schema, or with one that is not valid.
+    Unknown without a valid schema.
     """
 
     def __init__(self, timeout: float = 10.0) -> None:

@@ -53,7 +53,7 @@ class Answered:
     Attributes:
         text: the observation.
         prompt: of the episode; its template options hold here too.
-        sampled: ids of the student's turn. One that was cut by its length limit gets its missing end from here.
+        sampled: ids of the student's turn. A turn that the length limit cut gets its missing end from here.
         results: of the tool calls in the student's turn, all of them in order, before the observation. They have the
             template's tool role, or stand in the user's message where it has none.
     """

@@ -36,7 +36,7 @@ class Verdict:
 
     @property
     def known(self) -> bool:
-        """Whether the verifier came to a conclusion."""
+        """Whether the verifier reached a conclusion."""
         return self.status is not VerdictStatus.UNKNOWN
 
     @classmethod

@@ -81,7 +81,7 @@ class Worker:
                 env={**os.environ, "PYTHONPATH": _python_path()},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # What a check prints would fill a pipe that nobody reads, and stop it there.
+                # What a check prints would fill a pipe that is never read, and stop it there.
                 stderr=subprocess.DEVNULL,
                 # Unbuffered: the selector sees the pipe, and not what a buffer has taken out of it.
                 bufsize=0,

@@ -1,7 +1,7 @@
 """The channel preset and the client's credentials.
 
 gRPC's defaults notice a frozen server after more than a minute, if ever, and wait up to two minutes before they
-reconnect to one that is back; service-config retry stops at 256 KiB and never covers a stream that has begun. The
+reconnect to a server that is back; service-config retry stops at 256 KiB and never covers a stream that has begun. The
 preset below fixes the first two and switches the third off: one attempt per call, and the fleet client decides on the
 next.
 """

@@ -133,7 +133,7 @@ def chunk_responses(buffers: Sequence[memoryview], chunk_bytes: int) -> Iterator
 
 
 def batch_response(parts: Sequence[bytes]) -> bytes:
-    """Serialised `ScoreResponse` messages as one that holds them all in a batch."""
+    """Serialised `ScoreResponse` messages as a single one with all of them in a batch."""
     # ScoreBatch: field 1, once for each message. ScoreResponse: field 5 is the batch.
     batch = b"".join(piece for part in parts for piece in (b"\x0a", _varint(len(part)), part))
     return b"".join([b"\x2a", _varint(len(batch)), batch])

@@ -130,7 +130,7 @@ def _piece_decoder(backend: Any) -> Any:
             return piece.encode("utf-8")
 
         return byte_level
-    # Llama 2 and its kin have no Metaspace step, but one that replaces its sign by a space.
+    # Llama 2 and its kin have no Metaspace step; another step replaces its sign by a space.
     if any(step.get("type") in ("Metaspace", "ByteFallback") for step in steps) or any("▁" in str(s) for s in steps):
 
         def sentencepiece(piece: str) -> bytes:

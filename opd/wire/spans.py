@@ -1,7 +1,7 @@
 """Scores of some response positions alone: what an episode's student wrote, and not what its environment answered.
 
-A request names spans of the response (`ScoreItem.spans`); what comes back has a row for each position in them. Whoever
-needs a row for every response position puts the others back.
+A request names spans of the response (`ScoreItem.spans`); what comes back has a row for each position in them. Code
+that needs a row for every response position puts the others back.
 """
 
 from collections.abc import Sequence

@@ -40,7 +40,7 @@ class WireStatus(NamedTuple):
 
 
 def status_of(error: OpdError) -> WireStatus:
-    """The gRPC status of an error; one that never crosses the wire by the table becomes UNKNOWN."""
+    """The gRPC status of an error; UNKNOWN for errors that by the table never cross the wire."""
     code = grpc.StatusCode[error.status] if error.status else grpc.StatusCode.UNKNOWN
     message = str(error)[:MAX_MESSAGE_CHARS]
     details = [error_details_pb2.ErrorInfo(reason=type(error).__name__, domain=ERROR_DOMAIN)]

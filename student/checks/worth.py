@@ -10,8 +10,8 @@ the same prompts here. Correct is what the recipe's verifier says; all intervals
                the derivative at lambda = 0 of the accuracy of the policy S^(1 - lambda) T^lambda, so what the first
                step of distillation does; it needs scores alone, and its few large terms make its interval wide
 
-A teacher that is better, and helps at the student's states, is worth distilling. One that is better only from its own
-states is of use there alone: fine-tune on its answers instead (`opd answers`).
+A teacher that is better, and helps at the student's states, is worth distilling. A teacher that is better only from
+its own states helps there alone: fine-tune on its answers instead (`opd answers`).
 """
 
 import math

@@ -64,7 +64,7 @@ class Row:
         policy_version: [T] int32, steps of the run that the sampling weights had seen.
         loss_mask: [T] bool, True where the token is trained on.
         truncated: True when the length limit, not the end-of-sequence id, ended the response.
-        text: what the student sampled, decoded without special tokens; a prefix that was given is no part of it.
+        text: what the student sampled, decoded without special tokens; without a prefix that was given.
         candidates: [T, K] uint32, the student's K most likely ids, descending; None unless asked for.
         origin: who wrote the response.
         behaviour_prompt_ids: [P'] uint32, the prompt it was sampled under when that is another (a hint), else None.

@@ -225,7 +225,7 @@ class Experiment:
         """The file that describes the world.
 
         Raises:
-            ConfigError: when there is none of that name.
+            ConfigError: when no file has that name.
         """
         for path in (WORLDS / f"{self.world}.yaml", Path(self.world)):
             if path.is_file():

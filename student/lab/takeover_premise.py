@@ -1,4 +1,4 @@
-"""Premise of TCOD: a teacher that is lost where only the student goes, or one that is not.
+"""Premise of TCOD: a teacher that is lost where only the student goes, or is not.
 
 Both are measured on two fixed sets of states: those of the problems' own paths, and those that the student reaches by
 itself at temperature 1. On each state the divergence KL(student || teacher) is exact, summed over the turn's tokens.

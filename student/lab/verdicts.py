@@ -89,7 +89,7 @@ def judge(
             pairs[replicate] = _pair(claim, one, rival.by_replicate()[replicate])
     scope = _scope([arm for arm in (mine, rival) if arm is not None])
     verdict = _decide(claim, pairs, scope)
-    # A claim that holds without its premise holds; one that does not has not been tried.
+    # A claim that holds without its premise holds; otherwise it has not been put to the test.
     absent = [p for p in premises if p.name == claim.premise and not p.present]
     if absent and verdict.outcome in ("does not hold", "not shown"):
         return JudgedClaim(

@@ -70,7 +70,7 @@ class Ranks:
     """Agreement among ranks. Every rank must make the same calls in the same order.
 
     Each exchange says what its rank is about, so that one rank's failure within agreed work is heard by the others in
-    their next exchange, wherever that is, and nobody waits for a rank that has left.
+    their next exchange, wherever that is, and no rank waits for another that has left.
 
     Args:
         accelerator: of this process; None for a process that is alone, or one of `group`.
@@ -169,7 +169,7 @@ class Ranks:
         """
         if self.count == 1:
             return [value]
-        if self._left is not None or self.apart:  # somebody has caught the error after which this rank has to leave
+        if self._left is not None or self.apart:  # the error after which this rank has to leave was caught
             raise CancelledError(self._reason or "this rank has failed and left the others")
         told: list[tuple[str, Any]] = self._send((kind, value))
         failed = [(rank, *said) for rank, (other, said) in enumerate(told) if other == _FAILED]

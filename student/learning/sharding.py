@@ -95,7 +95,7 @@ def recover(student: nn.Module) -> None:
 
 @contextmanager
 def whole(student: nn.Module) -> Iterator[None]:
-    """All weights of a sharded student on every rank; nothing for one that is not sharded.
+    """All weights of a sharded student on every rank; nothing where the student is not sharded.
 
     Every rank must enter it at the same time. Within it, without gradients, each may run as many forwards as it likes,
     also of parts of the student, and must not write to its parameters.

@@ -130,7 +130,7 @@ def recovery(
 
 
 def asked_in(row: Row, name: str, mode: ModeSettings) -> Row:
-    """The row as one that another mode's teacher scores; the student's own prompt and response stay."""
+    """The row for another mode's teacher to score; the student's own prompt and response stay."""
     return replace(row, prompt=mode.mark(row.prompt, name), contexts={}, signals={}, teacher="", teachers=())
 
 

@@ -33,7 +33,7 @@ class State:
 
     @classmethod
     def open(cls, folder: Path, wanted: Mapping[str, str], *, resume: bool) -> "State":
-        """The state of a new run, or of one that is resumed.
+        """The state of a new or a resumed run.
 
         The recipe may have changed for stages that are not done, and must be the same for those that are.
 

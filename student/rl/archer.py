@@ -155,7 +155,7 @@ def gradient_of(heads: Array, copies: Array, turns: Array, discount: float) -> t
     """The gradient of both mean squared errors, summed over Q_1, Q_2, V_1, V_2, and (Q's loss, V's loss, mean of Q).
 
     Args:
-        heads: [2, 3 H + 2], of which targets are no function.
+        heads: [2, 3 H + 2], which the targets do not depend on.
         copies: of the same shape: they give the targets.
         turns: [N, 3 H + 2]: states before and behind the turn and before the next one, reward, whether one follows.
         discount: gamma.

@@ -90,7 +90,7 @@ class UpdateSparsity(Controller):
         now: Any = tensor.detach()
         now = now.full_tensor() if isinstance(now, DTensor) else now
         with safe_open(self._files[name], framework="pt") as file:
-            # In the dtype that is trained: rounding the files' values to it when they were loaded was no move.
+            # In the dtype that is trained: rounding the files' values to it when they were loaded does not count.
             first = file.get_tensor(name).to(now.dtype)
         still = (now.cpu() - first).abs() <= self.settings.bound
         return int(still.sum()), still.numel()

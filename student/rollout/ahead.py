@@ -139,7 +139,7 @@ class Ahead:
         """Wait for the rows of a step.
 
         Args:
-            step: one that was launched.
+            step: a step that was launched.
             planned: what the strategy asks for first: this rank's share of its plan, and further rows.
             poll: called about twice a second; may raise to give up.
 

@@ -110,7 +110,7 @@ class EpisodePlayer:
 
     @staticmethod
     def plays(planned: PlannedRow) -> bool:
-        """Whether a planned row is an episode; one that brings its answer is not."""
+        """Whether a planned row is an episode; a row that brings its answer is not."""
         return ENVIRONMENT in planned.prompt.extra and planned.answer is None
 
     def play(
@@ -195,7 +195,7 @@ class EpisodePlayer:
             self._answer(due, found)
             for episode in due.values():
                 if episode.ended and not episode.ended.startswith("broken") and not episode.plan.given:
-                    # The student has done nothing yet: what the replay came to is no success of its own.
+                    # The student has done nothing yet: the outcome of the replay is not its success.
                     episode.ended, episode.success = "replay", None
         for episode in episodes.values():
             if episode.plan.given and not episode.ended:

@@ -33,7 +33,7 @@ class Gate:
 
     def wait(self, given_up: Callable[[], bool]) -> None:
         """Until all ranks have sampled as many steps as this one, or this one gives up."""
-        # Adding 0 reads the count, where `get` would wait for somebody to set it and could not be given up.
+        # Adding 0 reads the count, where `get` would wait until it is set and could not be given up.
         while not given_up() and self._store.add(_DONE, 0) < self._mine * self._count:
             time.sleep(_POLL_SECONDS)
 

@@ -89,8 +89,8 @@ class Rollouts:
     """What a strategy may ask; rank-local unless it says otherwise.
 
     A strategy that learns from all it samples says `score(sample(planned))`, and models work while the student still
-    samples. One that may leave rows out says `judge(planned)`: no model is asked about a row before it is chosen.
-    Rewards see each group whole, over all rounds.
+    samples. A strategy that may leave rows out says `judge(planned)`: no model is asked about a row before it is
+    chosen. Rewards see each group whole, over all rounds.
 
     Args:
         stages: sampling, judging and scoring.

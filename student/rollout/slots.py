@@ -110,7 +110,7 @@ class SlotDecoder:
     """Decodes rows in slots.
 
     Args:
-        model: causal LM in eval mode, one that `takes_slots`.
+        model: causal LM in eval mode, for which `takes_slots` holds.
         requests: what to decode, in the order in which they get slots.
         spec: shared settings.
     """

@@ -123,7 +123,7 @@ def notes_of(episode: Episode) -> Mapping[str, float]:
     """What a row notes: summaries, those that are empty or cut, and the tokens of context that its turns were spared.
 
     A turn is spared what it would have read before it with the whole history, less what it read: instructions and
-    summaries are no part of the whole history, and the summary that it read counts against it.
+    summaries are not part of the whole history, and the summary that it read counts against it.
     """
     return {
         "summaries": float(len(episode.summaries)),

@@ -1,7 +1,7 @@
 """Sample responses with a transformers model and a KV cache, a random stream per row.
 
 Rows are decoded in slots that are filled again as they become free (`student.rollout.slots`); where a model does not
-allow that (sliding windows, states that are no keys and values, flash attention), in batches
+allow that (sliding windows, states other than keys and values, flash attention), in batches
 (`student.rollout.batches`).
 A row leaves as soon as it has finished, through a callback, so that it can be scored while others still run.
 """

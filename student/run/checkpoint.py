@@ -6,8 +6,8 @@
     checkpoints/step-000050/manifest.json   SHA-256 and size of every file; its presence makes the checkpoint
 
 A checkpoint whose manifest does not hold is passed over in favour of the one before. Ranks write and hash their parts
-(`student.run.parts`) of one folder together, which all of them see, and agree after each part, so that one that cannot
-write leaves no other waiting; the first one names the folder when all are done.
+(`student.run.parts`) of one folder together, which all of them see, and agree after each part, so that a rank that
+cannot write leaves no other waiting; the first one names the folder when all are done.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ def save_checkpoint(
 
     Raises:
         RunFolderError: on every rank, when one cannot write its part; it names rank and path. Earlier checkpoints stay.
-        DiskFullError: the same, for want of space.
+        DiskFullError: the same, when space runs out.
     """
     final = root / f"step-{step:06d}"
     main = ranks.index == 0

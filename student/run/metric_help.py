@@ -19,7 +19,7 @@ TEXTS = {
     "updates_skipped": "Optimizer updates skipped because no rank had a row for them",
     "rollout_rounds": "Rounds of sampling that the rollout strategy made",
     "sampled_rows": "Rows sampled, including those that the strategy dropped",
-    "episodes_broken": "Share of sampled episodes whose environment raised, hung, died or answered nonsense",
+    "episodes_broken": "Share of sampled episodes whose environment raised, hung, died or gave an invalid answer",
     "grad_norm": "Norm of the gradient before clipping",
     "grad_clipped": "Share of optimizer updates whose gradient was clipped",
     "learning_rate": "Learning rate",

@@ -32,7 +32,7 @@ def nothing(name: str) -> Part:
 
 
 def files_written(folder: Path, work: Callable[[], object]) -> list[Path]:
-    """Do `work`, and list the files below `folder` that are new; nobody else may write there meanwhile."""
+    """Do `work`, and list the files below `folder` that are new; nothing else may write there meanwhile."""
     before = set(folder.rglob("*"))
     work()
     return sorted(path for path in set(folder.rglob("*")) - before if path.is_file())

@@ -79,7 +79,7 @@ def row_metrics(counts: Mapping[str, float]) -> dict[str, float]:
     if counts["unasked"]:
         metrics["unasked_share"] = counts["unasked"] / max(1.0, counts["answered"])
     if counts["contexts"]:
-        # 0 where every context equals the student's prompt: an empty hint is no error, but has no effect.
+        # 0 where every context equals the student's prompt: an empty hint is not an error, but has no effect.
         metrics["hinted_share"] = counts["hinted"] / rows
         metrics["hint_quoted"] = counts["quoted"] / max(1.0, counts["contexts"] - counts["unread"])
         metrics["context_missing_share"] = counts["unread"] / rows
@@ -103,7 +103,7 @@ def outcome_metrics(outcomes: Sequence[Outcome], known: Mapping[str, Collection[
     Args:
         outcomes: of the step.
         known: domains and teachers that the prompts can have, under "domain" and "teacher": those without a row in this
-            step count 0, so that one that never has any is seen. Of more than MOST_NAMES only those with rows are
+            step count 0, so that a name that never has any is seen. Of more than MOST_NAMES only those with rows are
             counted, or a step's record would be longer than anyone reads.
     """
     metrics: dict[str, float] = {}

@@ -178,7 +178,7 @@ class Saver:
     def settle(self, *, patient: bool = True) -> None:
         """See how the checkpoint that is written beside the loop became; wait for it, or leave it if it is not done.
 
-        One that could not be written is said, on all ranks alike; the run goes on from the one before.
+        All ranks alike report a checkpoint that could not be written; the run goes on with the one before.
         """
         if self._beside is None or self._writing < 0 or (self._beside.busy and not patient):
             return

@@ -117,10 +117,10 @@ class StageClock:
             self.seconds[name] = self.seconds.get(name, 0.0) + end - begin
             self.draw("learner", name, begin, end)
 
-    def draw(self, lane: str, name: str, begin: float, end: float) -> None:
+    def draw(self, track: str, name: str, begin: float, end: float) -> None:
         """Put a span, in seconds of `time.monotonic()`, into the timeline."""
         if self._timeline is not None:
-            self._timeline.add(lane, name, begin, end, step=self._step)
+            self._timeline.add(track, name, begin, end, step=self._step)
 
 
 class Telemetry:

@@ -4,7 +4,7 @@
     sampler   the steps that are sampled at the same time (train.max_staleness)
     teachers  from the first row of a step that is sent to be scored to the last answer
 
-Where the learner's lane is mostly waits, the lane that it waits for is the bottleneck.
+Where the learner's track is mostly waits, the track that it waits for is the bottleneck.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Any
 
 from opd.files import write_whole
 
-LANES = ("learner", "sampler", "teachers")
+TRACKS = ("learner", "sampler", "teachers")
 LIMIT = 20_000
 """Events kept, the newest: about 2.5 MB."""
 
@@ -38,8 +38,8 @@ class Timeline:
                 old = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
                 self._events.extend(event for event in old if event["ph"] == "X")
 
-    def add(self, lane: str, name: str, begin: float, end: float, **arguments: int) -> None:
-        """A span of a lane, in seconds of `time.monotonic()`."""
+    def add(self, track: str, name: str, begin: float, end: float, **arguments: int) -> None:
+        """A span of a track, in seconds of `time.monotonic()`."""
         if self._path is None:
             return
         start = round(1e6 * (self._epoch + begin))
@@ -50,18 +50,18 @@ class Timeline:
                 "ts": start,
                 "dur": round(1e6 * (end - begin)),
                 "pid": 0,
-                "tid": LANES.index(lane),
+                "tid": TRACKS.index(track),
                 "args": arguments,
             }
         )
 
     def write(self) -> None:
-        """Write the file; one that cannot be written is left as it is, because a missing picture must not end a run."""
+        """Write the file; where that fails it is left as it is, because a missing picture must not end a run."""
         if self._path is None:
             return
         names = [
-            {"name": "thread_name", "ph": "M", "pid": 0, "tid": tid, "args": {"name": lane}}
-            for tid, lane in enumerate(LANES)
+            {"name": "thread_name", "ph": "M", "pid": 0, "tid": tid, "args": {"name": track}}
+            for tid, track in enumerate(TRACKS)
         ]
         with contextlib.suppress(OSError):
             write_whole(self._path, json.dumps({"traceEvents": [*names, *self._events]}))

@@ -1,6 +1,6 @@
 """Experiment trackers besides metrics.jsonl: TensorBoard, Trackio, Weights & Biases, MLflow, through accelerate.
 
-A tracker is a convenience: one that raises, at the start or later, is left out, and the run continues.
+A tracker is a convenience: if it raises, at the start or later, it is left out, and the run continues.
 """
 
 import logging

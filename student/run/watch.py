@@ -66,7 +66,7 @@ class View:
         run: the run folder.
 
     Raises:
-        RunFolderError: when it is no run folder.
+        RunFolderError: when it is not a run folder.
     """
 
     def __init__(self, run: Path) -> None:

@@ -1,4 +1,4 @@
-"""A command that does not outlive the process that started it, even one that is killed (Linux).
+"""A command that does not outlive the process that started it, even when that is killed (Linux).
 
     python -m student.run.with_parent COMMAND ...     becomes COMMAND, which gets SIGTERM when its parent ends
 

@@ -12,9 +12,9 @@ A context is a template over the columns of a prompt, and over the outcome of th
     group.mean_reward   mean reward of the group; none where none is known
 
 Texts that do not exist are empty, so that a template can ask {% if group.best %}. A context that reads any of these is
-made when the row has been judged, with its whole group, and the model is asked then; one that reads the columns alone
-is asked when the row ends. Contexts change what a model reads before the response and nothing of the response, so that
-signals stay aligned with the student's tokens; their ids never enter the student's input.
+made when the row has been judged, with its whole group, and the model is asked then; with a context that reads the
+columns alone it is asked when the row ends. Contexts change what a model reads before the response and nothing of the
+response, so that signals stay aligned with the student's tokens; their ids never enter the student's input.
 """
 
 import copy
@@ -45,8 +45,8 @@ class ContextSettings(Settings):
     """What a model reads before the response, in place of the student's prompt.
 
     Both texts are Jinja templates over `prompt` (the prompt's text, or the last user message), `answer`, `domain` and
-    the further columns of the prompt (`keep_columns` of a table), and over `row` and `group`: what became of the row
-    and of the other answers to its prompt (docs/methods.md).
+    the further columns of the prompt (`keep_columns` of a table), and over `row` and `group`: the outcomes of the
+    row and of the other answers to its prompt (docs/methods.md).
     """
 
     system: str | None = Field(
@@ -88,7 +88,7 @@ class Context:
         settings: the template.
 
     Raises:
-        ConfigError: for a text that is no valid template.
+        ConfigError: for a text that is not a valid template.
     """
 
     def __init__(self, role: str, settings: ContextSettings) -> None:
@@ -145,7 +145,7 @@ def reads_outcomes(role: str, settings: ContextSettings) -> bool:
     """Whether the context of `role` can only be made once a row has been judged.
 
     Raises:
-        ConfigError: for a text that is no valid template.
+        ConfigError: for a text that is not a valid template.
     """
     return Context(role, settings).reads_outcomes
 

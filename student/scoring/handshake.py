@@ -147,7 +147,7 @@ def _check_contexts(recipe: Recipe, roles: Mapping[str, set[str]]) -> None:
 
 
 def _check_served_average(recipe: Recipe, asked: set[str]) -> None:
-    """Refuse a served average that nobody reads, or that a step could mix with the one before.
+    """Refuse a served average that is never read, or that a step could mix with the one before.
 
     Raises:
         ConfigError: with what to change.
@@ -171,8 +171,8 @@ def routed_teachers(settings: TeacherSettings, served: Sequence[str], source: Pr
     """Teachers that the prompts go to: an unmapped prompt stops the run before its first step.
 
     Every pair (teacher, domain) that a prompt can carry is routed. Where the source cannot tell its pairs, the first
-    training prompts and the `heldout` ones of evaluations are; a later prompt without a teacher, or with one that none
-    of these goes to, stops the run with the state saved.
+    training prompts and the `heldout` ones of evaluations are; a later prompt without a teacher, or with a teacher
+    that none of these goes to, stops the run with the state saved.
 
     Raises:
         ConfigError: naming the pair or the prompt.
@@ -213,7 +213,7 @@ def longest_prompt(recipe: Recipe, model: str, roles: Collection[str]) -> tuple[
     usual = (recipe.rollout.max_prompt_tokens, "rollout.max_prompt_tokens")
     found = []
     for role in sorted(roles):
-        # A teacher's own context stands before that of all teachers; what is no context is the student's prompt.
+        # A teacher's own context stands before that of all teachers; what has no context reads the student's prompt.
         key = model if role == TEACHER and model in recipe.contexts else role
         own = recipe.contexts[key].max_tokens if key in recipe.contexts else None
         found.append(usual if own is None else (own, f"contexts.{key}.max_tokens"))

@@ -335,7 +335,7 @@ class LocalModels:
             self._copies[model] = {name: placed(tensors[name], p) for name, p in here.items()}
 
 
-@torch.no_grad()  # also where nobody has said so: a shard is written in place
+@torch.no_grad()  # whatever the caller does: a shard is written in place
 def _put(parameter: Tensor, value: Tensor) -> None:
     if isinstance(parameter, DTensor):
         parameter.copy_(placed(value, parameter))

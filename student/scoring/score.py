@@ -280,7 +280,7 @@ class Scorer:
             begin = time.monotonic()
             self._wait([call.future for _, mine in calls for call in mine if call.future is not None], poll)
         finally:
-            # Matters after an error alone: what nobody waits for any more should not load the fleet.
+            # Matters after an error alone: calls that nothing waits for any more should not load the fleet.
             for call in (call for _, mine in calls for call in mine):
                 if call.future is not None:
                     call.future.cancel()

@@ -77,7 +77,7 @@ class Targets:
         """Give a row its teachers, with weights; none where no term needs any.
 
         Raises:
-            ConfigError: when no teacher is mapped, or one that the handshake has not seen.
+            ConfigError: when no teacher is mapped, or a teacher that the handshake has not seen.
         """
         if self._router is None:
             return ()

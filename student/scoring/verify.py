@@ -32,7 +32,7 @@ class Verification:
         self._told: set[str] = set()
 
     def submit(self, row: Row) -> None:
-        """Begin to judge a row; returns at once. One that has a verdict, its environment's, keeps it."""
+        """Begin to judge a row; returns at once. A row that has its environment's verdict keeps it."""
         if row.verdict is not None:
             return
         self._pending[id(row)] = self._threads.submit(self._source.verify, row.prompt, row.text)
@@ -90,5 +90,5 @@ def _verdict(future: Future[Verdict]) -> Verdict:
         return future.result()
     except Withdrawn:
         return Verdict.unknown("the run ended first")
-    except Exception as error:  # a verifier must not raise; one that does says nothing about the answer
+    except Exception as error:  # a verifier must not raise; if it does, that says nothing about the answer
         return Verdict.unknown(f"the verifier failed with {type(error).__name__}: {error}")

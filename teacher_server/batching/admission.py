@@ -147,7 +147,7 @@ class Budget:
 
 
 def check_deadline(deadline: float, now: float, queued_tokens: int, tokens: int, tokens_per_second: float) -> None:
-    """Refuse a request that would miss its deadline in the queue, rather than compute what nobody waits for any more.
+    """Refuse a request that would miss its deadline in the queue, rather than compute what is no longer waited for.
 
     An idle teacher takes everything: its rate may stem from small batches, and an attempt delays no other request.
 

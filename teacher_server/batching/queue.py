@@ -62,8 +62,8 @@ class _Turns(Generic[T]):
     def join(self, name: str, member: T) -> T:
         """The member of that name, `member` when it is new.
 
-        A member that was idle starts at the present virtual time, without credit for its absence; one that left after
-        it was served more than its share is still ahead when it comes back, or leaving would pay.
+        A member that was idle starts at the present virtual time, without credit for its absence; a member that left
+        after it was served more than its share is still ahead when it comes back, or leaving would pay.
         """
         if name not in self.members:
             self.members[name] = member

@@ -121,7 +121,7 @@ class EngineWorker:
             self._condition.notify()
 
     def cancel(self, jobs: Sequence[SequenceJob]) -> None:
-        """Drop jobs that wait; one that runs is skipped where the engine polls `EngineItem.cancelled`."""
+        """Drop jobs that wait; a running job is skipped where the engine polls `EngineItem.cancelled`."""
         with self._condition:
             for job in jobs:
                 job.cancelled = True
@@ -265,7 +265,7 @@ class EngineWorker:
             self.tokens_per_second = max(rate, known)
 
     def _score(self, batch: list[SequenceJob]) -> list[Scores | Exception]:
-        """Results of a batch. One that fails as a whole is repeated in parts, so that only the rows that cause it fail.
+        """Results of a batch. If it fails as a whole it is repeated in parts, so that only the rows that cause it fail.
 
         Halves when the device had no memory, since smaller batches may well do; else row by row.
         """
@@ -329,7 +329,7 @@ class EngineWorker:
         return error
 
     def _away(self, error: UnavailableError) -> None:
-        """Count an UnavailableError: an engine in another process may come back; one that stays away is dead."""
+        """Count an UnavailableError: an engine in another process may come back; if it stays away it is dead."""
         now = time.monotonic()
         self._away_since = self._away_since or now
         if now - self._away_since >= AWAY_SECONDS:

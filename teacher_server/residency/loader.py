@@ -1,7 +1,7 @@
 """Reading models: one at a time, on a thread, within a time limit.
 
 Libraries that read models set process-wide defaults (dtype, device) while they do, so two models must not be read at
-once. A thread cannot be interrupted: one that takes too long is given up, and holds the turn until it ends.
+once. A thread cannot be interrupted: if it takes too long it is given up, and holds the turn until it ends.
 """
 
 import asyncio

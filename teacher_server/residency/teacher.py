@@ -67,7 +67,7 @@ class Teacher:
 
     @property
     def serving(self) -> bool:
-        """Whether it takes requests; one that sleeps is woken by them."""
+        """Whether it takes requests; they wake a teacher that sleeps."""
         return self.state in SERVING_STATES
 
     @property

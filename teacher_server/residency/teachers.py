@@ -138,7 +138,7 @@ class Teachers:
         caller waits too. Once the engine is being freed, it is freed.
 
         Raises:
-            TeacherNotFoundError: when there is none of that name.
+            TeacherNotFoundError: when there is no teacher of that name.
         """
         teacher = self.get(name)
         if not teacher.unloads:
@@ -165,7 +165,7 @@ class Teachers:
         await self._set_state(teacher, pb.TEACHER_STATE_UNSPECIFIED)
 
     async def _undrain(self, teacher: Teacher) -> None:
-        """The state before an unload that was taken back; one that was loading then may have been loaded since."""
+        """The state before an unload that was taken back; a teacher that was loading then may be loaded by now."""
         if teacher.state != pb.TEACHER_STATE_DRAINING:  # it died meanwhile
             return
         loaded = teacher.drained_from == pb.TEACHER_STATE_LOADING and teacher.worker is not None
@@ -176,7 +176,7 @@ class Teachers:
         """Hold a teacher awake during a call, waking it first if it sleeps.
 
         Raises:
-            TeacherNotFoundError: when there is none of that name.
+            TeacherNotFoundError: when there is no teacher of that name.
             UnavailableError: when it loads, drains, failed or cannot be woken.
             OverloadedError: when it sleeps and busy teachers hold the memory.
         """
@@ -196,7 +196,7 @@ class Teachers:
         """Move a teacher's weights off the device; the next request wakes it.
 
         Raises:
-            TeacherNotFoundError: when there is none of that name.
+            TeacherNotFoundError: when there is no teacher of that name.
             UnavailableError: when it is not ready.
             OverloadedError: when calls are in flight.
         """

@@ -27,7 +27,7 @@ class PendingScores:
         self.price = price
         self.future: asyncio.Future[tuple[Scores, str]] = self._loop.create_future()
         # A call that fails on an earlier sequence never looks at the later ones.
-        # Reading the exception here keeps asyncio from logging one that was "never retrieved".
+        # Reading the exception here keeps asyncio from logging that it was "never retrieved".
         self.future.add_done_callback(lambda future: future.cancelled() or future.exception())
         item = request.items[index]
         engine_item = EngineItem(item, request.spec, request.temperature, lambda: job.cancelled)

@@ -55,7 +55,7 @@ class Sender:
         self._held_bytes += len(data)
 
     async def flush(self) -> None:
-        """Send what is held; nothing where a message is stuck, behind which it would wait for ever.
+        """Send what is held; nothing where a message is stuck, behind which it would never go out.
 
         Raises:
             DeadlineError: see `send`.

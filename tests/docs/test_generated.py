@@ -33,7 +33,7 @@ def test_every_method_has_its_page_with_metrics_that_the_code_has() -> None:
     described = [name for note in methods.notes().values() for name in note["names"]]
     own = {e.name for r in (OBJECTIVES, CONTROLLERS) for e in r if e.path.startswith("student.methods.")}
     assert sorted(described) == sorted(own)
-    code = "".join(path.read_text() for room in ("student", "opd/maths") for path in (ROOT / room).rglob("*.py"))
+    code = "".join(path.read_text() for package in ("student", "opd/maths") for path in (ROOT / package).rglob("*.py"))
     for note in methods.notes().values():
         for metric in note["watch"]:
             parts = [part for part in metric.split("/") if not part.isdigit()]
@@ -50,10 +50,21 @@ def test_the_recipe_page_lists_every_key_of_the_settings() -> None:
 def test_what_users_read_is_free_of_banned_forms() -> None:
     words = script("words")
     assert list(words.places()) == []
-    for text in ("x is no model", "Nobody knows", "runs for ever", "one that is refused"):
+    for text in ("x is no model", "they are no JSON", "Nobody knows", "runs for ever", "one that is refused"):
         assert words.BANNED.search(text), text
-    for text in ("there is no model", "it is no longer there", "the one that sampled"):
+    for text in ("there is no model", "it is no longer there", "the one that sampled", "which is no smaller than 2"):
         assert not words.BANNED.search(text), text
+
+
+def test_banned_forms_are_found_over_the_end_of_a_line() -> None:
+    found_in = script("words").found_in
+    for text, line in (
+        ("    # which nobody\n    # knows", 1),
+        ("a: 1\n# it is\n#   no JSON", 2),
+        ('x = 1\nraise E(\n    "it is "\n    f"no {a}"\n)', 3),
+        ("x = 1\nmessage += 'which is no gRPC'", 2),
+    ):
+        assert [found for found, _ in found_in(text)] == [line]
 
 
 def test_series_follow_the_naming_rules() -> None:

@@ -116,11 +116,11 @@ def test_the_run_shows_its_lag_its_weights_and_who_waited(overlapped: Callable[.
         assert 0 <= line["importance_truncated"] < 1
         assert (line["importance_weight"] == pytest.approx(1.0, abs=1e-5)) == (line["staleness"] == 0)
     events = json.loads((recipe.run / "timeline.json").read_text())["traceEvents"]
-    lanes = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
-    spans = [(lanes[e["tid"]], e["name"], e["args"]["step"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
-    for lane, name in (("sampler", "rollout"), ("learner", "learn"), ("teachers", "scoring")):
-        assert [step for at, what, step, _, _ in spans if (at, what) == (lane, name)] == [0, 1, 2, 3, 4]
-    starts = {(lane, step): ts for lane, name, step, ts, _ in spans if name in ("rollout", "learn")}
+    tracks = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    spans = [(tracks[e["tid"]], e["name"], e["args"]["step"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
+    for track, name in (("sampler", "rollout"), ("learner", "learn"), ("teachers", "scoring")):
+        assert [step for at, what, step, _, _ in spans if (at, what) == (track, name)] == [0, 1, 2, 3, 4]
+    starts = {(track, step): ts for track, name, step, ts, _ in spans if name in ("rollout", "learn")}
     assert all(starts["sampler", step] < starts["learner", step] for step in range(5))
 
 

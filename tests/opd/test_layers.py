@@ -21,9 +21,9 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("room", FORBIDDEN)
-def test_no_room_imports_a_room_above_or_beside_it(room: str) -> None:
-    broken = {str(p.relative_to(ROOT)) for p in (ROOT / room).rglob("*.py") if imports(p) & FORBIDDEN[room]}
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_no_package_imports_one_above_or_beside_it(package: str) -> None:
+    broken = {str(p.relative_to(ROOT)) for p in (ROOT / package).rglob("*.py") if imports(p) & FORBIDDEN[package]}
     assert not broken
 
 
@@ -65,11 +65,11 @@ def test_the_loop_knows_no_plug_in() -> None:
     assert broken == {}
 
 
-@pytest.mark.parametrize("room", FORBIDDEN)
-def test_no_modules_import_each_other_in_a_circle(room: str) -> None:
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
     files = {
         ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p
-        for p in (ROOT / room).rglob("*.py")
+        for p in (ROOT / package).rglob("*.py")
     }
     waiting = {name: targets(path, set(files)) - {name} for name, path in files.items()}
     while leaves := [name for name, wanted in waiting.items() if not wanted & waiting.keys()]:
@@ -79,9 +79,9 @@ def test_no_modules_import_each_other_in_a_circle(room: str) -> None:
 
 
 def test_no_file_is_longer_than_400_lines() -> None:
-    rooms = ("opd", "student", "teacher_server", "tests", "benchmarks", "scripts", "examples")
+    folders = ("opd", "student", "teacher_server", "tests", "benchmarks", "scripts", "examples")
     made = "opd/wire/v1"  # by protoc
-    files = [p for room in rooms for p in (ROOT / room).rglob("*.py") if made not in str(p)]
+    files = [p for folder in folders for p in (ROOT / folder).rglob("*.py") if made not in str(p)]
     assert len(files) > 500
     assert not {str(p.relative_to(ROOT)): n for p in files if (n := len(p.read_text().splitlines())) > 400}
 

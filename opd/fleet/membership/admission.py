@@ -107,7 +107,7 @@ class Admission:
         """Check the replicas that must be checked, unless a check is under way."""
         if self._open and (self._task is None or self._task.done()):
             outside = [name for name, life in self._monitor.lives.items() if life.state in OUTSIDE]
-            # One that is described as it was would make its pool what that was.
+            # A replica whose description is outdated would make its pool what it was then.
             if names := [name for name in outside if name not in self._outdated]:
                 self._task = asyncio.create_task(self._check_all(names), name=f"admission {self._monitor.address}")
 

@@ -169,7 +169,7 @@ class GrpcLink:
             raise self._named(error) from error
         except asyncio.CancelledError as error:
             # gRPC raises CancelledError for the calls of a channel that is closed. Only a cancellation of this task is
-            # one: swallowing it would keep the task alive, and passing gRPC's on would end a task nobody cancelled.
+            # a real one: swallowing it would keep the task alive; passing gRPC's on would end a task not cancelled.
             task = asyncio.current_task()
             if task is not None and not task.cancelling():
                 raise UnavailableError(f"the connection to replica {self.address} was closed.") from error
@@ -192,7 +192,7 @@ class GrpcLink:
             if "socket closed" in lower:
                 text += f", perhaps because it {self._closed_why()} then"
             elif "failed parsing http/2" in lower:
-                text += ", which is no gRPC; is it another port, such as that of the metrics?"
+                text += ", because the answer is not gRPC; is it another port, such as that of the metrics?"
             return UnavailableError(f"replica {self.address} cannot be reached, or dropped the connection: {text}.")
         if isinstance(found, AuthError):
             return AuthError(f"replica {self.address} refuses the credentials: {text}; renew the token or certificate.")

@@ -143,7 +143,7 @@ class Members:
                 return
             # A wrong token does not become right by waiting.
             refused = everybody and all(isinstance(monitor.error, AuthError) for monitor in self.monitors.values())
-            # Whoever was never asked could not be blamed with a reason.
+            # For a server that was never asked there would be no reason to name.
             if refused or (asked and now - start >= self.settings.connect_seconds):
                 raise self._why_not_connected()
             await self.wait_for_news(0.5)  # the limits above pass without any news
@@ -272,7 +272,7 @@ class Members:
     def _join(self, address: str) -> None:
         server = self.on_join(address)
         monitor = self.monitors[address] = ReplicaMonitor(address, self._link(address), server, self)
-        # Before the election nobody is admitted: the first would decide for all what the teacher is.
+        # Before the election no server is admitted: the first would decide for all what the teacher is.
         if self._elected:
             monitor.admission.open()
         monitor.start()

@@ -110,7 +110,7 @@ class Pool:
         return self.reference
 
     def adopt(self, weights_hash: str = "") -> None:
-        """Forget what the replicas must be; the next one that is checked decides, if it has the given weights."""
+        """Forget what the replicas must be; the next replica to be checked decides, if it has the given weights."""
         self.identity = self.reference = None
         self.weights_hash = weights_hash
         self.era += 1

@@ -209,7 +209,7 @@ class ReplicaMonitor:
         wanted = {name: info for name, info in found.teachers.items() if self._owner.wants(name, self.address)}
         for name, info in wanted.items():
             life = self.lives.setdefault(name, ReplicaLife(self._owner.settings.health, now))
-            # One that is seen for the first time has no weights that could have changed.
+            # A replica seen for the first time has no weights that could have changed.
             known = self.infos.get(name, info)
             self.infos[name] = info
             if known.weights_hash != info.weights_hash:

@@ -233,8 +233,8 @@ class ServerLoad:
     def refuses(self, now: float) -> bool:
         """Whether the server has done nothing but refuse RPCs lately.
 
-        Not while it works on one that it accepted before, and not from two seconds after its pause on: what it has not
-        refused by then it has accepted.
+        Not while it works on an RPC that it accepted before, and not from two seconds after its pause on: what it has
+        not refused by then it has accepted.
         """
         if now >= self.paused_until + _ACCEPTED_SECONDS or self.refused_since == _NEVER:
             return False

@@ -2,8 +2,8 @@
 
 A server takes the next rows when it has room, so a slow one takes fewer. Among the waiting rows it takes
 
-1. one that was re-issued or may go to few servers, or that a row ten seconds younger would overtake;
-2. else the longest one that it can finish before the whole queue is expected to be done (the horizon, from the
+1. a row that was re-issued or may go to few servers, or that a row ten seconds younger would overtake;
+2. else the longest row that it can finish before the whole queue is expected to be done (the horizon, from the
    measured speeds): a slow server near the end takes a short row or none, unless no other would finish it sooner;
 3. preferring rows of a prompt it has just seen; and with a row, the others of its group as far as they fit the RPC.
 
@@ -229,7 +229,7 @@ class Scheduler:
     def _row_beyond_horizon(
         self, server: ServerLoad, estimate: CompletionEstimate, accept: Accept, now: float
     ) -> ScoreTask | None:
-        """A row for a server that can finish none in time: one that no other server would finish sooner, if any."""
+        """A row for a server that can finish none in time: any that no other server would finish sooner."""
         queue = self.queues[estimate.teacher]
         shortest = queue.shortest()
         if shortest is not None and not accept(shortest):

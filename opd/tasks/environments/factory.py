@@ -51,7 +51,7 @@ class Factory:
         """Take an object's public methods as tools.
 
         Raises:
-            ConfigError: for one that has none, or whose method cannot be described.
+            ConfigError: for an object that has none, or whose method cannot be described.
         """
         self.world = world
         self._tools: dict[str, Callable[..., Any]] = {

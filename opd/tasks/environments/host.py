@@ -97,7 +97,7 @@ def _play(connection: socket.socket, spec: dict[str, Any]) -> None:
 
 
 def _be_silent() -> None:
-    """Drop what this process prints: nobody reads it, and where it ends up would fill, a pipe or a disk."""
+    """Drop what this process prints: it is never read, and would fill a pipe or a disk."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.dup2(nowhere, sys.stderr.fileno())

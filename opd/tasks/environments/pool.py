@@ -4,7 +4,7 @@
         seen = pool.reset({0: (prompt, 7), 1: (other, 8)})      # {0: Observation, 1: Observation}
         seen = pool.step({0: "4", 1: "b"})
 
-An environment that raises, hangs, dies or answers nonsense costs its own episode: the answer for it is an
+An environment that raises, hangs, dies or gives an invalid answer costs its own episode: its answer is an
 `EpisodeError`, and its slot gets a fresh process for the next episode. Nothing is retried: that is how the episode
 ended.
 """

@@ -71,7 +71,7 @@ class PythonTool(Factory):
         return super().reset(prompt, seed)
 
     def answered(self, content: str) -> Observation:
-        """Judge the answer; one that cannot be judged has no reward."""
+        """Judge the answer; where that is not possible there is no reward."""
         verdict = self._verifier.verify(self._prompt, content)
         if not verdict.known:
             return Observation("", done=True, info={"unknown": verdict.reason})

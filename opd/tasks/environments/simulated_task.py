@@ -53,7 +53,7 @@ Answer with one JSON object and nothing else:
 
 
 class SimulatorFailed(Exception):
-    """A simulated part gave no answer, or one that cannot be used: the episode is aborted, not failed."""
+    """A simulated part gave no usable answer: the episode is aborted, not failed."""
 
 
 def bound(aspect: str, difficulty: float) -> int:
@@ -87,7 +87,7 @@ def ask_json(client: ChatClient, role: str, messages: Sequence[Mapping[str, str]
         wanted: fields that the answer must have, and their types.
 
     Raises:
-        SimulatorFailed: when there is no answer, or one that is not what is wanted.
+        SimulatorFailed: when there is no answer, or not the wanted one.
     """
     try:
         text = client.ask(messages)
@@ -96,7 +96,7 @@ def ask_json(client: ChatClient, role: str, messages: Sequence[Mapping[str, str]
     # Models break lines within strings, which is no reason to lose an episode.
     answer = find_json(text, opening="{", strict=False)
     if answer is None:
-        raise SimulatorFailed(f"the simulated {role} answered nonsense: it is no JSON object: {text[:80]!r}")
+        raise SimulatorFailed(f"the answer of the simulated {role} is not a JSON object: {text[:80]!r}")
     found = answer.value
     for name, kind in wanted.items():
         if not isinstance(found.get(name), kind):

@@ -31,7 +31,7 @@ class Worlds(Protocol):
 
 
 class InProcess:
-    """`Worlds` in this process: what raises, or answers nonsense, costs its own episode as in a pool.
+    """`Worlds` in this process: an error, or an invalid answer, costs its own episode as in a pool.
 
     Nothing here bounds time or memory, or survives a crash of the interpreter: that takes processes.
 

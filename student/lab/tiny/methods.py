@@ -50,7 +50,7 @@ class Noise(Controller):
         chosen = random.random(row.length) < self.settings.share
         drawn = self._digits[random.integers(len(self._digits), size=row.length)]
         ids = np.where(chosen, drawn, row.response_ids).astype(np.uint32)
-        # A digit drawn in its own place is no error.
+        # A digit drawn in its own place is not an error.
         row.loss_mask = row.loss_mask & (ids == row.response_ids)
         row.response_ids = ids
         return row

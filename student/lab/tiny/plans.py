@@ -66,7 +66,7 @@ class ReinforcePlan:
         samples: answers per prompt, at least 2.
         lr: learning rate of AdamW; rates that suit supervised training destroy the model here.
         warmup: steps of linear warm-up.
-        max_new_tokens: answers are cut here; one that rambles holds up the whole batch.
+        max_new_tokens: answers are cut here; a rambling one holds up the whole batch.
         start: added to the seed of the training stream, so that two stages can see different prompts.
     """
 

@@ -15,9 +15,8 @@ _SUMMARIES = "summary_kl"
 def note_turns(row: Row) -> None:
     """Note the sampled reverse KL of each turn of the student: `turn_kl/i`, nats summed over the turn's tokens.
 
-    Turns are counted from the start of the episode, replayed ones included. Summaries are none of them: their sum is
-    noted as `summary_kl`. A row without the teacher's log-probs of
-    the sampled tokens gets no note.
+    Turns are counted from the start of the episode, replayed ones included. Summaries do not count as turns: their sum
+    is noted as `summary_kl`. A row without the teacher's log-probs of the sampled tokens gets no note.
     """
     signals = [scores for (role, _), scores in row.signals.items() if role == TEACHER]
     scores = next((found.sampled for found in signals if found.sampled is not None), None)

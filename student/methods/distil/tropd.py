@@ -60,7 +60,7 @@ class Tropd(TokenReward):
 
         ratio = teacher - student
         trust = ratio.clamp(max=0.0).exp()
-        # T(y) = 0 leaves no trust, and 0 times an infinite reward is no number.
+        # T(y) = 0 leaves no trust, and 0 times an infinite reward is not a number.
         reward = torch.where(trust > 0, trust * ratio.clamp(min=-1e4), torch.zeros_like(ratio))
         if self.settings.outlier == "clip":
             reward = reward + (1.0 - trust) * ratio.clamp(min=-self.settings.clip)

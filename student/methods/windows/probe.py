@@ -180,7 +180,7 @@ class Prober:
                 nulls[name] = self._gram(twin, folds, spec, costs, random=True)
         for name, parameter in twin.named_parameters():
             parameter.grad = kept[name]
-        # The same on every rank, because one of them writes the checkpoint; whoever adds up ranks gets the whole.
+        # The same on every rank, because one of them writes the checkpoint; the sum over ranks is the whole.
         return ProbeResult(grams, nulls, {name: n / ranks.count for name, n in ranks.total(costs.take()).items()})
 
     def _scored(self, twin: Learner, plan: StepPlan) -> list[Row]:

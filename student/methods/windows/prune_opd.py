@@ -74,10 +74,10 @@ class PruneOpd(WindowController):
         """Mask what lies behind each row's drift point, and note the point for the next window."""
         for row in rows:
             places = np.flatnonzero(np.ones(row.length) if row.tool_mask is None else ~row.tool_mask)
-            overlap = self._overlaps(row)[places]  # an environment's tokens are nobody's drift
+            overlap = self._overlaps(row)[places]  # an environment's tokens do not count as drift
             drift = self._drift_point(overlap)
             point = int(places[drift]) if drift < len(places) else row.length
-            # A row that ended by itself without drifting is no evidence against a longer window.
+            # A row that ended by itself without drifting does not speak against a longer window.
             row.notes["drift_point"] = point if point < row.length or row.truncated else self._limit
             row.notes["overlap"] = float(overlap.mean()) if len(overlap) else 1.0
             row.notes["pruned_tokens"] = int(row.loss_mask[point:].sum())

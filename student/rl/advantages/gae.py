@@ -65,8 +65,8 @@ def credit_of(row: Row, reward: float, discount: float, lam: float) -> NDArray[n
     found = np.zeros(row.length, np.float32)
     values = np.zeros(row.length) if row.values is None else row.values.astype(np.float64)
     gains = np.zeros(row.length) if row.token_rewards is None else row.token_rewards.astype(np.float64)
-    # From the end backwards, over trained tokens alone: what the environment wrote is no step of the policy, so neither
-    # discount nor lambda counts it.
+    # From the end backwards, over trained tokens alone: what the environment wrote is not a step of the policy, so
+    # neither discount nor lambda counts it.
     later, after = 0.0, 0.0
     for number, place in enumerate(places[::-1]):
         gain = gains[place] + (reward if number == 0 else 0.0)

@@ -50,7 +50,7 @@ class NoisyForward(GroupEstimator):
         self.rate = settings.false_negative
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse to learn from appeals that nobody makes.
+        """Refuse to learn from appeals that are never made.
 
         Raises:
             ConfigError: naming the reward.

@@ -4,11 +4,11 @@
     g_t   sigmoid(beta z d_t / nu),   nu the median of |d| over the answer, at least 1e-8
     A_t = Z g_t d_t,   Z so that the sum of |A| over the answer is that of |d|
 
-Tokens that a right answer shares with the teacher, and tokens of a wrong one that the teacher disowns, weigh more; no
-sign changes. beta 0 is distillation alone, and so are answers that the length limit cut. Most tokens of a language
-model have a d near 0, so nu is small, and the authors' beta of 0.001 moves what lies far from it. Use it with objective
-policy_gradient without a clip. Another method of this name drops spans by their progress (arXiv 2608.19408) and is not
-offered. Source: arXiv 2609.35517 (notes on its text, which give these equations; no code is public).
+Tokens that a right answer shares with the teacher weigh more, and so do tokens of a wrong answer that the teacher
+disowns; no sign changes. beta 0 is distillation alone, and so are answers that the length limit cut. Most tokens of a
+language model have a d near 0, so nu is small, and the authors' beta of 0.001 moves what lies far from it. Use it with
+objective policy_gradient without a clip. Another method of this name drops spans by their progress (arXiv 2608.19408)
+and is not offered. Source: arXiv 2609.35517 (notes on its text, which give these equations; no code is public).
 """
 
 from __future__ import annotations

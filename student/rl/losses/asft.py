@@ -4,7 +4,7 @@
 
 Patterns are regular expressions on the text of the response, with . for line ends too. The paper has weight 2 for the
 action and 4 for where on the screen it goes, and the reasoning has 1: spans [{pattern: "<action>.*?</action>",
-weight: 2}, {pattern: "point=[^ ]*", weight: 4}]. Weights are no part of the means that aggregation divides by. It
+weight: 2}, {pattern: "point=[^ ]*", weight: 4}]. Weights do not enter the means that aggregation divides by. It
 learns from given rows (method expert_rows). Source: GUI-Libra, arXiv 2602.22190 (text); how its spans are marked in
 the text of an answer is ours.
 """

@@ -5,8 +5,8 @@
 
 Steps end after `separator`, or are the turns of an episode; V is method critic's, which learns from whole answers
 (`fits_until` freezes it, as the paper's second stage does: it fits V to sampled continuations of every step before). A
-squared loss has the same minimum whoever wrote the steps, so rows may be given ones. Not the DAPO of decoupled clips,
-which is term dapo. Source: arXiv 2412.18279 (text in part; beta is not stated there).
+squared loss has the same minimum no matter who wrote the steps, so rows may be given ones. Not the DAPO of decoupled
+clips, which is term dapo. Source: arXiv 2412.18279 (text in part; beta is not stated there).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class DirectAdvantage(Term):
     def steps(self, row: Row) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """[T] the step of each token of a row, and [K] the advantage of each step."""
         if len(row.turns) > 1 or row.windows:
-            # A step begins where the student acts: what an environment answered behind its last turn is no step of it,
+            # A step begins where the student acts: what an environment answered behind its last turn is not its step,
             # and models that read a cut history have no value there.
             starts, ends = [start for start, _ in row.turns], [end for _, end in row.turns[:-1]]
         else:

@@ -10,7 +10,7 @@ Where it can hold an entropy (ours; exact in the limit of confident tokens, rewa
 token at a place cost delta of the success rate r. The place is at rest where alpha = -delta / (2 r (1 - r)), so every
 entropy can be held while delta < 2 r (1 - r): where a token decides little and the rest of the answer much. Where one
 wrong token fails the answer, as a step of a sum does, entropy falls at alpha = -1, too; so it does where every answer
-is right, and no controller of weights of at most 2 changes that. k_i does not mend it: watch entropic_alpha, and use
+is right, and no controller of weights of at most 2 changes that. k_i does not help: watch entropic_alpha, and use
 entropy_bonus where it stays at -1. Above the target errors add up to a sum that has to be worked off below it.
 
 The released code, yk7333/EntroPIC, measures H on the micro-batch in hand, of one rank, where this takes the mean over

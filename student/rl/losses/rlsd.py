@@ -55,7 +55,7 @@ class Rlsd(PolicyGradient):
         return merge([super().needs(), Needs(signals=(SignalNeed(self.settings.role, PayloadSpec.sampled()),))])
 
     def lacks(self, row: Row) -> bool:
-        """See `PolicyGradient.lacks`; where nobody has read the solution, the credit of the row is plain."""
+        """See `PolicyGradient.lacks`; where no model has read the solution, the credit of the row is plain."""
         return bool(row.unread) and any(need.role in row.unread for need in super().needs().signals)
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:

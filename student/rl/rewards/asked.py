@@ -55,7 +55,7 @@ class Asked(Reward):
         return Needs(reward="verdict" if self.settings.adds else "any")
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse a weight of nothing, and one that no term would see.
+        """Refuse a weight of 0, and a weight that no term would see.
 
         Raises:
             ConfigError: for 0, or when every advantage divides by the deviation of the rewards.
@@ -81,7 +81,7 @@ class Asked(Reward):
         return self.told(rows, self.value)
 
     def told(self, rows: Sequence[Row], ask: Callable[[Prompt, str], T | None]) -> list[T | None]:
-        """What `ask` says about each answer, several at once; None where nobody could be asked."""
+        """What `ask` says about each answer, several at once; None where it could not be asked."""
 
         def safely(row: Row) -> tuple[T | None, str]:
             try:

@@ -74,7 +74,7 @@ class SignalMethod(Controller):
     why_not_stale = "it keeps what a step was planned by until the step has been trained on"
     evidence: ClassVar[str] = ""
     remembers: ClassVar[bool] = True
-    """Whether it goes by what became of a prompt, or of its kind, when it was last answered."""
+    """Whether it goes by the outcome of a prompt, or of its kind, when it was last answered."""
 
     def __init__(self, settings: SignalSettings) -> None:
         super().__init__(settings)

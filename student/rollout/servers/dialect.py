@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from student.rollout.servers.http import Connection
 
 PARTIAL = "partial"
-"""Label of a server while it loads: what it holds if it breaks off is nobody's version."""
+"""Label of a server while it loads: if loading stops halfway, it holds no version at all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
     sync     weights (of a LoRA student its adapters) go to a folder under their hash, those of a sharded student a file
              from each rank; each server loads them once, for whichever rank comes first, and is asked for tokens after
              the known row by every rank
-    sample   a request per row, to whichever server has room; a row says which weights sampled it, and one that was
-             sampled with others, or with two, is asked again
+    sample   a request per row, to whichever server has room; a row says which weights sampled it, and a row that
+             was sampled with others, or with two, is asked again
 
 Token ids go in and come out; log-probs are those of the distribution sampled from, at the row's temperature. The
 randomness is the server's own: each row brings a seed from its stream, so a server of the same version draws it again,
@@ -214,7 +214,7 @@ class ServersEngine(RolloutEngine):
             except EngineLostError as error:
                 log.warning("%s", error)
                 got = error.rows
-                # Servers that come back, take the weights and end at the same row again would be waited for for ever.
+                # Servers that come back, take the weights and end at the same row again would be waited for endlessly.
                 fruitless = 0 if any(row is not None for row in got) else fruitless + 1
                 if fruitless == _FRUITLESS:
                     raise RolloutEngineError(
@@ -248,7 +248,7 @@ class ServersEngine(RolloutEngine):
                 log.warning("%s", error)
             if any(server.label == self._label for server in self._servers):
                 return
-            # A server that is lost may come back and is waited for; one that refuses the weights would do so again.
+            # A lost server may come back and is waited for; a server that refuses the weights would do so again.
             refused = [error for error in failures if isinstance(error, RolloutEngineError)]
             if refused or time.monotonic() >= until:
                 said = "; ".join(str(error).rstrip(".") for error in refused or failures)

@@ -73,7 +73,7 @@ class WeightsFolder:
         part = self.root / f"{label}.part"
         with _said(part), self.lock(label):
             if not folder.exists():
-                # One that is there was left by a rank that was killed: under the lock nobody else writes it.
+                # A folder found here was left by a rank that was killed: under the lock no other rank writes it.
                 _emptied(part)
                 save_file(dict(tensors), part / files[0], metadata=_FORM)
                 (part / files[1]).write_text(config)
@@ -94,7 +94,7 @@ class WeightsFolder:
         Raises:
             OpdError: on every rank, when one of them cannot write.
         """
-        # One that is there was left by this run when it was killed: no other has its name.
+        # A folder found here was left by this run when it was killed: no other run has its name.
         main, part = ranks.index == 0, self.root / f"{_digits(self._name)}.part"
         _agreed(ranks, part, partial(_emptied, part) if main else _nothing)
         mine: dict[str, tuple[str, str]] = {}

@@ -47,7 +47,7 @@ class Connection:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     def call(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """GET (no body) or POST a JSON object; None for an empty answer or one that is not JSON.
+        """GET (no body) or POST a JSON object; None for an answer that is empty or not JSON.
 
         Raises:
             LostError: when no whole answer came.

@@ -75,7 +75,7 @@ class VllmDialect:
             connection.call("/reset_prefix_cache", {})
             connection.call("/update_weight_version", {"new_version": label})
         finally:
-            # Also after an error: a server that stays paused would answer nobody, this run's repair included.
+            # Also after an error: a server that stays paused would answer no request, this run's repair included.
             connection.call("/resume", {})
 
     def load_adapter(self, connection: Connection, folder: Path, label: str, old: frozenset[str]) -> None:

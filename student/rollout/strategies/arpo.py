@@ -99,7 +99,7 @@ class Arpo(Strategy):
         branched = [row for row in rows if row.origin == "branch"]
         rollouts.measure("arpo/branched_share", len(branched), len(rows))
         rollouts.measure("arpo/diverged_share", sum("diverged" in row.tags["ended"] for row in branched), len(branched))
-        # A branch's key names its parent, which nobody knew when its place was planned.
+        # A branch's key names its parent, which was not known when its place was planned.
         order = {row.key: place for place, row in enumerate(plan.rows)}
         return sorted(rows, key=lambda row: order[replace(row.key, parent=-1)])
 

@@ -106,7 +106,7 @@ class Icpo(Hinted):
         return kept
 
     def _expert(self, row: PlannedRow, rollouts: Rollouts) -> PlannedRow:
-        """The row after the example that was drawn, or after the next one that fits; as it is where none does."""
+        """The row after the example that was drawn, or after the next that fits; as it is where none does."""
         examples = self.examples()
         place = int(stream(self.settings.seed, "icpo", row.key.step, row.key.uid).integers(len(examples)))
         texts = (self.settings.text.replace("{example}", text) for text in examples[place:] + examples[:place])

@@ -70,7 +70,7 @@ def lines(chart: Mapping[str, Any]) -> str:
     xs = [x for s in series for x in s["x"]]
     lows = [y - (h or 0.0) for s in series for y, h in _points(s)]
     highs = [y + (h or 0.0) for s in series for y, h in _points(s)]
-    # From 0 where the curve comes down towards it; one that moves a little far from 0 would be drawn as a flat line.
+    # From 0 where the curve comes down towards it; a curve that moves a little far from 0 would look flat.
     low = min(0.0, *lows) if min(lows) < 0.5 * max(highs) else min(lows)
     frame = Frame((min(xs), max(xs)), ticks(low, max(highs)))
     body = [frame.grid("step")]

@@ -33,7 +33,7 @@ def write_report(run: Path, out: Path | None = None) -> Path:
         The page.
 
     Raises:
-        RunFolderError: when `run` is no run folder.
+        RunFolderError: when `run` is not a run folder.
         OSError: when a file cannot be written; an earlier report is then left as it was.
     """
     out = run / "report.html" if out is None else out

@@ -41,7 +41,7 @@ def read_run(path: Path) -> dict[str, Any]:
         path: the run folder.
 
     Raises:
-        RunFolderError: when it is no run folder. Whatever else is missing or damaged becomes a line of "problems".
+        RunFolderError: when it is not a run folder. Whatever else is missing or damaged becomes a line of "problems".
     """
     if not path.is_dir() or not any(
         (path / name).exists() for name in ("recipe.yaml", "metrics.jsonl", "summary.json")
@@ -170,7 +170,7 @@ def _figures(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _idle(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     """Mechanisms that were measured and never acted: shares that are 0 in every step, and a gradient that is."""
-    # Answers that could not be judged are no mechanism: a share of 0 is what one hopes for.
+    # Answers that could not be judged are not a mechanism: a share of 0 is what one hopes for.
     shares = [name for name in _names(metrics) if name.endswith("_share") and name != "unknown_share"]
     watched = [*shares, "grad_norm", "effopd/accepted"]
     return [name for name in watched if any(name in r for r in metrics) and all(r.get(name, 0) == 0 for r in metrics)]

@@ -53,7 +53,7 @@ def test_tls_works_and_every_mismatch_is_one_sentence_with_the_replica(tiny: Sim
 def test_the_port_of_the_metrics_is_told_from_a_server_that_is_down(tiny: SimpleNamespace) -> None:
     page, thread = serve_metrics(CollectorRegistry(), 0)
     try:
-        with pytest.raises(UnavailableError, match="no gRPC; is it another port"):
+        with pytest.raises(UnavailableError, match="not gRPC; is it another port"):
             connect(tiny, f"127.0.0.1:{page.server_port}", 0.1)
     finally:
         page.shutdown()

@@ -1,4 +1,4 @@
-"""timeline.json: lanes and spans that a trace viewer reads, bounded, and gone on with after a resume."""
+"""timeline.json: tracks and spans that a trace viewer reads, bounded, and gone on with after a resume."""
 
 import json
 from pathlib import Path
