@@ -47,7 +47,7 @@ WORLDS = Path(__file__).parent / "worlds"
 RULE = (
     "A claim holds when the whole 95 % t interval over replicates is on its side and the mean of every world is too; "
     "it does not hold when both are on the other side; otherwise it is not shown. With a premise that is absent, a "
-    "claim that does not hold is not judged."
+    "claim that does not hold or is not shown is not judged."
 )
 """The decision rule of every experiment."""
 
@@ -186,7 +186,7 @@ class Experiment:
         seeds: of the runs in each world; disjoint from the worlds', whose prompts the models were trained on.
         premises: measured before any arm runs.
         decision: what is decided at which number of steps, written before the arms ran.
-        changes: of the design after results were seen, one line each.
+        changes: of the design, one line each, which says when and why.
         tune: measure by which learning rates are chosen.
         quick: overrides of the short form.
         note: what a reader must know.

@@ -1,4 +1,4 @@
-"""`opd premise`: a minute with a student and its teachers that says which methods can pay on them.
+"""`opd premise`: a look at a student and its teachers, without training, that says which methods can pay.
 
 The student answers a few prompts, the teachers score the answers, nothing is trained. Measured, and what follows from
 it:

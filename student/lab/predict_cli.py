@@ -1,4 +1,4 @@
-"""`opd premise`: can a method pay on this student and these teachers? A minute, nothing is trained."""
+"""`opd premise`: can a method pay on this student and these teachers? Nothing is trained."""
 
 import math
 from pathlib import Path
