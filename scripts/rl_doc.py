@@ -120,7 +120,7 @@ Direct Advantage PO | objective `dapo_direct`, method `critic`
 NGRPO | advantage `ngrpo`, `clip_low: 0.16`, `clip_high: 0.24`
 Dr. Kernel: TRLOO, PR, PRS, MRS | advantage `trloo`, reward `profiling`, methods `prs` and `mrs`, objective `minirl`
 ARPO | strategy `arpo`: its soft advantage, whose gradient the hard one has while no ratio is clipped
-TRUSTEE | environment `simulated`, reward and method `trustee`: [multi-turn.md](multi-turn.md)
+TRUSTEE | environment `simulated`, reward and method `trustee`: [environments.md](environments.md)
 TOPR | objective `topr`
 REC, OPMD, AsymRE | objective `rec` with `rule`, `weigh` and `regulariser`, advantages `rec_balance`, `opmd`, `asym_re`
 MC-GRPO | advantage `mc_grpo`
@@ -169,7 +169,7 @@ SeeUPO | method `seeupo`, objective `gspo` with `ratio_to: old`, advantage `lite
 ArCHer | advantage `archer`, method `archer_critic`, `policy_gradient` with `ratio: none`; heads without a backbone
 HiPER | advantage `hiper`, method `hiper_critic`, `reference_kl`: `examples/recipes/qwen2.5-1.5b-hiper-alfworld.yaml`
 Turn-PPO | objective `ppo` with `ratio: turn`, method `critic`
-TT-OPD | objective `tt_opd` with a context, reward `cosine_length`: [multi-turn.md](multi-turn.md)
+TT-OPD | objective `tt_opd` with a context, reward `cosine_length`: [curricula.md](curricula.md)
 RLSD | objective `rlsd` with a context: `examples/recipes/qwen3-8b-rlsd.yaml`
 MiMo, GLM-5 | objectives `mimo_mix`, `glm_mix`
 limit of RLVR (pass@k) | `eval.samples`: pass@k of evaluations

@@ -1,4 +1,4 @@
-"""Methods for episodes and second attempts in real trainings of two steps, with settings of docs/multi-turn.md."""
+"""Methods for episodes and second attempts in real trainings of two steps, with settings of docs/curricula.md."""
 
 import json
 import re
@@ -16,13 +16,13 @@ from student.recipe import Recipe
 ROOT = Path(__file__).parents[2]
 BLOCKS = [
     yaml.safe_load(block)
-    for block in re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "multi-turn.md").read_text(), flags=re.DOTALL)
+    for block in re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "curricula.md").read_text(), flags=re.DOTALL)
 ]
 Steps = Callable[..., list[dict[str, Any]]]
 
 
 def page(words: str) -> dict[str, Any]:
-    """The fragment of docs/multi-turn.md that says `words`."""
+    """The fragment of docs/curricula.md that says `words`."""
     (found,) = [block for block in BLOCKS if words in json.dumps(block)]
     return dict(found)
 

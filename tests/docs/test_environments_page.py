@@ -1,4 +1,4 @@
-"""The environment that docs/multi-turn.md writes is one, and a table of prompts can name it."""
+"""The environment that docs/environments.md writes is one, and a table of prompts can name it."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from opd.tasks.environments import Observation
 from opd.tasks.environments.pool import EnvironmentPool
 from opd.tasks.settings import FileSettings
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "multi-turn.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "environments.md").read_text()
 
 
 def test_the_environment_of_the_page_plays_what_a_table_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
