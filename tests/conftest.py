@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from waiting import wait_until
 
-# A busy machine is no error: without this a property fails when one example takes 0.2 s, or drawing the first ten 1 s.
+# Being busy is not an error: without this a property fails when one example takes 0.2 s, or drawing the first ten 1 s.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -182,7 +182,7 @@ class Collector:
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    """Receives spans of whoever runs in its `environment`."""
+    """Receives spans of what runs in its `environment`."""
     pytest.importorskip(
         "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", reason="the extra otel is not installed"
     )

@@ -42,7 +42,7 @@ def read_stored(path: Path, form: str) -> dict[str, Any] | None:
 def join(data: Mapping[str, Any], earlier: Mapping[str, Any] | None) -> dict[str, Any]:
     """Results of one machine with the arms that only an earlier report has whole.
 
-    They are taken where the worlds are the same and every run that both have came to the same figures: then the other
+    They are taken where the worlds are the same and every run that both have has the same figures: then the other
     runs would be the same here too.
     """
     if earlier is None or earlier["worlds"] != data["worlds"] or earlier["replicates"] != data["replicates"]:

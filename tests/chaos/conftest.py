@@ -199,7 +199,7 @@ def ip(*arguments: str) -> bool:
 
 @pytest.fixture
 def cable() -> Iterator[SimpleNamespace]:
-    """A network namespace behind a virtual cable that can be pulled: packets vanish, nobody says so."""
+    """A network namespace behind a virtual cable that can be pulled: packets vanish, without any notice."""
     tag = f"{os.getpid() % 10_000}"
     name, here, there = f"opd{tag}", f"opdh{tag}", f"opdt{tag}"
     net = f"10.213.{os.getpid() % 250}"

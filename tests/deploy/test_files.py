@@ -99,7 +99,7 @@ def test_jobs_are_not_repeated_after_exactly_the_errors_that_would_come_again() 
         for codes in re.findall(r"operator: In, values: (\[[^]]*\])", path.read_text())
     ]
     assert units["opd-student"] == final and jobs == [final, final]
-    # A server meets no prompts, requests nor checkpoints when it starts, and nobody frees its port but a person.
+    # A server meets no prompts, requests nor checkpoints when it starts, and only a person frees its port.
     assert units["opd-teacher"] == {ConfigError.exit_code, IncompatibleTeacherError.exit_code, PortInUseError.exit_code}
 
 
@@ -140,7 +140,7 @@ def test_what_is_named_of_the_examples_is_there() -> None:
     ["kubernetes/base/student/start.sh", "systemd/opd-student@.service", "slurm/opd.sbatch", "skypilot/opd.yaml"],
 )
 def test_a_job_that_died_before_its_first_checkpoint_is_resumed(path: str, tmp_path: Path) -> None:
-    """A new run is refused in its folder, and would be for ever: it holds the recipe from the start on."""
+    """A new run is refused in its folder, now and later: it holds the recipe from the start on."""
     text = (DEPLOY / path).read_text().replace("$$RUN", "$RUN")
     (asked,) = re.findall(r"if (\[ [^]]*\$RUN[^]]*\]); then", text)
     data = {"run": str(tmp_path / "run"), "model": {"path": "m"}, "teachers": {"endpoints": ["h:1"]}}

@@ -166,7 +166,7 @@ def test_capitals_and_spaces_of_a_command_do_not_matter(listing: ALFWorld) -> No
 
 @pytest.fixture(scope="module")
 def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Games as ALFWorld lays them out, with one that cannot be won and one that its engine cannot play."""
+    """Games as ALFWorld lays them out, with a game that cannot be won and another that its engine cannot play."""
     folder = tmp_path_factory.mktemp("games")
     for number, kind in enumerate((*KINDS, f"{KINDS[0]}-Unsolvable", "pick_and_place_with_movable_recep-Mug")):
         prompt = of_kind(kind if kind in KINDS else KINDS[0])

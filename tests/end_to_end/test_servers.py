@@ -128,9 +128,9 @@ def test_a_rank_that_is_killed_while_ranks_sample_with_a_server_ends_the_other_a
         server.gate = threading.Event()
         before = server.rows()
         wait_until(lambda: server.rows() > before or any(rank.poll() is not None for rank in ranks), 600)
-        ranks[lost].kill()  # rows of a step are under way, and nobody has the next one
+        ranks[lost].kill()  # rows of a step are under way, and no rank has the next one
         other = ranks[1 - lost]
-        assert other.wait(60) == 21  # a gate, or a collective beside it, would wait for ever
+        assert other.wait(60) == 21  # a gate, or a collective beside it, would wait without limit
         assert f"error: rank {lost} ended: it said nothing, so it was killed" in other.output()[1]
         server.gate.set()
         last = latest_checkpoint(cut.run / "checkpoints")

@@ -28,7 +28,7 @@ def step_of(made: TurnCritic, step: int, mine: list[Row]) -> dict[str, float]:
 def assert_two_ranks_fit_as_one_and_a_checkpoint_keeps_it(
     make: Callable[[Ranks | None], C], rows: Callable[[int], list[Row]], folder: Path
 ) -> tuple[C, C]:
-    """Heads are equal to the bit; gives a critic, and one that went on from its checkpoint, a step later.
+    """Heads are equal to the bit; gives a critic, and another, resumed from its checkpoint, a step later.
 
     Args:
         make: a critic on these ranks; alone on None.

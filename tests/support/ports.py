@@ -8,8 +8,8 @@ _HELD: list[socket.socket] = []
 def held_port(host: str = "127.0.0.1") -> int:
     """A free port that stays this test process' own until it ends.
 
-    A socket is bound to it and never listens: the system gives the port to nobody else, whoever connects to it is
-    refused, and a server may listen on it, because both sides allow the address to be used again.
+    A socket is bound to it and never listens: the system gives the port to no other process, refuses connections to it,
+    and a server may listen on it, because both sides allow the address to be used again.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     placeholder = socket.socket(family, socket.SOCK_STREAM)

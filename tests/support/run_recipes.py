@@ -1,7 +1,7 @@
 """Train several recipes one after the other in one process, so that a pair of ranks is started once for all of them.
 
-A recipe whose run folder exists is resumed. With --say-errors one that ends with an error is followed by the next, and
-its error is printed: ranks that end together can go on together.
+A recipe whose run folder exists is resumed. With --say-errors a recipe that ends with an error is followed by the
+next, and its error is printed: ranks that end together can go on together.
 """
 
 import sys

@@ -29,7 +29,7 @@ class SglangRollouts:
         dies_after: rows after which it is gone without an answer; None: never.
         fails: the next loads that leave the model half loaded and say so.
         stale: whether loads change the version and not the weights.
-        changes: whether the weights are replaced, as by somebody else, in the middle of the next row.
+        changes: whether the weights are replaced, as by another client, in the middle of the next row.
         went: set when it is gone.
         gate: rows wait until this is set; None: they do not.
     """

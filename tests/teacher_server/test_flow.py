@@ -126,7 +126,7 @@ async def test_at_four_times_the_capacity_no_work_is_lost_and_every_refusal_is_t
     engine.batches.clear()
     storm = await overload(client, items, clients=20, calls=8)
     assert set(storm) == {"OK", "OverloadedError"}
-    # Nothing is computed that is not delivered, and nobody waits behind more than the budget: three batches.
+    # Nothing is computed that is not delivered, and no request waits behind more than the budget: three batches.
     assert storm["OK"] == 160 and sum(engine.batches) == 4 * 160
     assert most <= 2000
     await client.settled()

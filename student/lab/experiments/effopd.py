@@ -89,7 +89,7 @@ EXPERIMENT = Experiment(
         "comes after the last update; judged on the last weights, and on steps and FLOPs to 95 % of OPD's gain."
     ),
     changes=(
-        "with the first results: the paired gate and the reset of moments were left out, for want of time, and the "
+        "with the first results: the paired gate and the reset of moments were left out, for lack of time, and the "
         "premises were added",
     ),
     quick={**QUICK, "methods.0.gate.prompts": 8},

@@ -93,7 +93,7 @@ ONE = _experiment(
     served=("teacher", "base"),
     evaluated=("base", "teacher"),
     decision=_DECISION,
-    changes=("after 13 of the 15 runs of the sweep: lambda 2 was left out, for want of time",),
+    changes=("after 13 of the 15 runs of the sweep: lambda 2 was left out, for lack of time",),
 )
 
 TWO = _experiment(

@@ -108,7 +108,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_keys_of_a_member_of_a_union_are_named_as_they_stand_in_the_file() -> None:
-    """Pydantic puts the member's tag between them, which nobody has written."""
+    """Pydantic puts the member's tag between them, which is not in the file."""
     data = {"drives": [{"volts": 3}, {"fuel": "x", "cilinders": 2}], "main": {"volts": "many"}}
     with pytest.raises(ConfigError) as caught:
         parse_settings(Hybrid, data, source="car.yaml")

@@ -68,7 +68,7 @@ class TinyModel:
 
 
 def _serialise(message: Any) -> bytes:
-    """The message's bytes; bytes are sent as they are, so that a test can send what is no message."""
+    """The message's bytes; bytes are sent as they are, so that a test can send what is not a message."""
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
@@ -94,7 +94,7 @@ def _handlers(server: "FakeServer") -> grpc.GenericRpcHandler:
 
 
 def is_check(request: pb.ScoreRequest) -> bool:
-    """Whether a request looks like one that compares replicas: those of `make_items` have shorter rows."""
+    """Whether a request seems to compare replicas: those of `make_items` have shorter rows."""
     sequences = request.sequences
     return request.HasField("sampled") and len(sequences) == 1 and len(sequences[0].token_ids) > 4 * LONGEST_ITEM
 

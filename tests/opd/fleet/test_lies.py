@@ -93,7 +93,7 @@ LIES = {
     "no header": lambda messages: messages[1:],
     "nothing": lambda messages: [],
     "two trailers": lambda messages: [*messages, messages[-1]],
-    "bytes that are no message": lambda messages: [messages[0], b"\xff" * 40],
+    "bytes that are not a message": lambda messages: [messages[0], b"\xff" * 40],
     "a message larger than the transport allows": lambda messages: [messages[0], b"\x00" * (65 << 20)],
 }
 

@@ -1,4 +1,4 @@
-"""Weights are replaced on every replica of a teacher; whoever does not take them is named and stays out of the pool."""
+"""Weights are replaced on every replica of a teacher; one without them is named and stays out of the pool."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Programs that misbehave, for real: each is held back, and the verdict says what became of it."""
+"""Programs that misbehave, for real: each is held back, and the verdict says how it ended."""
 
 import os
 import platform
@@ -182,7 +182,7 @@ def test_no_file_sends_signals_to_another_process(command: int) -> None:
 
 @pytest.mark.parametrize("call", ["shmget(0, 4096, 0o1600)", "semget(0, 1, 0o1600)", "msgget(0, 0o1600)"])
 def test_nothing_outlives_a_program(call: str) -> None:
-    """Such objects stay in memory until somebody removes them, beyond all limits of the program that made them."""
+    """Such objects stay in memory until they are removed, beyond all limits of the program that made them."""
     program = f"import ctypes\nlibc = ctypes.CDLL(None)\nmade = libc.{call}\n"
     program += "if made < 0: raise OSError('refused')\n"
     program += "libc.shmctl(made, 0, None); libc.semctl(made, 0, 0, None); libc.msgctl(made, 0, None)"

@@ -7,7 +7,7 @@ from opd.tasks import Prompt, TaskSettings, VerdictStatus, build_prompts
 from opd.tasks.environments.host import make_environment
 from opd.tasks.gym import GymVerifier
 
-# Found and not imported: whoever only collects these tests would wait for its plots and games of life.
+# Found and not imported: collecting these tests would otherwise wait for its plots and games of life.
 pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning_gym is not installed")
 
 

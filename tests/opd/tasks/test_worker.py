@@ -93,7 +93,7 @@ def test_a_check_that_hangs_ends_after_its_caller_was_killed(bad_checks):
     )
     caller = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
     child = int(caller.stdout)
-    wait_until(lambda: not running(child))  # with nobody else to end it
+    wait_until(lambda: not running(child))  # with nothing else to end it
 
 
 def test_threads_get_their_own_answers(worker):

@@ -79,7 +79,7 @@ def test_a_killed_rank_ends_those_that_wait_for_it(run: Callable[[str, str], lis
 
 
 def test_the_error_of_a_rank_becomes_that_of_all(run: Callable[[str, str], list[tuple[int, str]]]) -> None:
-    # A collective that fails because its partner has gone gives an error of its own, which tells nobody why.
+    # A collective that fails because its partner has gone gives an error of its own, which does not say why.
     breaks = "watch._news.wait(); raise RuntimeError('connection closed by peer')"
     first, failed, last = run(breaks, "raise DataError('row 7 is empty; drop it.')")
     assert failed == (16, "error: row 7 is empty; drop it.")

@@ -1,4 +1,4 @@
-"""Which terms learn from rows of older weights: those whose gradient, given the prefix, is the same whoever sampled."""
+"""Which terms learn from rows of older weights: those whose gradient, given the prefix, is the same for any sampler."""
 
 from typing import Any
 
@@ -132,13 +132,13 @@ def test_strategies_whose_first_round_is_the_plan_go_with_stale_rows(strategy: s
 
 
 class Held(RolloutEngine):
-    """An engine of somebody else's that samples from weights of its own."""
+    """A third party's engine that samples from weights of its own."""
 
     holds_weights = True
 
 
 class Gathering(Held):
-    """One that asks all ranks for their parts of the weights when it is synced."""
+    """An engine that asks all ranks for their parts of the weights when it is synced."""
 
     takes_shards = True
 

@@ -114,7 +114,7 @@ def test_exact_distillation_shows_overlap_and_masses_of_the_top_k_when_asked(toy
     ids=lambda term: f"{term['name']}-{term['payload']}",
 )
 def test_on_given_rows_nothing_depends_on_the_given_token(toy: Any, term: dict[str, Any]) -> None:
-    """Of the estimate at one position: the tail must not be sampled from a token that somebody else chose."""
+    """Of the estimate at one position: the tail must not be sampled by a token that the student did not draw."""
     found = []
     for token in (0, 3, 6):
         made = toy(lengths=(1,), group=1, origins=["expert"], masked=False)

@@ -192,7 +192,7 @@ def test_a_command_that_is_killed_takes_its_stage_and_its_server_with_it(data: D
         (address,) = json.loads((orbit.run / "state.json").read_text())["servers"]["short"]
         process.kill()
         assert process.stdout is not None and "saved" in process.stdout.read()
-    with StageProcesses(orbit.run):  # nobody holds the folder any more
+    with StageProcesses(orbit.run):  # the folder is no longer held
         assert json.loads((orbit.run / "state.json").read_text())["running"] == "fusion"
 
     def gone() -> bool:

@@ -1,4 +1,4 @@
-"""Contexts that are made from what became of a row and of its group."""
+"""Contexts that are made from the outcomes of a row and of its group."""
 
 import threading
 from typing import Any

@@ -230,7 +230,7 @@ def test_a_model_without_tokenizer_files_has_an_empty_fingerprint(make_model, tm
         shutil.copy(make_model("llama") / name, folder)
     info = TransformersEngine(str(folder)).info
     assert info.tokenizer.fingerprint == ""
-    assert (info.vocab_size, info.padding_rows) == (320, 0)  # nobody says which rows of the head count: all do
+    assert (info.vocab_size, info.padding_rows) == (320, 0)  # nothing says which rows of the head count: all do
 
 
 def test_a_damaged_tokenizer_is_named(make_model, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Models that cannot be loaded, or not in time, through a real server: they hold up nothing and nobody."""
+"""Models that cannot be loaded, or not in time, through a real server: they hold up nothing else."""
 
 import asyncio
 import json
@@ -136,7 +136,7 @@ async def test_a_caller_that_leaves_does_not_free_the_turn_before_the_thread_end
 
     call = asyncio.create_task(read())
     await asyncio.to_thread(inside.wait, 120)
-    for _ in range(2):  # even one that is cancelled twice
+    for _ in range(2):  # even when it is cancelled twice
         call.cancel()
         await asyncio.wait({call}, timeout=0)
     await asyncio.wait({call})

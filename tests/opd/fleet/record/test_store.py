@@ -192,7 +192,7 @@ def test_the_least_recently_used_rows_make_room_and_the_log_says_so_once(
     with contextlib.closing(ScoreStore(tmp_path, bound // 4)) as store:
         assert keys[-1] in store
         store.put([row(99), row(100, bound)])
-        assert row(99).key in store and row(100, bound).key not in store  # one that never fits is not kept
+        assert row(99).key in store and row(100, bound).key not in store  # a row that never fits is not kept
         assert (tmp_path / "scores.sqlite").stat().st_size <= bound // 4
     assert CacheSettings().max_bytes == 50 * 2**30
 

@@ -1,4 +1,4 @@
-"""Episodes in this process: what raises or answers nonsense costs its own episode, as it does in a process."""
+"""Episodes in this process: an error or an invalid answer costs its own episode, as it does in a process."""
 
 import logging
 

@@ -232,7 +232,7 @@ def test_rows_of_another_policy_are_pulled_from_where_they_stand() -> None:
         [p * (reward - started[0]) for p, reward in zip(started, ONE, strict=True)]
     )
     for entry in ({"name": "lpo"}, {"name": "lpo", "divergence": "reverse_kl"}, {"name": "pacs"}):
-        # Where nothing has moved since, equal rewards say nothing, whoever sampled.
+        # Where nothing has moved since, equal rewards say nothing, no matter who sampled.
         assert listwise([0.5] * 4, before, before, **entry) == [0.0] * 4
     assert listwise(ONE, before, before, name="pacs") == pytest.approx(listwise(ONE, [0.0] * 4, name="pacs"))
 

@@ -132,9 +132,9 @@ def behaviour_with_ratio(made: Any, ratio: list[float]) -> None:
     [
         (1.1, 1.0, 1.1),  # inside: the ratio times the advantage
         (1.5, 1.0, 0.0),  # a good token that is likely enough already
-        (1.5, 0.0, 1.5),  # a bad one that became likelier is still pushed down
-        (0.5, 1.0, 0.5),  # a good one that became rarer is still pushed up
-        (0.5, 0.0, 0.0),  # a bad one that is rare enough already
+        (1.5, 0.0, 1.5),  # a bad token, become likelier, is still pushed down
+        (0.5, 1.0, 0.5),  # a good token, become rarer, is still pushed up
+        (0.5, 0.0, 0.0),  # a bad token, rare enough already
     ],
 )
 def test_clipping_stops_the_gradient_exactly_on_the_far_side(

@@ -1,4 +1,4 @@
-"""Golden numbers of the terms that are no policy losses, and of the controller of entropy."""
+"""Golden numbers of the terms other than policy losses, and of the controller of entropy."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -320,7 +320,7 @@ def test_a_server_that_accepts_connections_and_hangs_does_not_cost_a_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "_ANSWER_SECONDS", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as hanging:  # the kernel accepts, and nobody answers
+    with socket.create_server(("127.0.0.1", 0)) as hanging:  # the kernel accepts, and no answer comes
         url = f"http://127.0.0.1:{hanging.getsockname()[1]}"
         settings = ServersSettings(name="sglang_server", endpoints=[url], sync_seconds=3600.0)
         one = server_module.Server(url, SglangDialect(), settings, adapters=False)
