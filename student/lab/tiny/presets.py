@@ -19,13 +19,13 @@ FORMAT = 3
 
 def _test() -> WorldPlan:
     """Valid folders in seconds: hardly trained models, one with padded vocabulary rows, one with other token ids."""
-    stage = (TrainingStage(SftPlan(steps=20, batch=32), ("addition",)),)
+    long, short = ((TrainingStage(SftPlan(steps=steps, batch=32), ("addition",)),) for steps in (20, 10))
     return WorldPlan(
         tasks={"addition": TaskSettings(task="addition", options={"digits": 2})},
         models={
-            "student": ModelPlan(Shape(hidden=32, layers=2, heads=2), stage),
-            "teacher": ModelPlan(Shape(hidden=64, layers=2, heads=2), stage),
-            "padded": ModelPlan(Shape(hidden=64, layers=2, heads=2, vocabulary=272, tied=False), stage),
+            "student": ModelPlan(Shape(hidden=32, layers=2, heads=2), long),
+            "teacher": ModelPlan(Shape(hidden=64, layers=2, heads=2), short),
+            "padded": ModelPlan(Shape(hidden=64, layers=2, heads=2, vocabulary=272, tied=False), short),
             "stranger": ModelPlan(Shape(hidden=32, layers=2, heads=2), shuffled=True),
         },
         max_new_tokens=12,
