@@ -19,7 +19,6 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -29,9 +28,8 @@ from opd.errors import ConfigError, DataError, NonFiniteError, RolloutEngineErro
 from student.rollout.engine import EngineSetup, OnRow, RolloutEngine, ignore
 from student.rollout.lost import EngineLostError
 from student.rollout.servers.dialect import Answer, Ask, Dialect
-from student.rollout.servers.http import LostError
 from student.rollout.servers.packed import Packed
-from student.rollout.servers.server import NotLoadedError, Server
+from student.rollout.servers.pool import KNOWN_TEMPERATURE, Pool
 from student.rollout.servers.settings import ServersSettings
 from student.rollout.servers.sglang import SglangDialect
 from student.rollout.servers.vllm import VllmDialect
@@ -46,9 +44,6 @@ if TYPE_CHECKING:
     from student.rollout.rows import Finish
 
 log = logging.getLogger(__name__)
-_KNOWN_TEMPERATURE = 0.7
-"""Not 1, so that a server that gives log-probs of temperature 1 throughout is found out."""
-_ASK_AGAIN_SECONDS = 1.0
 _FRUITLESS = 5
 """Times in a row that all servers may be lost before a single row is finished."""
 
@@ -68,7 +63,6 @@ class ServersEngine(RolloutEngine):
     def __init__(self, settings: ServersSettings) -> None:
         super().__init__(settings)
         self._label = ""
-        self._fills = False  # the student finds the candidates, not the servers
 
     def check(self, recipe: Recipe) -> None:
         """See `RolloutEngine.check`."""
@@ -91,7 +85,6 @@ class ServersEngine(RolloutEngine):
             RolloutEngineError: when one does not answer.
         """
         from student.learning.lora import sends_adapters
-        from student.rollout.known_row import KnownRow
         from student.rollout.servers.folder import WeightsFolder
 
         # A fast tokenizer may not be used by two threads at once, and rows may be sampled beside learning.
@@ -101,36 +94,15 @@ class ServersEngine(RolloutEngine):
         self._dtype = setup.dtype(self.settings.dtype)
         self._adapters = sends_adapters(setup.model) and not self.settings.merge_adapters
         self._folder = WeightsFolder(self.settings.folder, "" if setup.shards is None else setup.shards.run)
-        self._servers = [
-            Server(url, self.dialect(), self.settings, adapters=self._adapters) for url in self.settings.endpoints
-        ]
-        self._longest = 2**31
-        for server in self._servers:
-            try:
-                facts = server.facts()
-            except LostError as error:
-                raise RolloutEngineError(f"rollout server {error}; start it first, or leave it out.") from error
-            if facts.wrong:
-                raise ConfigError(f"rollout server {server.url} {facts.wrong}.")
-            if facts.most_likely < setup.spec.candidates:
-                self._lacking(server, facts.most_likely)
-            self._longest = min(self._longest, facts.longest)
-        self._known = KnownRow.of(setup.spec, self._longest)
-
-    def _lacking(self, server: Server, most_likely: int) -> None:
-        """Take note of a server that gives too few candidates: the student finds them, of all rows.
-
-        Raises:
-            ConfigError: where no rank can run the student by itself.
-        """
-        needed = self.setup.spec.candidates
-        said = f"rollout server {server.url} gives at most {most_likely} likely ids, and the objective needs {needed}"
-        more = f"start it with --max-logprobs {needed}"
-        if self.setup.shards is not None:
-            raise ConfigError(f"{said}, which a sharded student (train.sharding) cannot find for a row alone; {more}.")
-        if not self._fills:
-            log.warning("%s: the student finds them, a forward of each row; to save that, %s.", said, more)
-        self._fills = True
+        self._pool = Pool(
+            self.settings,
+            self.dialect,
+            setup,
+            adapters=self._adapters,
+            lock=self._folder.lock,
+            ask=lambda prompt, seed: self._ask(prompt, 1, KNOWN_TEMPERATURE, [], seed, 0),
+            count=self._count,
+        )
 
     def sync(self, parameters: Iterable[tuple[str, Tensor]], version: int) -> None:
         """See `RolloutEngine.sync`.
@@ -162,11 +134,11 @@ class ServersEngine(RolloutEngine):
             files = shares(setup.model, given.items(), self._dtype, shards.ranks)
             put = self._folder.put_together(files, setup.model.config.to_json_string(), shards.ranks)
         if shards is None:
-            expected = Reader(setup.model, setup.spec).distributions(self._known, given, _KNOWN_TEMPERATURE)
+            expected = Reader(setup.model, setup.spec).distributions(self._pool.known, given, KNOWN_TEMPERATURE)
         else:
-            expected = read_together(shards.student, self._known, setup.spec, _KNOWN_TEMPERATURE)
+            expected = read_together(shards.student, self._pool.known, setup.spec, KNOWN_TEMPERATURE)
         self._count("sync_seconds", time.monotonic() - began)
-        likely = LikelyIds(setup.model, setup.spec, given) if self._fills else None
+        likely = LikelyIds(setup.model, setup.spec, given) if self._pool.fills else None
         packed = Packed(self, *put, version, expected, likely)
         # Until `drop`, whatever is written meanwhile: a server that comes back is given them from the disk.
         self._folder.hold(packed.label)
@@ -180,7 +152,7 @@ class ServersEngine(RolloutEngine):
         """Have the servers sample with these weights from now on; see `sync`."""
         began = time.monotonic()
         self.version, self._weights, self._label = packed.version, packed, packed.label
-        self._spread()
+        self._pool.spread(self._weights)
         self._count("syncs", 1)
         self._count("sync_seconds", time.monotonic() - began)
 
@@ -221,7 +193,7 @@ class ServersEngine(RolloutEngine):
                         f"all rollout servers were lost {fruitless} times in a row before one of {len(some)} rows was "
                         f"finished; look into their logs. Last: {error}"
                     ) from error
-                self._spread()
+                self._pool.spread(self._weights)
             for i, row in zip(left, got, strict=True):
                 rows[i] = row
         return [row for row in rows if row is not None]
@@ -230,72 +202,6 @@ class ServersEngine(RolloutEngine):
         """Remove the weights that were written; the servers stay as they are."""
         if hasattr(self, "_folder"):
             self._folder.close()
-
-    def _spread(self) -> None:
-        """Have every server that answers hold the weights of the last sync; wait for one when none does.
-
-        Raises:
-            RolloutEngineError: when none took them, or one holds others.
-        """
-        until = time.monotonic() + self.settings.patience_seconds
-        while True:
-            with ThreadPoolExecutor(len(self._servers)) as pool:
-                found = list(pool.map(self._renew, self._servers))
-            self._count("weights_loaded", sum(loaded is True for loaded in found))
-            failures = [error for error in found if isinstance(error, Exception)]
-            for error in failures:
-                self._count("servers_lost", 1)
-                log.warning("%s", error)
-            if any(server.label == self._label for server in self._servers):
-                return
-            # A lost server may come back and is waited for; a server that refuses the weights would do so again.
-            refused = [error for error in failures if isinstance(error, RolloutEngineError)]
-            if refused or time.monotonic() >= until:
-                said = "; ".join(str(error).rstrip(".") for error in refused or failures)
-                raise RolloutEngineError(f"no rollout server holds the student's weights: {said}.")
-            time.sleep(_ASK_AGAIN_SECONDS)
-
-    def _renew(self, server: Server) -> Exception | bool:
-        """Have one server hold the weights; whether it loaded them, or why the others must go on without it."""
-        try:
-            loaded = server.update(self._weights.path, self._label, self._folder.lock(server.url))
-            self._compare(server)
-        except (LostError, NotLoadedError) as error:
-            server.label, server.lost = None, str(error)
-            return error
-        return loaded
-
-    def _compare(self, server: Server) -> None:
-        """Have the server sample a token after each beginning of the known row, and look up what the student gives it.
-
-        Raises:
-            RolloutEngineError: when their log-probs differ.
-        """
-        from student.rollout.known_row import distance, tolerance
-
-        # Below 2^31 with what is added to it, as `Ask.seed` has to be.
-        seed, logp, expected = self.setup.spec.seed % 2**30, [], []
-        connection = server.connect(self.settings.sync_seconds)
-        try:
-            for at, ids in enumerate(self._known.beginnings()):
-                answer = server.generate(connection, self._ask(ids, 1, _KNOWN_TEMPERATURE, [], seed + at, 0))
-                if not answer.whole or answer.weights != (self._label,):
-                    raise LostError(f"{server.url} was given other weights meanwhile")
-                logp += answer.logp
-                # Looked up by what was drawn, because servers need not draw the same token.
-                expected += [self._weights.expected[at, token] for token in answer.ids]
-        finally:
-            connection.close()
-        gap = distance(logp, np.array(expected))
-        bound = self.settings.tolerance or tolerance(self._dtype)
-        if gap > bound:
-            server.label, server.lost = None, "it holds other weights"
-            raise RolloutEngineError(
-                f"after a sync, the log-probs of rollout server {server.url} for the known row are {gap:.3g} nats from "
-                f"the student's, over rollout.engine.tolerance {bound:g}: it holds others or computes otherwise; "
-                "start it on the student's own model, or raise the tolerance if the numbers of a lower precision are "
-                "meant."
-            )
 
     def _ask(self, prompt: list[int], limit: int, temperature: float, stops: list[int], seed: int, top: int) -> Ask:
         head = int(self.setup.model.config.get_text_config().vocab_size)
@@ -311,20 +217,17 @@ class ServersEngine(RolloutEngine):
             self._deliver(requests[order[place]], answer)
             finish(order[place])
 
-        servers = [server for server in self._servers if server.label == self._label and self._label]
-        if not servers:
-            raise RolloutEngineError("no rollout server holds the student's weights; sync before sampling.")
-        crowd = Crowd(servers, asks, self.settings.in_flight)
+        crowd = Crowd(self._pool.holding(self._label), asks, self.settings.in_flight)
         try:
             crowd.run(take)
         finally:
             self._count("rows_reissued", crowd.reissued)
 
     def _asked(self, request: Request) -> Ask:
-        if request.longest > self._longest:
+        if request.longest > self._pool.longest:
             raise DataError(
                 f"{request.planned.prompt.name} may become {request.longest} tokens long with its answer, over the "
-                f"{self._longest} that the rollout servers allow; lower rollout.max_new_tokens or start them "
+                f"{self._pool.longest} that the rollout servers allow; lower rollout.max_new_tokens or start them "
                 "with longer rows."
             )
         planned = request.planned
@@ -332,7 +235,7 @@ class ServersEngine(RolloutEngine):
         seed = int(request.uniforms()[0] * 2**31)
         prompt = [int(token) for token in request.input_ids]
         stops = sorted(int(token) for token in request.stops)
-        top = 0 if self._fills else self.setup.spec.candidates
+        top = 0 if self._pool.fills else self.setup.spec.candidates
         return self._ask(prompt, planned.max_new_tokens, planned.temperature, stops, seed, top)
 
     def _deliver(self, request: Request, answer: Answer) -> None:

@@ -129,7 +129,7 @@ def test_a_server_whose_engine_died_costs_no_row(start: Any, open_engine: Any) -
     engine.take()
     assert ids(engine.sample(plan())) == wanted
     assert engine.take()["engine/rows_reissued"] >= 1
-    assert [server.lost != "" for server in engine._servers] == [False, True]
+    assert [server.lost != "" for server in engine._pool.servers] == [False, True]
 
 
 def test_rows_that_no_server_survives_end_the_run(start: Any, open_engine: Any) -> None:
@@ -207,7 +207,7 @@ def test_a_server_that_fails_to_load_is_left_out_and_the_others_go_on(start: Any
     assert len(engine.sample(plan())) == 8 and bad.rows() == before
     assert engine.take()["engine/servers_lost"] == 1
     sync(engine, 3)
-    assert [server.label for server in engine._servers] == [engine._label] * 2  # back
+    assert [server.label for server in engine._pool.servers] == [engine._label] * 2  # back
 
 
 def test_weights_that_did_not_arrive_are_found_out_by_the_known_row(start: Any, open_engine: Any) -> None:
@@ -310,7 +310,7 @@ def test_of_a_lora_student_adapters_alone_travel_and_old_ones_go(start: Any, ope
     other._load_lora_adapter = lambda body: (400, {"error": "too many adapters"})
     both = open_engine(server, other, model=model)
     sync(both, 2)  # the one that refuses them is left out
-    assert [one.label for one in both._servers] == [engine._label, None]
+    assert [one.label for one in both._pool.servers] == [engine._label, None]
     merged = open_engine(start(), model=model, merge_adapters=True)
     sync(merged, 2)
     assert ids(merged.sample(plan())) == ids(engine.sample(plan())) != ids(rows)

@@ -122,7 +122,7 @@ def test_adapters_travel_alone_and_their_rows_are_those_of_merged_weights(make: 
             for parameter in engine.setup.model.parameters():
                 if parameter.requires_grad:
                     parameter.mul_(1.2)
-    connection = engine._servers[0].connect()
+    connection = engine._pool.servers[0].connect()
     assert engine.dialect().holds(connection, adapters=True) == {engine._label}
     connection.close()
 
