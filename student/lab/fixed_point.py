@@ -5,15 +5,19 @@ token by token. Decoding with both models samples from it: if that is no more ac
 reaches it will be. Common random numbers make the scales comparable.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from opd.tasks import Prompt, PromptSource, build_prompts, encode_prompt
+from opd.tasks.stops import generation_stops, stop_set
 from student.data.streams import stream, uniforms
 from student.lab.experiment import Arm, Replicate
 from student.lab.plan import ExperimentPlan
@@ -27,11 +31,19 @@ GAIN = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Teacher and reference of one domain."""
+    """Teacher and reference of one domain, on one device.
+
+    Attributes:
+        teacher: T.
+        reference: R.
+        tokenizer: of both.
+        stops: ids that end an answer.
+    """
 
     teacher: PreTrainedModel
     reference: PreTrainedModel
     tokenizer: Any
+    stops: frozenset[int]
 
 
 def measure(
@@ -52,13 +64,13 @@ def measure(
     recipe = Recipe.model_validate({"run": "unused", **data})
     source = build_prompts(recipe.prompts, seed=experiment.seeds[0])
     prompts = source.prompts("heldout", PROMPTS[plan.form])
-    base = _load(str(models.model(reference or str(experiment.recipe["teachers"]["reference"])).path))
+    base = load(str(models.model(reference or str(experiment.recipe["teachers"]["reference"])).path))
     names = experiment.routes or {"": experiment.served[0]}
     found: dict[float, list[float]] = {scale: [] for scale in scales}
     for domain, name in names.items():
         own = [prompt for prompt in prompts if not domain or prompt.domain == domain]
         path = str(models.model(name).path)
-        pair = Pair(_load(path), base, AutoTokenizer.from_pretrained(path))
+        pair = pair_of(path, base)
         for scale in scales:
             found[scale] += judge(pair, own, source, scale, recipe.rollout.max_new_tokens)
     means = {scale: sum(values) / len(values) for scale, values in found.items()}
@@ -67,13 +79,22 @@ def measure(
     return Measured(means[decisive] - means[1.0] >= GAIN, f"{numbers} (standard error up to {error:.3f})")
 
 
+def pair_of(teacher: str, reference: PreTrainedModel) -> Pair:
+    """The model at `teacher`, a folder or hub id, with its own tokenizer and stop tokens, beside a reference."""
+    tokenizer = AutoTokenizer.from_pretrained(teacher)
+    stops = stop_set(tokenizer, generation_stops(teacher))
+    model = load(teacher, reference.device)
+    return Pair(model, reference, tokenizer, frozenset(stops.ids))
+
+
 def judge(pair: Pair, prompts: Sequence[Prompt], source: PromptSource, scale: float, longest: int) -> list[float]:
-    """The verdict of one answer to each prompt, sampled from T^scale R^(1 - scale)."""
+    """Verdicts of one answer to each prompt, sampled from T^scale R^(1 - scale); nan where none is known."""
     values = []
     for start in range(0, len(prompts), 256):
         part = prompts[start : start + 256]
         for prompt, text in zip(part, decode(pair, part, scale, longest), strict=True):
-            values.append(source.verify(prompt, text).value)
+            verdict = source.verify(prompt, text)
+            values.append(verdict.value if verdict.known else math.nan)
     return values
 
 
@@ -87,22 +108,26 @@ def decode(pair: Pair, prompts: Sequence[Prompt], scale: float, longest: int) ->
         scale: lambda.
         longest: tokens.
     """
-    tokenizer = pair.tokenizer
+    tokenizer, device = pair.tokenizer, pair.teacher.device
     encoded = [encode_prompt(prompt, tokenizer) for prompt in prompts]
-    width, pad, end = max(map(len, encoded)), int(tokenizer.pad_token_id), int(tokenizer.eos_token_id)
+    width, pad = max(map(len, encoded)), int(tokenizer.pad_token_id or 0)  # padding is masked: any token does
+    ends = torch.tensor(sorted(pair.stops), dtype=torch.long, device=device)
     # Padded on the left, so that the newest token of every row is in the last column.
-    ids = torch.tensor([[pad] * (width - len(row)) + row for row in encoded])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in encoded])
+    ids = torch.tensor([[pad] * (width - len(row)) + row for row in encoded], device=device)
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in encoded], device=device)
     # The same numbers whatever the scale, so that scales are compared on paired draws.
-    draws = torch.tensor([uniforms(stream(0, "fixed point", prompt.uid), longest) for prompt in prompts])
-    done = torch.zeros(len(encoded), dtype=torch.bool)
+    numbers = np.stack([uniforms(stream(0, "fixed point", prompt.uid), longest) for prompt in prompts])
+    draws = torch.as_tensor(numbers, device=device)
+    done = torch.zeros(len(encoded), dtype=torch.bool, device=device)
     caches: list[Any] = [None, None]
+    # Scale 1 takes nothing from the reference, which then need not run.
+    running = (pair.teacher, pair.reference) if scale != 1.0 else (pair.teacher,)
     fresh, written = ids, []
     for step in range(longest):
         # Counted from the first real token: padding on the left must not move a row's positions.
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -fresh.shape[1] :]
         logs = []
-        for index, model in enumerate((pair.teacher, pair.reference)):
+        for index, model in enumerate(running):
             out = model(
                 input_ids=fresh,
                 attention_mask=mask,
@@ -114,18 +139,22 @@ def decode(pair: Pair, prompts: Sequence[Prompt], scale: float, longest: int) ->
             caches[index] = out.past_key_values
             # In float64: a scale above 1 multiplies the rounding of both models.
             logs.append(out.logits[:, -1, : len(tokenizer)].double().log_softmax(-1))
-        target = (scale * logs[0] + (1.0 - scale) * logs[1]).softmax(-1)
-        chosen = torch.searchsorted(target.cumsum(-1), draws[:, step : step + 1]).clamp(max=target.shape[-1] - 1)
+        target = (logs[0] if len(logs) == 1 else scale * logs[0] + (1.0 - scale) * logs[1]).softmax(-1)
+        chosen = torch.searchsorted(target.cumsum(-1), draws[:, step : step + 1].contiguous()).clamp(max=target.shape[-1] - 1)
         fresh = torch.where(done[:, None], pad, chosen)
         written.append(fresh)
         mask = torch.cat([mask, (~done[:, None]).long()], 1)
-        done |= fresh[:, 0] == end
+        done |= torch.isin(fresh[:, 0], ends)
         if bool(done.all()):
             break
-    texts: list[str] = tokenizer.batch_decode(torch.cat(written, 1), skip_special_tokens=True)
+    rows = torch.cat(written, 1).tolist()
+    answers = [list(itertools.takewhile(lambda token: token not in pair.stops, row)) for row in rows]
+    texts: list[str] = tokenizer.batch_decode(answers, skip_special_tokens=True)
     return texts
 
 
-def _load(path: str) -> PreTrainedModel:
+def load(path: str, device: torch.device | None = None) -> PreTrainedModel:
+    """The model at `path`, a folder or hub id, in float32, by default on the CPU."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    nn.Module.to(model, device)
     return model.eval()

@@ -11,8 +11,7 @@ it:
         many tokens at random, whose gradient is the full one's on average, have a cosine of 1 but for noise (and save
         no sampling): where theirs is far from 1, the answers are too few to judge by
 
-What it cannot say: what ExOPD's extrapolation is worth (it takes decoding with both models: `opd lab premise` does
-that in tiny worlds) and whether EffOPD's jumps land (it takes a part of the training).
+What ExOPD's extrapolation is worth and whether EffOPD's jumps may land takes weights: `student.lab.predict_weights`.
 """
 
 import itertools

@@ -1,6 +1,7 @@
 """`opd premise`: can a method pay on this student and these teachers? Nothing is trained."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ from student.arguments import Overrides
 
 if TYPE_CHECKING:
     from student.lab.predict import PremiseReport
+    from student.lab.predict_weights import WeightsReport
 
 
 def premise(
@@ -18,25 +20,44 @@ def premise(
     ],
     overrides: Overrides = None,
     rows: Annotated[int, typer.Option("--rows", help="Answers to measure on, at least 8.")] = 64,
+    teacher: Annotated[
+        str | None,
+        typer.Option("--teacher", metavar="MODEL", help="Weights of the teacher: predict ExOPD and EffOPD too."),
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option("--reference", metavar="MODEL", help="ExOPD's reference; the student where not given.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the figures as JSON.")] = None,
 ) -> None:
-    """Predict from a few scored answers whether distillation and rollout windows can pay, before a run is paid for."""
+    """Predict from a few answers which methods can pay, before a run is paid for."""
     import json
     from dataclasses import asdict
 
     from opd.config import load_settings
+    from opd.errors import ConfigError
+    from student.lab import predict_weights
     from student.lab.predict import measure, verdicts
     from student.model_path import check_model_path
     from student.recipe import Recipe
 
     job = load_settings(Recipe, recipe, overrides or ())
     check_model_path(job.model.path, job.model.revision)
+    if reference is not None and teacher is None:
+        raise ConfigError("--reference is that of --teacher's weights; give both.")
+    for model in filter(None, (teacher, reference)):
+        check_model_path(model)
     report = measure(job, rows=rows)
     _show(report)
-    for sentence in verdicts(report):
+    found, figures = verdicts(report), asdict(report)
+    if teacher is not None:
+        weights = predict_weights.measure_weights(job, teacher, reference=reference, rows=rows)
+        _show_weights(weights)
+        found += predict_weights.verdicts(weights)
+        figures["weights"] = asdict(weights)
+    for sentence in found:
         typer.echo(sentence)
     if out is not None:
-        out.write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
+        out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def _show(report: "PremiseReport") -> None:
@@ -52,3 +73,12 @@ def _show(report: "PremiseReport") -> None:
             f"  first {window.tokens} tokens: cosine {window.published:.2f} published, {window.cross_fitted:.2f} "
             f"cross-fitted, {window.random:.2f} of as many random tokens"
         )
+
+
+def _show_weights(report: "WeightsReport") -> None:
+    def accuracies(found: Mapping[float, float]) -> str:
+        return ", ".join(f"{place:g}: {accuracy:.3f}" for place, accuracy in found.items())
+
+    typer.echo(f"accuracy of T^lambda R^(1 - lambda), lambda {accuracies(report.scales)}")
+    if report.places:
+        typer.echo(f"accuracy on the line from student (0) to teacher (1), {accuracies(report.places)}")

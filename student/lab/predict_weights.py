@@ -1,0 +1,144 @@
+"""What `opd premise` can say where it is given the teacher's weights, not only its scores: ExOPD and EffOPD.
+
+    ExOPD: accuracy of answers sampled from T^lambda R^(1 - lambda), the policy that it aims at. A student that reaches
+        it is no better than it, so that lambda can pay only where this passes the teacher's own accuracy
+    EffOPD: accuracy on the straight line from the student (0) to its teacher (1) and beyond. Jumps go on along the path
+        of training; where half as far again behind the teacher all is lost, so will long jumps be. It takes a teacher
+        of the student's shape, and training need not go straight: the line is a hint, no more
+
+All answers to a prompt are drawn with the same random numbers, so that differences are paired.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedModel
+
+from opd.errors import ConfigError
+from opd.tasks import Prompt, PromptSource, build_prompts
+from opd.wire.fingerprint import tokenizer_fingerprint
+from student.lab.fixed_point import Pair, judge, load, pair_of
+from student.lab.stats import Interval, t_interval
+from student.recipe import Recipe
+
+SCALES = (1.0, 1.25, 1.5)
+PLACES = (0.0, 1.0, 1.5, 2.0)
+LOST = 0.02
+"""Accuracy that may be lost half as far again behind the teacher."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsReport:
+    """What was measured; see the module.
+
+    Attributes:
+        prompts: of the training split, one answer each.
+        scales: accuracy by lambda, 1 being the teacher.
+        gains: of each other lambda over lambda 1, paired.
+        places: accuracy by place on the line; empty where the two models have different shapes.
+        beyond: of the place after the teacher less that at the teacher, paired; None without a line.
+    """
+
+    prompts: int
+    scales: Mapping[float, float]
+    gains: Mapping[float, Interval]
+    places: Mapping[float, float] = field(default_factory=dict)
+    beyond: Interval | None = None
+
+
+def measure_weights(recipe: Recipe, teacher: str, *, reference: str | None = None, rows: int = 64) -> WeightsReport:
+    """Decode with teacher, reference and student; nothing is trained.
+
+    Args:
+        recipe: gives the student, the prompts and the limit of a response.
+        teacher: folder or hub id, of the student's tokenizer.
+        reference: the same; by default the student's start.
+        rows: prompts, one answer each per lambda and place.
+
+    Raises:
+        ConfigError: where no verdict of the prompts is known, or the vocabularies differ.
+        OpdError: as `opd train` would.
+    """
+    source = build_prompts(recipe.prompts, seed=recipe.seed)
+    prompts = source.prompts("train", rows)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    student = load(recipe.model.path, device)
+    pair = pair_of(teacher, student if reference is None else load(reference, device))
+    for other in (recipe.model.path, *filter(None, (reference,))):
+        _check_tokenizer(pair, teacher, other)
+    longest = recipe.rollout.max_new_tokens
+    scaled = {scale: judge(pair, prompts, source, scale, longest) for scale in SCALES}
+    if all(math.isnan(value) for value in scaled[1.0]):
+        raise ConfigError("no answer of the teacher was judged; give prompts whose answers a verifier knows.")
+    placed = {} if _other_shape(student, pair.teacher) else _line(student, pair, prompts, source, longest)
+    return WeightsReport(
+        prompts=len(prompts),
+        scales=_means(scaled),
+        gains={scale: _paired(scaled[scale], scaled[1.0]) for scale in SCALES if scale != 1.0},
+        places=_means(placed),
+        beyond=_paired(placed[1.5], placed[1.0]) if placed else None,
+    )
+
+
+def verdicts(report: WeightsReport) -> list[str]:
+    """What follows, a sentence each."""
+    best = max(report.gains, key=lambda scale: report.gains[scale].mean)
+    gain = report.gains[best]
+    figures = f"lambda {best:g} is {gain.mean:+.3f} beside the teacher, 95 % from {gain.low:.3f} to {gain.high:.3f}"
+    if gain.low > 0:
+        found = [f"ExOPD can pay: the policy of {figures}."]
+    elif gain.high < 0:
+        found = [f"ExOPD is unlikely to pay: the policy of {figures}."]
+    else:
+        found = [f"ExOPD: no difference shown by {report.prompts} prompts; the policy of {figures}."]
+    if report.beyond is None:
+        found.append("EffOPD: student and teacher have different shapes, so that no line leads from one to the other.")
+    elif report.beyond.mean >= -LOST:
+        found.append("EffOPD can pay: half as far again behind the teacher accuracy is kept.")
+    else:
+        found.append(
+            f"EffOPD's long jumps are unlikely to pay: half as far again behind the teacher {-report.beyond.mean:.3f} "
+            "of accuracy is lost."
+        )
+    return found
+
+
+def _line(
+    student: PreTrainedModel, pair: Pair, prompts: Sequence[Prompt], source: PromptSource, longest: int
+) -> dict[float, list[float]]:
+    start = {name: tensor.clone() for name, tensor in student.state_dict().items()}
+    goal = {name: tensor.clone() for name, tensor in pair.teacher.state_dict().items()}
+    found = {}
+    for place in PLACES:
+        pair.teacher.load_state_dict({name: _between(start[name], goal[name], place) for name in goal})
+        found[place] = judge(pair, prompts, source, 1.0, longest)
+    pair.teacher.load_state_dict(goal)
+    return found
+
+
+def _between(start: Tensor, goal: Tensor, place: float) -> Tensor:
+    return (start.double() + place * (goal.double() - start.double())).to(goal.dtype)
+
+
+def _other_shape(student: PreTrainedModel, teacher: PreTrainedModel) -> bool:
+    shapes = ({name: tensor.shape for name, tensor in model.state_dict().items()} for model in (student, teacher))
+    return next(shapes) != next(shapes)
+
+
+def _check_tokenizer(pair: Pair, teacher: str, other: str) -> None:
+    if tokenizer_fingerprint(AutoTokenizer.from_pretrained(other)) != tokenizer_fingerprint(pair.tokenizer):
+        raise ConfigError(f"{teacher} and {other} have different tokenizers; give models that share one.")
+
+
+def _means(found: Mapping[float, Sequence[float]]) -> dict[float, float]:
+    return {key: float(np.nanmean(values)) for key, values in found.items()}
+
+
+def _paired(one: Sequence[float], other: Sequence[float]) -> Interval:
+    """Of prompts that are judged both times."""
+    differences = np.subtract(one, other)
+    return t_interval(differences[np.isfinite(differences)].tolist())

@@ -1,0 +1,100 @@
+"""What the teacher's weights add to the prediction: ExOPD's fixed point, and the line through the teacher."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from opd.errors import ConfigError
+from student.lab.predict_cli import premise
+from student.lab.predict_weights import WeightsReport, measure_weights, verdicts
+from student.lab.stats import Interval
+from student.recipe import Recipe
+
+
+def _recipe(student: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "run": "unused",
+        "model": {"path": str(student)},
+        "prompts": {"task": "addition"},
+        "rollout": {"max_new_tokens": 16, "max_prompt_tokens": 64},
+        "train": {"threads": 1},
+        **more,
+    }
+
+
+@pytest.fixture(scope="module")
+def near(world: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A teacher of the student's shape: the student with a little noise."""
+    model = AutoModelForCausalLM.from_pretrained(world / "student")
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    folder = tmp_path_factory.mktemp("near")
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(world / "student").save_pretrained(folder)
+    return str(folder)
+
+
+def test_scales_and_places_meet_at_the_teacher(world: Path, near: str) -> None:
+    recipe = Recipe.model_validate(_recipe(world / "student"))
+    report = measure_weights(recipe, near, rows=24)
+    assert report.prompts == 24 and set(report.scales) == {1.0, 1.25, 1.5}
+    assert all(0 <= accuracy <= 1 for accuracy in report.scales.values())
+    assert report.gains[1.25].count == 24
+    assert report.gains[1.25].mean == pytest.approx(report.scales[1.25] - report.scales[1.0])
+    assert report.places[1.0] == report.scales[1.0], "the line does not lead through the teacher"
+    assert report.beyond is not None
+    assert report.beyond.mean == pytest.approx(report.places[1.5] - report.places[1.0])
+
+
+def test_a_teacher_that_is_its_own_reference_has_nothing_to_extrapolate(world: Path) -> None:
+    recipe = Recipe.model_validate(_recipe(world / "student"))
+    teacher = str(world / "teacher")
+    report = measure_weights(recipe, teacher, reference=teacher, rows=12)
+    assert len(set(report.scales.values())) == 1 and report.gains[1.5].mean == 0
+
+
+def test_models_of_different_shapes_have_no_line(world: Path) -> None:
+    recipe = Recipe.model_validate(_recipe(world / "student"))
+    report = measure_weights(recipe, str(world / "teacher"), rows=8)
+    assert not report.places and report.beyond is None
+    assert "different shapes" in verdicts(report)[-1]
+
+
+def test_a_stranger_s_tokenizer_is_refused(world: Path) -> None:
+    recipe = Recipe.model_validate(_recipe(world / "student"))
+    with pytest.raises(ConfigError, match="different tokenizers"):
+        measure_weights(recipe, str(world / "stranger"), rows=8)
+
+
+def test_the_command_says_both_and_keeps_the_figures(world: Path, serve: Any, tmp_path: Path) -> None:
+    server = serve("--model", f"teacher={world / 'teacher'}", "--deterministic")
+    teachers = {"endpoints": [server.address], "default": "teacher"}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(_recipe(world / "student", teachers=teachers)))
+    verb = typer.Typer()
+    verb.command()(premise)
+    options = ["--rows", "8", "--teacher", str(world / "teacher"), "--out", str(tmp_path / "premise.json")]
+    result = CliRunner().invoke(verb, [str(tmp_path / "recipe.yaml"), *options], catch_exceptions=False)
+    assert result.exit_code == 0 and "ExOPD" in result.output and "EffOPD" in result.output
+    assert set(json.loads((tmp_path / "premise.json").read_text())["weights"]["scales"]) == {"1.0", "1.25", "1.5"}
+    with pytest.raises(ConfigError, match="give both"):
+        CliRunner().invoke(
+            verb, [str(tmp_path / "recipe.yaml"), "--reference", str(world / "student")], catch_exceptions=False
+        )
+
+
+def test_what_follows_is_as_strong_as_the_interval() -> None:
+    report = WeightsReport(64, {}, {1.25: Interval(0.1, 0.05, 0.15, 64)}, {1.0: 0.6}, Interval(-0.01, -0.05, 0.03, 64))
+    assert [line.split(":")[0] for line in verdicts(report)] == ["ExOPD can pay", "EffOPD can pay"]
+    worse = replace(report, gains={1.25: Interval(-0.1, -0.15, -0.05, 64)}, beyond=Interval(-0.4, -0.5, -0.3, 64))
+    assert verdicts(worse)[0].startswith("ExOPD is unlikely") and "0.400 of accuracy is lost" in verdicts(worse)[1]
+    open_ = replace(report, gains={1.25: Interval(0.02, -0.05, 0.09, 64)})
+    assert verdicts(open_)[0].startswith("ExOPD: no difference shown by 64 prompts")
