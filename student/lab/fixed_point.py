@@ -140,7 +140,8 @@ def decode(pair: Pair, prompts: Sequence[Prompt], scale: float, longest: int) ->
             # In float64: a scale above 1 multiplies the rounding of both models.
             logs.append(out.logits[:, -1, : len(tokenizer)].double().log_softmax(-1))
         target = (logs[0] if len(logs) == 1 else scale * logs[0] + (1.0 - scale) * logs[1]).softmax(-1)
-        chosen = torch.searchsorted(target.cumsum(-1), draws[:, step : step + 1].contiguous()).clamp(max=target.shape[-1] - 1)
+        chosen = torch.searchsorted(target.cumsum(-1), draws[:, step : step + 1].contiguous())
+        chosen = chosen.clamp(max=target.shape[-1] - 1)  # rounding may leave the last sum below 1
         fresh = torch.where(done[:, None], pad, chosen)
         written.append(fresh)
         mask = torch.cat([mask, (~done[:, None]).long()], 1)

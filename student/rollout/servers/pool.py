@@ -1,7 +1,7 @@
 """The servers of an engine together: what all of them can do, and that they hold the weights of the last sync.
 
-Each server that answers is given the weights, and then asked for a token after every beginning of the known row; one
-that is lost or cannot load them is left out until the next sync, as long as another holds them.
+Each server that answers is given the weights, and then asked for a token after every beginning of the known row. A
+server that cannot be reached or cannot load them is left out until the next sync, as long as another holds them.
 """
 
 from __future__ import annotations
