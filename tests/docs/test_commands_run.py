@@ -65,6 +65,7 @@ ELSEWHERE = {
     r"opd lab (run|report|premise)": ("tests/student/lab/test_runner.py", "run"),
     r"opd tiny build worlds/test": ("tests/conftest.py", 'build_world(shared / "world", "test"'),
     r"opd tiny build world.yaml": ("tests/docs/test_tiny_page.py", '"tiny", "build"'),
+    r"opd tiny random": ("tests/student/lab/tiny/test_random_models.py", '"random"'),
     r"kubectl apply -k": ("tests/deploy/test_kubernetes.py", '"kubectl", "kustomize"'),
     r"make prometheus": ("tests/deploy/test_prometheus.py", "prometheus("),
     r"make chaos": ("tests/chaos/test_fleet.py", "chaos"),

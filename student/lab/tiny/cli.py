@@ -1,4 +1,7 @@
-"""`opd tiny build DIR | FILE`: make a world of small models on this CPU, from nothing."""
+"""`opd tiny build DIR | FILE`: make a world of small models on this CPU, from nothing.
+
+`opd tiny random DIR`: untrained models of a real shape, to measure speed with.
+"""
 
 from enum import StrEnum
 from pathlib import Path
@@ -79,6 +82,40 @@ def build(
     console.print(_table(world))
     if world.cached:
         console.print(f"{world.folder} was built already; nothing to do.", markup=False)
+
+
+@app.command("random")
+def random_models(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder to make, with student, teacher, prompts.jsonl.")
+    ],
+    student: Annotated[
+        str, typer.Option(help="Shape of the student: qwen2.5-0.5b, qwen2.5-1.5b, qwen3-1.7b or qwen3-8b.")
+    ] = "qwen2.5-0.5b",
+    teacher: Annotated[str, typer.Option(help="Shape of the teacher, one of the same.")] = "qwen2.5-1.5b",
+    scale: Annotated[
+        float, typer.Option(help="Share of width, layers and heads that is kept, for small machines.")
+    ] = 1.0,
+    vocabulary: Annotated[
+        int | None, typer.Option(help="Rows of the embedding; by default those of the shapes.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Of the stored weights: bfloat16, float16 or float32.")] = "bfloat16",
+    prompts: Annotated[int, typer.Option(min=2, help="Prompts to write.")] = 4096,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights and prompts.")] = 0,
+) -> None:
+    """Write a student and a teacher of real shapes with random weights, and prompts of random words.
+
+    For throughput, memory and traffic on a machine without a model hub: the models know nothing, and their answers run
+    to the limit of new tokens. Takes memory for the larger model in its dtype: 16 GB for qwen3-8b.
+    """
+    from student.lab.tiny.random_models import make_random_models, random_shape
+
+    shapes = [random_shape(name).scaled(scale, vocabulary) for name in (student, teacher)]
+    sizes = make_random_models(folder, *shapes, seed=seed, dtype=dtype, prompts=prompts, prompt_tokens=prompt_tokens)
+    for name, size in sizes.items():
+        typer.echo(f"{folder / name}: {size:,} parameters")
+    typer.echo(f"{folder / 'prompts.jsonl'}: {prompts} prompts of {prompt_tokens} tokens")
 
 
 def _table(world: "WorldSummary") -> object:

@@ -1,0 +1,215 @@
+"""`opd tiny random`: models of a real shape with random weights, a tokenizer as large, and prompts; no hub is needed.
+
+They measure what depends on shapes alone: tokens per second, memory, bytes on the network. They know nothing, and their
+answers end at the limit of new tokens, because the token that ends one is as unlikely as any other.
+
+    qwen2.5-0.5b  qwen2.5-1.5b  qwen3-1.7b  qwen3-8b      as their config.json on the hub has them
+"""
+
+import json
+import os
+import random
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from opd.errors import ConfigError, DataError
+
+STUDENT, TEACHER, PROMPTS = "student", "teacher", "prompts.jsonl"
+_LEAST_ROWS = 512
+"""Rows of an embedding with room for the tokenizer's bytes, its special tokens and some words."""
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class RandomShape:
+    """Size of a model. Heads of all of them have hidden / heads dimensions.
+
+    Attributes:
+        family: type of the model as transformers names it.
+        hidden: width of the residual stream.
+        inner: width of the feed-forward layers.
+        layers: decoder layers.
+        heads: query heads.
+        shared_heads: heads of keys and values.
+        tied: whether the output head shares the embedding.
+        longest: longest sequence in tokens.
+        vocabulary: rows of the embedding.
+    """
+
+    family: str
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    shared_heads: int
+    tied: bool
+    longest: int
+    vocabulary: int = 151_936
+
+    def scaled(self, scale: float, vocabulary: int | None = None) -> "RandomShape":
+        """The shape with `scale` of the width, the layers and the heads, whose own width stays.
+
+        Args:
+            scale: above 0, at most 1.
+            vocabulary: rows of the embedding in place of the shape's.
+
+        Raises:
+            ConfigError: for a scale or a number of rows out of range.
+        """
+        if not 0 < scale <= 1:
+            raise ConfigError(f"the scale of a shape is {scale:g}; give a number above 0 and up to 1.")
+        rows = self.vocabulary if vocabulary is None else vocabulary
+        if not _LEAST_ROWS <= rows <= self.vocabulary:
+            raise ConfigError(f"a vocabulary of {rows} rows was asked for; give {_LEAST_ROWS} to {self.vocabulary}.")
+        heads = max(1, round(self.heads * scale))
+        wanted = max(1, round(self.shared_heads * scale))
+        return replace(
+            self,
+            hidden=heads * (self.hidden // self.heads),
+            inner=max(8, round(self.inner * scale / 8) * 8),
+            layers=max(1, round(self.layers * scale)),
+            heads=heads,
+            shared_heads=max(count for count in range(1, wanted + 1) if heads % count == 0),
+            vocabulary=rows,
+        )
+
+
+RANDOM_SHAPES = {
+    "qwen2.5-0.5b": RandomShape("qwen2", 896, 4864, 24, 14, 2, True, 32_768),
+    "qwen2.5-1.5b": RandomShape("qwen2", 1536, 8960, 28, 12, 2, True, 32_768),
+    "qwen3-1.7b": RandomShape("qwen3", 2048, 6144, 28, 16, 8, True, 40_960),
+    "qwen3-8b": RandomShape("qwen3", 4096, 12_288, 36, 32, 8, False, 40_960),
+}
+"""Name -> shape."""
+
+
+def random_shape(name: str) -> RandomShape:
+    """The shape called `name`.
+
+    Raises:
+        ConfigError: for an unknown one.
+    """
+    if name not in RANDOM_SHAPES:
+        raise ConfigError(f"there is no shape {name!r} for random weights; known: {', '.join(RANDOM_SHAPES)}.")
+    return RANDOM_SHAPES[name]
+
+
+def config_of(shape: RandomShape, *, pad: int = 0, end: int = 1) -> Any:
+    """The transformers config of a shape.
+
+    Args:
+        shape: the size.
+        pad: id of the padding token.
+        end: id of the token that ends an answer.
+    """
+    from transformers import AutoConfig
+
+    architecture = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[shape.family]
+    return AutoConfig.for_model(
+        shape.family,
+        architectures=[architecture],
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.shared_heads,
+        head_dim=shape.hidden // shape.heads,
+        max_position_embeddings=shape.longest,
+        max_window_layers=shape.layers,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=shape.tied,
+        pad_token_id=pad,
+        bos_token_id=None,
+        eos_token_id=end,
+    )
+
+
+def make_random_models(
+    folder: Path,
+    student: RandomShape,
+    teacher: RandomShape,
+    *,
+    seed: int = 0,
+    dtype: str = "bfloat16",
+    prompts: int = 4096,
+    prompt_tokens: int = 128,
+) -> dict[str, int]:
+    """Write `folder` with a student, a teacher and prompts; the same arguments give the same files.
+
+    Args:
+        folder: made here; it must be missing or empty.
+        student: shape of the student.
+        teacher: shape of the teacher, with the student's vocabulary.
+        seed: of weights and prompts.
+        dtype: of the stored weights.
+        prompts: lines of prompts.jsonl.
+        prompt_tokens: length of each prompt in tokens.
+
+    Returns:
+        Parameters of each model by name.
+
+    Raises:
+        ConfigError: for vocabularies that differ, or an unknown dtype.
+        DataError: when the folder holds something, or its disk has no room.
+    """
+    from student.lab.tiny.tokenizer import make_word_tokenizer
+
+    if student.vocabulary != teacher.vocabulary:
+        raise ConfigError(
+            f"student and teacher have {student.vocabulary} and {teacher.vocabulary} rows; give one number."
+        )
+    if dtype not in _BYTES:
+        raise ConfigError(f"weights cannot be stored as {dtype!r}; use {', '.join(_BYTES)}.")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DataError(f"{folder} exists already; remove it or choose another folder.")
+    sizes = {name: count_parameters(shape) for name, shape in ((STUDENT, student), (TEACHER, teacher))}
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    needed, free = sum(sizes.values()) * _BYTES[dtype], shutil.disk_usage(folder.parent).free
+    if needed > free:
+        raise DataError(f"{folder} would take {needed / 1e9:.1f} GB, but {free / 1e9:.1f} are free; use another disk.")
+    # Moved into place whole: a call that is killed leaves a draft, and no folder that looks finished.
+    draft = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(draft, ignore_errors=True)
+    tokenizer = make_word_tokenizer(student.vocabulary, max_length=min(student.longest, teacher.longest))
+    for place, (name, shape) in enumerate(((STUDENT, student), (TEACHER, teacher))):
+        _save(shape, draft / name, seed=2 * seed + place, dtype=dtype)
+        tokenizer.save_pretrained(draft / name)
+    (draft / PROMPTS).write_text(_prompts(tokenizer, prompts, prompt_tokens, seed), encoding="utf-8")
+    if folder.exists():
+        folder.rmdir()
+    os.replace(draft, folder)
+    return sizes
+
+
+def count_parameters(shape: RandomShape) -> int:
+    """Weights of a model, a tied head counted once; nothing is allocated."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return int(AutoModelForCausalLM.from_config(config_of(shape)).num_parameters())
+
+
+def _save(shape: RandomShape, folder: Path, *, seed: int, dtype: str) -> None:
+    """Write random weights as the family draws them; torch's global stream is left as it was."""
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config_of(shape), dtype=getattr(torch, dtype))
+    model.generation_config = GenerationConfig(pad_token_id=0, eos_token_id=1, do_sample=True)
+    model.save_pretrained(folder)
+
+
+def _prompts(tokenizer: Any, count: int, tokens: int, seed: int) -> str:
+    """Lines of random words, each prompt of exactly `tokens` tokens; without answers, which nothing here could give."""
+    words = [piece for piece in tokenizer.get_vocab() if len(piece) > 1 and piece.startswith("Ġ")]
+    words.sort(key=tokenizer.convert_tokens_to_ids)
+    draw = random.Random(seed)
+    lines = ("".join(draw.choices(words, k=tokens)).replace("Ġ", " ") for _ in range(count))
+    return "".join(json.dumps({"prompt": line}) + "\n" for line in lines)
