@@ -39,6 +39,7 @@ for name, path, summary in [
     ("random_tokens", "windows.random_tokens:RandomTokens", "train on a random part of each response: a null"),
     ("linear_window", "windows.windows:LinearWindow", "a rollout window that grows linearly"),
     ("prune_opd", "windows.prune_opd:PruneOpd", "end responses where student and teacher have drifted apart"),
+    ("effective_length", "windows.effective_length:EffectiveLength", "end responses where they repeat themselves"),
     ("effopd", "jumps.effopd:EffOpd", "jump along the path of the weights, as long as a gate accepts"),
     ("tcod", "curricula.tcod:Tcod", "distil the turns of episodes one after the other (TCOD)"),
     ("turnopd", "curricula.turnopd:TurnOpd", "a cap on turns, set from statistics of full episodes (TurnOPD)"),

@@ -38,6 +38,15 @@ METHODS: dict[str, dict[str, Any]] = {
     "staircase": {"first": 3, "rise": 3, "every": 1},
     "linear_window": {"first": 3},
     "prune_opd": {"k": 8, "threshold": 0.6, "smoothing": 2, "shortest": 2, "quantile": 0.5},
+    "effective_length": {
+        "first": 6,
+        "period": 2,
+        "repeated": 1,
+        "rounds": 1,
+        "confirmed": 0,
+        "shortest": 2,
+        "growth": 1.0,
+    },
     "effopd": {
         "tries": 2,
         "gate": {"kind": "reverse_kl", "prompts": 4, "gain": 0.0, "length_tolerance": 9, "truncation_tolerance": 1},

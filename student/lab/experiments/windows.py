@@ -50,6 +50,8 @@ _CLAIMS = (
     Claim(
         "A fixed half ends more accurate than a random quarter of the tokens", "fixed50", "random", "accuracy", "more"
     ),
+    Claim("Effective lengths need fewer tokens than full rollouts", "effective", "full", "tokens_to", "less"),
+    Claim("Effective lengths end as accurate as full rollouts or better", "effective", "full", "accuracy", "more"),
     Claim(
         "Under the teacher that is lost after mistakes ADWIN ends more accurate than full rollouts",
         "adwin_strict",
@@ -116,6 +118,13 @@ def _arms(length: int, candidates: list[int], steps: int) -> tuple[Arm, ...]:
             name="random_tokens",
             share=0.25,
         ),
+        arm(
+            "effective",
+            "effective length: cut where answers repeat themselves",
+            name="effective_length",
+            first=length // 4,
+            repeated=8,
+        ),
         arm("prune", "overlap drift (Prune-OPD)", (), name="prune_opd", k=1, threshold=0.5, smoothing=4, shortest=4),
     )
 
@@ -130,12 +139,12 @@ def _experiment(
     steps: int,
     *,
     rows: int = 64,
-    chosen: tuple[str, ...] = (),
+    chosen: tuple[str, ...],
     strict: bool = False,
     **more: Any,
 ) -> Experiment:
-    """Arms `chosen`, all when there are none; `strict` adds two under the teacher that never saw a mistake."""
-    arms = tuple(arm for arm in _arms(length, candidates, steps) if not chosen or arm.name in chosen)
+    """Arms `chosen`; `strict` adds two under the teacher that never saw a mistake."""
+    arms = tuple(arm for arm in _arms(length, candidates, steps) if arm.name in chosen)
     premises = [_premise(_PREFIX, "teacher")]
     if strict:
         arms += tuple(_under_strict(arm) for arm in arms if arm.name in ("full", "adwin"))
@@ -188,6 +197,18 @@ RESTATE = _experiment(
     40,
     [5, 10, 20],
     120,
+    chosen=(
+        "full",
+        "adwin",
+        "adwin_largest",
+        "adwin_cross",
+        "fixed25",
+        "fixed50",
+        "staircase",
+        "linear",
+        "random",
+        "prune",
+    ),
     changes=(
         "after the runs: the premise was written and measured, and two claims about final accuracy were added that "
         "windows_parts had from the start",
@@ -214,7 +235,7 @@ LONG = _experiment(
     [2, 4, 8, 16, 32],
     80,
     rows=32,
-    chosen=("full", "adwin", "adwin_largest", "fixed50", "random"),
+    chosen=("full", "adwin", "adwin_largest", "fixed50", "random", "effective"),
     strict=True,
     world="long",
     served=("teacher", "strict"),

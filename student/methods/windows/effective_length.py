@@ -1,0 +1,145 @@
+"""Cut responses where they begin to repeat themselves, and sample no longer ones than the rest is worth.
+
+Response y_1..y_T ends in a loop of period p from position e on where
+
+    y_t = y_{t-p}  for all t > e,   T - e >= repeated   and   (T - e) / p >= rounds,
+
+p at most `period`; of several periods the one with the smallest e counts. The teacher confirms the loop where its
+geometric mean probability of the tokens behind e is at least `confirmed`: it would go on repeating, and has nothing to
+teach there. e is then the effective length, otherwise T is. Tokens behind e are not trained on. The next step samples
+the `quantile` of the effective lengths, `growth` times as many tokens: from `first` tokens short to long as responses
+fill the window, and back to short where loops fill it.
+
+After the idea of ShortOPD (arXiv 2607.13124), of which only the abstract was available to us: a repetitive suffix, the
+teacher's confirmation, and budgets that follow effective lengths are its; detector, quantile and growth are ours.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import Field
+
+from opd.wire.types import PayloadKind, PayloadSpec
+from student.controllers import ControllerSettings
+from student.methods.windows.windows import WindowController
+from student.scoring.needs import TEACHER, Needs, SignalNeed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from student.controllers import Services
+    from student.data.plan import PlannedRow
+    from student.data.row import Row
+    from student.learning.terms import Term
+    from student.recipe import Recipe
+
+
+class EffectiveLengthSettings(ControllerSettings):
+    """Settings of windows by effective length."""
+
+    first: int | None = Field(None, ge=1, description="Window of the first step, tokens; null: the length limit.")
+    period: int = Field(32, ge=1, description="Longest period of a loop, tokens.")
+    repeated: int = Field(16, ge=1, description="Tokens behind the first round from which a suffix counts as a loop.")
+    rounds: float = Field(2.0, ge=1, description="Rounds behind the first from which a suffix counts as a loop.")
+    confirmed: float = Field(
+        0.5, ge=0, lt=1, description="Teacher's mean probability from which it confirms a loop; 0 asks no teacher."
+    )
+    quantile: float = Field(0.9, gt=0, le=1, description="Which of the effective lengths sets the window.")
+    growth: float = Field(1.25, ge=1, description="The window over that quantile.")
+    shortest: int = Field(8, ge=1, description="Shortest window, tokens.")
+
+
+class EffectiveLength(WindowController):
+    """The controller; its state is the window."""
+
+    settings_type = EffectiveLengthSettings
+    settings: EffectiveLengthSettings
+    why_not_stale = "it chooses the window of a step by the rows of the step before"
+
+    def __init__(self, settings: EffectiveLengthSettings) -> None:
+        super().__init__(settings)
+        self._limit = 0
+        self._window = settings.first
+
+    def needs(self) -> Needs:
+        """The teacher's log-probs of the sampled tokens, where it is asked."""
+        return Needs(signals=(SignalNeed(TEACHER, PayloadSpec.sampled()),)) if self.settings.confirmed else Needs()
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Also learn T."""
+        super().check(recipe, terms)
+        self._limit = recipe.rollout.max_new_tokens
+
+    def window(self, step: int, row: PlannedRow) -> int:
+        """See `WindowController.window`."""
+        return min(self._window or self._limit, self._limit)
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        """Mask the loop of each row, and note its effective length for the next window."""
+        s = self.settings
+        for row in rows:
+            # What an environment wrote may repeat itself; a loop is the student's, after that.
+            begin = 0
+            if row.tool_mask is not None and row.tool_mask.any():
+                begin = int(np.flatnonzero(row.tool_mask)[-1]) + 1
+            end = begin + loop_start(row.response_ids[begin:], period=s.period, repeated=s.repeated, rounds=s.rounds)
+            if end < row.length and not self._confirmed(row, end):
+                end = row.length
+            row.notes["effective_length"] = end
+            row.notes["looped_tokens"] = int(row.loss_mask[end:].sum())
+            row.loss_mask[end:] = False
+        return rows
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Metrics window (tokens, of this step), effective_length (mean) and looped_tokens; then the next applies."""
+        found = [outcome.notes for outcome in services.outcomes if "effective_length" in outcome.notes]
+        metrics = {"window": float(min(self._window or self._limit, self._limit))}
+        if not found:
+            return metrics
+        s, lengths = self.settings, [notes["effective_length"] for notes in found]
+        reach = math.ceil(float(np.quantile(lengths, s.quantile)) * s.growth)
+        self._window = min(self._limit, max(s.shortest, reach))
+        return metrics | {
+            "effective_length": float(np.mean(lengths)),
+            "looped_tokens": float(sum(notes["looped_tokens"] for notes in found)),
+        }
+
+    def _confirmed(self, row: Row, start: int) -> bool:
+        if not self.settings.confirmed:
+            return True
+        sampled = row.signals[TEACHER, PayloadKind.SAMPLED].sampled
+        return sampled is not None and float(np.mean(sampled[start:])) >= math.log(self.settings.confirmed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The window."""
+        return {"window": self._window}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the window."""
+        self._window = state["window"]
+
+
+def loop_start(ids: NDArray[np.uint32], *, period: int, repeated: int, rounds: float) -> int:
+    """Where a response begins to repeat what stands a period before, to its end; its length where it does not.
+
+    Args:
+        ids: [T] ids of the response.
+        period: longest period.
+        repeated: least tokens that repeat others.
+        rounds: least number of periods that they fill.
+
+    Returns:
+        The smallest such position, e of the module.
+    """
+    length, start = len(ids), len(ids)
+    for p in range(1, min(period, length - 1) + 1):
+        differs = np.flatnonzero(ids[p:] != ids[:-p])
+        e = (int(differs[-1]) + 1 if len(differs) else 0) + p
+        if length - e >= max(repeated, math.ceil(rounds * p)):
+            start = min(start, e)
+    return start
