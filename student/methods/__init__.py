@@ -51,5 +51,6 @@ for name, path, summary in [
     ("trustee", "curricula.trustee:Trustee", "simulated tasks, harder as the student succeeds (TRUSTEE)"),
     ("modes", "curricula.modes:Modes", "more rows for the modes that lag behind their teachers (ORBIT)"),
     ("mask_tokens", "distil.mask_tokens:MaskTokens", "leave special tokens out of every loss"),
+    ("token_budget", "distil.token_budget:TokenBudget", "end after as many response tokens as another run had"),
 ]:
     CONTROLLERS.add(name, f"student.methods.{path}", summary)

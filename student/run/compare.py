@@ -1,55 +1,31 @@
 """`opd compare`: the figures of a run next to those of others, or to what was expected of it.
 
-A file of expectations is JSON:
+    tokens_per_second, payload_bytes_per_token, step_seconds, seconds/STAGE
+                            medians over steps, the first two left out: they warm up
+    response_tokens         of all steps: what two runs must share before their accuracies are compared
+    eval/accuracy@STEP, eval/reverse_kl@STEP
+                            at each evaluation, where @0 is before training
+    accuracy_gained         the last evaluation's less the first's
+    reverse_kl_left         the last evaluation's as a share of the first's
 
-    {"about": "one 24 GB GPU ...",
-     "expected": {"payload_bytes_per_token": {"low": 180, "high": 200, "source": "docs/performance.md"},
-                  "tokens_per_second":       {"source": "unknown"},
-                  "eval/accuracy@100":       {"low": 0.5, "source": "..."}}}
-
-A figure without low and high is printed and not judged. Figures are tokens_per_second, payload_bytes_per_token,
-step_seconds and seconds/STAGE (medians over steps, the first two left out: they warm up), and accuracy and reverse KL
-at each evaluation as eval/accuracy@STEP and eval/reverse_kl@STEP, where @0 is before training.
+`student.run.expected` has the form of a file of expected figures.
 """
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from opd.errors import ConfigError, RunFolderError
+from student.run.expected import Line, against_expected, write_expected
 from student.run.reading import group, is_number, read_mapping, read_steps
 
 _WARM_UP = 2
 _METRICS = ("tokens_per_second", "payload_bytes_per_token")
 _EVALUATED = ("accuracy", "reverse_kl")
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One figure of a comparison.
-
-    Attributes:
-        name: the figure's.
-        value: of the run; None where it has none.
-        beside: of each other run, or the band in words.
-        verdict: "within", "below", "above", "missing", or "" where nothing is judged.
-    """
-
-    name: str
-    value: float | None
-    beside: tuple[str, ...]
-    verdict: str = ""
-
-    @property
-    def bad(self) -> bool:
-        """Whether the figure is outside its band, or not there."""
-        return self.verdict in ("below", "above", "missing")
 
 
 def figures(run: Path, problems: list[str]) -> dict[str, float]:
@@ -76,9 +52,16 @@ def figures(run: Path, problems: list[str]) -> dict[str, float]:
     for stage in stages:
         found[f"seconds/{stage}"] = _median([record.get("seconds", {}).get(stage, 0.0) for record in warm])
     found["step_seconds"] = _median([_step_seconds(record) for record in warm if "seconds" in record])
-    for name in _EVALUATED:
-        for step, value in _evaluations(records, ends, name):
-            found[f"eval/{name}@{step}"] = value
+    tokens = [record["response_tokens"] for record in records if is_number(record.get("response_tokens"))]
+    found["response_tokens"] = float(sum(tokens)) if tokens else math.nan
+    evaluations = {name: _evaluations(records, ends, name) for name in _EVALUATED}
+    for name, values in evaluations.items():
+        found |= {f"eval/{name}@{step}": value for step, value in values.items()}
+    accuracy, divergence = (list(values.values()) for values in evaluations.values())
+    if len(accuracy) > 1:
+        found["accuracy_gained"] = accuracy[-1] - accuracy[0]
+    if len(divergence) > 1 and divergence[0] > 0:
+        found["reverse_kl_left"] = divergence[-1] / divergence[0]
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
@@ -86,45 +69,16 @@ def _step_seconds(record: Mapping[str, Any]) -> float:
     return sum(value for stage, value in record.get("seconds", {}).items() if stage != "evaluate")
 
 
-def _evaluations(records: Sequence[Mapping[str, Any]], ends: Mapping[str, Any], name: str) -> list[tuple[int, float]]:
+def _evaluations(records: Sequence[Mapping[str, Any]], ends: Mapping[str, Any], name: str) -> dict[int, float]:
+    """Step to value, from the first evaluation to the last."""
     found = [(0, group(ends, "before").get(name))]
     found += [(int(record["step"]), record.get(f"eval/{name}")) for record in records]
     found.append((int(records[-1]["step"]), group(ends, "after").get(name)))
-    return [(step, float(value)) for step, value in found if is_number(value)]
+    return {step: float(value) for step, value in found if is_number(value)}
 
 
 def _median(values: Sequence[float]) -> float:
     return statistics.median(values) if values else float("nan")
-
-
-def against_expected(found: Mapping[str, float], path: Path) -> list[Line]:
-    """The figures that a file names, judged by its bands.
-
-    Raises:
-        ConfigError: for a file that does not have the form of the module.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        bands: dict[str, Any] = data["expected"]
-        return [_judged(name, found.get(name), dict(band)) for name, band in bands.items()]
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; check the path.") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path} is not a file of expectations ({type(error).__name__}: {error}); it needs the key expected with a "
-            "group of low, high and source per figure."
-        ) from error
-
-
-def _judged(name: str, value: float | None, band: Mapping[str, Any]) -> Line:
-    low, high, source = band.get("low"), band.get("high"), str(band["source"])
-    if low is None and high is None:
-        return Line(name, value, (f"not known ({source})",))
-    words = f"{'' if low is None else f'{low:g}'} to {'' if high is None else f'{high:g}'} ({source})"
-    if value is None:
-        return Line(name, value, (words,), "missing")
-    below, above = low is not None and value < low, high is not None and value > high
-    return Line(name, value, (words,), "below" if below else "above" if above else "within")
 
 
 def against_runs(found: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> list[Line]:
@@ -141,9 +95,15 @@ def _beside(value: float | None, theirs: float | None) -> str:
 def compare(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     others: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN...|EXPECTED.json", help="Other run folders, or a file of expected figures."),
-    ],
+        list[Path] | None,
+        typer.Argument(metavar="[RUN...|EXPECTED.json]", help="Other run folders, or a file of expected figures."),
+    ] = None,
+    write: Annotated[
+        Path | None, typer.Option("--write", help="Write RUN's figures to this file, as expected of later runs.")
+    ] = None,
+    band: Annotated[
+        float, typer.Option("--band", min=0, help="With --write: share of a figure by which a later run may differ.")
+    ] = 0.2,
 ) -> None:
     """Show speed, traffic, step times, KL and accuracy of a run beside those of others, or beside expected ones.
 
@@ -152,6 +112,7 @@ def compare(
     from rich.console import Console
     from rich.table import Table
 
+    others = others or []
     files = [other for other in others if other.is_file()]
     if files and len(others) > 1:
         raise ConfigError(f"{files[0]} is a file of expectations, which one run is held to; compare it by itself.")
@@ -170,5 +131,15 @@ def compare(
     Console().print(table)
     for problem in problems:
         typer.echo(problem, err=True)
+    if write is not None:
+        write_expected(found, write, band=band, about=f"run {run}", source=_source(run))
+        typer.echo(f"{write}: {len(found)} figures, each with a band of {band:.0%} either way")
     if any(line.bad for line in lines):
         raise typer.Exit(1)
+
+
+def _source(run: Path) -> str:
+    """Who measured: the run, with the versions that its folder names."""
+    versions = group(read_mapping(run / "provenance.json", []), "packages")
+    named = [f"{name} {versions[name]}" for name in ("opd", "torch") if versions.get(name)]
+    return ", ".join([f"measured by run {run.name}", *named])

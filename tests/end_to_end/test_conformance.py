@@ -55,6 +55,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "update_sparsity": {"every": 1},
     "routing_replay": {"source": "rollout"},
     "mask_tokens": {"tokens": {"ids": list(range(4, 60))}},
+    "token_budget": {"tokens": 10_000},
     "turnopd": {"probe_every": 2, "probes": 2, "shortest": 1, "longest": 3},
     "episode_filter": {"ended": ["tokens"]},
     "sopd": {"teacher": {"model": "m", "max_tokens": 4}},

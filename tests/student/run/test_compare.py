@@ -9,7 +9,8 @@ import typer
 from typer.testing import CliRunner
 
 from opd.errors import ConfigError, RunFolderError
-from student.run.compare import against_expected, against_runs, compare, figures
+from student.run.compare import against_runs, compare, figures
+from student.run.expected import against_expected
 
 
 @pytest.fixture
@@ -21,6 +22,7 @@ def run(tmp_path: Path) -> Path:
             "step": step,
             "tokens_per_second": 1.0 if step <= 2 else 100.0,
             "payload_bytes_per_token": 192.0,
+            "response_tokens": 10.0 * step,
             "seconds": {"rollout": 1.0, "learn": 2.0, "evaluate": 50.0},
         }
         for step in range(1, 6)
@@ -46,32 +48,24 @@ def test_figures_are_medians_of_warm_steps_and_evaluations_at_their_steps(run: P
         "seconds/learn": 2.0,
         "seconds/evaluate": 50.0,
         "step_seconds": 3.0,
+        "response_tokens": 150.0,
         "eval/accuracy@0": 0.1,
         "eval/accuracy@2": 0.4,
         "eval/accuracy@5": 0.6,
         "eval/reverse_kl@0": 0.9,
         "eval/reverse_kl@2": 0.3,
+        "accuracy_gained": 0.5,
+        "reverse_kl_left": pytest.approx(1 / 3),
     }
 
 
-def test_bands_are_judged_and_what_is_unknown_is_not(run: Path, tmp_path: Path) -> None:
-    path = expected(
-        tmp_path,
-        tokens_per_second={"source": "unknown"},
-        payload_bytes_per_token={"low": 180, "high": 200, "source": "s"},
-        **{
-            "eval/accuracy@5": {"low": 0.7, "source": "s"},
-            "step_seconds": {"high": 2.0, "source": "s"},
-            "eval/reverse_kl@5": {"high": 1.0, "source": "s"},
-        },
-    )
-    assert [line.verdict for line in against_expected(figures(run, []), path)] == [
-        "",
-        "within",
-        "below",
-        "above",
-        "missing",
-    ]
+def test_a_run_without_evaluations_has_neither_gain_nor_divergence_left(run: Path) -> None:
+    (run / "summary.json").unlink()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    bare = [{name: value for name, value in line.items() if not name.startswith("eval/")} for line in lines]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in bare))
+    found = figures(run, [])
+    assert not {"accuracy_gained", "reverse_kl_left"} & found.keys() and found["response_tokens"] == 150.0
 
 
 def test_the_verb_exits_with_1_outside_the_band(run: Path, tmp_path: Path) -> None:
@@ -118,3 +112,19 @@ def test_what_is_no_run_and_no_file_of_expectations_is_named(run: Path, tmp_path
     (tmp_path / "other.json").write_text('{"bands": {}}')
     with pytest.raises(ConfigError, match="the key expected"):
         against_expected({}, tmp_path / "other.json")
+
+
+def test_the_figures_of_a_run_are_written_as_what_is_expected_of_the_next(run: Path, tmp_path: Path) -> None:
+    verb = typer.Typer()
+    verb.command()(compare)
+    (run / "provenance.json").write_text(json.dumps({"packages": {"opd": "9.9", "torch": "2.1", "numpy": "2"}}))
+    written = tmp_path / "mine.json"
+    first = CliRunner(env={"COLUMNS": "200"}).invoke(verb, [str(run), "--write", str(written), "--band", "0.1"])
+    assert first.exit_code == 0 and "14 figures, each with a band of 10%" in first.output
+    entry = json.loads(written.read_text())["expected"]["step_seconds"]
+    assert entry == {"value": 3.0, "band": 0.1, "source": "measured by run run, opd 9.9, torch 2.1"}
+    assert CliRunner().invoke(verb, [str(run), str(written)]).exit_code == 0
+    slower = (run / "metrics.jsonl").read_text().replace('"learn": 2.0', '"learn": 2.4')
+    (run / "metrics.jsonl").write_text(slower)
+    second = CliRunner(env={"COLUMNS": "200"}).invoke(verb, [str(run), str(written)])
+    assert second.exit_code == 1 and second.output.count("above") == 2, "the step and its stage"

@@ -1,0 +1,90 @@
+"""End a run after a number of response tokens, so that runs whose answers differ in length learn from equally many.
+
+    end after step n where  sum over steps 1..n of the tokens of the answers  >=  tokens
+
+At equal steps, imitation of a verbose teacher learns from more tokens than distillation on the student's own answers,
+and a comparison of the two is one of lengths. `run` takes the tokens of a finished run in place of a number. The last
+step is taken whole: the run ends up to one step above the budget.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, model_validator
+
+from opd.errors import DataError
+from student.controllers import Controller, ControllerSettings
+
+if TYPE_CHECKING:
+    from student.controllers import Services
+    from student.recipe import Recipe
+
+
+class TokenBudgetSettings(ControllerSettings):
+    """Settings of the budget."""
+
+    tokens: int | None = Field(None, ge=1, description="Response tokens after which the run ends.")
+    run: Path | None = Field(None, description="Folder of a finished run whose response tokens are the budget.")
+
+    @model_validator(mode="after")
+    def _one(self) -> TokenBudgetSettings:
+        if (self.tokens is None) == (self.run is None):
+            raise ValueError("a budget is either tokens or the folder of a run; give one of them")
+        return self
+
+
+class TokenBudget(Controller):
+    """Ends the run when its answers have had the tokens."""
+
+    settings_type = TokenBudgetSettings
+    settings: TokenBudgetSettings
+    why_not_stale = "it may end the run after steps that are already sampled"
+
+    def __init__(self, settings: TokenBudgetSettings) -> None:
+        super().__init__(settings)
+        self._budget = settings.tokens
+        self._spent = 0
+
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """That a schedule over all steps does not know of the end."""
+        if recipe.train.schedule == "constant":
+            return []
+        return [
+            f"train.schedule {recipe.train.schedule} falls over all {recipe.train.steps} steps, of which method "
+            "token_budget leaves out the last"
+        ]
+
+    def start(self, services: Services) -> None:
+        """Read the tokens of the other run; a resumed run keeps what it read when it began.
+
+        Raises:
+            DataError: when the other run has not ended, or its summary cannot be read.
+        """
+        if self._budget is None:
+            path = Path(self.settings.run or "") / "summary.json"
+            try:
+                self._budget = int(json.loads(path.read_text(encoding="utf-8"))["response_tokens"])
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise DataError(
+                    f"{path} gives no response_tokens for method token_budget; let that run end first, or set tokens."
+                ) from error
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Count the answers of the step; metric token_budget_spent, a share."""
+        self._spent += sum(outcome.length for outcome in services.outcomes)
+        return {"token_budget_spent": self._spent / max(1, self._budget or 0)}
+
+    def finished(self) -> bool:
+        """Whether the tokens are spent."""
+        return self._budget is not None and self._spent >= self._budget
+
+    def state_dict(self) -> dict[str, Any]:
+        """Budget and tokens."""
+        return {"budget": self._budget, "spent": self._spent}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self._budget, self._spent = state["budget"], int(state["spent"])

@@ -1,0 +1,139 @@
+"""Expected figures of a run: a JSON file that names where each comes from.
+
+    {"about": "one 24 GB GPU ...",
+     "expected": {"payload_bytes_per_token": {"value": 136.0, "band": 0.02, "source": "measured on a CPU"},
+                  "reverse_kl_left":         {"high": 0.9, "source": "a run above it has learnt nothing"},
+                  "eval/accuracy@0":         {"value": 0.496, "source": "the model's card, other prompts"},
+                  "tokens_per_second":       {"source": "unknown"}}}
+
+A figure is judged where it has a band: `low`, `high` or both, or `band`, the share of `value` by which it may differ
+either way. Without one it is printed beside the run's and not judged. `opd compare` lists the figures.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field, model_validator
+
+from opd.config import Settings, parse_settings
+from opd.errors import ConfigError
+from opd.files import write_whole
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One figure of a comparison.
+
+    Attributes:
+        name: the figure's.
+        value: of the run; None where it has none.
+        beside: of each other run, or what was expected in words.
+        verdict: "within", "below", "above", "missing", or "" where nothing is judged.
+    """
+
+    name: str
+    value: float | None
+    beside: tuple[str, ...]
+    verdict: str = ""
+
+    @property
+    def bad(self) -> bool:
+        """Whether the figure is outside its band, or not there."""
+        return self.verdict in ("below", "above", "missing")
+
+
+class Expectation(Settings):
+    """What is expected of one figure."""
+
+    value: float | None = Field(None, description="The figure that was measured or published.")
+    band: float | None = Field(None, ge=0, description="Share of `value` by which the run may differ from it.")
+    low: float | None = Field(None, description="Least that is accepted.")
+    high: float | None = Field(None, description="Most that is accepted.")
+    source: str = Field(min_length=1, description='Where the figure comes from, or "unknown".')
+
+    @model_validator(mode="after")
+    def _check(self) -> "Expectation":
+        if self.band is not None and (self.value is None or self.low is not None or self.high is not None):
+            raise ValueError("band is a share of value and stands without low and high; give value and band alone")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(f"low {self.low:g} is above high {self.high:g}; change one of them")
+        return self
+
+    @property
+    def bounds(self) -> tuple[float | None, float | None]:
+        """Least and most that is accepted, None where nothing bounds it."""
+        if self.value is None or self.band is None:
+            return self.low, self.high
+        width = abs(self.value) * self.band
+        return self.value - width, self.value + width
+
+    def words(self) -> str:
+        """What is expected, for people."""
+        low, high = self.bounds
+        parts = [] if self.value is None else [f"{self.value:.4g}"]
+        if low is not None or high is not None:
+            parts.append(f"{'' if low is None else f'{low:.4g}'} to {'' if high is None else f'{high:.4g}'}")
+        return f"{', '.join(parts) or 'not known'} ({self.source})"
+
+    def judged(self, name: str, value: float | None) -> Line:
+        """A run's figure beside what is expected of it."""
+        low, high = self.bounds
+        if low is None and high is None:
+            return Line(name, value, (self.words(),))
+        if value is None:
+            return Line(name, value, (self.words(),), "missing")
+        below, above = low is not None and value < low, high is not None and value > high
+        return Line(name, value, (self.words(),), "below" if below else "above" if above else "within")
+
+
+class Expectations(Settings):
+    """A file of expected figures."""
+
+    about: str = Field("", description="Of which run, on which machine.")
+    expected: dict[str, Expectation] = Field(min_length=1, description="By name of the figure.")
+
+
+def read_expected(path: Path) -> Expectations:
+    """The file at `path`.
+
+    Raises:
+        ConfigError: for a file that cannot be read, that is not JSON, or that does not have the form of the module.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; check the path.") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON ({error}); write a file of expected figures.") from error
+    if not isinstance(data, dict) or "expected" not in data:
+        raise ConfigError(f"{path} does not hold expected figures; it needs the key expected, a group per figure.")
+    return parse_settings(Expectations, data, source=str(path))
+
+
+def against_expected(found: Mapping[str, float], path: Path) -> list[Line]:
+    """The figures that a file names, judged by its bands; see `read_expected` for what it raises."""
+    return [band.judged(name, found.get(name)) for name, band in read_expected(path).expected.items()]
+
+
+def write_expected(found: Mapping[str, float], path: Path, *, band: float, about: str, source: str) -> None:
+    """Write the figures of a run as what is expected of the next one.
+
+    Args:
+        found: the figures.
+        path: the file.
+        band: share of each by which the next run may differ.
+        about: of which run.
+        source: where the figures come from.
+
+    Raises:
+        ConfigError: when there is a file already, which may hold what was looked up by hand, or none can be written.
+    """
+    if path.exists():
+        raise ConfigError(f"{path} exists already; remove it or name another file.")
+    entries = {name: {"value": float(f"{value:.6g}"), "band": band, "source": source} for name, value in found.items()}
+    try:
+        write_whole(path, json.dumps({"about": about, "expected": entries}, indent=1, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; name another file.") from error
