@@ -2,10 +2,13 @@
 
     python examples/prepare_prompts.py deepmath data/deepmath.jsonl --tokenizer Qwen/Qwen3-4B
     python examples/prepare_prompts.py eurus-code data/eurus-code.jsonl --tokenizer Qwen/Qwen3-4B
+    python examples/prepare_prompts.py gsm8k data/gsm8k.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct
 
 deepmath is DeepMath-103K at difficulty 6 and above, eurus-code the code part of Eurus-2-RL-Data: the training prompts
-of G-OPD (arXiv 2602.12125). The template is applied here, with thinking switched off, because the student starts from
-the non-thinking mode; prompts are text then, and nothing is added to them later.
+of G-OPD (arXiv 2602.12125). gsm8k and gsm8k-test are the parts of GSM8K, deepmath-medium is DeepMath-103K at difficulty
+3 to 5, and math-500 is held out from MATH: those of docs/first-hour.md. The template is applied here, with thinking
+switched off, because the student starts from the non-thinking mode; prompts are text then, and nothing is added to them
+later.
 """
 
 import argparse
@@ -24,6 +27,25 @@ def deepmath(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str | Non
             yield row["question"] + _INSTRUCTION, str(row["final_answer"])
 
 
+def deepmath_medium(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str | None]]:
+    """Questions and answers at difficulty 3 to 5."""
+    for row in rows:
+        if 3 <= float(row["difficulty"]) <= 5:
+            yield row["question"] + _INSTRUCTION, str(row["final_answer"])
+
+
+def gsm8k(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str | None]]:
+    """Questions, and the number behind the mark of the worked solution."""
+    for row in rows:
+        yield row["question"] + _INSTRUCTION, row["answer"].rpartition("####")[2].strip().replace(",", "")
+
+
+def math_500(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str | None]]:
+    """Problems and answers."""
+    for row in rows:
+        yield row["problem"] + _INSTRUCTION, str(row["answer"])
+
+
 def eurus_code(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str | None]]:
     """Problems of the code part, without answers: their tests are not run here."""
     for row in rows:
@@ -31,7 +53,16 @@ def eurus_code(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str | N
             yield next(m["content"] for m in row["prompt"] if m["role"] == "user"), None
 
 
-SETS = {"deepmath": ("zwhe99/DeepMath-103K", deepmath), "eurus-code": ("PRIME-RL/Eurus-2-RL-Data", eurus_code)}
+_DEEPMATH, _GSM8K = {"path": "zwhe99/DeepMath-103K"}, {"path": "openai/gsm8k", "name": "main"}
+SETS = {
+    "deepmath": (_DEEPMATH, "train", deepmath),
+    "deepmath-medium": (_DEEPMATH, "train", deepmath_medium),
+    "eurus-code": ({"path": "PRIME-RL/Eurus-2-RL-Data"}, "train", eurus_code),
+    "gsm8k": (_GSM8K, "train", gsm8k),
+    "gsm8k-test": (_GSM8K, "test", gsm8k),
+    "math-500": ({"path": "HuggingFaceH4/MATH-500"}, "test", math_500),
+}
+"""Name -> where the data set is on the hub, which split of it, and what picks its prompts."""
 
 
 def line(question: str, answer: str | None, tokenizer: Any) -> str:
@@ -53,13 +84,16 @@ def main() -> None:
     parser.add_argument("--tokenizer", required=True, help="Folder or hub id of the student.")
     parser.add_argument("--rows", help="A local .jsonl file with the data set's columns, in place of the hub.")
     arguments = parser.parse_args()
-    hub, pick = SETS[arguments.name]
-    source = {"path": "json", "data_files": arguments.rows} if arguments.rows else {"path": hub}
+    hub, split, pick = SETS[arguments.name]
+    # A local file is one split, which is always called train.
+    source = (
+        {"path": "json", "data_files": arguments.rows, "split": "train"} if arguments.rows else {**hub, "split": split}
+    )
     tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     count = 0
     with arguments.out.open("w", encoding="utf-8") as file:
-        for question, answer in pick(load_dataset(**source, split="train")):
+        for question, answer in pick(load_dataset(**source)):
             file.write(line(question, answer, tokenizer))
             count += 1
     print(f"{arguments.out}: {count} prompts")

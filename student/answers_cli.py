@@ -44,6 +44,8 @@ def answers(
     from opd.tasks import build_prompts
     from opd.tasks.modes import asked_content
     from student.answers import check_how, write_answers
+    from student.data.prompts import fit_prompts
+    from student.learning.model import Weights, load_tokenizer
     from student.model_path import check_model_path
     from student.recipe import Recipe
 
@@ -56,6 +58,9 @@ def answers(
     check_model_path(model)
     source = build_prompts(job.prompts, seed=job.seed, modes=job.modes)
     try:
+        # As the run does: what it leaves out changes which prompts it takes, and in which order.
+        weights = Weights.of(job.model, None)
+        fit_prompts(job, source, load_tokenizer(weights.base, weights.revision))
         count = prompts or job.train.steps * job.rollout.prompts_per_step
         # The training stream repeats the prompts of a table: each is answered once.
         asked = list({asked_content(prompt): prompt for prompt in source.prompts("train", count)}.values())

@@ -19,6 +19,7 @@ PAGES = [
     *ROOT.glob("*.md"),
     *ROOT.glob("docs/*.md"),
     *ROOT.glob("examples/recipes/*.yaml"),
+    *ROOT.glob("examples/first-hour/*/*.yaml"),
     *ROOT.glob("deploy/**/*.yml"),
 ]
 

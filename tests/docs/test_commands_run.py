@@ -42,8 +42,13 @@ ELSEWHERE = {
     # Pattern: (test that runs it, what stands there).
     r"opd serve .*--tls-cert": ("tests/opd/test_doctor.py", "--tls-cert"),
     r"opd serve --model teacher=runs/demo": ("tests/conftest.py", '"-m", "teacher_server"'),
+    r"opd serve --model teacher=runs/first-hour": ("tests/examples/test_first_hour.py", 'serve("--model"'),
     r"opd serve --model math=.*--config": ("tests/teacher_server/test_process.py", '"--config"'),
     r"opd train examples/recipes/demo.yaml": ("tests/examples/test_recipes.py", "--dry-run"),
+    r"opd (train|plan) examples/first-hour": ("tests/examples/test_first_hour.py", '"train", path_of('),
+    r"opd answers examples/first-hour": ("tests/examples/test_first_hour.py", '"answers", sft'),
+    r"opd compare runs/first-hour": ("tests/examples/test_first_hour.py", 'opd_("compare"'),
+    r"python examples/prepare_prompts.py": ("tests/examples/test_recipes.py", "prepare_prompts.py"),
     r"prometheus --config.file": ("tests/deploy/test_alerts.py", '"check", "config", "prometheus.yml"'),
     r"opd reproduce": ("tests/end_to_end/test_reproduce.py", "reproduce("),
     r"opd orbit": ("tests/student/orbit/test_orbit.py", "orbit"),
@@ -84,6 +89,7 @@ LONG = {
 
 THEMSELVES = {
     r"make (test|gpu|soak|envs)": "is a test itself",
+    r"python -m venv|pip install -e": "makes the environment that all else runs in",
     r"source ": "a shell's own, and `make setup` makes the file",
 }
 

@@ -133,6 +133,11 @@ def test_the_prompt_files_hold_hard_problems_and_code_with_the_template_applied(
     assert hard[0].startswith("hard\n") and hard[0].endswith("\\boxed{}.") and hard[1] == "2"
     assert task == ("c", None)
     entry = json.loads(script["line"](*task, Tokenizer()))
+    (sum_,) = script["gsm8k"]([{"question": "how many?", "answer": "It is 2 * 617 = <<2*617=1234>>1,234.\n#### 1,234"}])
+    assert sum_[0].startswith("how many?\n") and sum_[1] == "1234"
+    mixed = [{"question": str(level), "final_answer": level, "difficulty": level} for level in (2.5, 3.0, 5.0, 5.5)]
+    assert [answer for _, answer in script["deepmath_medium"](mixed)] == ["3.0", "5.0"]
+    assert [answer for _, answer in script["math_500"]([{"problem": "p", "answer": "7"}])] == ["7"]
     options = [("add_generation_prompt", True), ("enable_thinking", False), ("tokenize", False)]
     assert entry == {"prompt": f"<c>{options}"}
     assert json.loads(script["line"](*hard, Tokenizer()))["answer"] == "2"

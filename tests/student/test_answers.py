@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from opd.cli import app as _app  # noqa: F401  (typer's settings)
 from opd.errors import ConfigError, DataError
 from opd.tasks import PromptSource, TaskSettings, Verdict, build_prompts
 from student.answers import write_answers
+from student.data.prompts import fit_prompts
 from student.data.row import Row
 from student.recipe import Recipe
 from student.rollout.answering import AnsweringModel
@@ -102,9 +105,31 @@ def test_no_verified_answer_at_all_leaves_no_file(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_verb_writes_a_file_and_says_what_it_cost(world: Path, recipe: Recipe, tmp_path: Path) -> None:
-    import typer
+def test_the_verb_answers_the_prompts_that_a_run_without_the_long_ones_takes(
+    world: Path, recipe: Recipe, tmp_path: Path
+) -> None:
+    from student.answers_cli import answers
 
+    problems = [f"{number}+1=" + "1+" * (40 if number % 3 == 0 else 0) for number in range(30)]
+    table = tmp_path / "problems.jsonl"
+    table.write_text("".join(json.dumps({"prompt": problem, "answer": "2"}) + "\n" for problem in problems))
+    data = recipe.model_dump(mode="json", exclude_unset=True)
+    data |= {"prompts": {"file": str(table)}, "train": {"steps": 2}}
+    data["rollout"] |= {"max_prompt_tokens": 16, "long_prompts": "drop"}
+    run = Recipe.model_validate(data)
+    taken = build_prompts(run.prompts, seed=run.seed)
+    fit_prompts(run, taken, AutoTokenizer.from_pretrained(world / "student"))
+    verb = typer.Typer()
+    verb.command()(answers)
+    path, out = tmp_path / "recipe.yaml", tmp_path / "answers.jsonl"
+    path.write_text(json.dumps(data))
+    words = [str(path), "--model", str(world / "teacher"), "--out", str(out)]
+    assert CliRunner().invoke(verb, words, catch_exceptions=False).exit_code == 0
+    asked = [line["prompt"] for line in lines(out)]
+    assert asked == [prompt.text for prompt in taken.prompts("train", 8)] and max(map(len, asked)) <= 16
+
+
+def test_the_verb_writes_a_file_and_says_what_it_cost(world: Path, recipe: Recipe, tmp_path: Path) -> None:
     from student.answers_cli import answers
 
     verb = typer.Typer()
