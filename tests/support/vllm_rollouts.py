@@ -20,14 +20,18 @@ class VllmServer:
         folder: the model it is started on.
         port: to listen on.
         adapters: whether it takes adapters.
+        transfer: whether it receives weights over gloo, as it would over NCCL on GPUs; see `gloo_transfer`.
     """
 
-    def __init__(self, folder: Path, port: int, *, adapters: bool = True) -> None:
+    def __init__(self, folder: Path, port: int, *, adapters: bool = True, transfer: bool = False) -> None:
         self.url = f"http://127.0.0.1:{port}"
         flags = f"--model {folder} --host 127.0.0.1 --port {port} --dtype float32 --enforce-eager --max-model-len 512"
         flags += " --distributed-executor-backend uni --enable-scale-out --logprobs-mode processed_logprobs"
         flags += " --enable-lora --max-lora-rank 8" if adapters else ""
+        if transfer:
+            flags += ' --weight-transfer-config {"backend":"nccl"} --worker-extension-cls gloo_worker.Worker'
         own = {
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from student.rollout.servers.http import Connection
+
+if TYPE_CHECKING:
+    from student.rollout.servers.held import HeldWeights
 
 PARTIAL = "partial"
 """Label of a server while it loads: if loading stops halfway, it holds no version at all."""
@@ -71,16 +74,25 @@ class Facts:
 
 
 class Dialect(Protocol):
-    """How one kind of server is asked."""
+    """How one kind of server is asked.
 
-    def facts(self, connection: Connection, *, adapters: bool) -> Facts:
-        """What the server says of itself; `adapters`: whether it will be sent adapters."""
+    Attributes:
+        receives: whether it has `receive`.
+    """
+
+    receives: ClassVar[bool]
+
+    def facts(self, connection: Connection, *, adapters: bool, nccl: bool) -> Facts:
+        """What the server says of itself; `adapters`, `nccl`: whether it will be sent adapters, weights over NCCL."""
 
     def holds(self, connection: Connection, *, adapters: bool) -> frozenset[str]:
         """Labels of the weights that it can sample with now."""
 
     def load(self, connection: Connection, folder: Path, label: str) -> None:
         """Replace the weights by those in `folder`, once its rows are done, and drop keys and values of old ones."""
+
+    def receive(self, connection: Connection, weights: "HeldWeights", label: str) -> None:
+        """As `load`, of weights that this process sends over NCCL."""
 
     def load_adapter(self, connection: Connection, folder: Path, label: str, old: frozenset[str]) -> None:
         """Take an adapter in, and those labelled `old` out."""

@@ -1,8 +1,8 @@
 """Rollout engines vllm_server and sglang_server: servers beside the student, which all ranks share.
 
     sync     weights (of a LoRA student its adapters) go to a folder under their hash, those of a sharded student a file
-             from each rank; each server loads them once, for whichever rank comes first, and is asked for tokens after
-             the known row by every rank
+             from each rank, or over NCCL (see `transfer`); each server loads them once, for whichever rank comes first,
+             and is asked for tokens after the known row by every rank
     sample   a request per row, to whichever server has room; a row says which weights sampled it, and a row that
              was sampled with others, or with two, is asked again
 
@@ -19,6 +19,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -68,10 +69,20 @@ class ServersEngine(RolloutEngine):
         """See `RolloutEngine.check`."""
         self.settings.api_key()
         lora = recipe.model.lora
+        merged = lora is not None and (self.settings.merge_adapters or lora.dora)
         if lora is not None:
             from student.rollout.weights import check_merges
 
-            check_merges(recipe.model, self.settings.name, merged=self.settings.merge_adapters or lora.dora)
+            check_merges(recipe.model, self.settings.name, merged=merged)
+        if self.settings.transfer == "nccl":
+            from student.rollout.servers.transfer import check_transfer
+
+            if not self.dialect.receives:
+                raise ConfigError(
+                    f"rollout.engine {self.settings.name} takes weights from a folder alone, and transfer is nccl; set "
+                    "rollout.engine.transfer: folder, or sample with vllm_server."
+                )
+            check_transfer(self.settings, recipe, merged=merged)
         if self.settings.folder is None:
             # Beside the run's folder, which the first rank makes, and no other may before it.
             beside = recipe.run.absolute().with_name(f"{recipe.run.name}.rollout")
@@ -86,11 +97,14 @@ class ServersEngine(RolloutEngine):
         """
         from student.learning.lora import sends_adapters
         from student.rollout.servers.folder import WeightsFolder
+        from student.rollout.servers.transfer import check_sender
 
         # A fast tokenizer may not be used by two threads at once, and rows may be sampled beside learning.
         super().open(dataclasses.replace(setup, tokenizer=copy.deepcopy(setup.tokenizer)))
         if self.settings.folder is None:
             raise ConfigError("rollout.engine.folder is not set; name a folder that the servers see.")
+        if self.settings.transfer == "nccl":
+            check_sender(setup.model.device)
         self._dtype = setup.dtype(self.settings.dtype)
         self._adapters = sends_adapters(setup.model) and not self.settings.merge_adapters
         self._folder = WeightsFolder(self.settings.folder, "" if setup.shards is None else setup.shards.run)
@@ -123,25 +137,30 @@ class ServersEngine(RolloutEngine):
         """
         from student.learning.sharding import full
         from student.rollout.known_row import LikelyIds, Reader, read_together
+        from student.rollout.servers.held import HeldWeights
         from student.rollout.servers.weights import shares, written
 
         began = time.monotonic()
         setup, shards, given = self.setup, self.setup.shards, dict(parameters)
-        if shards is None or self._adapters:
+        source: Path | HeldWeights
+        if self.settings.transfer == "nccl":
+            held = HeldWeights(setup.model, given.items(), self._dtype)
+            label, source = held.label, held
+        elif shards is None or self._adapters:
             whole = {name: full(tensor.detach()) for name, tensor in given.items()}
-            put = self._folder.put(*written(setup.model, whole, self._dtype, adapters=self._adapters))
+            label, source = self._folder.put(*written(setup.model, whole, self._dtype, adapters=self._adapters))
         else:
             files = shares(setup.model, given.items(), self._dtype, shards.ranks)
-            put = self._folder.put_together(files, setup.model.config.to_json_string(), shards.ranks)
+            label, source = self._folder.put_together(files, setup.model.config.to_json_string(), shards.ranks)
         if shards is None:
             expected = Reader(setup.model, setup.spec).distributions(self._pool.known, given, KNOWN_TEMPERATURE)
         else:
             expected = read_together(shards.student, self._pool.known, setup.spec, KNOWN_TEMPERATURE)
         self._count("sync_seconds", time.monotonic() - began)
         likely = LikelyIds(setup.model, setup.spec, given) if self._pool.fills else None
-        packed = Packed(self, *put, version, expected, likely)
+        packed = Packed(self, label, source, version, expected, likely)
         # Until `drop`, whatever is written meanwhile: a server that comes back is given them from the disk.
-        self._folder.hold(packed.label)
+        self._folder.hold(label)
         return packed
 
     def drop(self, packed: Packed) -> None:

@@ -34,17 +34,24 @@ class Connection:
         url: its address.
         api_key: sent as a bearer token, or None.
         timeout: seconds to wait for an answer.
+
+    Attributes:
+        url, timeout: as given.
     """
 
     def __init__(self, url: str, api_key: str | None, timeout: float) -> None:
         parts = urlsplit(url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self.url, self._base = url, parts.path
+        self.url, self.timeout, self._base, self._api_key = url, timeout, parts.path, api_key
         self._connection = kind(parts.hostname or "", parts.port, timeout=timeout)
-        self._timeout, self._cut = timeout, False
+        self._cut = False
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
+
+    def another(self, timeout: float | None = None) -> "Connection":
+        """To the same server, with the same key, and the same time unless another is given."""
+        return Connection(self.url, self._api_key, self.timeout if timeout is None else timeout)
 
     def call(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """GET (no body) or POST a JSON object; None for an answer that is empty or not JSON.
@@ -88,9 +95,9 @@ class Connection:
 
     def _open(self) -> None:
         # A host that is gone refuses nothing: connecting would take as long as the slowest row may.
-        self._connection.timeout = min(_CONNECT_SECONDS, self._timeout)
+        self._connection.timeout = min(_CONNECT_SECONDS, self.timeout)
         self._connection.connect()
-        self._connection.sock.settimeout(self._timeout)
+        self._connection.sock.settimeout(self.timeout)
 
     def cut(self) -> None:
         """End a call that another thread is waiting for; the server takes it as given up."""

@@ -1,4 +1,4 @@
-"""Weights that are written for rollout servers before they are told to load them."""
+"""Weights that are ready for rollout servers before they are told to take them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from student.rollout.known_row import LikelyIds
     from student.rollout.servers.engine import ServersEngine
+    from student.rollout.servers.held import HeldWeights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """Weights that are on the disk; see `student.rollout.engine.PackedWeights`.
+    """Weights that servers can be given; see `student.rollout.engine.PackedWeights`.
 
     Attributes:
         engine: whose they are.
         label: hash of the weights.
-        path: their folder.
+        source: their folder, or the tensors themselves where they travel over NCCL.
         version: steps that they have seen.
         expected: [8, V] log-probs of every id after each beginning of the known row, as the student gives them.
         likely: finds candidates with them, where the servers do not.
@@ -29,7 +30,7 @@ class Packed:
 
     engine: ServersEngine
     label: str
-    path: Path
+    source: Path | HeldWeights
     version: int
     expected: NDArray[np.float32]
     likely: LikelyIds | None = None

@@ -140,7 +140,7 @@ class Pool:
     def _renew(self, server: Server, weights: Packed) -> Exception | bool:
         """Have one server hold the weights; whether it loaded them, or why the others must go on without it."""
         try:
-            loaded = server.update(weights.path, weights.label, self._lock(server.url))
+            loaded = server.update(weights.source, weights.label, self._lock(server.url))
             self._compare(server, weights)
         except (LostError, NotLoadedError) as error:
             server.label, server.lost = None, str(error)

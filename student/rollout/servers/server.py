@@ -1,8 +1,11 @@
 """One rollout server: whether it answers, and the weights that it holds."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
@@ -10,6 +13,9 @@ from opd.errors import RolloutEngineError
 from student.rollout.servers.dialect import Answer, Ask, Dialect, Facts
 from student.rollout.servers.http import Connection, LostError, RefusedError
 from student.rollout.servers.settings import ServersSettings
+
+if TYPE_CHECKING:
+    from student.rollout.servers.held import HeldWeights
 
 _ANSWER_SECONDS = 60.0  # for what a server tells without computing
 
@@ -46,7 +52,7 @@ class Server:
         """See `Dialect.facts`."""
         connection = self.connect(min(_ANSWER_SECONDS, self._settings.row_seconds))
         try:
-            return self._dialect.facts(connection, adapters=self._adapters)
+            return self._dialect.facts(connection, adapters=self._adapters, nccl=self._settings.transfer == "nccl")
         finally:
             connection.close()
 
@@ -60,8 +66,8 @@ class Server:
         with _broken_is_lost():
             return self._dialect.generate(connection, ask, adapters=self._adapters)
 
-    def update(self, folder: Path, label: str, lock: FileLock) -> bool:
-        """Have the server hold the weights in `folder`; returns whether it had to load them.
+    def update(self, source: Path | HeldWeights, label: str, lock: FileLock) -> bool:
+        """Have the server hold the weights, of a folder or of this process; returns whether it had to load them.
 
         Raises:
             LostError: when it does not answer.
@@ -73,8 +79,10 @@ class Server:
             with lock:
                 held = self._held()
                 if new := label not in held:
-                    self._load(connection, folder, label, held)
-            self._good, self.label, self.lost = (folder, label), label, ""
+                    self._load(connection, source, label, held)
+            self.label, self.lost = label, ""
+            if isinstance(source, Path):  # others are nowhere any more once the student has moved on
+                self._good = source, label
             return new
         finally:
             connection.close()
@@ -89,19 +97,22 @@ class Server:
         finally:
             connection.close()
 
-    def _load(self, connection: Connection, folder: Path, label: str, held: frozenset[str]) -> None:
-        if self._adapters:
+    def _load(self, connection: Connection, source: Path | HeldWeights, label: str, held: frozenset[str]) -> None:
+        if self._adapters and isinstance(source, Path):
             # Adapters of other runs on the same server are not this one's to take out.
             mine = {self._good[1]} if self._good else set()
             try:
-                self._dialect.load_adapter(connection, folder, label, held & mine)
+                self._dialect.load_adapter(connection, source, label, held & mine)
             except RolloutEngineError as error:
                 raise NotLoadedError(
                     f"rollout server {self.url} did not take adapters {label}: {str(error).rstrip('.')}."
                 ) from error
             return
         try:
-            self._dialect.load(connection, folder, label)
+            if isinstance(source, Path):
+                self._dialect.load(connection, source, label)
+            else:
+                self._dialect.receive(connection, source, label)
         except RolloutEngineError as error:
             state = "it holds no whole weights now"
             if self._good is not None and self._good[0].exists():

@@ -20,11 +20,17 @@ class ServersSettings(RolloutEngineSettings):
     )
     folder: Path | None = Field(
         None,
-        description="Where weights are written for the servers, which must see it under the same path; null: a folder "
-        "NAME.rollout beside the run's.",
+        description="Where weights are written for the servers, which must see it under the same path, and where ranks "
+        "agree on who sends them; null: a folder NAME.rollout beside the run's.",
+    )
+    transfer: Literal["folder", "nccl"] = Field(
+        "folder",
+        description="How whole weights get to the servers: as files in `folder`; or, with vllm_server alone, from the "
+        "student's GPU to theirs over NCCL, for which they are started with "
+        '--weight-transfer-config \'{"backend": "nccl"}\'.',
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Of the weights that are written; auto: what the student's own forward computes in."
+        "auto", description="Of the weights that are sent; auto: what the student's own forward computes in."
     )
     merge_adapters: bool = Field(
         False,

@@ -5,16 +5,22 @@ with --enable-deterministic-inference alone. Adapters need --enable-lora and a -
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from opd.errors import RolloutEngineError
 from student.rollout.servers.dialect import PARTIAL, Answer, Ask, Facts, barred
 from student.rollout.servers.http import Connection
 
+if TYPE_CHECKING:
+    from student.rollout.servers.held import HeldWeights
+
 
 class SglangDialect:
     """See `student.rollout.servers.dialect.Dialect`."""
 
-    def facts(self, connection: Connection, *, adapters: bool) -> Facts:
+    receives: ClassVar[bool] = False
+
+    def facts(self, connection: Connection, *, adapters: bool, nccl: bool) -> Facts:
         """See `Dialect.facts`."""
         server = connection.call("/server_info")
         wrong = ""
@@ -36,6 +42,10 @@ class SglangDialect:
         found = connection.call("/update_weights_from_disk", change)
         if not found["success"]:
             raise RolloutEngineError(f"{connection.url} did not load the weights: {found['message']}")
+
+    def receive(self, connection: Connection, weights: "HeldWeights", label: str) -> None:
+        """See `Dialect.receive`; it does not."""
+        raise RolloutEngineError(f"{connection.url} takes weights from a folder alone.")
 
     def load_adapter(self, connection: Connection, folder: Path, label: str, old: frozenset[str]) -> None:
         """See `Dialect.load_adapter`."""

@@ -3,20 +3,32 @@
 The server is started with VLLM_SERVER_DEV_MODE=1 (which opens the calls that replace weights), `--enable-scale-out`
 (which opens the one that takes and gives token ids) and `--logprobs-mode processed_logprobs` (log-probs at the row's
 temperature; vLLM's default are those of temperature 1); for adapters with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1,
-`--enable-lora` and a `--max-lora-rank` as well.
+`--enable-lora` and a `--max-lora-rank` as well; for weights over NCCL with
+`--weight-transfer-config '{"backend": "nccl"}'`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from opd.errors import RolloutEngineError
 from student.rollout.servers.dialect import PARTIAL, Answer, Ask, Facts, barred
 from student.rollout.servers.http import Connection, RefusedError
+from student.rollout.servers.transfer import reset, send
+
+if TYPE_CHECKING:
+    from student.rollout.servers.held import HeldWeights
+
+_ANSWER_SECONDS = 60.0  # for what a server does without computing
 
 
 class VllmDialect:
     """See `student.rollout.servers.dialect.Dialect`."""
 
-    def facts(self, connection: Connection, *, adapters: bool) -> Facts:
+    receives: ClassVar[bool] = True
+
+    def facts(self, connection: Connection, *, adapters: bool, nccl: bool) -> Facts:
         """See `Dialect.facts`."""
         try:
             found = connection.call("/server_info?config_format=json")["vllm_config"]
@@ -37,6 +49,11 @@ class VllmDialect:
             wrong = (
                 "takes no adapters; start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or set "
                 "rollout.engine.merge_adapters: true"
+            )
+        elif nccl and (found.get("weight_transfer_config") or {}).get("backend") != "nccl":
+            wrong = (
+                "takes no weights over NCCL; start it (vLLM 0.32) with --weight-transfer-config "
+                '\'{"backend": "nccl"}\', or set rollout.engine.transfer: folder'
             )
         elif not self._takes_ids(connection):
             wrong = "takes no token ids; start it with --enable-scale-out"
@@ -65,18 +82,22 @@ class VllmDialect:
 
     def load(self, connection: Connection, folder: Path, label: str) -> None:
         """See `Dialect.load`."""
-        # Rows under way end with the weights that they began with.
-        connection.call("/pause?mode=wait", {})
-        try:
+        with _replaced(connection, label):
             change = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-            connection.call("/update_weight_version", {"new_version": PARTIAL})
             connection.call("/collective_rpc", change)
-            # Keys and values of the old weights would be reused under equal prompts.
-            connection.call("/reset_prefix_cache", {})
-            connection.call("/update_weight_version", {"new_version": label})
-        finally:
-            # Also after an error: a server that stays paused would answer no request, this run's repair included.
-            connection.call("/resume", {})
+
+    def receive(self, connection: Connection, weights: "HeldWeights", label: str) -> None:
+        """See `Dialect.receive`."""
+        broke_off = connection.call("/weight_info")["weight_version"] == PARTIAL
+        with _replaced(connection, label):
+            if broke_off:
+                reset(connection)
+            try:
+                send(weights, connection)
+            except RolloutEngineError:
+                # Layers that got nothing have no memory until then, and a row would end the server.
+                reset(connection)
+                raise
 
     def load_adapter(self, connection: Connection, folder: Path, label: str, old: frozenset[str]) -> None:
         """See `Dialect.load_adapter`."""
@@ -113,3 +134,23 @@ class VllmDialect:
         spans = [str(span["version"]) for span in choice["weight_versions"] or ()]
         weights = (str(found["model"]),) if adapters else tuple(dict.fromkeys(spans))
         return Answer(ids, [float(entry["logprob"]) for entry in content], top if ask.top else [], weights)
+
+
+@contextmanager
+def _replaced(connection: Connection, label: str) -> Iterator[None]:
+    """Around the replacing of weights: rows under way end with those that they began with, others wait."""
+    connection.call("/pause?mode=wait", {})
+    try:
+        connection.call("/update_weight_version", {"new_version": PARTIAL})
+        yield
+        # Keys and values of the old weights would be reused under equal prompts.
+        connection.call("/reset_prefix_cache", {})
+        connection.call("/update_weight_version", {"new_version": label})
+    finally:
+        # Also after an error: a server that stays paused would answer no request, this run's repair included. A server
+        # that hangs has had the time that weights take already.
+        last = connection.another(min(_ANSWER_SECONDS, connection.timeout))
+        try:
+            last.call("/resume", {})
+        finally:
+            last.close()

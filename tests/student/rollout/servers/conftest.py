@@ -1,4 +1,4 @@
-"""SGLang's stand-in on the student of the test world, and engines on it."""
+"""SGLang's stand-in on the student of the test world, and engines on it and on vLLM."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from other_weights import move
+from other_weights import move, train_adapters
 from sglang_rollouts import SglangRollouts
+from vllm_rollouts import VllmServer
 
 from opd.config import parse_settings
+from student.learning.lora import add_lora
+from student.recipe import LoraSettings
 from student.rollout.engine import ROLLOUT_ENGINES, EngineSetup
 from student.rollout.servers.engine import ServersEngine
 from student.rollout.spec import RolloutSpec
@@ -55,3 +58,30 @@ def open_engine(world: Path, tmp_path: Path) -> Iterator[Callable[..., ServersEn
     yield make
     for engine in opened:
         engine.close()
+
+
+@pytest.fixture
+def make(world: Path, tmp_path: Path) -> Iterator[Callable[..., ServersEngine]]:
+    """An engine on servers, for a student with the servers' first weights; one of LoRA where a rank is given."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    opened: list[ServersEngine] = []
+    path = str(world / "student")
+
+    def make(*servers: VllmServer, rank: int = 0, candidates: int = 3, **settings: Any) -> ServersEngine:
+        torch.set_num_threads(1)
+        cls = ROLLOUT_ENGINES.load("vllm_server")
+        entry = {"name": "vllm_server", "endpoints": [server.url for server in servers], "folder": str(tmp_path / "w")}
+        engine: ServersEngine = cls(parse_settings(cls.settings_type, entry | settings))
+        tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path)
+        if rank:
+            add_lora(model, LoraSettings(rank=rank), base=path)
+            train_adapters(model)
+        opened.append(engine)
+        engine.open(EngineSetup(model, tokenizer, RolloutSpec(7, 4, candidates, len(tokenizer), 400), path))
+        return engine
+
+    yield make
+    for engine in opened:
+        if hasattr(engine, "_folder"):
+            engine.close()

@@ -14,6 +14,7 @@ import torch
 from filelock import FileLock
 from other_weights import move, train_adapters
 from ports import held_port
+from server_engines import ids, sync
 from sglang_rollouts import SglangRollouts
 from thread_ranks import Meeting
 
@@ -26,7 +27,6 @@ from student.data.row import Row
 from student.rollout.engine import ROLLOUT_ENGINES, sample_or_play
 from student.rollout.episodes import EpisodePlayer, EpisodeSettings
 from student.rollout.servers import server as server_module
-from student.rollout.servers.engine import ServersEngine
 from student.rollout.servers.folder import WeightsFolder
 from student.rollout.servers.http import Connection, LostError
 from student.rollout.servers.settings import ServersSettings
@@ -36,16 +36,8 @@ from student.rollout.servers.weights import chosen, shares
 PROMPTS = [Prompt.make(f"{i}+{i * 7}=") for i in range(4)]
 
 
-def sync(engine: ServersEngine, version: int = 1) -> None:
-    engine.sync([(n, p) for n, p in engine.setup.model.named_parameters() if p.requires_grad], version)
-
-
 def plan(samples: int = 2) -> tuple[PlannedRow, ...]:
     return plan_step(1, PROMPTS, samples=samples, max_new_tokens=6, temperature=1.0).rows
-
-
-def ids(rows: list[Row]) -> list[list[int]]:
-    return [row.response_ids.tolist() for row in rows]
 
 
 def test_episodes_are_summarised_on_servers_and_each_window_has_the_log_probs_that_it_was_sampled_with(
@@ -299,7 +291,7 @@ def test_of_a_lora_student_adapters_alone_travel_and_old_ones_go(start: Any, ope
     sync(engine)
     rows = engine.sample(plan())
     whole = (world / "student" / "model.safetensors").stat().st_size
-    assert (engine._weights.path / "adapter_model.safetensors").stat().st_size < whole / 2
+    assert (engine._weights.source / "adapter_model.safetensors").stat().st_size < whole / 2
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:

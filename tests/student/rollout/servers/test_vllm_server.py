@@ -2,29 +2,22 @@
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import forked
-import numpy as np
 import pytest
 import torch
-from other_weights import move, train_adapters
+from other_weights import move
 from ports import held_port
+from server_engines import check, ids, sync
 from vllm_rollouts import VllmServer
 
-from opd.config import parse_settings
 from opd.errors import ConfigError, RolloutEngineError
 from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row, RowKey
-from student.learning.lora import add_lora
-from student.recipe import LoraSettings
-from student.rollout.engine import ROLLOUT_ENGINES, EngineSetup
-from student.rollout.servers.engine import ServersEngine
-from student.rollout.spec import RolloutSpec
 
 pytestmark = [
     pytest.mark.engine,
@@ -52,53 +45,8 @@ Server(url, VllmDialect(), settings, adapters=False).update(Path(folder), label,
 PROMPTS = [Prompt.make(f"{i}+{i * 7}=") for i in range(6)]
 
 
-@pytest.fixture
-def make(world: Path, tmp_path: Path) -> Iterator[Callable[..., ServersEngine]]:
-    """An engine on servers, for a student with the servers' first weights; one of LoRA where a rank is given."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    opened: list[ServersEngine] = []
-    path = str(world / "student")
-
-    def make(*servers: VllmServer, rank: int = 0, candidates: int = 3, **settings: Any) -> ServersEngine:
-        torch.set_num_threads(1)
-        cls = ROLLOUT_ENGINES.load("vllm_server")
-        entry = {"name": "vllm_server", "endpoints": [server.url for server in servers], "folder": str(tmp_path / "w")}
-        engine: ServersEngine = cls(parse_settings(cls.settings_type, entry | settings))
-        tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path)
-        if rank:
-            add_lora(model, LoraSettings(rank=rank), base=path)
-            train_adapters(model)
-        opened.append(engine)
-        engine.open(EngineSetup(model, tokenizer, RolloutSpec(7, 4, candidates, len(tokenizer), 400), path))
-        return engine
-
-    yield make
-    for engine in opened:
-        if hasattr(engine, "_folder"):
-            engine.close()
-
-
-def sync(engine: ServersEngine, version: int = 1) -> None:
-    engine.sync([(n, p) for n, p in engine.setup.model.named_parameters() if p.requires_grad], version)
-
-
 def plan(samples: int = 2) -> tuple[PlannedRow, ...]:
     return plan_step(1, PROMPTS, samples=samples, max_new_tokens=12, temperature=1.0).rows
-
-
-def ids(rows: list[Row]) -> list[list[int]]:
-    return [row.response_ids.tolist() for row in rows]
-
-
-def check(engine: ServersEngine, rows: list[Row]) -> None:
-    """That log-probs are those of the student as it is."""
-    for row in rows:
-        whole = torch.from_numpy(np.concatenate([row.prompt_ids, row.response_ids]).astype(np.int64))[None]
-        with torch.no_grad():
-            logits = engine.setup.model(whole).logits[0, :-1, : engine.setup.spec.valid_vocab]
-        logp = logits.log_softmax(-1).gather(-1, whole[0, 1:, None])[-row.length :, 0]
-        np.testing.assert_allclose(row.behaviour_logp, logp.numpy(), atol=1e-3)
 
 
 def test_a_long_prompt_that_was_seen_with_old_weights_is_read_again(make: Any, vllm_server: VllmServer) -> None:
@@ -116,7 +64,7 @@ def test_adapters_travel_alone_and_their_rows_are_those_of_merged_weights(make: 
     engine = make(vllm_server, rank=4)
     for version in (1, 2):
         sync(engine, version)
-        assert not (engine._weights.path / "model.safetensors").exists()
+        assert not (engine._weights.source / "model.safetensors").exists()
         check(engine, engine.sample(plan()))
         with torch.no_grad():
             for parameter in engine.setup.model.parameters():
@@ -160,7 +108,7 @@ def test_a_server_that_a_rank_left_paused_when_it_was_killed_is_given_the_weight
     move(engine.setup.model)
     packed = engine.pack(list(engine.setup.model.named_parameters()), 2)
     lock = engine._folder.lock(vllm_server.url).lock_file
-    words = [vllm_server.url, str(packed.path), packed.label, str(lock), last]
+    words = [vllm_server.url, str(packed.source), packed.label, str(lock), last]
     assert forked.run([sys.executable, "-c", KILLED, *words]).returncode == -signal.SIGKILL
     # Another rank, or the run when it is started again; with "/resume" the server has the new label already, and in the
     # other cases what it holds is what a run goes on with whose last checkpoint is a step older.

@@ -1,0 +1,49 @@
+"""A student's whole weights where they are, in the shape of vLLM's `WeightSource`: read anew for each server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from student.rollout.servers.folder import digests_of, label_of
+from student.rollout.weights import checkpoint_tensors
+
+
+class HeldWeights:
+    """Names and tensors of the saved model; nothing is copied but the tensor at hand.
+
+    Args:
+        model: the student.
+        parameters: trained parameters by name, in place of the model's own of the same name; they must stay as they
+            are while a server may have to be given the weights.
+        dtype: what floating-point tensors are sent in.
+
+    Attributes:
+        label: hash of the weights; a folder with the same ones has the same.
+        device: the student's.
+    """
+
+    def __init__(self, model: PreTrainedModel, parameters: Iterable[tuple[str, Tensor]], dtype: str) -> None:
+        self._model, self._given = model, dict(parameters)
+        self._kind: torch.dtype = getattr(torch, dtype)
+        self.device = model.device
+        self._found: list[tuple[str, torch.dtype, tuple[int, ...]]] = []
+        digests: dict[str, str] = {}
+        for name, tensor in self:
+            self._found.append((name, tensor.dtype, tuple(tensor.shape)))
+            digests |= digests_of({name: tensor.cpu()})
+        self.label = label_of(digests)
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in checkpoint_tensors(self._model, self._given.items()):
+            yield name, tensor.to(self._kind if tensor.is_floating_point() else tensor.dtype).contiguous()
+
+    def metadata(self) -> list[Any]:
+        """Name, type and shape of each tensor, in the order of iteration, as vLLM's `ParamMeta`."""
+        from vllm.distributed.weight_transfer import ParamMeta
+
+        return [ParamMeta(*found) for found in self._found]
