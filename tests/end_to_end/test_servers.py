@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import forked
+import gloo_transfer
 import pytest
 from ports import held_port
 from sglang_rollouts import SglangRollouts
@@ -16,6 +17,7 @@ from waiting import wait_until
 
 from student.loop import train
 from student.recipe import LoraSettings, Recipe
+from student.rollout.servers import transfer
 from student.run.checkpoint import latest_checkpoint
 
 _VLLM = [
@@ -72,6 +74,26 @@ def test_a_run_samples_each_step_with_the_weights_that_it_says(
         run = recipe(make_recipe, engine, staleness, f"lag-{staleness}")
         train(run)
         check(run.run, staleness)
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here; `make engines` runs this")
+def test_a_run_whose_weights_travel_by_vllms_own_transfer_samples_with_those_that_it_says(
+    make_recipe: Callable[..., Recipe], world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With gloo in the place of NCCL, which a CPU does not have."""
+    gloo_transfer.install(monkeypatch.setattr)
+    monkeypatch.setattr(transfer, "check_sender", lambda device: None)
+    server = VllmServer(world / "student", held_port(), adapters=False, transfer=True)
+    try:
+        server.wait()
+        entry = {"name": "vllm_server", "endpoints": [server.url], "mismatch_limit": 1e-3, "transfer": "nccl"}
+        for staleness in (0, 1):
+            run = recipe(make_recipe, entry, staleness, f"sent-{staleness}")
+            train(run)
+            check(run.run, staleness)
+    finally:
+        server.close()
 
 
 @pytest.mark.slow
