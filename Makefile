@@ -31,10 +31,8 @@ test: $(STAMP) ## the CPU test suite, without what is marked slow
 test-slow: $(STAMP) ## what is marked slow, most of it runs of several processes
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m slow
 
-gpu: ## where there is a GPU: kernels, engines and the main job on it, then figures of the mathematics and a race against vLLM (PYTHON=python)
-	$(PYTHON) -m pytest -rs tests/opd/maths tests/teacher_server/engines tests/end_to_end
-	$(PYTHON) benchmarks/maths_linear.py --rounds 1
-	mkdir -p runs && $(PYTHON) benchmarks/engines_race.py --json runs/gpu.json
+gpu: ## where there is a GPU: tests, kernels, teachers against vLLM and the main job on it, and what opd plan said, in runs/gpu.json (PYTHON=python)
+	$(PYTHON) benchmarks/gpu.py --json runs/gpu.json
 
 oldest: .venv-oldest/.installed ## all CPU tests with the oldest versions that pyproject.toml admits, in its own environment
 	.venv-oldest/bin/python -m pytest -n 3 --dist worksteal

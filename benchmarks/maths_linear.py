@@ -7,7 +7,7 @@ Every contestant runs forward and backward in a process of its own, in rounds, a
 is one pass after a small one, in processor time, so that other work on the machine matters little; on a GPU it is five
 passes after one of full size, by the clock. Memory is the peak above the inputs less the gradients that everybody must
 return. The two floors are what the matrix products and the traffic alone would take at the rates measured in the same
-run. Ratios are against the materialised form.
+run. Ratios are against the materialised form. The exit code is 1 where opd itself failed.
 """
 
 import argparse
@@ -46,11 +46,11 @@ def main() -> None:
     if options.one:
         print(json.dumps(measure(options.one, options.tokens[0], options.kinds[0], options)))
     else:
-        report(options)
+        sys.exit(report(options))
 
 
-def report(options: argparse.Namespace) -> None:
-    """Runs all contestants in rounds and prints the table."""
+def report(options: argparse.Namespace) -> int:
+    """Runs all contestants in rounds and prints the table; 1 where opd failed, else 0."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {options.threads} threads"
     matrix_rate, bandwidth = rates(options)
     print(f"{device}; V {options.vocabulary}, H {options.hidden} on both sides, {options.dtype}")
@@ -65,19 +65,33 @@ def report(options: argparse.Namespace) -> None:
             base = {"seconds": float("nan"), "extra": float("nan")} | best.get("materialised", {})
             flop_floor, byte_floor = floors(tokens, options, matrix_rate, bandwidth)
             for who, found in best.items():
-                row = {"kind": kind, "tokens": tokens, "who": who, **found}
+                row = {"kind": kind, "tokens": tokens, "who": who}
                 figures.append(row)
-                if "error" in found:
-                    print(f"| {kind} | {tokens} | {who} | {found['error']} | | | | | |")
+                if "seconds" not in found:
+                    row |= found
+                    print(f"| {kind} | {tokens} | {who} | {next(iter(found.values()))} | | | | | |")
                     continue
+                row |= {
+                    "seconds": found["seconds"],
+                    "time_ratio": found["seconds"] / base["seconds"],
+                    "extra_mib": found["extra"] / 2**20,
+                    "memory_ratio": found["extra"] / base["extra"],
+                    "of_flop_floor": found["seconds"] / flop_floor,
+                    "of_byte_floor": found["seconds"] / byte_floor,
+                }
                 print(
-                    f"| {kind} | {tokens} | {who} | {found['seconds']:.3f} | {found['seconds'] / base['seconds']:.2f} "
-                    f"| {found['extra'] / 2**20:.0f} | {found['extra'] / base['extra']:.3f} "
-                    f"| {found['seconds'] / flop_floor:.2f} | {found['seconds'] / byte_floor:.2f} |",
+                    f"| {kind} | {tokens} | {who} | {row['seconds']:.3f} | {row['time_ratio']:.2f} "
+                    f"| {row['extra_mib']:.0f} | {row['memory_ratio']:.3f} "
+                    f"| {row['of_flop_floor']:.2f} | {row['of_byte_floor']:.2f} |",
                     flush=True,
                 )
     if options.json:
-        options.json.write_text(json.dumps(figures, indent=1))
+        shape = {"device": device, "vocabulary": options.vocabulary, "hidden": options.hidden, "dtype": options.dtype}
+        shape |= {"flops": matrix_rate, "bytes_per_second": bandwidth}
+        # Without the materialised form there are no ratios: JSON has no NaN.
+        text = json.dumps({"shape": shape, "figures": figures}, indent=1).replace(": NaN", ": null")
+        options.json.write_text(text)
+    return int(any(row["who"] == "opd" and "error" in row for row in figures))
 
 
 def rounds(kind: str, tokens: int, options: argparse.Namespace) -> dict[str, dict]:
@@ -85,7 +99,7 @@ def rounds(kind: str, tokens: int, options: argparse.Namespace) -> dict[str, dic
     best: dict[str, dict] = {}
     for _ in range(options.rounds):
         for who in options.only:
-            if "error" in best.get(who, {}):
+            if who in best and "seconds" not in best[who]:
                 continue
             command = [interpreter(), __file__, "--one", who, "--kinds", kind, "--tokens", str(tokens)]
             for name in ("vocabulary", "hidden", "dtype", "threads"):
@@ -97,7 +111,7 @@ def rounds(kind: str, tokens: int, options: argparse.Namespace) -> dict[str, dic
                 found = {"error": "out of memory" if done.returncode in (-9, 137) else message}
             else:
                 found = json.loads(lines[-1])
-            if "error" in found or who not in best:
+            if "seconds" not in found or who not in best:
                 best[who] = found
             else:
                 best[who] = {name: min(best[who][name], found[name]) for name in found}
@@ -116,7 +130,7 @@ def measure(who: str, tokens: int, kind: str, options: argparse.Namespace) -> di
     try:
         run = CALLS[who](kind)
     except ImportError as error:
-        return {"error": f"not installed ({error.name})"}
+        return {"skipped": f"{error.name} is not installed"}
     inputs = make_inputs(tokens, options, device)
     run(*make_inputs(16, options, device)).backward()
     start_memory(device)

@@ -33,6 +33,11 @@ class Hardware:
     reserve: float = 1.5 * GIB
     overlaps: bool = True
 
+    @property
+    def gpu(self) -> bool:
+        """Whether it is a GPU."""
+        return "CPU" not in self.name
+
 
 TABLE = {
     "h200": Hardware("NVIDIA H200", 141 * 1e9, 989e12, 4.8e12),

