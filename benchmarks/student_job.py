@@ -37,6 +37,7 @@ from student.run.local_server import CPU, served
 from student.sizing.hardware import Hardware, here
 from student.sizing.plan import shape_of
 from student.sizing.shape import ModelShape
+from student.sizing.teachers import Fleet
 from student.sizing.times import times_of
 
 K = 64
@@ -194,7 +195,8 @@ def figures(
     learn = median(lambda step: step["stages"]["learn"])
     learning = 3 * operations(student, tokens, responses)
     whole = learning + operations(student, read, responses) + operations(asked, tokens, responses)
-    planned = times_of(job, student, build_plugins(job).needs, device, mean=responses / rows, ranks=1)
+    fleet = Fleet({"": asked}, device)
+    planned = times_of(job, student, build_plugins(job).needs, device, mean=responses / rows, ranks=1, fleet=fleet)
     measured = {"rollout": median(lambda step: step["stages"]["rollout"]), "learn": learn, "teachers": teacher}
     reached = {
         "step_seconds": seconds,

@@ -9,6 +9,10 @@ import torch
 from opd.errors import ConfigError
 
 GIB = 2**30
+REACHED = 0.4
+"""Share of a device's speed that a transformers model reaches in training and prefill."""
+USABLE = 0.92
+"""Share of a device's memory: allocators lose some of it between tensors."""
 
 
 @dataclass(frozen=True, slots=True)

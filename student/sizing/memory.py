@@ -22,12 +22,10 @@ from student.rollout.engine import ROLLOUT_ENGINES, RolloutEngine
 from student.rollout.slots import settled
 from student.rollout.spec import LEAST_ROWS
 from student.scoring.needs import EMA, INITIAL, Needs
-from student.sizing.hardware import GIB, Hardware
+from student.sizing.hardware import GIB, USABLE, Hardware
 from student.sizing.lengths import largest
 from student.sizing.shape import ModelShape
 
-_USABLE = 0.92
-"""Of a device: allocators lose some of it between tensors."""
 _GATHERED_LAYERS = 2
 """That in use, and the next one."""
 VLLM_CACHE = "keys and values of vLLM"
@@ -134,14 +132,14 @@ def _copies(recipe: Recipe, shape: ModelShape, named: Collection[str], *, gpu: b
         "copies of effopd": 2 * shape.trained_bytes if "effopd" in methods else 0,
         "copy of adwin's probe": shape.weight_bytes + shape.trained_bytes if "adwin" in methods and ranks == 1 else 0,
     }
-    if recipe.train.sharding == "none" or _engine(recipe).takes_shards:
+    if recipe.train.sharding == "none" or engine_of(recipe).takes_shards:
         found[_SAMPLED_WITH] = shape.trained_bytes * _kept_versions(recipe, gpu=gpu)
     return {name: size for name, size in found.items() if size}
 
 
 def _kept_versions(recipe: Recipe, *, gpu: bool) -> int:
     """Copies of the trained tensors on the device, or of a rank's shards of them, that steps are sampled with."""
-    lag, engine = recipe.train.max_staleness, _engine(recipe)
+    lag, engine = recipe.train.max_staleness, engine_of(recipe)
     # On a CPU the sampling copy is one of those that are kept on the host. Shards are kept where they are.
     if not gpu or (recipe.train.sharding != "none" and engine.takes_shards):
         return lag + 1 if lag else 0
@@ -152,7 +150,7 @@ def _engine_parts(
     recipe: Recipe, shape: ModelShape, slots: int, *, sharded: bool, gpu: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
     """What sampling takes always, and what it takes while it decodes."""
-    rollout, engine = recipe.rollout, _engine(recipe)
+    rollout, engine = recipe.rollout, engine_of(recipe)
     if rollout.engine.get("name") == "vllm":
         width = _DTYPES.get(str(rollout.engine.get("dtype")), shape.width)
         of_vllm = {
@@ -223,7 +221,7 @@ def _scattered(shape: ModelShape) -> float:
     return max(0.0, share * max(shape.outside, shape.layer) * (shape.width + 4) - shape.head_bytes)
 
 
-def _engine(recipe: Recipe) -> type[RolloutEngine]:
+def engine_of(recipe: Recipe) -> type[RolloutEngine]:
     """What samples."""
     found: type[RolloutEngine] = ROLLOUT_ENGINES.load(str(recipe.rollout.engine["name"]))
     return found
@@ -235,7 +233,7 @@ def check_fits(memory: Memory, device: Hardware, recipe: Recipe) -> None:
     Raises:
         ConfigError: naming what it takes, what there is, and the setting to change.
     """
-    room = device.memory * _USABLE - memory.reserve
+    room = device.memory * USABLE - memory.reserve
     if memory.peak <= room:
         return
     # The advice is about the part that is too large: vLLM's cache, what is fixed, rollouts, or a micro-batch.

@@ -1,5 +1,6 @@
 """`opd plan RECIPE`: what a run will take, before anything of it is loaded."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,8 +20,14 @@ def plan(
     mean_tokens: Annotated[
         float, typer.Option(help="Mean tokens of a response; 0 takes half of rollout.max_new_tokens.")
     ] = 0.0,
+    teacher: Annotated[
+        list[str] | None,
+        typer.Option(help="Model of the teachers, or NAME=MODEL where the recipe names several; repeatable."),
+    ] = None,
+    teacher_gpus: Annotated[int, typer.Option(min=1, help="Devices of all teacher servers together.")] = 1,
+    teacher_hardware: Annotated[str, typer.Option(help="Device of a teacher server; that of a rank if left out.")] = "",
 ) -> None:
-    """Say what a run takes: memory of a rank by part, step time by stage, bytes on the network.
+    """Say what a run takes: memory of a rank by part, step time by stage, the teachers' too, bytes on the network.
 
     Memory is counted on the model's shapes and compared with measurements in the tests; times are arithmetic with the
     assumptions of student/sizing/times.py. A run that cannot fit is refused with the setting to change.
@@ -28,13 +35,15 @@ def plan(
     from opd.config import load_settings
     from student.recipe import Recipe
     from student.sizing.hardware import hardware
+    from student.sizing.teachers import fleet_of
 
-    job = load_settings(Recipe, recipe, overrides or ())
-    for line in describe(job, hardware(on), ranks=ranks, mean=mean_tokens):
+    job, device = load_settings(Recipe, recipe, overrides or ()), hardware(on)
+    fleet = fleet_of(teacher or (), hardware(teacher_hardware) if teacher_hardware else device, teacher_gpus)
+    for line in describe(job, device, ranks=ranks, mean=mean_tokens, fleet=fleet):
         typer.echo(line)
 
 
-def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0) -> Iterator[str]:
+def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fleet: Any = None) -> Iterator[str]:
     """The plan, line by line.
 
     Raises:
@@ -44,9 +53,10 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0) -> 
     from student.sizing.hardware import GIB
     from student.sizing.lengths import largest, lengths_of
     from student.sizing.memory import check_fits, memory_of, micro_batch, slots
+    from student.sizing.teachers import Fleet, asks_of
     from student.sizing.times import times_of
 
-    needs = build_plugins(recipe).needs
+    needs, fleet = build_plugins(recipe).needs, fleet or Fleet({}, device)
     shape = shape_of(recipe, device)
     memory = memory_of(recipe, shape, needs, device, gpu=device.gpu, ranks=ranks)
     rows, width = micro_batch(recipe)
@@ -66,18 +76,42 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0) -> 
     room = f"{device.memory / GIB:.1f} GiB of memory, {device.reserve / GIB:.1f} of it for libraries"
     yield f"peak of a rank {memory.peak / GIB:.3f} GiB; the device has {room}"
     mean = mean or recipe.rollout.max_new_tokens / 2
-    times = times_of(recipe, shape, needs, device, mean=mean, ranks=ranks)
+    times = times_of(recipe, shape, needs, device, mean=mean, ranks=ranks, fleet=fleet)
     yield f"a step of {times.tokens:.0f} response tokens ({mean:.0f} each) on {ranks} rank(s), by arithmetic:"
     read = lengths_of(recipe, recipe.rollout.max_prompt_tokens / 2, mean)
     if row.sequences > 1:
         yield f"  each read in {read.sequences} windows, {read.positions:.0f} tokens with their prompts"
     for stage, seconds in times.stages.items():
-        yield f"  {stage:9} {seconds:9.2f} s, bound by {times.bound[stage]}"
-    yield f"  {times.tokens / times.step:.0f} response tokens per second, without waiting for teachers"
+        yield f"  {stage:10} {seconds:9.2f} s, bound by {times.bound[stage]}"
+    asks = asks_of(recipe, needs)
+    yield from _of_teachers(times, fleet, asks)
     yield f"  network {times.sent / 1e6:.1f} MB to teachers, {times.received / 1e6:.1f} MB from them"
     if ranks > 1:
         yield f"  between ranks {times.exchanged / 1e9:.1f} GB to each"
+    fleet.check(asks)
     check_fits(memory, device, recipe)
+
+
+def _of_teachers(times: Any, fleet: Any, asks: Any) -> Iterator[str]:
+    """Where the teachers run, the step as a whole, and which stage bounds it."""
+    from student.sizing.hardware import GIB
+
+    unknown = fleet.unknown(asks)
+    if "teachers" in times.stages:
+        weights = fleet.weights(asks) / GIB
+        yield f"  teachers on {fleet.devices} x {fleet.device.name}, {weights:.1f} GiB of weights once"
+    if unknown:
+        which = ", ".join(name for name in unknown if name)
+        which = f"of {which} " if which else ""
+        option = f"--teacher {'NAME=' if which else ''}MODEL"
+        yield f"  time {which}as teachers is not known: name the model to opd plan, {option}"
+    without = "" if not unknown else ", without waiting for these"
+    yield f"  {times.tokens / times.step:.0f} response tokens per second, a step of {times.step:.2f} s{without}"
+    slowest, teachers = times.slowest, times.stages.get("teachers", 0.0)
+    enough = ""
+    if slowest == "teachers":
+        enough = f"; {math.ceil(fleet.devices * teachers / times.rivals)} devices of theirs would not delay it"
+    yield f"  the step is bound by {slowest}{enough}"
 
 
 def shape_of(recipe: Any, device: Any) -> Any:

@@ -9,22 +9,26 @@
     between ranks      gradients of every update, twice; sharded: layers for the forward and the backward pass of every
                        micro-batch, its gradients in float32, and all weights for the rollout
 
-The teachers' own time depends on their servers and is not included: rows are scored while others are still sampled.
+    a step             rows are scored while others are still sampled, and learnt from when all are: the longer of
+                       rollout and teachers, and learning. Steps sampled ahead (train.max_staleness) let the teachers
+                       work beside the student, and its rollouts beside its learning on devices of their own
+
+The teachers' time is that of student/sizing/teachers.py, where their models are known.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.recipe import Recipe
-from student.scoring.needs import ROLES, Needs
-from student.sizing.hardware import Hardware
+from student.scoring.needs import Needs
+from student.sizing.hardware import REACHED, Hardware
 from student.sizing.lengths import lengths_of
-from student.sizing.memory import slots
+from student.sizing.memory import engine_of, slots
 from student.sizing.shape import ModelShape
+from student.sizing.teachers import Ask, Fleet, asks_of, stages_of
 
-_REACHED = 0.4
-"""Share of the device's speed that a transformers model reaches in training and prefill."""
 _LOGIT_BYTES = 48
 """Traffic of a logit that is sampled from: float32, read or written a dozen times."""
 _SIZES = {"f16": 2.0, "u16": 2.0, "bf16": 2.0, "f32": 4.0}
@@ -37,12 +41,14 @@ class Times:
     """Seconds of a step on each rank, and what it sends.
 
     Attributes:
-        stages: seconds by stage.
+        stages: seconds by stage: rollout, learn, teachers where they are known, and models in process where any are.
         bound: stage to what bounds it.
         tokens: response tokens of a step on all ranks.
         sent: bytes of all ranks to the teachers.
         received: bytes of all ranks from them.
         exchanged: bytes that each rank gets from the others.
+        ahead: whether steps are sampled ahead.
+        beside: whether rollouts have devices of their own.
     """
 
     stages: dict[str, float]
@@ -51,15 +57,55 @@ class Times:
     sent: float
     received: float
     exchanged: float
+    ahead: bool = False
+    beside: bool = False
 
     @property
     def step(self) -> float:
-        """Seconds of a step, without evaluations, checkpoints and waiting for teachers."""
-        return sum(self.stages.values())
+        """Seconds of a step, without evaluations, checkpoints and teachers whose models are not known."""
+        learning = self.stages["learn"] + self.stages.get("in process", 0.0)
+        if self.ahead:
+            return max(self.rivals, self.stages.get("teachers", 0.0))
+        return max(self.rivals, self.stages.get("teachers", 0.0)) + learning
+
+    @property
+    def rivals(self) -> float:
+        """Seconds of what goes on while teachers answer: as many as they may take without making the step longer."""
+        rollout, learning = self.stages["rollout"], self.stages["learn"] + self.stages.get("in process", 0.0)
+        if not self.ahead:
+            return rollout
+        return max(rollout, learning) if self.beside else rollout + learning
+
+    @property
+    def slowest(self) -> str:
+        """The stage that bounds the step: a faster one of the others would make it no shorter, or less so."""
+        others = {name: seconds for name, seconds in self.stages.items() if name != "teachers"}
+        longest = max(others, key=lambda name: others[name])
+        teachers = self.stages.get("teachers", 0.0)
+        return "teachers" if teachers > self.rivals and (self.ahead or teachers > others[longest]) else longest
 
 
-def times_of(recipe: Recipe, shape: ModelShape, needs: Needs, device: Hardware, *, mean: float, ranks: int) -> Times:
-    """How long a step takes when responses have `mean` tokens; see the module."""
+def times_of(
+    recipe: Recipe,
+    shape: ModelShape,
+    needs: Needs,
+    device: Hardware,
+    *,
+    mean: float,
+    ranks: int,
+    fleet: Fleet | None = None,
+) -> Times:
+    """How long a step takes when responses have `mean` tokens; see the module.
+
+    Args:
+        recipe: the job.
+        shape: its student.
+        needs: of terms and controllers.
+        device: of a rank.
+        mean: tokens of a response.
+        ranks: data-parallel processes.
+        fleet: the teachers; None where nothing is known of them.
+    """
     rollout = recipe.rollout
     rows = rollout.prompts_per_step * rollout.samples_per_prompt
     mine, prompt = rows / ranks, rollout.max_prompt_tokens / 2
@@ -68,25 +114,29 @@ def times_of(recipe: Recipe, shape: ModelShape, needs: Needs, device: Hardware, 
     logits = _LOGIT_BYTES * shape.vocabulary
     decoding = {
         "memory": (shape.weight_bytes + here * logits + here * read.context * shape.cache_bytes) / device.bandwidth,
-        "arithmetic": 2 * shape.active * here / (device.flops * _REACHED),
+        "arithmetic": 2 * shape.active * here / (device.flops * REACHED),
         "launching layers": shape.layers * device.overhead,
     }
     bound = max(decoding, key=lambda name: decoding[name])
     forward = decoding[bound] if device.overlaps else sum(decoding.values())
     before = prompt * mine / rollout.samples_per_prompt + read.prefilled * mine
-    prefill = 2 * shape.active * before / (device.flops * _REACHED)
+    prefill = 2 * shape.active * before / (device.flops * REACHED)
     # Per parameter and token: 2 operations forward, 2 backward to the inputs, 2 to the weights unless they are frozen,
     # and 2 for recomputation.
     passes = (2 if recipe.model.lora is None else 1) * 2 + 2 + (2 if recipe.model.gradient_checkpointing else 0)
-    learning = passes * shape.active * mine * read.positions * recipe.train.epochs / (device.flops * _REACHED)
-    sent, received = _traffic(needs, read.positions, mean, shape)
+    learning = passes * shape.active * mine * read.positions * recipe.train.epochs / (device.flops * REACHED)
+    asks, fleet = asks_of(recipe, needs), fleet or Fleet({}, device)
+    sent, received = _traffic(asks, read.positions, mean, shape, fleet)
+    scored = list(stages_of(asks, fleet, shape, rows * read.positions, rows * mean, device, ranks))
     return Times(
-        stages={"rollout": forwards * forward + prefill, "learn": learning},
-        bound={"rollout": bound, "learn": "arithmetic"},
+        stages={"rollout": forwards * forward + prefill, "learn": learning} | {name: of for name, of, _ in scored},
+        bound={"rollout": bound, "learn": "arithmetic"} | {name: by for name, _, by in scored},
         tokens=rows * mean,
         sent=rows * sent,
         received=rows * received,
         exchanged=_exchanged(recipe, shape, mine * read.positions, ranks),
+        ahead=recipe.train.max_staleness > 0,
+        beside=not engine_of(recipe).on_device,
     )
 
 
@@ -101,14 +151,14 @@ def _exchanged(recipe: Recipe, shape: ModelShape, tokens: float, ranks: int) -> 
     return others * (passes * gathered + shape.total * shape.width)
 
 
-def _traffic(needs: Needs, read: float, mean: float, shape: ModelShape) -> tuple[float, float]:
-    """Bytes of a row up and down, over all signals of served roles: `read` tokens up, `mean` of them asked about."""
+def _traffic(asks: Sequence[Ask], read: float, mean: float, student: ModelShape, fleet: Fleet) -> tuple[float, float]:
+    """Bytes of a row up and down, over all served models: `read` tokens up, `mean` of them asked about."""
     sent = received = 0.0
-    for need in needs.signals:
-        if need.role not in ROLES[:2]:
+    for ask in asks:
+        if not ask.served:
             continue
-        sent += 4 * read + (_ID * need.spec.k * mean if need.spec.kind is PayloadKind.GATHER else 0.0)
-        received += mean * _position(need.spec, shape)
+        sent += ask.share * (4 * read + (_ID * ask.spec.k * mean if ask.spec.kind is PayloadKind.GATHER else 0.0))
+        received += ask.share * mean * _position(ask.spec, fleet.shape(ask.model) or student)
     return sent, received
 
 

@@ -72,7 +72,7 @@ def test_every_part_runs_on_a_cpu_at_reduced_shape(tmp_path: Path) -> None:
     (job,) = sections["job"]["figures"]
     assert 0 < job["teacher_share"] < 1 and 0 < job["mfu"] < job["learn_mfu"] < 1
     assert job["teacher_seconds"] == pytest.approx(job["teacher_share"] * job["step_seconds"])
-    assert {one["stage"] for one in sections["job"]["plan"]} >= {"rollout", "learn"}
+    assert {one["stage"] for one in sections["job"]["plan"]} == {"rollout", "learn", "teachers"}
     page = render(sections)
     assert "Not measured yet" not in page and "No GPU figure" not in page
     refused = subprocess.run(

@@ -1,0 +1,176 @@
+"""Who scores a step's rows, how long that takes, and what it takes of the devices of the teachers.
+
+    rows            each goes to all teachers of its destination, and to the reference; several destinations (`routes`,
+                    the default) get equal shares, because which prompt goes where is not known here
+    arithmetic      2 operations for each weight of the layers and token read, and for each of the head's and response
+                    token, unless hidden states are sent
+    memory          the weights once for each batch of 16,384 tokens
+    devices         share the work evenly, as replicas or as parts of one model
+    in process      the student's own weights, those of its start and their average: on the student's device
+
+On a GPU the longest of arithmetic, memory and the host's launching of layers counts, on a CPU their sum.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from opd.errors import ConfigError
+from opd.wire.types import PayloadKind, PayloadSpec
+from student.recipe import ModelSettings, Recipe, TeacherSettings
+from student.scoring.needs import LOCAL_MODELS, REFERENCE, TEACHER, Needs
+from student.sizing.hardware import GIB, REACHED, USABLE, Hardware
+from student.sizing.shape import ModelShape
+
+_BATCH_TOKENS = 16_384
+"""Of an engine batch, a server's default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What is asked of a model.
+
+    Attributes:
+        model: its name; "" where a fleet serves a single one.
+        spec: the payload.
+        share: of the rows that it is asked about.
+    """
+
+    model: str
+    spec: PayloadSpec
+    share: float
+
+    @property
+    def served(self) -> bool:
+        """Whether a teacher server answers; the other models are in the student's process."""
+        return self.model not in LOCAL_MODELS
+
+
+def asks_of(recipe: Recipe, needs: Needs) -> list[Ask]:
+    """Every payload that is asked of every model in a step."""
+    settings = recipe.teachers or TeacherSettings()
+    found = []
+    for need in needs.signals:
+        names: dict[str, float] = {need.role: 1.0}
+        if need.role == TEACHER:
+            targets = [target for target in (settings.default, *settings.routes.values()) if target is not None]
+            names = {} if targets else {"": 1.0}
+            for target in targets:
+                for name in [target] if isinstance(target, str) else target:
+                    names[name] = names.get(name, 0.0) + 1 / len(targets)
+        elif need.role == REFERENCE:
+            names = {settings.reference or "": 1.0}
+        found += [Ask(name, need.spec, share) for name, share in names.items()]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The teachers' servers, as far as they are known.
+
+    Attributes:
+        models: shape by name; the one under "" is that of every name without one of its own.
+        device: of a server.
+        devices: in all.
+    """
+
+    models: Mapping[str, ModelShape]
+    device: Hardware
+    devices: int = 1
+
+    def shape(self, name: str) -> ModelShape | None:
+        """Of the model that is called `name`; None where it is not known."""
+        return self.models.get(name) or self.models.get("")
+
+    def weights(self, asks: Sequence[Ask]) -> float:
+        """Bytes of the weights of every model that is asked, once."""
+        names = {ask.model for ask in asks if ask.served}
+        return sum(shape.weight_bytes for name in names if (shape := self.shape(name)) is not None)
+
+    def unknown(self, asks: Sequence[Ask]) -> list[str]:
+        """Names of served models whose shape is not known."""
+        return sorted({ask.model for ask in asks if ask.served and self.shape(ask.model) is None})
+
+    def check(self, asks: Sequence[Ask]) -> None:
+        """Refuse models that the devices cannot hold.
+
+        Raises:
+            ConfigError: naming their weights and how many devices hold them.
+        """
+        room, weights = self.device.memory * USABLE - self.device.reserve, self.weights(asks)
+        if weights > self.devices * room:
+            raise ConfigError(
+                f"the teachers' weights take {weights / GIB:.1f} GiB, but {self.devices} x {self.device.name} has room "
+                f"for {self.devices * room / GIB:.1f}; plan with --teacher-gpus {math.ceil(weights / room)} or more."
+            )
+
+
+def fleet_of(models: Sequence[str], device: Hardware, devices: int) -> Fleet:
+    """A fleet of the models of `--teacher`, each MODEL or NAME=MODEL, in the precision that servers load them in.
+
+    Raises:
+        ConfigError: when the config of one cannot be read, or two have one name.
+    """
+    shapes: dict[str, ModelShape] = {}
+    for entry in models:
+        name, given, path = entry.partition("=")
+        name, path = (name, path) if given else ("", entry)
+        if name in shapes:
+            said = f"two models are given for teacher {name!r}" if name else "two models are given without a name"
+            raise ConfigError(f"{said}; name each as in the recipe, with --teacher NAME=MODEL.")
+        shapes[name] = ModelShape(ModelSettings(path=path, dtype="bfloat16" if device.gpu else "float32"))
+    return Fleet(shapes, device, devices)
+
+
+def seconds_of(
+    asks: Sequence[Ask], shape: ModelShape, read: float, scored: float, device: Hardware
+) -> tuple[float, str]:
+    """Seconds in which one device answers what is asked of one model in a step, and what bounds them.
+
+    Args:
+        asks: of the model; payloads for the same rows come from one forward pass.
+        shape: of the model.
+        read: tokens of all rows of the step, prompts included.
+        scored: response tokens of these.
+        device: where it runs.
+    """
+    share = max(ask.share for ask in asks)
+    headed = any(ask.spec.kind is not PayloadKind.HIDDEN for ask in asks)
+    head = shape.vocabulary * shape.hidden * scored if headed else 0.0
+    batches = max(1, math.ceil(share * read / _BATCH_TOKENS))
+    parts = {
+        "arithmetic": 2 * share * ((shape.active - shape.outside) * read + head) / (device.flops * REACHED),
+        "memory": batches * shape.weight_bytes / device.bandwidth,
+        "launching layers": batches * shape.layers * device.overhead,
+    }
+    bound = max(parts, key=lambda name: parts[name])
+    return parts[bound] if device.overlaps else sum(parts.values()), bound
+
+
+def stages_of(
+    asks: Sequence[Ask], fleet: Fleet, student: ModelShape, read: float, scored: float, own: Hardware, ranks: int
+) -> Iterator[tuple[str, float, str]]:
+    """(stage, seconds of a step, what bounds it) of served models whose shapes are known, and of those in process.
+
+    Args:
+        asks: see `asks_of`.
+        fleet: the served ones.
+        student: the shape of those in process.
+        read: tokens of all rows of the step on all ranks, prompts included.
+        scored: response tokens of these.
+        own: the device of a rank.
+        ranks: of the student, which share the rows.
+    """
+    by_model: dict[str, list[Ask]] = {}
+    for ask in asks:
+        by_model.setdefault(ask.model, []).append(ask)
+    for stage, served in (("teachers", True), ("in process", False)):
+        found: list[tuple[float, str]] = []
+        for name, of in by_model.items():
+            shape = fleet.shape(name) if served else student
+            if of[0].served is served and shape is not None:
+                device, parts = (fleet.device, fleet.devices) if served else (own, ranks)
+                seconds, bound = seconds_of(of, shape, read, scored, device)
+                found.append((seconds / parts, bound))
+        if found:
+            yield stage, sum(seconds for seconds, _ in found), max(found)[1]
