@@ -81,6 +81,7 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
         spans = Spans.from_environment(recipe.tracing)
         stack.callback(spans.close)
         folder.space = Space(recipe.train.disk_patience, lambda: interrupts.requested, sinks.log)
+        job.sampler.wait_for(folder.space)
         if job.fleet is not None:
             register_metrics(job.fleet, sinks.registry)
         # Exits run in reverse: `rename` first, so `RunEnding` records the lost rank and not the collective's error.

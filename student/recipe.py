@@ -250,8 +250,8 @@ class TrainSettings(Settings):
     disk_patience: float = Field(
         3600.0,
         ge=0,
-        description="Seconds that a run waits for space where the disk of its folder is full, with everything in "
-        "memory, before it ends; 0: it ends at once.",
+        description="Seconds that a run waits for space where the disk of its folder, or of the weights for rollout "
+        "servers, is full, with everything in memory, before it ends; 0: it ends at once.",
     )
     async_checkpoints: bool = Field(
         False,

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from student.recipe import Recipe
     from student.rollout.episodes import EpisodePlayer
     from student.rollout.spec import RolloutSpec
+    from student.run.space import Space
 
 ROLLOUT_ENGINES = Registry("rollout_engine", "opd.rollout_engines", member="settings_type")
 ROLLOUT_ENGINES.add(
@@ -225,6 +226,9 @@ class RolloutEngine:
         with self._counting:
             self._counts[f"engine/{name}"] = self._counts.get(f"engine/{name}", 0.0) + amount
 
+    def wait_for(self, space: Space) -> None:
+        """Wait with it where a disk that the engine writes to is full, rather than end the run."""
+
     def close(self) -> None:
         """Release what the engine holds."""
 
@@ -307,6 +311,10 @@ class PolicySampler:
         self._synced: tuple[int, int] | None = None
         self._exposed = False
         self._lock = threading.RLock()
+
+    def wait_for(self, space: Space) -> None:
+        """See `RolloutEngine.wait_for`."""
+        self._engine.wait_for(space)
 
     def moved(self, version: int) -> None:
         """Say that the weights have changed, and are those after `version` steps."""

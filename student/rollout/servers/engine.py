@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from student.recipe import Recipe
     from student.rollout.requests import Request
     from student.rollout.rows import Finish
+    from student.run.space import Space
 
 log = logging.getLogger(__name__)
 _FRUITLESS = 5
@@ -162,6 +163,10 @@ class ServersEngine(RolloutEngine):
         # Until `drop`, whatever is written meanwhile: a server that comes back is given them from the disk.
         self._folder.hold(label)
         return packed
+
+    def wait_for(self, space: Space) -> None:
+        """See `RolloutEngine.wait_for`: of the folder's disk."""
+        self._folder.space = space
 
     def drop(self, packed: Packed) -> None:
         """The weights need not be kept on the disk for a server that comes back."""

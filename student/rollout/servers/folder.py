@@ -5,7 +5,8 @@
     FOLDER/*.lock    held while a rank writes, or has a server load: the other ranks then find it done
 
 Ranks hold the same weights bit for bit, so they give them the same name; a rank that does not finds no server with its
-own, and says so by the known row. A folder appears whole, under its name, or not at all.
+own, and says so by the known row. A folder appears whole, under its name, or not at all. Where the disk is full the run
+waits for space, as it does for that of its own folder.
 """
 
 import hashlib
@@ -27,8 +28,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
-from opd.errors import RolloutEngineError
+from opd.errors import DiskFullError, RolloutEngineError
 from student.learning.ranks import Ranks
+from student.run.space import Space, is_full
 
 _KEPT = 2
 """The weights of now, and those before, which a server goes back to when it cannot load the new ones."""
@@ -42,10 +44,14 @@ class WeightsFolder:
     Args:
         root: the folder, which the servers see under the same path.
         name: of the run among those that share the folder.
+
+    Attributes:
+        space: waits where the disk is full.
     """
 
     def __init__(self, root: Path, name: str = "run") -> None:
         self.root, self._name = root.absolute(), name
+        self.space = Space()
         self._written: list[str] = []
         self._held: Counter[str] = Counter()
 
@@ -69,15 +75,20 @@ class WeightsFolder:
             RolloutEngineError: when they cannot be written.
         """
         label = label_of(digests_of(tensors))
-        folder = self.root / label
-        part = self.root / f"{label}.part"
-        with _said(part), self.lock(label):
-            if not folder.exists():
-                # A folder found here was left by a rank that was killed: under the lock no other rank writes it.
-                _emptied(part)
-                save_file(dict(tensors), part / files[0], metadata=_FORM)
-                (part / files[1]).write_text(config)
-                os.replace(part, folder)
+        folder, part = self.root / label, self.root / f"{label}.part"
+
+        def write() -> None:
+            with _said(part), self.lock(label):
+                if not folder.exists():
+                    # A folder found here was left by a rank that was killed: under the lock no other rank writes it.
+                    _emptied(part)
+                    save_file(dict(tensors), part / files[0], metadata=_FORM)
+                    (part / files[1]).write_text(config)
+                    os.replace(part, folder)
+
+        # Not under the lock, for which the other ranks may wait without limit.
+        with _given_up(part):
+            self.space.until_written(write)
         self._forget_but(label)
         return label, folder
 
@@ -96,11 +107,25 @@ class WeightsFolder:
         """
         # A folder found here was left by this run when it was killed: no other run has its name.
         main, part = ranks.index == 0, self.root / f"{_digits(self._name)}.part"
-        _agreed(ranks, part, partial(_emptied, part) if main else _nothing)
+        with _given_up(part):
+            label = self._put_together(files, config, ranks, part)
+        self._forget_but(label, remove=main)
+        return label, self.root / label
+
+    def _put_together(
+        self, files: Iterable[tuple[str, dict[str, Tensor]]], config: str, ranks: Ranks, part: Path
+    ) -> str:
+        main = ranks.index == 0
+
+        def agreed(work: Callable[[], object]) -> None:
+            # A file at a time: its tensors were gathered by all ranks together, and are here now.
+            self.space.until_written(lambda: _agreed(ranks, part, work), ranks.any)
+
+        agreed(partial(_emptied, part) if main else _nothing)
         mine: dict[str, tuple[str, str]] = {}
         for file, tensors in files:
             mine |= {name: (file, digest) for name, digest in digests_of(tensors).items()}
-            _agreed(ranks, part, partial(save_file, tensors, part / file, metadata=_FORM) if tensors else _nothing)
+            agreed(partial(save_file, tensors, part / file, metadata=_FORM) if tensors else _nothing)
         every = {name: found for of_rank in ranks.gather(mine) for name, found in of_rank.items()}
         label = label_of({name: digest for name, (_, digest) in every.items()})
         index = {"metadata": {}, "weight_map": {name: file for name, (file, _) in sorted(every.items())}}
@@ -113,9 +138,8 @@ class WeightsFolder:
                     os.replace(part, self.root / label)
             shutil.rmtree(part, ignore_errors=True)
 
-        _agreed(ranks, part, finish if main else _nothing)
-        self._forget_but(label, remove=main)
-        return label, self.root / label
+        agreed(finish if main else _nothing)
+        return label
 
     def hold(self, label: str, *, times: int = 1) -> None:
         """Keep weights until they are given up as often as they were held (`times` of -1)."""
@@ -145,13 +169,19 @@ class WeightsFolder:
 
 
 def _agreed(ranks: Ranks, part: Path, work: Callable[[], object]) -> None:
-    """Do this rank's work; where it fails on one, it fails on all."""
+    """Do this rank's work; where it fails on one, it fails on all, and a full disk is full for all."""
 
-    def said() -> None:
-        with _said(part):
-            work()
+    def said() -> DiskFullError | None:
+        try:
+            with _said(part):
+                work()
+        except DiskFullError as error:
+            return error
+        return None
 
-    ranks.agree(said)
+    full = ranks.agree(said)
+    if ranks.any(full is not None):
+        raise full or DiskFullError(f"the disk of {part.parent} is full for another rank; free space there.")
 
 
 def _nothing() -> None:
@@ -165,15 +195,27 @@ def _emptied(folder: Path) -> None:
 
 @contextmanager
 def _said(part: Path) -> Iterator[None]:
-    """Errors of the disk as a sentence; what `part` holds by then goes, because most often the disk is full."""
+    """Errors of the disk as a sentence; a full one is named as such, and may be waited for."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(part, ignore_errors=True)
-        raise RolloutEngineError(
+        kind = DiskFullError if is_full(error) else RolloutEngineError
+        raise kind(
             f"the weights for the rollout servers cannot be written to {part.parent} ({error}); free space or give "
             "access there, or set rollout.engine.folder to a folder with more."
         ) from error
+
+
+@contextmanager
+def _given_up(part: Path) -> Iterator[None]:
+    """What `part` holds when it cannot be written goes; a disk that stays full is the engine's error."""
+    try:
+        yield
+    except BaseException as error:
+        shutil.rmtree(part, ignore_errors=True)
+        if isinstance(error, DiskFullError):
+            raise RolloutEngineError(str(error)) from error
+        raise
 
 
 def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
