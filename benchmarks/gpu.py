@@ -113,7 +113,7 @@ def run(arguments: tuple[str, ...], environment: Mapping[str, str]) -> dict[str,
             for line in process.stdout or ():
                 print(line, end="", flush=True)
                 said.append(line)
-        section["seconds"] = round(time.monotonic() - begin, 1)
+        section["seconds"] = round(time.monotonic() - begin, 3)
         if written.exists():
             text = written.read_text()
             section |= of_tests(text) if "--junitxml" in arguments else json.loads(text)
