@@ -1,8 +1,12 @@
 """The score store in front of a live fleet: known rows are answered from disk, new ones written in the background."""
 
+import bisect
 import concurrent.futures
+import errno
+import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -16,10 +20,14 @@ from opd.wire.v1 import teacher_pb2 as pb
 T = TypeVar("T")
 
 log = logging.getLogger("opd.fleet")
+_HELD_BYTES = 256 * 2**20
+_RETRY_SECONDS = 5.0
 
 
 class CachedScores:
     """Reads in the caller's thread, writes in one of its own; a failing disk costs the cached rows, not the run.
+
+    Rows that find the disk full stay in memory, up to 256 MiB of scores, and are written when there is space again.
 
     Attributes:
         hits, misses: rows that were found and that were not, so far; shown in `FleetStatus.counters`.
@@ -30,6 +38,8 @@ class CachedScores:
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="opd-fleet-cache")
         self._lock = threading.Lock()
         self._waiting: list[StoredRow] = []
+        self._full_since: float | None = None  # when the disk was last found full; None while there is space
+        self._lost = 0
         self._described: set[tuple[str, str]] = set()
         self.hits = 0
         self.misses = 0
@@ -62,8 +72,14 @@ class CachedScores:
         self._attempt(lambda: self._store.put_head(head))
 
     def close(self) -> None:
-        """Finish what is being written."""
+        """Finish what is being written; the log says how many rows are not kept, if any."""
+        self._writer.submit(self._write_waiting, at_once=True)
         self._writer.shutdown(wait=True)
+        lost = self._lost + len(self._waiting)
+        if lost:
+            log.warning(
+                "%d rows are not in the score cache %s: they are scored again next time", lost, self._store.folder
+            )
         self._attempt(self._store.close)
 
     def write(self, row: StoredRow) -> None:
@@ -72,11 +88,45 @@ class CachedScores:
             self._waiting.append(row)
         self._writer.submit(self._write_waiting)
 
-    def _write_waiting(self) -> None:
+    def _write_waiting(self, at_once: bool = False) -> None:
+        # Each try writes all that wait: one for every new row would keep a core busy for as long as the disk is full.
+        if self._full_since is not None and not at_once and time.monotonic() < self._full_since + _RETRY_SECONDS:
+            return
         with self._lock:  # what came while the last rows were written goes to the disk together
             rows, self._waiting = self._waiting, []
-        if rows:
-            self._attempt(lambda: self._store.put(rows))
+        if not rows:
+            return
+        try:
+            self._store.put(rows)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                self._hold(rows)
+            else:
+                self._lost += len(rows)
+                self._warn(error)
+        except DataError as error:
+            self._lost += len(rows)
+            log.warning("%s", error)
+        else:
+            if self._full_since is not None:
+                log.warning("the score cache %s has space again: the rows that waited are written", self._store.folder)
+            self._full_since = None
+
+    def _hold(self, rows: list[StoredRow]) -> None:
+        """Have rows wait for space, the earliest first; what exceeds the memory for them is not kept."""
+        if self._full_since is None:
+            log.warning(
+                "no space is left in the score cache %s: the run goes on, and new rows wait in memory, up to %d MiB of "
+                "them; free some space there.",
+                self._store.folder,
+                _HELD_BYTES >> 20,
+            )
+        self._full_since = time.monotonic()
+        size = list(itertools.accumulate(row.scores.wire_bytes for row in rows))
+        kept = bisect.bisect_right(size, _HELD_BYTES)
+        self._lost += len(rows) - kept
+        with self._lock:
+            self._waiting[:0] = rows[:kept]
 
     def _get(self, key: str) -> Scores | None:
         return self._attempt(lambda: self._store.get(key))
@@ -85,11 +135,14 @@ class CachedScores:
         try:
             return action()
         except OSError as error:
-            log.warning("the score cache %s cannot be used: %s", self._store.folder, error.strerror)
+            self._warn(error)
             return None
         except DataError as error:
             log.warning("%s", error)
             return None
+
+    def _warn(self, error: OSError) -> None:
+        log.warning("the score cache %s cannot be used: %s", self._store.folder, error.strerror)
 
 
 class _Keeper:

@@ -1,0 +1,82 @@
+"""The cache on a disk that is full, by the bound that SQLite itself sets to a file."""
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from opd.fleet.record import cache
+from opd.fleet.record.cache import CachedScores
+from opd.fleet.record.row import StoredRow
+from opd.fleet.record.store import ScoreStore
+from opd.wire.types import PayloadSpec, ScoreItem, Scores
+
+LONG = 5000
+
+
+def row(number: int) -> StoredRow:
+    item = ScoreItem(np.full(LONG, number, dtype=np.uint32), 1)
+    scores = Scores(sampled=np.full(LONG - 1, -2.0, np.float32), weights_hash="w", wire_bytes=4 * LONG)
+    return StoredRow("t", item, PayloadSpec.sampled(), 1.0, scores)
+
+
+def bound(store: ScoreStore, pages: int) -> None:
+    store._scores._writer.execute(f"PRAGMA max_page_count = {pages}")
+
+
+def kept(folder: Path) -> list[int]:
+    with contextlib.closing(ScoreStore(folder)) as store:
+        return sorted(int(entry.item.token_ids[0]) for entry in store.entries())
+
+
+def write(cached: CachedScores, *numbers: int) -> None:
+    for number in numbers:
+        cached.write(row(number))
+        cached._writer.submit(int).result()  # the writer has come to it
+
+
+def test_rows_that_find_the_disk_full_are_written_when_there_is_space(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_RETRY_SECONDS", 0.0)
+    store = ScoreStore(tmp_path)
+    cached = CachedScores(store)
+    write(cached, 0)
+    bound(store, 1)
+    write(cached, 1, 2)
+    assert len(store) == 1
+    bound(store, 1_000_000)
+    write(cached, 3)
+    assert len(store) == 4
+    cached.close()
+    assert kept(tmp_path) == [0, 1, 2, 3]
+    full, again = (record.message for record in caplog.records)
+    assert "no space is left" in full and "has space again" in again
+
+
+def test_closing_tries_once_more_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = ScoreStore(tmp_path)
+    cached = CachedScores(store)
+    bound(store, 1)
+    write(cached, 1, 2)
+    bound(store, 1_000_000)
+    write(cached, 3)
+    assert len(store) == 0  # a full disk is not tried again for each row
+    cached.close()
+    assert kept(tmp_path) == [1, 2, 3] and len(caplog.records) == 2
+
+
+def test_the_end_says_how_many_rows_a_full_disk_has_cost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(cache, "_HELD_BYTES", 8 * LONG)  # two rows
+    store = ScoreStore(tmp_path)
+    cached = CachedScores(store)
+    bound(store, 1)
+    write(cached, 1, 2, 3, 4)
+    assert [held.item.token_ids[0] for held in cached._waiting] == [1, 2]
+    cached.close()
+    assert kept(tmp_path) == []
+    assert [record.message.partition(" ")[0] for record in caplog.records] == ["no", "4"]
