@@ -73,8 +73,12 @@ class Expectation(Settings):
         """What is expected, for people."""
         low, high = self.bounds
         parts = [] if self.value is None else [f"{self.value:.4g}"]
-        if low is not None or high is not None:
-            parts.append(f"{'' if low is None else f'{low:.4g}'} to {'' if high is None else f'{high:.4g}'}")
+        if low is not None and high is not None:
+            parts.append(f"{low:.4g} to {high:.4g}")
+        elif low is not None:
+            parts.append(f"at least {low:.4g}")
+        elif high is not None:
+            parts.append(f"at most {high:.4g}")
         return f"{', '.join(parts) or 'not known'} ({self.source})"
 
     def judged(self, name: str, value: float | None) -> Line:
@@ -132,7 +136,8 @@ def write_expected(found: Mapping[str, float], path: Path, *, band: float, about
     """
     if path.exists():
         raise ConfigError(f"{path} exists already; remove it or name another file.")
-    entries = {name: {"value": float(f"{value:.6g}"), "band": band, "source": source} for name, value in found.items()}
+    # Every digit: rounded, a figure would lie outside a band of 0 around itself.
+    entries = {name: {"value": value, "band": band, "source": source} for name, value in found.items()}
     try:
         write_whole(path, json.dumps({"about": about, "expected": entries}, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from opd.errors import ConfigError
-from student.run.expected import against_expected, read_expected, write_expected
+from student.run.expected import Expectation, against_expected, read_expected, write_expected
 
 
 def file(folder: Path, **bands: Any) -> Path:
@@ -74,6 +74,18 @@ def test_a_mistake_in_the_file_is_named_and_never_judges_nothing(tmp_path: Path,
         read_expected(file(tmp_path, x=entry))
 
 
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        ({"low": 0.1, "high": 0.9}, "0.1 to 0.9 (s)"),
+        ({"low": 0.1}, "at least 0.1 (s)"),
+        ({"value": 0.5, "high": 0.9}, "0.5, at most 0.9 (s)"),
+    ],
+)
+def test_bounds_on_one_side_are_said_in_words(bounds: dict[str, float], said: str) -> None:
+    assert Expectation(source="s", **bounds).words() == said
+
+
 @pytest.mark.parametrize("text", ['{"bands": {}}', "[]", '{"expected": {}}', "{"])
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "other.json").write_text(text)
@@ -85,9 +97,10 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
 
 def test_written_figures_are_read_again_and_never_replace_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
-    write_expected(FOUND, path, band=0.0, about="here", source="this test")
+    found = FOUND | {"response_tokens": 12_345_678.0, "accuracy_gained": 1 / 3}
+    write_expected(found, path, band=0.0, about="here", source="this test")
     assert read_expected(path).about == "here"
-    assert [line.verdict for line in against_expected(FOUND, path)] == ["within"] * 4
+    assert [line.verdict for line in against_expected(found, path)] == ["within"] * 6
     with pytest.raises(ConfigError, match="exists already"):
         write_expected(FOUND, path, band=0.1, about="", source="s")
     with pytest.raises(ConfigError, match="cannot be written"):
