@@ -3,13 +3,12 @@
     ExOPD: accuracy of answers sampled from T^lambda R^(1 - lambda), the policy that it aims at. A student that reaches
         it is no better than it, so that lambda can pay only where this passes the teacher's own accuracy
     EffOPD: accuracy on the straight line from the student (0) to its teacher (1) and beyond. Jumps go on along the path
-        of training; where half as far again behind the teacher all is lost, so will long jumps be. It takes a teacher
+        of training; where half as far again beyond the teacher all is lost, so will long jumps be. It takes a teacher
         of the student's shape, and training need not go straight: the line is a hint, no more
 
 All answers to a prompt are drawn with the same random numbers, so that differences are paired.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -28,7 +27,7 @@ from student.recipe import Recipe
 SCALES = (1.0, 1.25, 1.5)
 PLACES = (0.0, 1.0, 1.5, 2.0)
 LOST = 0.02
-"""Accuracy that may be lost half as far again behind the teacher."""
+"""Accuracy that may be lost half as far again beyond the teacher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ def measure_weights(recipe: Recipe, teacher: str, *, reference: str | None = Non
         rows: prompts, one answer each per lambda and place.
 
     Raises:
-        ConfigError: where no verdict of the prompts is known, or the vocabularies differ.
+        ConfigError: where the verdicts of fewer than two prompts are known, or the tokenizers differ.
         OpdError: as `opd train` would.
     """
     source = build_prompts(recipe.prompts, seed=recipe.seed)
@@ -72,13 +71,12 @@ def measure_weights(recipe: Recipe, teacher: str, *, reference: str | None = Non
         _check_tokenizer(pair, teacher, other)
     longest = recipe.rollout.max_new_tokens
     scaled = {scale: judge(pair, prompts, source, scale, longest) for scale in SCALES}
-    if all(math.isnan(value) for value in scaled[1.0]):
-        raise ConfigError("no answer of the teacher was judged; give prompts whose answers a verifier knows.")
+    gains = {scale: _paired(scaled[scale], scaled[1.0]) for scale in SCALES if scale != 1.0}
     placed = {} if _other_shape(student, pair.teacher) else _line(student, pair, prompts, source, longest)
     return WeightsReport(
         prompts=len(prompts),
         scales=_means(scaled),
-        gains={scale: _paired(scaled[scale], scaled[1.0]) for scale in SCALES if scale != 1.0},
+        gains=gains,
         places=_means(placed),
         beyond=_paired(placed[1.5], placed[1.0]) if placed else None,
     )
@@ -97,13 +95,16 @@ def verdicts(report: WeightsReport) -> list[str]:
         found = [f"ExOPD: no difference shown by {report.prompts} prompts; the policy of {figures}."]
     if report.beyond is None:
         found.append("EffOPD: student and teacher have different shapes, so that no line leads from one to the other.")
-    elif report.beyond.mean >= -LOST:
-        found.append("EffOPD can pay: half as far again behind the teacher accuracy is kept.")
+        return found
+    beyond = report.beyond
+    place = "half as far again beyond the teacher"
+    figures = f"{beyond.mean:+.3f} beside the teacher's, 95 % from {beyond.low:.3f} to {beyond.high:.3f}"
+    if beyond.low >= -LOST:
+        found.append(f"EffOPD can pay: {place} accuracy is kept, {figures}.")
+    elif beyond.high < -LOST:
+        found.append(f"EffOPD's long jumps are unlikely to pay: {place} accuracy is lost, {figures}.")
     else:
-        found.append(
-            f"EffOPD's long jumps are unlikely to pay: half as far again behind the teacher {-report.beyond.mean:.3f} "
-            "of accuracy is lost."
-        )
+        found.append(f"EffOPD: not decided by {report.prompts} prompts; {place} accuracy is {figures}.")
     return found
 
 
@@ -139,6 +140,16 @@ def _means(found: Mapping[float, Sequence[float]]) -> dict[float, float]:
 
 
 def _paired(one: Sequence[float], other: Sequence[float]) -> Interval:
-    """Of prompts that are judged both times."""
+    """Of prompts that are judged both times.
+
+    Raises:
+        ConfigError: where those are fewer than two.
+    """
     differences = np.subtract(one, other)
-    return t_interval(differences[np.isfinite(differences)].tolist())
+    known = differences[np.isfinite(differences)].tolist()
+    if len(known) < 2:
+        raise ConfigError(
+            f"the answers to {len(known)} of {len(differences)} prompts were judged, and two are the least; give prompts "
+            "whose answers a verifier knows, or more --rows."
+        )
+    return t_interval(known)

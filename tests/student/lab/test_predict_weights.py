@@ -92,9 +92,21 @@ def test_the_command_says_both_and_keeps_the_figures(world: Path, serve: Any, tm
 
 
 def test_what_follows_is_as_strong_as_the_interval() -> None:
-    report = WeightsReport(64, {}, {1.25: Interval(0.1, 0.05, 0.15, 64)}, {1.0: 0.6}, Interval(-0.01, -0.05, 0.03, 64))
+    report = WeightsReport(64, {}, {1.25: Interval(0.1, 0.05, 0.15, 64)}, {1.0: 0.6}, Interval(0.01, -0.01, 0.03, 64))
     assert [line.split(":")[0] for line in verdicts(report)] == ["ExOPD can pay", "EffOPD can pay"]
     worse = replace(report, gains={1.25: Interval(-0.1, -0.15, -0.05, 64)}, beyond=Interval(-0.4, -0.5, -0.3, 64))
-    assert verdicts(worse)[0].startswith("ExOPD is unlikely") and "0.400 of accuracy is lost" in verdicts(worse)[1]
-    open_ = replace(report, gains={1.25: Interval(0.02, -0.05, 0.09, 64)})
-    assert verdicts(open_)[0].startswith("ExOPD: no difference shown by 64 prompts")
+    assert verdicts(worse)[0].startswith("ExOPD is unlikely") and "is lost, -0.400 beside" in verdicts(worse)[1]
+    for mean in (-0.01, -0.03):  # on either side of what may be lost, and neither is shown
+        open_ = replace(
+            report, gains={1.25: Interval(0.02, -0.05, 0.09, 64)}, beyond=Interval(mean, mean - 0.1, mean + 0.1, 64)
+        )
+        assert verdicts(open_)[0].startswith("ExOPD: no difference shown by 64 prompts")
+        assert verdicts(open_)[1].startswith("EffOPD: not decided by 64 prompts")
+
+
+def test_a_single_judged_answer_is_refused_in_a_sentence(world: Path) -> None:
+    recipe = Recipe.model_validate(_recipe(world / "student"))
+    with pytest.raises(
+        ConfigError, match=r"answers to 1 of 1 prompts were judged, and two are the least; give prompts"
+    ):
+        measure_weights(recipe, str(world / "teacher"), rows=1)
