@@ -114,7 +114,8 @@ def fleet_of(models: Sequence[str], device: Hardware, devices: int) -> Fleet:
     shapes: dict[str, ModelShape] = {}
     for entry in models:
         name, given, path = entry.partition("=")
-        name, path = (name, path) if given else ("", entry)
+        # A folder may have "=" in its path, and no teacher has "/" in its name.
+        name, path = (name, path) if given and "/" not in name else ("", entry)
         if name in shapes:
             said = f"two models are given for teacher {name!r}" if name else "two models are given without a name"
             raise ConfigError(f"{said}; name each as in the recipe, with --teacher NAME=MODEL.")

@@ -80,8 +80,10 @@ class Times:
     def slowest(self) -> str:
         """The stage that bounds the step: a faster one of the others would make it no shorter, or less so."""
         others = {name: seconds for name, seconds in self.stages.items() if name != "teachers"}
-        longest = max(others, key=lambda name: others[name])
         teachers = self.stages.get("teachers", 0.0)
+        if self.ahead and self.beside and self.rivals > others["rollout"]:
+            del others["rollout"]  # it ends before what goes on beside it, one stage after the other
+        longest = max(others, key=lambda name: others[name])
         return "teachers" if teachers > self.rivals and (self.ahead or teachers > others[longest]) else longest
 
 

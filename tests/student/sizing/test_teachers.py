@@ -119,6 +119,15 @@ def test_models_in_process_take_time_of_the_student_and_no_network(recipe: Calla
     assert found.step == pytest.approx(sum(found.stages.values()))
 
 
+@pytest.mark.parametrize(("rollout", "slowest"), [(5.0, "learn"), (8.0, "rollout")])
+def test_a_rollout_beside_learning_bounds_the_step_where_it_takes_longer_than_all_of_it(
+    rollout: float, slowest: str
+) -> None:
+    found = Times({"rollout": rollout, "learn": 4.0, "in process": 3.0}, {}, 1, 0, 0, 0, ahead=True, beside=True)
+    assert found.slowest == slowest
+    assert replace(found, stages={**found.stages, slowest: 0.0}).step < found.step, "a faster one shortens it"
+
+
 def test_the_plan_names_the_stage_that_bounds_a_step_and_the_devices_that_suffice(
     recipe: Callable[..., Recipe], model: Path, tmp_path: Path
 ) -> None:
@@ -145,7 +154,7 @@ def test_the_plan_names_the_stage_that_bounds_a_step_and_the_devices_that_suffic
 
 
 def test_teachers_that_no_device_holds_are_refused_with_as_many_as_do(
-    recipe: Callable[..., Recipe], model: Path
+    recipe: Callable[..., Recipe], model: Path, tmp_path: Path
 ) -> None:
     job = recipe(teachers={"default": "large", "routes": {"maths": "small"}})
     asks = asks_of(job, build_plugins(job).needs)
@@ -158,5 +167,8 @@ def test_teachers_that_no_device_holds_are_refused_with_as_many_as_do(
     with pytest.raises(ConfigError):
         replace(fleet, devices=enough - 1).check(asks)
     assert fleet_of([f"small={model}"], tight, 1).unknown(asks) == ["large"]
+    odd = tmp_path / "rate=1e-4"
+    odd.symlink_to(model)
+    assert fleet_of([str(odd)], tight, 1).models.keys() == {""}, "a path with = in it is no name"
     with pytest.raises(ConfigError, match="two models are given without a name"):
         fleet_of([str(model), str(model)], tight, 1)
