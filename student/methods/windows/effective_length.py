@@ -140,6 +140,6 @@ def loop_start(ids: NDArray[np.uint32], *, period: int, repeated: int, rounds: f
     for p in range(1, min(period, length - 1) + 1):
         differs = np.flatnonzero(ids[p:] != ids[:-p])
         e = (int(differs[-1]) + 1 if len(differs) else 0) + p
-        if length - e >= max(repeated, math.ceil(rounds * p)):
+        if length - e >= repeated and (length - e) / p >= rounds:
             start = min(start, e)
     return start

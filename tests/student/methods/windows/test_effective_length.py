@@ -36,6 +36,11 @@ def test_the_first_round_is_kept() -> None:
     assert loop_start(np.append(ids, 7).astype(np.uint32), period=8, repeated=4, rounds=2) == len(ids) + 1
 
 
+def test_a_fraction_of_a_round_is_counted_as_it_is_said() -> None:
+    ids = np.array([*range(5), *range(5), *range(5), 0], np.uint32)  # 11 / 5 is 2.2, though 2.2 * 5 is over 11
+    assert loop_start(ids, period=5, repeated=1, rounds=2.2) == 5
+
+
 def _method(limit: int = 64, **settings: Any) -> EffectiveLength:
     plain = {"name": "effective_length", "period": 4, "repeated": 4, "shortest": 2}
     method = EffectiveLength(EffectiveLengthSettings(**(plain | settings)))
