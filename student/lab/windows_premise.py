@@ -19,8 +19,6 @@ from student.recipe import Recipe
 
 ROWS = {"full": 256, "quick": 8}
 """Answers that are asked for, one to a prompt."""
-PART = 4
-"""The decisive prefix is this part of the longest answer."""
 
 
 def measure(plan: ExperimentPlan, world: int, *, least: float, teacher: str | None = None) -> Measured:
