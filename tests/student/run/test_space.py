@@ -38,7 +38,7 @@ def test_work_is_done_again_until_there_is_space() -> None:
     disk = Disk(1)
     assert Space(60.0, log=lines.append).until_written(disk.write) == "written" and disk.tried == 2
     assert lines[0].startswith("warning: x cannot be written: no space left; the run waits for space, up to 60 s")
-    assert lines[1].startswith("there is space again after 1 s") and len(lines) == 2
+    assert lines[1].startswith("there is space again after ") and len(lines) == 2
 
 
 def test_nothing_is_waited_for_without_patience_or_when_the_run_is_to_stop() -> None:
