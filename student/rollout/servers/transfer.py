@@ -116,11 +116,21 @@ def send(weights: HeldWeights, connection: Connection) -> None:
             address, port = _meeting(own.url)
             init = told(address, port, workers + 1, packed_buffer_size_bytes=_BUFFER_BYTES, rank=0)
             with _on(weights.device):
-                opened.append(factory.trainer_init(init, client=calls, source=weights))
-                opened[0].send_weights()
+                engine = factory.trainer_init(init, client=calls, source=weights)
+                opened.append(engine)
+                if calls.outcome.done():  # given up meanwhile: nothing else ends the group that came too late
+                    end()
+                else:
+                    engine.send_weights()
             calls.settle()
         except BaseException as error:
             calls.settle(error)
+        finally:
+            own.close()
+
+    def end() -> None:
+        with suppress(IndexError):  # whichever thread takes it from the list
+            opened.pop().shutdown()
 
     with _SENDING:
         threading.Thread(target=work, daemon=True).start()
@@ -134,10 +144,9 @@ def send(weights: HeldWeights, connection: Connection) -> None:
             said = " ".join(str(error).split())[:300].rstrip(".")
             raise RolloutEngineError(f"the transfer to {own.url} failed ({type(error).__name__}: {said})") from error
         finally:
+            calls.settle(LostError(f"the transfer to {own.url} was given up"))
             own.cut()
-            for engine in opened:
-                engine.shutdown()
-    own.close()
+            end()
     connection.call("/shutdown_weight_transfer_engine", {})
 
 

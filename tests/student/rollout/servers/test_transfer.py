@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gloo_transfer
@@ -179,6 +180,27 @@ def test_a_server_that_never_joins_or_refuses_is_not_waited_for_without_limit(
             transfer.send(weights, connection)
         connection.close()
     finally:
+        server.close()
+
+
+def test_a_group_that_comes_after_the_transfer_was_given_up_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_up, ended, sent = threading.Event(), threading.Event(), []
+
+    def late(*told: Any, **more: Any) -> Any:
+        assert given_up.wait(60)
+        return SimpleNamespace(send_weights=lambda: sent.append(1), shutdown=ended.set)
+
+    monkeypatch.setattr(transfer, "_vllm", lambda: (SimpleNamespace(trainer_init=late), lambda *told, **more: None))
+    server = SilentServer(refuses=False)
+    try:
+        connection = Connection(server.url, None, 0.1)
+        with pytest.raises(LostError, match="did not take the weights within"):
+            transfer.send(SimpleNamespace(device=torch.device("cpu")), connection)  # type: ignore[arg-type]
+        connection.close()
+        given_up.set()
+        assert ended.wait(60) and not sent
+    finally:
+        given_up.set()
         server.close()
 
 
