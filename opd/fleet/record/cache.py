@@ -38,6 +38,7 @@ class CachedScores:
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="opd-fleet-cache")
         self._lock = threading.Lock()
         self._waiting: list[StoredRow] = []
+        self._waiting_bytes = 0
         self._full_since: float | None = None  # when the disk was last found full; None while there is space
         self._lost = 0
         self._described: set[tuple[str, str]] = set()
@@ -83,9 +84,14 @@ class CachedScores:
         self._attempt(self._store.close)
 
     def write(self, row: StoredRow) -> None:
-        """Keep a row, soon."""
+        """Keep a row, soon; while the disk is full only where there is memory for it."""
+        size = row.scores.wire_bytes
         with self._lock:
-            self._waiting.append(row)
+            if self._full_since is not None and self._waiting_bytes + size > _HELD_BYTES:
+                self._lost += 1
+            else:
+                self._waiting.append(row)
+                self._waiting_bytes += size
         self._writer.submit(self._write_waiting)
 
     def _write_waiting(self, at_once: bool = False) -> None:
@@ -93,7 +99,7 @@ class CachedScores:
         if self._full_since is not None and not at_once and time.monotonic() < self._full_since + _RETRY_SECONDS:
             return
         with self._lock:  # what came while the last rows were written goes to the disk together
-            rows, self._waiting = self._waiting, []
+            rows, self._waiting, self._waiting_bytes = self._waiting, [], 0
         if not rows:
             return
         try:
@@ -102,10 +108,10 @@ class CachedScores:
             if error.errno == errno.ENOSPC:
                 self._hold(rows)
             else:
-                self._lost += len(rows)
+                self._lose(rows)
                 self._warn(error)
         except DataError as error:
-            self._lost += len(rows)
+            self._lose(rows)
             log.warning("%s", error)
         else:
             if self._full_since is not None:
@@ -122,11 +128,16 @@ class CachedScores:
                 _HELD_BYTES >> 20,
             )
         self._full_since = time.monotonic()
-        size = list(itertools.accumulate(row.scores.wire_bytes for row in rows))
-        kept = bisect.bisect_right(size, _HELD_BYTES)
-        self._lost += len(rows) - kept
         with self._lock:
-            self._waiting[:0] = rows[:kept]
+            rows = rows + self._waiting  # others came during the try
+            size = list(itertools.accumulate((row.scores.wire_bytes for row in rows), initial=0))
+            kept = bisect.bisect_right(size, _HELD_BYTES) - 1
+            self._waiting, self._waiting_bytes = rows[:kept], size[kept]
+            self._lost += len(rows) - kept
+
+    def _lose(self, rows: list[StoredRow]) -> None:
+        with self._lock:
+            self._lost += len(rows)
 
     def _get(self, key: str) -> Scores | None:
         return self._attempt(lambda: self._store.get(key))

@@ -67,6 +67,19 @@ def test_closing_tries_once_more_at_once(tmp_path: Path, caplog: pytest.LogCaptu
     assert kept(tmp_path) == [1, 2, 3] and len(caplog.records) == 2
 
 
+def test_rows_between_two_tries_take_no_more_memory_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_RETRY_SECONDS", 1e6)
+    monkeypatch.setattr(cache, "_HELD_BYTES", 8 * LONG)  # two rows
+    store = ScoreStore(tmp_path)
+    cached = CachedScores(store)
+    bound(store, 1)
+    write(cached, 1, 2, 3, 4)
+    assert [held.item.token_ids[0] for held in cached._waiting] == [1, 2] and cached._lost == 2
+    bound(store, 1_000_000)
+    cached.close()
+    assert kept(tmp_path) == [1, 2]
+
+
 def test_the_end_says_how_many_rows_a_full_disk_has_cost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
