@@ -30,6 +30,7 @@ from xml.etree import ElementTree
 
 import torch
 
+from opd.files import write_whole
 from support.gpu_page import write_page
 
 ROOT = Path(__file__).parents[1]
@@ -92,7 +93,7 @@ def collect(parts: Mapping[str, tuple[str, ...]], path: Path, environment: Mappi
     for name, arguments in parts.items():
         print(f"== {name}: python {shlex.join(arguments)}", flush=True)
         sections[name] = where | run(arguments, environment)
-        path.write_text(json.dumps(sections, indent=1) + "\n")
+        write_whole(path, json.dumps(sections, indent=1) + "\n")
     failed = [name for name in parts if "error" in sections[name]]
     print(f"{path}: {', '.join(sections)}" + (f"; failed: {', '.join(failed)}" if failed else ""))
     return not failed
@@ -114,11 +115,14 @@ def run(arguments: tuple[str, ...], environment: Mapping[str, str]) -> dict[str,
                 print(line, end="", flush=True)
                 said.append(line)
         section["seconds"] = round(time.monotonic() - begin, 3)
-        if written.exists():
+        failed = f"exit code {process.returncode}" if process.returncode else ""
+        try:
             text = written.read_text()
             section |= of_tests(text) if "--junitxml" in arguments else json.loads(text)
-    if process.returncode:
-        section["error"] = f"exit code {process.returncode}: {''.join(said).strip()}"
+        except (OSError, ValueError, ElementTree.ParseError):  # killed before it wrote, or while it did
+            failed = failed or "no figures were written"
+    if failed:
+        section["error"] = f"{failed}: {''.join(said).strip()}"
     return section
 
 

@@ -43,6 +43,15 @@ def test_a_part_that_fails_is_told_beside_its_figures_and_those_of_the_others(
     assert "error" not in again["broken"] and again["race"] == race
 
 
+def test_a_part_that_leaves_no_whole_file_is_told_and_the_others_go_on(gpu: dict[str, Any], tmp_path: Path) -> None:
+    half = 'import os, sys; open(sys.argv[1], "w").write(\'{"figures": [\'); '
+    parts = {"killed": ("-c", half + "os._exit(9)"), "silent": ("-c", "print('done')"), "race": ("-c", WRITES)}
+    assert not gpu["collect"](parts, tmp_path / "gpu.json", os.environ)
+    killed, silent, race = (json.loads((tmp_path / "gpu.json").read_text())[name] for name in parts)
+    assert killed["error"].startswith("exit code 9") and "figures" not in killed
+    assert silent["error"] == "no figures were written: done" and race["figures"]
+
+
 @pytest.mark.slow
 def test_every_part_runs_on_a_cpu_at_reduced_shape(tmp_path: Path) -> None:
     path = tmp_path / "gpu.json"
