@@ -149,7 +149,7 @@ def _paired(one: Sequence[float], other: Sequence[float]) -> Interval:
     known = differences[np.isfinite(differences)].tolist()
     if len(known) < 2:
         raise ConfigError(
-            f"the answers to {len(known)} of {len(differences)} prompts were judged, and two are the least; give prompts "
-            "whose answers a verifier knows, or more --rows."
+            f"the answers to {len(known)} of {len(differences)} prompts were judged, and two are the least; give "
+            "prompts whose answers a verifier knows, or more --rows."
         )
     return t_interval(known)
