@@ -1,7 +1,8 @@
 """`opd tiny random`: models of a real shape with random weights, a tokenizer as large, and prompts; no hub is needed.
 
 They measure what depends on shapes alone: tokens per second, memory, bytes on the network. They know nothing, and their
-answers end at the limit of new tokens, because the token that ends one is as unlikely as any other.
+answers end at the limit of new tokens, because the token that ends one is as unlikely as any other; with a small
+vocabulary that is not so unlikely, and some end before.
 
     qwen2.5-0.5b  qwen2.5-1.5b  qwen3-1.7b  qwen3-8b      as their config.json on the hub has them
 """

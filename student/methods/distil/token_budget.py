@@ -4,7 +4,8 @@
 
 At equal steps, imitation of a verbose teacher learns from more tokens than distillation on the student's own answers,
 and a comparison of the two is one of lengths. `run` takes the tokens of a finished run in place of a number. The last
-step is taken whole: the run ends up to one step above the budget.
+step is taken whole: the run ends up to one step above the budget. Counted here are the answers that a step keeps; the
+`response_tokens` of the other run are all that it sampled, those that its strategy left out among them.
 """
 
 from __future__ import annotations
