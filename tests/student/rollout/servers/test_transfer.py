@@ -184,7 +184,8 @@ def test_a_server_that_never_joins_or_refuses_is_not_waited_for_without_limit(
 
 
 def test_a_group_that_comes_after_the_transfer_was_given_up_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    given_up, ended, sent = threading.Event(), threading.Event(), []
+    given_up, ended = threading.Event(), threading.Event()
+    sent: list[int] = []
 
     def late(*told: Any, **more: Any) -> Any:
         assert given_up.wait(60)
