@@ -74,7 +74,8 @@ def run(
             experiment.arm(name)
     for experiment in experiments:
         log(f"({experiment.letter}) {experiment.title}; worlds are built where they are missing, in minutes")
-        results = run_experiment(make_plan(experiment, root.resolve(), form), jobs=jobs, arms=chosen, log=log)
+        plan = make_plan(experiment, root.resolve(), form, jobs=jobs, log=log)
+        results = run_experiment(plan, jobs=jobs, arms=chosen, log=log)
         for claim in results["claims"]:
             log(f"  {claim['outcome']:>14}: {claim['claim']}, {claim['scope'] or 'not judged'}{_numbers(claim)}")
 

@@ -22,14 +22,19 @@ from student.lab.plan import ExperimentPlan
 from student.lab.results import arm_json, choose_rate, collect, sizes
 from student.lab.runs import Run, train_run
 from student.lab.verdicts import judge
-from student.lab.world import WorldModels, find_world, open_world, served
+from student.lab.world import WorldBuild, WorldModels, find_world, open_world, served
 
 Log = Callable[[str], None]
+Task = WorldBuild | Run | ModelGrade
 
 
-def make_plan(experiment: Experiment, root: Path, form: str) -> ExperimentPlan:
-    """The plan of an experiment with its worlds, built where they are missing."""
+def make_plan(
+    experiment: Experiment, root: Path, form: str, *, jobs: int = 1, log: Log = lambda line: None
+) -> ExperimentPlan:
+    """The plan of an experiment with its worlds, built where they are missing, `jobs` of them at a time."""
     draft = ExperimentPlan(experiment, form, root, {})
+    builds = [WorldBuild.of(root, experiment, world, form) for world in draft.worlds]
+    _work([build for build in builds if not build.done], jobs, log)
     return replace(draft, models={world: open_world(root, experiment, world, form) for world in draft.worlds})
 
 
@@ -127,8 +132,8 @@ def _alone(folder: Path) -> Iterator[None]:
         raise ConfigError(f"another process runs the experiment in {folder}; wait for it, or use --root.") from error
 
 
-def _work(tasks: Sequence[Run | ModelGrade], jobs: int, log: Log, *, graded: bool = False) -> None:
-    """Train runs (and, with `graded`, grade their last weights) and grade models, `jobs` at a time."""
+def _work(tasks: Sequence[Task], jobs: int, log: Log, *, graded: bool = False) -> None:
+    """Build worlds, train runs (and, with `graded`, grade their last weights) and grade models, `jobs` at a time."""
     waiting = [task for task in tasks if not isinstance(task, Run) or not _finished(task, graded)]
     left = len(waiting)
     # Told here and not by the workers, which have no one to tell.
@@ -136,7 +141,7 @@ def _work(tasks: Sequence[Run | ModelGrade], jobs: int, log: Log, *, graded: boo
         if isinstance(task, Run) and task.abandoned:
             log(f"{task.name} was left before its first checkpoint; it begins again")
 
-    def report(task: Run | ModelGrade) -> None:
+    def report(task: Task) -> None:
         nonlocal left
         left -= 1
         log(f"{_outcome(task)}; {left} of {len(waiting)} left")
@@ -152,7 +157,7 @@ def _work(tasks: Sequence[Run | ModelGrade], jobs: int, log: Log, *, graded: boo
     stop = context.Event()
     pool = ProcessPoolExecutor(min(jobs, len(waiting)), mp_context=context, initializer=_enter_worker, initargs=(stop,))
     try:
-        futures: list[Future[Run | ModelGrade]] = [pool.submit(_do_unless_stopped, task, graded) for task in waiting]
+        futures: list[Future[Task]] = [pool.submit(_do_unless_stopped, task, graded) for task in waiting]
         for future in as_completed(futures):
             report(future.result())
     except BaseException:
@@ -169,7 +174,10 @@ def _finished(run: Run, graded: bool) -> bool:
     return run.done and (not graded or read_level(run) is not None)
 
 
-def _do(task: Run | ModelGrade, graded: bool) -> Run | ModelGrade:
+def _do(task: Task, graded: bool) -> Task:
+    if isinstance(task, WorldBuild):
+        task.build()
+        return task
     if isinstance(task, ModelGrade):
         grade_model(task)
         return task
@@ -179,7 +187,9 @@ def _do(task: Run | ModelGrade, graded: bool) -> Run | ModelGrade:
     return task
 
 
-def _outcome(task: Run | ModelGrade) -> str:
+def _outcome(task: Task) -> str:
+    if isinstance(task, WorldBuild):
+        return f"world {task.folder.name} is built"
     if isinstance(task, ModelGrade):
         return f"{task.name} on the prompts of {task.replicate.name} is graded"
     level = read_level(task)
@@ -195,7 +205,7 @@ def _enter_worker(stop: Event) -> None:
     _STOPS.append(stop)
 
 
-def _do_unless_stopped(task: Run | ModelGrade, graded: bool) -> Run | ModelGrade:
+def _do_unless_stopped(task: Task, graded: bool) -> Task:
     if any(stop.is_set() for stop in _STOPS):
         raise CancelledError("a run was not begun: the lab was stopped")
     return _do(task, graded)

@@ -8,7 +8,6 @@ from pathlib import Path
 from opd.errors import DataError
 from student.lab.experiment import Experiment
 from student.lab.tiny.build import build_world
-from student.lab.tiny.plans import Progress
 from student.lab.tiny.summary import ModelSummary, WorldSummary, read_summary
 from student.run import local_server
 
@@ -29,24 +28,45 @@ class WorldModels:
         return self.world.models[actual]
 
 
+@dataclass(frozen=True, slots=True)
+class WorldBuild:
+    """A world to be built, by whatever process."""
+
+    folder: Path
+    preset: Path | str
+    seed: int
+
+    @classmethod
+    def of(cls, root: Path, experiment: Experiment, seed: int, form: str) -> "WorldBuild":
+        """What is to be built for an experiment."""
+        preset = experiment.world_file if form == "full" else "test"
+        return cls(world_folder(root, experiment, seed, form), preset, seed)
+
+    @property
+    def done(self) -> bool:
+        """Whether the folder holds a whole world, of whatever version."""
+        found = read_summary(self.folder) if self.folder.is_dir() else None
+        return found is not None and found.complete
+
+    def build(self) -> WorldSummary:
+        """The world, built where it is missing; errors as of `build_world`."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        return build_world(self.folder, self.preset, seed=self.seed)
+
+
 def world_folder(root: Path, experiment: Experiment, seed: int, form: str) -> Path:
     """Where a world of an experiment is; experiments that name one file share it."""
     name = experiment.world_file.stem if form == "full" else "test"
     return root / "worlds" / f"{name}-{seed}"
 
 
-def open_world(
-    root: Path, experiment: Experiment, seed: int, form: str, progress: Progress | None = None
-) -> WorldModels:
+def open_world(root: Path, experiment: Experiment, seed: int, form: str) -> WorldModels:
     """The world of an experiment with a seed, built when it is missing.
 
     Raises:
         DataError: when the folder holds a world of another version; the sentence names it.
     """
-    preset = experiment.world_file if form == "full" else "test"
-    folder = world_folder(root, experiment, seed, form)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    return WorldModels(build_world(folder, preset, seed=seed, progress=progress), form)
+    return WorldModels(WorldBuild.of(root, experiment, seed, form).build(), form)
 
 
 def find_world(root: Path, experiment: Experiment, seed: int, form: str) -> WorldModels:

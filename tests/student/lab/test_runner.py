@@ -1,4 +1,4 @@
-"""The lab's runs in worker processes: a stop is obeyed at once and loses nothing."""
+"""The lab's worlds and runs in worker processes: the same models as in one, and a stop loses nothing."""
 
 import os
 import signal
@@ -9,6 +9,19 @@ import forked
 import pytest
 from waiting import wait_until
 
+from student.lab.experiment import Experiment
+from student.lab.experiments.common import recipe
+from student.lab.runner import make_plan
+
+WORLD = """
+max_new_tokens: 12
+measured: 8
+tasks:
+  sums: {task: addition, options: {digits: 1}}
+models:
+  base: {shape: {hidden: 32, layers: 1}, stages: [{sft: {steps: 2, batch: 4}}]}
+  teacher: {shape: {hidden: 32, layers: 1}, stages: [{sft: {steps: 3, batch: 4}}]}
+"""
 SCRIPT = """
 import signal, sys
 from pathlib import Path
@@ -61,3 +74,22 @@ def test_a_stopped_lab_saves_its_runs_and_begins_no_others(world: Path, tmp_path
         process.wait(120)
     assert len(list(folder.glob("*/*/seed-*.log"))) == 2, said()
     assert len(list(folder.glob("*/*/seed-*/checkpoints/step-*"))) == 2, said()
+
+
+@pytest.mark.slow
+def test_worlds_that_are_built_beside_each_other_are_those_built_in_turn(tmp_path: Path) -> None:
+    file = tmp_path / "small.yaml"
+    file.write_text(WORLD)
+    method = recipe(steps=1, rows=2, length=4, objective={"name": "opd", "payload": "sampled"})
+    experiment = Experiment("own", "z", "own", "?", ("sums",), method, ("teacher",), (), (), world=str(file))
+    lines: list[str] = []
+    beside = make_plan(experiment, tmp_path / "beside", "full", jobs=2, log=lines.append)
+    assert sorted(line.partition(";")[0] for line in lines) == ["world small-0 is built", "world small-1 is built"]
+    in_turn = make_plan(experiment, tmp_path / "in-turn", "full")
+    for seed, found in in_turn.models.items():
+        other = beside.models[seed].world.models
+        for name, model in found.world.models.items():
+            assert (model.path / "model.safetensors").read_bytes() == (
+                other[name].path / "model.safetensors"
+            ).read_bytes()
+    make_plan(experiment, tmp_path / "beside", "full", jobs=2, log=pytest.fail)  # nothing is built twice
