@@ -119,7 +119,7 @@ class CheckpointError(OpdError):
 
 
 class RunFolderError(OpdError):
-    """A run folder that exists already, or one, or a store of scores, that cannot be written."""
+    """A run folder that exists already or is in use, or one, or a store of scores, that cannot be written."""
 
     exit_code = 13
 

@@ -64,12 +64,12 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
     """
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
-        folder, checkpoint = _open(recipe, resume)
+        folder, checkpoint = _open(recipe, resume, stack)
         model_path = str(checkpoint / "model") if checkpoint is not None else None
         job = build_job(recipe, stack, model_path=model_path, poll=interrupts.poll)
         main = job.accelerator.is_main_process
         if main and folder is None:
-            folder = RunFolder.create(recipe)
+            folder = stack.enter_context(RunFolder.create(recipe).alone())
             stack.push(folder.discard_unused)
             folder.write_provenance(fleet_fingerprints(job.models.infos))
         if folder is None:
@@ -102,14 +102,14 @@ def _sinks(folder: RunFolder, recipe: Recipe, main: bool) -> Telemetry:
     return Telemetry(None, recipe.train.steps, 0, Console(quiet=True))
 
 
-def _open(recipe: Recipe, resume: bool) -> tuple[RunFolder | None, Path | None]:
+def _open(recipe: Recipe, resume: bool, stack: ExitStack) -> tuple[RunFolder | None, Path | None]:
     check_trackers(recipe.trackers)
     if not resume:
         # Refused before any model loads; made only once everything else has been checked.
         RunFolder.check_new(recipe.run)
         check_port(recipe.metrics_port, recipe.metrics_host)
         return None, None
-    folder = RunFolder.reopen(recipe)
+    folder = stack.enter_context(RunFolder.reopen(recipe).alone())
     return folder, folder.newest(recipe)
 
 

@@ -1,13 +1,15 @@
 """The run folder: resolved recipe, provenance, metrics, checkpoints, summary."""
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -95,6 +97,39 @@ class RunFolder:
                 f"run folder {path} cannot be made, because {place} cannot be written: {error.strerror}; choose "
                 "another (run=...)."
             ) from error
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator["RunFolder"]:
+        """This folder, which no other process can begin to write within the block.
+
+        The lock ends with its process, however that ends. The first rank holds it for all.
+
+        Raises:
+            RunFolderError: when another process writes the run.
+        """
+        if os.environ.get("RANK", "0") != "0":
+            yield self
+            return
+        path = self.path / ".lock"
+        try:
+            file = path.open("a+b", buffering=0)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        with file:
+            # A file system without locks must not stop a run.
+            with contextlib.suppress(OSError):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    file.seek(0)
+                    owner = (file.read(200) or b"not known which").decode(errors="replace")
+                    raise RunFolderError(
+                        f"another process writes the run in {self.path} ({owner}); wait for its end or stop it, then "
+                        "--resume."
+                    ) from None
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+            yield self
 
     def discard_unused(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
         """Exit callback: remove the folder when an error stops a new run before its first step.

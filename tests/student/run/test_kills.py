@@ -1,6 +1,9 @@
 """Run folders after a kill in an unlucky place, and on a file system that cannot be written."""
 
 import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ from killed import kill_at_rename
 
 from opd.config import parse_settings
 from opd.errors import CheckpointError, RunFolderError
+from student.loop import train
 from student.recipe import Recipe
 from student.run.folder import RunFolder
 
@@ -54,3 +58,45 @@ def test_a_resume_on_a_read_only_file_system_names_the_file(tmp_path: Path, monk
     with pytest.raises(RunFolderError, match=r"recipe\S*\.yaml cannot be written: Read-only file system") as caught:
         folder.keep_recipe(recipe(path), 3)
     assert caught.value.exit_code == 13
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from student.run.folder import RunFolder
+with RunFolder(Path(sys.argv[1])).alone():
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_run_is_not_resumed_while_another_process_writes_it_and_is_once_that_was_killed(tmp_path: Path) -> None:
+    job = recipe(tmp_path / "run")
+    RunFolder.create(job)
+    command = [sys.executable, "-c", HOLD, str(job.run)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"locked\n"
+        with pytest.raises(RunFolderError, match=rf"another process .*process {other.pid} on .*wait for its end"):
+            train(job, resume=True)
+        other.kill()
+    with RunFolder.reopen(job).alone(), pytest.raises(RunFolderError, match=f"process {os.getpid()} on"):
+        train(job, resume=True)
+
+
+def test_where_files_cannot_be_locked_a_run_goes_on_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder.create(recipe(tmp_path / "run"))
+
+    def unsupported(file: Any, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    with folder.alone() as held:
+        assert held is folder
+
+
+def test_of_several_ranks_the_first_alone_locks_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder.create(recipe(tmp_path / "run"))
+    with folder.alone():
+        monkeypatch.setenv("RANK", "1")
+        with folder.alone() as held:
+            assert held is folder
