@@ -45,6 +45,8 @@ EXIT_FATAL = 20
 """Exit code of a server that ended because an engine died or hung."""
 
 _WATCH_SECONDS = 1.0
+_DRAIN_SECONDS = 0.05
+"""Between two looks at whether the calls in flight have ended."""
 
 
 class TeacherServer:
@@ -139,6 +141,7 @@ class TeacherServer:
         """Serve until `stop` or `fail`, drain, free everything; returns the exit code."""
         await self._stop.wait()
         started = time.monotonic()
+        self.shared.draining = True
         self.shared.metrics.draining.set(1)
         await self.health.drain()
         for teacher in self.shared.teachers:
@@ -151,10 +154,21 @@ class TeacherServer:
         if self._exit_code == 0:  # a fatal error ends the calls in flight too
             # Clients learn of NOT_SERVING by polling: calls that are on their way meanwhile are still served.
             await asyncio.sleep(self.settings.settle_seconds)
-            await self._server.stop(self.settings.grace_seconds)
+            await self._finish_calls(time.monotonic() + self.settings.grace_seconds)
         await self.close()
         _log.info("stopped", extra={"exit_code": self._exit_code, "seconds": round(time.monotonic() - started, 3)})
         return self._exit_code
+
+    async def _finish_calls(self, end: float) -> None:
+        """Take no new calls, and let those in flight end.
+
+        The port stays open for them: gRPC's own grace closes it first, and clients whose pings fail give a server up as
+        dead, with the calls that it still works on.
+        """
+        self.shared.refusing = True
+        while self.shared.scoring and time.monotonic() < end:
+            await asyncio.sleep(_DRAIN_SECONDS)
+        await self._server.stop(max(0.0, end - time.monotonic()))
 
     async def close(self) -> None:
         """Cut what is in flight and free everything; nothing is left behind."""

@@ -37,7 +37,13 @@ INLINE_BYTES = 32 * 1024
 
 @dataclass(slots=True, eq=False)
 class Shared:
-    """What all calls of a server share."""
+    """What all calls of a server share.
+
+    Attributes:
+        scoring: Score calls in flight.
+        draining: whether the server is about to end, which clients that ask for its load learn.
+        refusing: whether it takes no new Score calls any more.
+    """
 
     settings: ServerSettings
     teachers: Teachers
@@ -48,6 +54,9 @@ class Shared:
     threads: ThreadPoolExecutor
     instance_id: str
     tracing: Tracing | None = None
+    scoring: int = 0
+    draining: bool = False
+    refusing: bool = False
 
 
 class Stopwatch:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from opd import __version__
-from opd.errors import IncompatibleTeacherError, InvalidRequestError, OpdError, OverloadedError
+from opd.errors import IncompatibleTeacherError, InvalidRequestError, OpdError, OverloadedError, UnavailableError
 from opd.telemetry.context import trace_id_of, traceparent_of
 from opd.wire.bounds import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from opd.wire.head import encode_head
@@ -41,13 +41,15 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
         if request.teacher:
             asked[0].running()  # raises why it cannot be described; a list leaves such a teacher out
         return pb.DescribeResponse(
-            teachers=[teacher_info(t.info, t.bounds, t.state) for t in asked if t.worker is not None],
+            teachers=[teacher_info(t.info, t.bounds, self._state(t)) for t in asked if t.worker is not None],
             server_version=__version__,
             instance_id=self._shared.instance_id,
         )
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> None:
         """Streams the scores of the request's sequences in their order."""
+        if self._shared.refusing:
+            raise UnavailableError("the server is about to end and takes no new calls; ask another replica.")
         call = ScoreCall(
             self._shared,
             request,
@@ -58,6 +60,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
         )
         timings: Timings | None = None
         failure: BaseException | None = None
+        self._shared.scoring += 1
         self._shared.metrics.calls.inc()
         try:
             timings = await call.run()
@@ -65,6 +68,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
             failure = error
             raise
         finally:
+            self._shared.scoring -= 1
             self._shared.metrics.calls.dec()
             self._account(request, call, timings, failure, context.invocation_metadata())
 
@@ -115,10 +119,14 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
         """Queue, rate and budget now."""
         shared = self._shared
         return pb.GetLoadResponse(
-            teachers=[_load(teacher) for teacher in shared.teachers],
+            teachers=[_load(teacher, self._state(teacher)) for teacher in shared.teachers],
             token_budget_left=max(0, shared.budget.tokens - shared.budget.used.tokens),
             instance_id=shared.instance_id,
         )
+
+    def _state(self, teacher: Teacher) -> int:
+        """What clients are told: a teacher that serves stays READY to the end for the calls in flight."""
+        return pb.TEACHER_STATE_DRAINING if self._shared.draining and teacher.serving else teacher.state
 
     def _account(
         self,
@@ -184,8 +192,8 @@ def _code(failure: BaseException | None) -> str:
     return "CANCELLED" if isinstance(failure, asyncio.CancelledError) else "UNKNOWN"
 
 
-def _load(teacher: Any) -> pb.TeacherLoad:
-    message = pb.TeacherLoad(teacher=teacher.name, state=teacher.state)
+def _load(teacher: Any, state: Any) -> pb.TeacherLoad:
+    message = pb.TeacherLoad(teacher=teacher.name, state=state)
     if teacher.worker is not None:
         sequences, tokens, running = teacher.worker.load()
         rate = teacher.worker.tokens_per_second

@@ -32,6 +32,21 @@ async def running(stub: Any) -> None:
         pass
 
 
+async def refused(stub: Any, message: Any) -> None:
+    """Wait until the server takes no new calls."""
+    while True:
+        late = asyncio.create_task(_last(stub.Score(message, timeout=120)))
+        # One that came before that waits in the queue; a request that is sent after it is answered later.
+        await stub.Describe(pb.DescribeRequest())
+        if not late.done():
+            late.cancel()
+            await asyncio.gather(late, return_exceptions=True)
+            continue
+        with pytest.raises(grpc.RpcError, match="takes no new calls"):
+            await late
+        return
+
+
 def test_sigterm_finishes_the_call_in_flight_and_exits_with_0(
     launch: Callable[..., Any], items: Any, tmp_path: Path
 ) -> None:
@@ -52,6 +67,12 @@ def test_sigterm_finishes_the_call_in_flight_and_exits_with_0(
             # At once, while the call is still in the engine.
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
             watch.cancel()
+            # Clients that ping hear of it while their calls are in flight; one that gets no answer gives them up.
+            (load,) = (await stub.GetLoad(pb.GetLoadRequest())).teachers
+            (info,) = (await stub.Describe(pb.DescribeRequest())).teachers
+            assert load.state == info.state == pb.TEACHER_STATE_DRAINING
+            await refused(stub, build_score_request(items(1), SAMPLED, teacher="t", request_id="late"))
+            assert (await stub.GetLoad(pb.GetLoadRequest())).teachers[0].running_tokens
             assert not reading.done()
             hold.unlink()
             return await reading
