@@ -100,8 +100,11 @@ def evaluate(
     import json
 
     from opd.config import load_settings
+    from opd.errors import ConfigError
     from student.model_path import check_model_path
 
+    if out is not None and not out.absolute().parent.is_dir():  # found after the evaluation, it would cost the answers
+        raise ConfigError(f"the folder of --out {out} does not exist; make {out.parent} first.")
     check_model_path(model)
     from student.evaluate_model import evaluate_model
     from student.recipe import Recipe

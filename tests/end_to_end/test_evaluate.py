@@ -128,3 +128,13 @@ def test_an_accuracy_that_nobody_knows_is_null(
 def test_a_model_with_another_tokenizer_is_named(world: Path, evaluate: Callable[..., dict[str, Any]]) -> None:
     with pytest.raises(IncompatibleTeacherError, match=f"student '{world / 'stranger'}'"):
         evaluate(world / "stranger")
+
+
+def test_a_report_that_could_not_be_written_is_refused_before_the_evaluation(tmp_path: Path) -> None:
+    from student.cli import evaluate as verb
+
+    # Neither the model nor the recipe is there: they are not looked at any more.
+    with pytest.raises(
+        ConfigError, match=r"folder of --out .*missing/report\.json does not exist; make .*missing first"
+    ):
+        verb("./nothing", tmp_path / "recipe.yaml", out=tmp_path / "missing" / "report.json")
