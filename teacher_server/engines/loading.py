@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from opd.errors import ConfigError, IncompatibleTeacherError, NonFiniteError
 from opd.model_path import refuse_missing
@@ -112,6 +113,8 @@ def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.devi
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
         )
+    except SafetensorError as error:  # names no file
+        raise ConfigError(f"the weights of model {folder} are damaged: {error}; copy or download it again.") from error
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(f"model {folder} cannot be loaded: {reason}") from error

@@ -1,4 +1,4 @@
-"""What the files beside a model's weights say: which ids end a response."""
+"""What the files of a model folder say: which ids end a response, and that its weights are damaged."""
 
 import json
 import shutil
@@ -6,12 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from opd.errors import ConfigError
 from teacher_server.engines.base import TokenizerIdentity
 from teacher_server.engines.loading import (
     counted_ids,
     load_config,
+    load_model,
     load_stop_token_ids,
     load_tokenizer_identity,
     resolve_folder,
@@ -66,3 +68,12 @@ def test_a_folder_that_is_missing_is_refused_without_asking_the_hub(monkeypatch:
     monkeypatch.setattr("teacher_server.engines.loading._download", lambda *_, **__: pytest.fail("asked the hub"))
     with pytest.raises(ConfigError, match=r"model folder runs/first/model does not exist"):
         resolve_folder("runs/first/model", None, with_code=False)
+
+
+def test_weights_that_were_cut_off_are_named_with_what_to_do(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(make_model(), tmp_path / "model")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    config = load_config(folder, trust_remote_code=False)
+    with pytest.raises(ConfigError, match=r"weights of model \S*/model are damaged: .*; copy or download it again\."):
+        load_model(folder, config, torch.float32, torch.device("cpu"))
