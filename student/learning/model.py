@@ -1,5 +1,6 @@
 """The student model: load, run to the hidden states of response positions, project to what the terms asked for."""
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from opd.heads import OutputHead, caps_attention, scale_and_cap
 from opd.maths import TokenScores
 from opd.maths.linear.divergence import gathered
 from opd.model_path import refuse_missing
+from opd.tokenizer_files import read_otherwise
 from student.data.batch import MicroBatch
 from student.learning.hooks import ModelHook, Reading, around
 from student.learning.lora import add_lora, load_factors
@@ -26,6 +28,8 @@ from student.learning.quantized import four_bits, keep_layout
 from student.learning.terms import StudentTokens
 from student.recipe import LoraSettings, ModelSettings
 from student.scoring.needs import HIDDEN, SCORES, SCORES_AT_TEACHER
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +129,12 @@ def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenize
     """
     refuse_missing(path)
     try:
-        return AutoTokenizer.from_pretrained(path, revision=revision)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, revision=revision)
     except (OSError, ValueError) as error:
         raise _cannot_load(path, error) from error
+    if (warning := read_otherwise(tokenizer, path)) is not None:
+        log.warning("%s", warning)
+    return tokenizer
 
 
 def _cannot_load(path: str, error: Exception) -> ConfigError:

@@ -1,6 +1,7 @@
 """Find and load a transformers model and its tokenizer: safetensors only, no code from the hub unless allowed."""
 
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from safetensors import SafetensorError
 
 from opd.errors import ConfigError, IncompatibleTeacherError, NonFiniteError
 from opd.model_path import refuse_missing
+from opd.tokenizer_files import read_otherwise
 from opd.wire.fingerprint import chat_template_hash, tokenizer_fingerprint
 from teacher_server.engines.base import TokenizerIdentity
 from teacher_server.engines.head import DTYPE_NAMES
 
+_log = logging.getLogger(__name__)
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
 # Keys of a config that say where it came from or how it was loaded, not what it computes.
@@ -147,6 +150,8 @@ def load_tokenizer_identity(folder: Path, *, trust_remote_code: bool) -> Tokeniz
     except Exception as error:  # tokenizers raises bare Exception for a damaged file
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"the tokenizer of model {folder} cannot be read: {reason}") from error
+    if (warning := read_otherwise(tokenizer, folder)) is not None:
+        _log.warning("%s", warning)
     vocabulary = tokenizer.get_vocab()
     return TokenizerIdentity(
         fingerprint=tokenizer_fingerprint(tokenizer),

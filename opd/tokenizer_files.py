@@ -1,0 +1,33 @@
+"""Whether a loaded tokenizer reads text as its own tokenizer.json says.
+
+transformers 5 chooses the class of some tokenizers by the architecture of the model beside them, whatever their files
+name: a BPE of one's own beside a Qwen2 model becomes a Qwen2Tokenizer, with other splits and a token more.
+"""
+
+from pathlib import Path
+from typing import Any
+
+_PROBE = "Don't say 12345 x=1:  naïve Zoë,\n\n\t李雷 has 7.5% more💥"
+
+
+def read_otherwise(tokenizer: Any, folder: str | Path) -> str | None:
+    """A sentence where `tokenizer` encodes a text otherwise than tokenizer.json of `folder`; None where it does not.
+
+    Args:
+        tokenizer: a `transformers` tokenizer that was loaded from there.
+        folder: of the model; where it holds no tokenizer.json there is nothing to compare with.
+    """
+    file = Path(folder) / "tokenizer.json"
+    if not file.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    own = Tokenizer.from_file(str(file))
+    if own.encode(_PROBE, add_special_tokens=False).ids == tokenizer.encode(_PROBE, add_special_tokens=False):
+        return None
+    return (
+        f"the tokenizer of {folder} is loaded as {type(tokenizer).__name__} of {len(tokenizer)} ids, which splits text "
+        f"otherwise than its tokenizer.json of {own.get_vocab_size()} ids: transformers goes by the model's "
+        "architecture. If the model was trained with the latter, it now reads other ids; save it as an architecture "
+        "without a tokenizer of its own, such as llama."
+    )
