@@ -66,9 +66,10 @@ class Prompt:
                 surrogate pair, which no tokenizer encodes.
         """
         text, messages = _parse(content)
+        named = {"answer": answer, "teacher": teacher, "domain": domain}
         # Before the system message is put there: splits go by the problem, whatever stands before it.
         key = _encoder.encode(text if messages is None else messages)
-        labels: list[Any] = [answer, teacher, domain]
+        labels: list[Any] = [None if label is None else _whole(label, what) for what, label in named.items()]
         # Only where they are set: a prompt without them keeps the uid that it had before they existed.
         if system is not None or template_options:
             labels += [system, dict(template_options or {})]
@@ -143,9 +144,10 @@ def _with_system(messages: tuple[Message, ...] | None, system: str) -> tuple[Mes
     return ({"role": "system", "content": _whole(system)}, *messages)
 
 
-def _whole(text: str) -> str:
+def _whole(text: str, what: str = "") -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"a prompt holds half of a surrogate pair at character {error.start}; remove it.") from error
+        where = f"the {what} of a prompt" if what else "a prompt"
+        raise DataError(f"{where} holds half of a surrogate pair at character {error.start}; remove it.") from error
     return text

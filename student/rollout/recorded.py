@@ -19,7 +19,7 @@ def read_answers(path: Path) -> dict[int, list[str]]:
     """
     answers: dict[int, list[str]] = {}
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:  # editors on Windows put a byte order mark at the start
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     prompt, answer = _parse(line, f"{path} line {number}")
@@ -37,6 +37,6 @@ def _parse(line: str, place: str) -> tuple[Prompt, str]:
     if not isinstance(entry, dict) or not isinstance(entry.get("answer"), str) or "prompt" not in entry:
         raise DataError(f'{place} needs the keys "prompt" and "answer" (a text).')
     try:
-        return Prompt.make(entry["prompt"]), entry["answer"]
+        return Prompt.make(entry["prompt"], answer=entry["answer"]), entry["answer"]
     except (DataError, TypeError) as error:
         raise DataError(f"{place}: {error}") from error

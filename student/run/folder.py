@@ -248,7 +248,8 @@ def _append(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     try:
         before = path.stat().st_size if path.exists() else 0
         try:
-            with path.open("a", encoding="utf-8") as file:
+            # Half of a surrogate pair, which a verifier may give as its reason, becomes JSON's escape of it.
+            with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(lines)
         except OSError:
             with contextlib.suppress(OSError):

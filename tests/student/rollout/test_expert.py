@@ -102,7 +102,15 @@ def test_recorded_answers_are_found_by_their_prompt_in_order(tmp_path: Path) -> 
     assert answers[Prompt.make(chat).content_hash] == ["b"]
 
 
-@pytest.mark.parametrize("line", ["{", '{"prompt": "x"}', "[]", '{"prompt": 5, "answer": "x"}'])
+def test_a_byte_order_mark_is_no_part_of_the_answers(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "1+1=", "answer": "a"}\r\n')
+    assert read_answers(path)[Prompt.make("1+1=").content_hash] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "line", ["{", '{"prompt": "x", "answer": "\\ud800"}', '{"prompt": "x"}', "[]", '{"prompt": 5, "answer": "x"}']
+)
 def test_a_broken_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "answers.jsonl"
     path.write_text('{"prompt": "x", "answer": "y"}\n' + line)

@@ -1,6 +1,7 @@
 """What finds a disk full is done again until there is space, the run is to stop, or it has waited long enough."""
 
 import errno
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -107,3 +108,10 @@ def test_a_line_that_a_full_disk_cut_does_not_stay(tmp_path: Path, monkeypatch: 
             folder.append_metrics({"step": 2})
     folder.append_metrics({"step": 2})
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n' and folder.last_step() == 2
+
+
+def test_half_of_a_surrogate_pair_is_written_as_json_writes_it(tmp_path: Path) -> None:
+    """A verifier may give any text as its reason, which must not end the run."""
+    folder = RunFolder(tmp_path)
+    folder.append_samples([{"step": 1, "reason": "é\ud83d"}])
+    assert json.loads(folder.samples.read_text(encoding="utf-8")) == {"step": 1, "reason": "é\ud83d"}
