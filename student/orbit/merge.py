@@ -19,6 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from opd.config import Settings
@@ -65,7 +66,21 @@ class MergeSettings(Settings):
             raise ValueError(f"method {self.method} uses no base model; list it among the models or remove base")
         if self.method == "slerp" and len(self.models) != 2:
             raise ValueError(f"slerp joins exactly two models, not {len(self.models)}; use linear or ties")
+        paths = [model.path for model in self.models]
+        # mergekit refuses it with an error of its own, once everything is checked.
+        twice = next((path for path in paths if paths.count(path) > 1), None)
+        if twice is not None:
+            raise ValueError(f"model {twice!r} is named twice; name it once, with the sum of its weights")
+        anchors = [w if isinstance(w, tuple) else (w,) for w in (model.weight for model in self.models)]
+        depths = {i / max(1, len(values) - 1) for values in anchors for i in range(len(values))}
+        if self.method == "linear" and any(abs(_at(anchors, depth)) < 1e-9 for depth in depths):
+            raise ValueError("the weights of a linear merge sum to 0, by which they would be divided; change one")
         return self
+
+
+def _at(anchors: Sequence[Sequence[float]], depth: float) -> float:
+    """Sum of the models' weights at a depth between 0, the first layer, and 1."""
+    return sum(float(np.interp(depth, np.linspace(0, 1, len(values)), values)) for values in anchors if values)
 
 
 def merge(settings: MergeSettings, out: Path) -> Path:

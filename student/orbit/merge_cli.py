@@ -48,11 +48,15 @@ def merge(
 
 
 def _model(text: str) -> dict[str, object]:
+    from math import isfinite
+
     from opd.errors import ConfigError
 
     path, _, weight = text.partition("=")
     try:
         values = [float(part) for part in weight.split(",")] if weight else [1.0]
+        if not all(map(isfinite, values)):
+            raise ValueError
     except ValueError:
         raise ConfigError(f"weight {weight!r} of model {path!r} must be a number, or numbers with commas.") from None
     return {"path": path, "weight": values[0] if len(values) == 1 else values}

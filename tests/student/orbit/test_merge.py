@@ -202,6 +202,7 @@ def test_mismatches_are_refused_by_name(models: list[Path], tmp_path: Path) -> N
     assert "exists already" in _refusal([first, str(models[2])], tmp_path)
     assert "set base" in _refusal([first, str(models[2])], out, method="ties")
     assert "exactly two models" in _refusal([first], out, method="slerp")
+    assert "is named twice" in _refusal([first, first], out)
     assert not out.exists()
 
 
@@ -210,3 +211,19 @@ def test_the_command_line_names_a_weight_that_is_not_a_number(
 ) -> None:
     assert _call(monkeypatch, str(tmp_path / "out"), f"{models[1]}=much") == ConfigError.exit_code
     assert "weight 'much'" in capsys.readouterr().err
+    assert _call(monkeypatch, str(tmp_path / "out"), f"{models[1]}=nan") == ConfigError.exit_code
+    assert "weight 'nan'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("weights", [("0", "0"), ("1", "-1"), ("0,1", "0,1"), ("1", "0,-1")])
+def test_weights_that_sum_to_nothing_are_refused(
+    weights: tuple[str, str],
+    models: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Divided by their sum, they made every tensor NaN."""
+    named = [f"{path}={weight}" for path, weight in zip(models[1:], weights, strict=True)]
+    assert _call(monkeypatch, str(tmp_path / "out"), *named) == ConfigError.exit_code
+    assert "sum to 0" in capsys.readouterr().err
