@@ -133,6 +133,7 @@ _FORMS = {
     "model_type": "it must be a group of keys, in {braces}",
     "model_attributes_type": "it must be a group of keys, in {braces}",
     "string_type": "it must be text, in quotes if it looks like a number or a list",
+    "path_type": "it must be a path, in quotes if it looks like a number or a date",
 }
 """Kinds of pydantic's errors whose own words speak of Python's types."""
 

@@ -16,6 +16,10 @@ class Engine(Settings):
 class Car(Settings):
     name: str
     engine: Engine = Engine()
+    place: Path = Path("garage")
+    length: float | None = None
+    hybrid: bool | int = False
+    share: dict[str, float] = Field(default_factory=dict)
     wheels: list[Engine] = Field(default_factory=list)
 
 
@@ -59,12 +63,20 @@ def test_overrides_reach_into_lists_and_missing_groups(tmp_path: Path) -> None:
         ({"name": "a", "wheels": [{"feul": "x"}]}, ["'wheels.0.feul'", "'fuel'"]),
         ({"name": "a", "engine": {"cylinders": 0}}, ["engine.cylinders = 0", "greater than or equal to 1"]),
         ({}, ["'name'", "missing"]),
+        ({"name": "a", "place": None}, ["place = None", "it must be a path, in quotes"]),
+        ({"name": "a", "engine": {"cylinders": True}}, ["engine.cylinders = True", "it must be a number"]),
+        ({"name": "a", "share": True}, ["share = True", "it must be a group of keys"]),
+        ({"name": "a", "length": False}, ["length = False", "it must be a number"]),
     ],
 )
 def test_a_mistake_is_one_sentence_with_the_key_and_the_nearest_valid_one(data: Any, words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_settings(Car, data, source="car.yaml")
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_yes_and_no_are_kept_where_a_key_takes_them() -> None:
+    assert parse_settings(Car, {"name": "a", "hybrid": True}).hybrid is True
 
 
 def test_of_a_long_value_only_the_beginning_is_shown() -> None:
