@@ -109,9 +109,15 @@ def load_verifier(name: str, timeout: float, options: Mapping[str, Any] | None =
         raise ConfigError(f"verifier {name!r} has no options; leave out prompts.verifier_options ({names}).")
     if cls is None:
         return FunctionVerifier(name, timeout)
-    verifier: Verifier = (
-        cls(timeout=timeout, options=options or {}) if hasattr(cls, "Options") else cls(timeout=timeout)
-    )
+    arguments = {"timeout": timeout, "options": options or {}} if hasattr(cls, "Options") else {"timeout": timeout}
+    try:
+        inspect.signature(cls).bind(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"verifier {name!r} cannot be made with {' and '.join(arguments)}: {error}; give its class an __init__ "
+            "that takes them."
+        ) from error
+    verifier: Verifier = cls(**arguments)
     return verifier
 
 

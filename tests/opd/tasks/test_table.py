@@ -97,6 +97,11 @@ def test_prompts_without_an_answer_are_unknown(tmp_path):
         ('{"prompt": {"role": "user"}}\n', r"line 1: a prompt is .* which is neither text nor a list"),
         ('{"prompt": "ab\\ud800"}\n', r"line 1: a prompt holds half of a surrogate pair at character 2"),
         ('{"prompt": [{"role": "user", "content": "\\ud800"}]}\n', r"line 1: a prompt holds half of a surrogate pair"),
+        (
+            '{"prompt": "a", "answer": "b\\ud800"}\n',
+            r"line 1: the answer of a prompt holds half of a surrogate pair at",
+        ),
+        ('{"prompt": "a", "domain": "\\ud800"}\n', r"line 1: the domain of a prompt holds half of a surrogate pair"),
         ('{"prompt": ' + "[" * 100_000, r"line 1 is not valid JSON"),
         ("", r"leaves no prompt to train on"),
     ],
@@ -106,6 +111,22 @@ def test_damaged_files_are_refused_with_the_line(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(DataError, match=message):
         build_prompts(FileSettings(file=path), seed=0)
+
+
+class Untimed:
+    """A verifier whose class takes no timeout."""
+
+    def verify(self, prompt, completion):
+        return completion == prompt.answer
+
+    def close(self): ...
+
+
+def test_a_verifier_that_cannot_be_made_is_refused(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "a"}\n')
+    with pytest.raises(ConfigError, match=r"test_table:Untimed' cannot be made with timeout: .* __init__"):
+        build_prompts(FileSettings(file=path, verifier=f"{__name__}:Untimed"), seed=0)
 
 
 def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path):
