@@ -33,8 +33,8 @@ def train(
         bool,
         typer.Option(
             "--dry-run",
-            help="Check everything that can be checked without training: keys, plug-ins, prompts, and, when the "
-            "teachers are reachable, the handshake. Prints the resolved recipe.",
+            help="Check everything that can be checked without training: keys, plug-ins, prompts, and the "
+            "handshake with the teachers, which must be up; see --offline. Prints the resolved recipe.",
         ),
     ] = False,
     keys: Annotated[
@@ -109,7 +109,10 @@ def evaluate(
     from student.evaluate_model import evaluate_model
     from student.recipe import Recipe
 
-    report = evaluate_model(load_settings(Recipe, recipe, overrides or ()), model, keep=out is not None)
+    job = load_settings(Recipe, recipe, overrides or ())
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)  # before the evaluation, which a wrong path must not cost
+    report = evaluate_model(job, model, keep=out is not None)
     samples = report.pop("samples", [])
     for name, value in report.items():
         shown = f"{value:.4f}" if isinstance(value, float) else "unknown" if value is None else value
