@@ -109,7 +109,9 @@ def load_verifier(name: str, timeout: float, options: Mapping[str, Any] | None =
         raise ConfigError(f"verifier {name!r} has no options; leave out prompts.verifier_options ({names}).")
     if cls is None:
         return FunctionVerifier(name, timeout)
-    arguments = {"timeout": timeout, "options": options or {}} if hasattr(cls, "Options") else {"timeout": timeout}
+    arguments: dict[str, Any] = {"timeout": timeout}
+    if hasattr(cls, "Options"):
+        arguments["options"] = options or {}
     try:
         inspect.signature(cls).bind(**arguments)
     except (TypeError, ValueError) as error:
