@@ -109,10 +109,7 @@ def evaluate(
     from student.evaluate_model import evaluate_model
     from student.recipe import Recipe
 
-    job = load_settings(Recipe, recipe, overrides or ())
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)  # before the evaluation, which a wrong path must not cost
-    report = evaluate_model(job, model, keep=out is not None)
+    report = evaluate_model(load_settings(Recipe, recipe, overrides or ()), model, keep=out is not None)
     samples = report.pop("samples", [])
     for name, value in report.items():
         shown = f"{value:.4f}" if isinstance(value, float) else "unknown" if value is None else value
