@@ -172,6 +172,14 @@ class RankLostError(OpdError):
     exit_code = 21
 
 
+class UndecidedTeacherError(IncompatibleTeacherError):
+    """Replicas of a teacher differ and no side has a majority, as in the middle of a change of weights: it may end."""
+
+    exit_code = 22
+    final = False
+    status = None
+
+
 class CancelledError(OpdError):
     """The caller went away before the answer was ready."""
 

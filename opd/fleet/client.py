@@ -78,7 +78,8 @@ class TeacherFleet(ScoreSource):
             ConfigError: an endpoint is malformed.
             UnavailableError, AuthError: no server answers, or one asked for by name is not usable.
             TeacherNotFoundError: a teacher asked for by name is not served.
-            IncompatibleTeacherError: replicas of one teacher differ and no side has a majority.
+            IncompatibleTeacherError: no replica of a teacher has the expected weights.
+            UndecidedTeacherError: replicas of one teacher differ and no side has a majority.
         """
         settings = settings or FleetSettings()
         folder = recorded_folder(endpoints)

@@ -117,7 +117,8 @@ class Members:
 
         Raises:
             UnavailableError, AuthError: no server answered in time; names them and why.
-            IncompatibleTeacherError: replicas differ and no side has a majority.
+            IncompatibleTeacherError: no replica of a teacher has the expected weights.
+            UndecidedTeacherError: replicas of one differ and no side has a majority.
             TeacherNotFoundError: a teacher asked for by name is not served anywhere.
         """
         await self._discover(first=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from opd.errors import IncompatibleTeacherError
+from opd.errors import IncompatibleTeacherError, UndecidedTeacherError
 from opd.fleet.membership.agreement import medoid
 from opd.fleet.membership.identity import Identity, elect
 from opd.wire.bounds import RequestBounds
@@ -63,7 +63,8 @@ class Pool:
         """The pool's identity; elects it among the replicas seen (address to description) when there is none yet.
 
         Raises:
-            IncompatibleTeacherError: when no replica has the pinned weights, or no side has a majority.
+            IncompatibleTeacherError: when no replica has the pinned weights.
+            UndecidedTeacherError: when no side has a majority.
         """
         if self.identity is not None:
             return self.identity
@@ -79,7 +80,7 @@ class Pool:
             )
         if self.identity is None:
             (one, first), (other, second) = _opponents(identities)
-            raise IncompatibleTeacherError(
+            raise UndecidedTeacherError(
                 f"the replicas of teacher {self.name!r} are not the same: {other} has {second.differences(first)} at "
                 f"{one}; stop one of them or name the right weights in expected_weights."
             )
