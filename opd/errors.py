@@ -177,7 +177,6 @@ class UndecidedTeacherError(IncompatibleTeacherError):
 
     exit_code = 22
     final = False
-    status = None
 
 
 class CancelledError(OpdError):
