@@ -102,8 +102,9 @@ def compare(
         Path | None, typer.Option("--write", help="Write RUN's figures to this file, as expected of later runs.")
     ] = None,
     band: Annotated[
-        float, typer.Option("--band", min=0, help="With --write: share of a figure by which a later run may differ.")
-    ] = 0.2,
+        float | None,
+        typer.Option("--band", min=0, help="With --write: share of a figure by which a later run may differ; 0.2."),
+    ] = None,
 ) -> None:
     """Show speed, traffic, step times, KL and accuracy of a run beside those of others, or beside expected ones.
 
@@ -112,6 +113,8 @@ def compare(
     from rich.console import Console
     from rich.table import Table
 
+    if band is not None and write is None:
+        raise ConfigError("--band is of what --write FILE writes; add it, or leave out --band.")
     others = others or []
     files = [other for other in others if other.is_file()]
     if files and len(others) > 1:
@@ -132,8 +135,10 @@ def compare(
     for problem in problems:
         typer.echo(problem, err=True)
     if write is not None:
-        write_expected(found, write, band=band, about=f"run {run}", source=_source(run))
-        typer.echo(f"{write}: {len(found)} figures, each with a band of {band:.0%} either way")
+        share = 0.2 if band is None else band
+        judged = write_expected(found, write, band=share, about=f"run {run}", source=_source(run))
+        rest = f"; {len(found) - judged} too small for one" if judged < len(found) else ""
+        typer.echo(f"{write}: {judged} figures with a band of {share:.0%} either way{rest}")
     if any(line.bad for line in lines):
         raise typer.Exit(1)
 

@@ -21,6 +21,8 @@ from opd.config import Settings, parse_settings
 from opd.errors import ConfigError
 from opd.files import write_whole
 
+_NOISE_SECONDS = 1e-3
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -121,8 +123,10 @@ def against_expected(found: Mapping[str, float], path: Path) -> list[Line]:
     return [band.judged(name, found.get(name)) for name, band in read_expected(path).expected.items()]
 
 
-def write_expected(found: Mapping[str, float], path: Path, *, band: float, about: str, source: str) -> None:
-    """Write the figures of a run as what is expected of the next one.
+def write_expected(found: Mapping[str, float], path: Path, *, band: float, about: str, source: str) -> int:
+    """Write the figures of a run as what is expected of the next one; returns how many have a band.
+
+    Those of 0 have none, nor have times below a millisecond: a share of them would be exceeded by noise.
 
     Args:
         found: the figures.
@@ -137,8 +141,12 @@ def write_expected(found: Mapping[str, float], path: Path, *, band: float, about
     if path.exists():
         raise ConfigError(f"{path} exists already; remove it or name another file.")
     # Every digit: rounded, a figure would lie outside a band of 0 around itself.
-    entries = {name: {"value": value, "band": band, "source": source} for name, value in found.items()}
+    entries: dict[str, dict[str, float | str]] = {}
+    for name, value in found.items():
+        noise = _NOISE_SECONDS if "seconds" in name else 0.0
+        entries[name] = {"value": value} | ({"band": band} if abs(value) > noise else {}) | {"source": source}
     try:
         write_whole(path, json.dumps({"about": about, "expected": entries}, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; name another file.") from error
+    return sum("band" in entry for entry in entries.values())

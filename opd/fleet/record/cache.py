@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from opd.errors import DataError
@@ -41,6 +42,7 @@ class CachedScores:
         self._waiting_bytes = 0
         self._full_since: float | None = None  # when the disk was last found full; None while there is space
         self._lost = 0
+        self._heads: list[Head] = []  # that the disk had no space for
         self._described: set[tuple[str, str]] = set()
         self.hits = 0
         self.misses = 0
@@ -56,9 +58,9 @@ class CachedScores:
         """Fulfil the futures of known rows; arrange for the others to be kept when they are answered."""
         if info is None:
             return
-        if (info.name, info.weights_hash) not in self._described:
-            self._described.add((info.name, info.weights_hash))
-            self._attempt(lambda: self._store.put_teacher(info))
+        what = (info.name, info.weights_hash)
+        if what not in self._described and self._attempt(partial(self._store.put_teacher, info)) is not None:
+            self._described.add(what)
         for item, future in zip(items, futures, strict=True):
             found = earlier.find(self._get, info.weights_hash, item, spec, temperature)
             if found is not None:
@@ -69,13 +71,16 @@ class CachedScores:
                 future.add_done_callback(_Keeper(self, info.name, item, spec, temperature))
 
     def keep_head(self, head: Head) -> None:
-        """Keep a fetched head beside the hidden states that need it."""
-        self._attempt(lambda: self._store.put_head(head))
+        """Keep a fetched head beside the hidden states that need it; on closing, if there is no space now."""
+        if self._attempt(partial(self._store.put_head, head)) is None:
+            self._heads.append(head)
 
     def close(self) -> None:
         """Finish what is being written; the log says how many rows are not kept, if any."""
         self._writer.submit(self._write_waiting, at_once=True)
         self._writer.shutdown(wait=True)
+        for head in self._heads:
+            self._attempt(partial(self._store.put_head, head))
         lost = self._lost + len(self._waiting)
         if lost:
             log.warning(

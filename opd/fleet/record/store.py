@@ -104,9 +104,9 @@ class ScoreStore:
 
     # Teachers and heads.
 
-    def put_teacher(self, info: pb.TeacherInfo) -> None:
-        """Keep what a teacher is."""
-        _write(self._teacher_path(info.name), json_format.MessageToJson(info).encode())
+    def put_teacher(self, info: pb.TeacherInfo) -> Path:
+        """Keep what a teacher is, in the file that is returned."""
+        return _write(self._teacher_path(info.name), json_format.MessageToJson(info).encode())
 
     def teachers(self) -> dict[str, pb.TeacherInfo]:
         """The recorded teachers by name.
@@ -123,13 +123,13 @@ class ScoreStore:
             found[info.name] = info
         return found
 
-    def put_head(self, head: Head) -> None:
-        """Keep a head under its content hash."""
+    def put_head(self, head: Head) -> Path:
+        """Keep a head under its content hash, in the file that is returned."""
         arrays = {"weight": np.ascontiguousarray(head.weight)}
         if head.bias is not None:
             arrays["bias"] = np.ascontiguousarray(head.bias)
         meta = {"dtype": head.dtype, "logit_scale": repr(head.logit_scale), "soft_cap": repr(head.soft_cap)}
-        _write(self._head_path(head.hash), save(arrays, meta))
+        return _write(self._head_path(head.hash), save(arrays, meta))
 
     def head(self, content_hash: str) -> Head | None:
         """The head with a content hash; None when it was not recorded.
@@ -163,7 +163,7 @@ class ScoreStore:
         return self.folder / "heads" / f"{content_hash}.safetensors"
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, data: bytes) -> Path:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -172,3 +172,4 @@ def _write(path: Path, data: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+    return path

@@ -120,7 +120,7 @@ def test_the_figures_of_a_run_are_written_as_what_is_expected_of_the_next(run: P
     (run / "provenance.json").write_text(json.dumps({"packages": {"opd": "9.9", "torch": "2.1", "numpy": "2"}}))
     written = tmp_path / "mine.json"
     first = CliRunner(env={"COLUMNS": "200"}).invoke(verb, [str(run), "--write", str(written), "--band", "0.1"])
-    assert first.exit_code == 0 and "14 figures, each with a band of 10%" in first.output
+    assert first.exit_code == 0 and "14 figures with a band of 10%" in first.output
     entry = json.loads(written.read_text())["expected"]["step_seconds"]
     assert entry == {"value": 3.0, "band": 0.1, "source": "measured by run run, opd 9.9, torch 2.1"}
     assert CliRunner().invoke(verb, [str(run), str(written)]).exit_code == 0
@@ -128,3 +128,8 @@ def test_the_figures_of_a_run_are_written_as_what_is_expected_of_the_next(run: P
     (run / "metrics.jsonl").write_text(slower)
     second = CliRunner(env={"COLUMNS": "200"}).invoke(verb, [str(run), str(written)])
     assert second.exit_code == 1 and second.output.count("above") == 2, "the step and its stage"
+
+
+def test_a_band_without_a_file_to_write_is_refused(run: Path) -> None:
+    with pytest.raises(ConfigError, match="--band is of what --write FILE writes"):
+        compare(run, band=0.1)

@@ -105,3 +105,11 @@ def test_written_figures_are_read_again_and_never_replace_a_file(tmp_path: Path)
         write_expected(FOUND, path, band=0.1, about="", source="s")
     with pytest.raises(ConfigError, match="cannot be written"):
         write_expected(FOUND, tmp_path / "no" / "mine.json", band=0.1, about="", source="s")
+
+
+def test_figures_that_noise_decides_are_written_without_a_band(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    found = {"seconds/after_update": 7.8e-6, "seconds/learn": 0.5, "accuracy_gained": 0.0, "step_seconds": 0.0009}
+    assert write_expected(found, path, band=0.2, about="here", source="this test") == 1
+    later = {"seconds/after_update": 1e-5, "seconds/learn": 0.55, "accuracy_gained": 0.1, "step_seconds": 0.002}
+    assert [line.verdict for line in against_expected(later, path)] == ["", "within", "", ""]

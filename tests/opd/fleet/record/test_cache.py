@@ -1,6 +1,8 @@
 """The cache on a disk that is full, by the bound that SQLite itself sets to a file."""
 
 import contextlib
+import dataclasses
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,9 @@ from opd.fleet.record import cache
 from opd.fleet.record.cache import CachedScores
 from opd.fleet.record.row import StoredRow
 from opd.fleet.record.store import ScoreStore
-from opd.wire.types import PayloadSpec, ScoreItem, Scores
+from opd.wire.fingerprint import head_hash
+from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
+from opd.wire.v1 import teacher_pb2 as pb
 
 LONG = 5000
 
@@ -93,3 +97,25 @@ def test_the_end_says_how_many_rows_a_full_disk_has_cost(
     cached.close()
     assert kept(tmp_path) == []
     assert [record.message.partition(" ")[0] for record in caplog.records] == ["no", "4"]
+
+
+def test_a_teacher_and_a_head_that_found_no_space_are_kept_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ScoreStore(tmp_path)
+    cached = CachedScores(store)
+    info = pb.TeacherInfo(name="t", weights_hash="w")
+    head = Head(np.ones((4, 2), np.float32), None, "f32", 1.0, 0.0, "")
+    head = dataclasses.replace(head, hash=head_hash(head))
+
+    def full(file: object, path: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", full)
+        cached.look_up(info, [], PayloadSpec.sampled(), 1.0, [])
+        cached.keep_head(head)
+    assert not store.teachers()
+    cached.look_up(info, [], PayloadSpec.sampled(), 1.0, [])
+    cached.close()
+    assert store.teachers() == {"t": info} and store.head(head.hash) is not None
