@@ -175,7 +175,7 @@ class RankLostError(OpdError):
 class UndecidedTeacherError(IncompatibleTeacherError):
     """Replicas of a teacher differ and no side has a majority, as in the middle of a change of weights: it may end."""
 
-    exit_code = 22
+    exit_code = 23
     final = False
 
 
