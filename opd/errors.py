@@ -172,6 +172,13 @@ class RankLostError(OpdError):
     exit_code = 21
 
 
+class PluginError(OpdError):
+    """A plug-in whose class or results are not what its base class asks for."""
+
+    exit_code = 22
+    final = True
+
+
 class UndecidedTeacherError(IncompatibleTeacherError):
     """Replicas of a teacher differ and no side has a majority, as in the middle of a change of weights: it may end."""
 
@@ -184,6 +191,12 @@ class CancelledError(OpdError):
 
     exit_code = 130
     status = "CANCELLED"
+
+
+def short(found: object) -> str:
+    """What a plug-in gave, for a message: its value where that is short, else its type."""
+    text = repr(found)
+    return text if len(text) <= 40 else f"a {type(found).__name__}"
 
 
 def all_errors() -> list[type[OpdError]]:

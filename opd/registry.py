@@ -8,13 +8,15 @@ import ast
 import difflib
 import importlib
 import importlib.util
+import inspect
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from opd.config import parse_settings
 from opd.errors import ConfigError
 
 
@@ -73,8 +75,12 @@ class Registry:
         self._scan()
         return name in self._entries
 
-    def load(self, name: str) -> Any:
+    def load(self, name: str, base: type | None = None) -> Any:
         """Import and return the object registered as `name`, or at the dotted path `name`.
+
+        Args:
+            name: the name or path.
+            base: what plug-ins of this kind derive from; None where they need not derive from anything.
 
         Raises:
             ConfigError: for an unknown name (with near matches), a path that does not import, or something of another
@@ -96,9 +102,52 @@ class Registry:
             missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
             fix = "; install its package, or name the folder of its file in PYTHONPATH" if missing else ""
             raise ConfigError(f"{self.kind} {name!r} at {path} cannot be imported: {error}{fix}.") from error
+        if base is not None:
+            _check_base(f"{self.kind} {name!r} at {path}", found, base)
         if self.member is not None and not hasattr(found, self.member):
             raise ConfigError(f"{self.kind} {name!r} at {path} is not of kind {self.kind}: it has no {self.member!r}.")
         return found
+
+    def make(self, entry: Mapping[str, Any], base: type, where: str) -> Any:
+        """The plug-in that an entry of a recipe names, with its settings.
+
+        Args:
+            entry: its name and its settings.
+            base: what plug-ins of this kind derive from.
+            where: the key of the recipe, for messages.
+
+        Raises:
+            ConfigError: see `load`; also for settings that are wrong, or that the plug-in does not keep.
+        """
+        name = str(entry["name"])
+        cls = self.load(name, base)
+        made = cls(parse_settings(cls.settings_type, entry, source=where))
+        if not hasattr(made, "settings"):
+            raise ConfigError(
+                f"{self.kind} {name!r} has lost its settings; have its __init__ call super().__init__(settings)."
+            )
+        return made
+
+
+def _check_base(what: str, found: Any, base: type) -> None:
+    """Refuse what does not derive from `base`, or has settings or a constructor that do not fit it.
+
+    Here, where the plug-in can be named: later an attribute would be missing, in code that is not the author's.
+    """
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(f"{what} does not derive from {base.__module__}.{base.__name__}; make it a subclass.")
+    settings, wanted = getattr(found, "settings_type", None), getattr(base, "settings_type", object)
+    if not (isinstance(settings, type) and issubclass(settings, wanted)):
+        raise ConfigError(
+            f"the settings_type of {what} is {settings!r}, which does not derive from {wanted.__module__}."
+            f"{wanted.__name__}; make it a subclass."
+        )
+    try:
+        inspect.signature(found).bind(None)
+    except TypeError as error:
+        raise ConfigError(
+            f"{what} is not made with its settings alone ({error}); give it __init__(self, settings)."
+        ) from error
 
 
 def imported(path: str) -> Any:

@@ -45,6 +45,7 @@ from student.run.spans import Spans
 from student.run.telemetry import StageClock, Telemetry, check_port
 from student.run.trackers import Trackers, check_trackers
 from student.scoring.stops import stop_log_ratios
+from student.steering import acted, composed, ordered, planned
 
 
 def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None = None) -> dict[str, Any]:
@@ -231,8 +232,7 @@ class _Run:
         costs.sampled("train", rollouts.rows)
         costs.scored("train", job.scorer.positions(rollouts.scored))
         # After the costs, which are of all that was sampled and scored, also where a method leaves it out.
-        for controller in job.controllers:
-            rows = controller.compose(rows)
+        rows = composed(job.controllers, rows)
         outcomes, places = gather_outcomes(rows, self.ranks)
         job.learner.objective.assess(rows, outcomes, places)
         stops = self._stop_ratios(rows)  # may ask the fleet, which must not fail between the updates and their record
@@ -291,17 +291,16 @@ class _Run:
         if job.learner.objective.recomputes:
             # The rows have been scored with the weights that the first update starts from.
             updates = (replace(update, recompute=number > 0) for number, update in enumerate(updates))
-        for controller in job.controllers:
-            updates = controller.updates(updates, job.services)
+        updates = ordered(job.controllers, updates, job.services)
         # Weights that have moved cannot be sampled from again, so a signal waits for the end of the step.
         with clock.stage("learn"), self.interrupts.held():
-            updated = make_updates(job.learner, updates, step, job.services.costs, job.scorer.reread)
-        if updated.skipped:
+            made = make_updates(job.learner, updates, step, job.services.costs, job.scorer.reread)
+        if made.skipped:
             self.sinks.log(
-                f"step {step + 1}: {updated.skipped} of {updated.made + updated.skipped} updates had no row to learn "
+                f"step {step + 1}: {made.skipped} of {made.made + made.skipped} updates had no row to learn "
                 "from and were skipped"
             )
-        return updated
+        return made
 
     def _clock(self) -> StageClock:
         return StageClock(self.spans, self.sinks.timeline, self.state.steps)
@@ -326,9 +325,7 @@ class _Run:
             max_new_tokens=rollout.max_new_tokens,
             temperature=rollout.temperature,
         )
-        for controller in self.job.controllers:
-            plan = controller.plan(plan)
-        return plan
+        return planned(self.job.controllers, plan)
 
     def _follow_up(self, left: Unfinished, clock: StageClock) -> None:
         """What follows an update. If it is interrupted, a resumed run continues with the controller it had reached."""
@@ -338,7 +335,7 @@ class _Run:
             for controller in job.controllers[left.acted :]:
                 job.services.costs.take()  # of a call that was interrupted
                 job.cursor.begin()
-                found = controller.after_update(step, job.services)
+                found = acted(controller, step, job.services)
                 for name, value in self.ranks.total(job.services.costs.take()).items():
                     metrics[name] = metrics.get(name, 0.0) + value
                 metrics |= found

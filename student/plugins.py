@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import student.methods
 import student.rl  # noqa: F401  (registers the names)
-from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.registry import Registry
 from student.controllers import CONTROLLERS, Controller
@@ -21,7 +20,7 @@ from student.rl.rewards.chain import RewardChain
 from student.rollout.engine import ROLLOUT_ENGINES, RolloutEngine
 from student.rollout.strategy import STRATEGIES, Strategy
 from student.scoring.contexts import reads_outcomes
-from student.scoring.needs import STUDENT, TEACHER, Needs, merge
+from student.scoring.needs import STUDENT, TEACHER, Needs, merge, needs_of
 
 if TYPE_CHECKING:
     from opd.wire.v1 import teacher_pb2 as pb
@@ -59,11 +58,11 @@ def build_plugins(recipe: Recipe) -> Plugins:
         ConfigError: for unknown names or settings, or a combination that cannot work.
     """
     terms = build_terms(recipe.objective)
-    controllers = [_build(CONTROLLERS, entry, f"methods.{i}") for i, entry in enumerate(recipe.methods)]
-    strategy: Strategy = _build(STRATEGIES, recipe.rollout.strategy, "rollout.strategy")
-    rewards = RewardChain([_build(REWARDS, entry, f"rewards.{i}") for i, entry in enumerate(recipe.rewards)])
+    controllers = [_build(CONTROLLERS, Controller, entry, f"methods.{i}") for i, entry in enumerate(recipe.methods)]
+    strategy: Strategy = _build(STRATEGIES, Strategy, recipe.rollout.strategy, "rollout.strategy")
+    rewards = RewardChain([_build(REWARDS, Reward, entry, f"rewards.{i}") for i, entry in enumerate(recipe.rewards)])
     parts = (*terms, *controllers, strategy, *rewards.parts)
-    needs = merge([part.needs() for part in parts], temperature=recipe.rollout.temperature)
+    needs = merge([needs_of(part) for part in parts], temperature=recipe.rollout.temperature)
     # Rewards are used by terms, or by contexts that tell a model the outcome of a row.
     told = any(reads_outcomes(role, context) for role, context in recipe.contexts.items())
     if rewards.parts and not told and not any(part.needs().reward for part in (*terms, *controllers)):
@@ -82,7 +81,7 @@ def build_plugins(recipe: Recipe) -> Plugins:
         controller.check(recipe, terms)
     strategy.check(recipe, terms)
     rewards.check(recipe, terms)
-    engine: RolloutEngine = _build(ROLLOUT_ENGINES, recipe.rollout.engine, "rollout.engine")
+    engine: RolloutEngine = _build(ROLLOUT_ENGINES, RolloutEngine, recipe.rollout.engine, "rollout.engine")
     _check_summaries(recipe, controllers, strategy)
     _check_staleness(recipe, terms, controllers, strategy, engine)
     _check_quantized(recipe, engine)
@@ -272,7 +271,7 @@ def build_terms(entries: Sequence[Mapping[str, Any]]) -> list[Term]:
     """Terms from the `objective` entries of a recipe."""
     terms: list[Term] = []
     for index, entry in enumerate(entries):
-        term: Term = _build(OBJECTIVES, entry, f"objective.{index}")
+        term: Term = _build(OBJECTIVES, Term, entry, f"objective.{index}")
         if term.settings.aggregation not in AGGREGATIONS:
             raise ConfigError(
                 f"objective.{index}.aggregation is {term.settings.aggregation!r}; use one of {', '.join(AGGREGATIONS)}."
@@ -296,8 +295,7 @@ def build_measure(
     return reverse_kl_of(infos, needs, settings)
 
 
-def _build(registry: Registry, entry: Mapping[str, Any], where: str) -> Any:
+def _build(registry: Registry, base: type, entry: Mapping[str, Any], where: str) -> Any:
     if "name" not in entry:
         raise ConfigError(f"{where} has no name; see `opd plugins list {registry.kind}`.")
-    cls = registry.load(str(entry["name"]))
-    return cls(parse_settings(cls.settings_type, entry, source=where))
+    return registry.make(entry, base, where)

@@ -5,7 +5,7 @@ Shapes: P prompt tokens, T response tokens, K candidate ids per position. Arrays
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,3 +211,8 @@ class Row:
                 item = replace(item, gather_ids=item.pick(self.candidates[since:end]))
             found.append((item, since))
         return found
+
+
+def are_rows(found: Any) -> bool:
+    """Whether what a plug-in gave is a list of rows."""
+    return isinstance(found, list | tuple) and all(isinstance(row, Row) for row in found)

@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from opd.errors import CheckpointError, DeviceMemoryError, NonFiniteError
+from opd.errors import CheckpointError, DeviceMemoryError, NonFiniteError, PluginError
 from opd.heads import OutputHead
 from opd.wire.types import PayloadKind
 from student.data.batch import HeadLookup, MicroBatch, collate, signal_tokens, split
@@ -142,13 +142,14 @@ class Learner:
         # The norm is that of the whole gradient, before it is scaled: not finite if any part of it is not.
         parameters = self._parameters or self.wrapped.parameters()
         norm = float(full(self.accelerator.clip_grad_norm_(parameters, self.settings.max_grad_norm)))
-        sizes = {"gradient": norm} | {name: top for name, (top, _) in sums.items() if name.startswith("loss/")}
+        # The gradient last: a loss says which term it was.
+        sizes = {name: top for name, (top, _) in sums.items() if name.startswith("loss/")} | {"gradient": norm}
         for name, value in sizes.items():
             if not math.isfinite(value):
                 self.optimizer.zero_grad(set_to_none=True)
                 raise NonFiniteError(
-                    f"the {name} of step {step} is not finite ({value}); lower train.learning_rate or look at the "
-                    "teacher's numbers of this step."
+                    f"the {name} of step {step} is not finite ({value}); lower train.learning_rate, or look at what "
+                    "the teacher and the terms gave in this step."
                 )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -199,6 +200,10 @@ class Learner:
                 # Around both: where layers are checkpointed, the backward pass runs them forward again.
                 with self.student.around(partial(micro.reading, self.updates)):
                     loss, metrics = self._micro_loss(micro, [every[index_of] for every in weights], select)
+                    if not loss.requires_grad:
+                        raise PluginError(
+                            "No term of the objective gave a loss with a gradient; add a loss of the student's scores."
+                        )
                     self.accelerator.backward(loss)
                 sums = add(sums, metrics)
         total: Metrics = {}

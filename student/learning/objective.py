@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from opd.errors import PluginError
 from student.controllers import StepReport
 from student.data.outcome import Outcome
 from student.data.row import Row
@@ -179,6 +180,6 @@ def _weighted(output: TermOutput, batch: TokenBatch) -> Float[Tensor, ""]:
     if output.total is not None:
         return output.total
     if output.loss is None:
-        raise TypeError("a term returned neither loss nor total")
+        raise PluginError("A term returned neither loss nor total; a TermOutput has one of them.")
     # where() and not a product: a NaN at a masked position must not reach the sum.
     return (torch.where(batch.mask, output.loss, torch.zeros_like(output.loss)) * batch.weights).sum()

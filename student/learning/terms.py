@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import ConfigDict, Field
 
 from opd.config import Settings
+from opd.errors import PluginError, short
 from opd.registry import Registry
 from opd.wire.types import PayloadKind
 from student.scoring.needs import TEACHER, Needs
@@ -209,12 +210,16 @@ def _checked(term: Term, batch: TokenBatch) -> TermOutput:
     """What a term gives for a batch; a loss of another shape would be spread over all positions without a word."""
     output = term.token_losses(batch)
     if not isinstance(output, TermOutput):
-        raise TypeError(f"{type(term).__name__} gave a {type(output).__name__}; token_losses returns a TermOutput.")
-    if output.loss is not None and output.loss.shape != batch.mask.shape:
-        raise ValueError(
-            f"{type(term).__name__} gave a loss of shape {list(output.loss.shape)} for {len(batch.mask)} positions; "
-            "it is one number per position."
+        raise PluginError(f"{type(term).__name__} gave a {type(output).__name__}; token_losses returns a TermOutput.")
+    loss, name = output.loss, type(term).__name__
+    if loss is not None and (not hasattr(loss, "requires_grad") or loss.shape != batch.mask.shape):
+        of = f"loss of shape {list(loss.shape)}" if hasattr(loss, "shape") else type(loss).__name__
+        raise PluginError(
+            f"{name} gave a {of} for {len(batch.mask)} positions; it is a tensor, one number per position."
         )
+    for metric, pair in output.metrics.items():
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise PluginError(f"{name} gave metric {metric!r} as {short(pair)}; give it as (numerator, denominator).")
     return output
 
 
@@ -376,7 +381,7 @@ class Term:
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
         """The loss of each position of a micro-batch."""
-        raise TypeError(f"{type(self).__name__} does not implement token_losses")
+        raise PluginError(f"{type(self).__name__} does not implement token_losses.")
 
     def observe(self, report: StepReport) -> None:
         """Learn from the finished step."""

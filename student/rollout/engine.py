@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from pydantic import Field, model_validator
 
 from opd.config import Settings
+from opd.errors import PluginError, short
 from opd.registry import Registry
+from student.data.row import are_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -185,7 +187,7 @@ class RolloutEngine:
             parameters: as for `sync`.
             version: as for `sync`.
         """
-        raise TypeError(f"{type(self).__name__} does not implement pack")
+        raise PluginError(f"{type(self).__name__} does not implement pack.")
 
     def sample(
         self, planned: Sequence[PlannedRow], *, purpose: tuple[object, ...] = ("rollout",), on_row: OnRow = ignore
@@ -204,7 +206,7 @@ class RolloutEngine:
         Raises:
             DataError: for a prompt over the limit, or an answer that encodes to no token.
         """
-        raise TypeError(f"{type(self).__name__} does not implement sample")
+        raise PluginError(f"{type(self).__name__} does not implement sample.")
 
     def rest(self) -> None:
         """Nothing is sampled for a while: give back what others can use. Called after rollouts, also empty ones."""
@@ -344,7 +346,14 @@ class PolicySampler:
                 with self._learner.whole() if self._reads(planned) else nullcontext():
                     if not planned:  # another rank has rows, and all of them gather the weights
                         return []
-                    return sample_or_play(self._engine, self._player, planned, purpose=purpose, on_row=on_row)
+                    rows = sample_or_play(self._engine, self._player, planned, purpose=purpose, on_row=on_row)
+                if not are_rows(rows) or len(rows) != len(planned):
+                    gave = f"{len(rows)} rows" if are_rows(rows) else short(rows)
+                    raise PluginError(
+                        f"{type(self._engine).__name__}.sample gave {gave} for {len(planned)} planned ones; it returns "
+                        "a list of one for each."
+                    )
+                return rows
             finally:
                 self._engine.rest()
 

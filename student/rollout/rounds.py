@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
+from opd.errors import PluginError, short
 from opd.tasks.prompt import Prompt
 from student.data.cursor import PromptCursor
 from student.data.outcome import Outcome, gather_outcomes
 from student.data.plan import PlannedRow, StepPlan
-from student.data.row import Row
+from student.data.row import Row, are_rows
 from student.learning.ranks import Ranks
 from student.rollout.strategy import Strategy
 
@@ -140,8 +141,12 @@ class Rollouts:
 
     def _ran(self, strategy: Strategy, plan: StepPlan) -> list[Row]:
         rows = strategy.run(self._mine(plan), self)
+        if not are_rows(rows):
+            raise PluginError(
+                f"{type(strategy).__name__}.run gave {short(rows)}; it returns a list of rows, [] for none."
+            )
         if any(id(row) in self._unscored for row in rows):
-            raise ValueError(
+            raise PluginError(
                 f"{type(strategy).__name__} returned rows that it sampled and did not score; return "
                 "rollouts.score(rows), or sample with rollouts.judge."
             )

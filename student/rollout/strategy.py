@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from opd.config import Settings
+from opd.errors import PluginError
 from opd.registry import Registry
 from student.scoring.needs import Needs
 
@@ -128,7 +129,7 @@ class Strategy:
         Returns:
             This rank's rows, whole groups; none are fine.
         """
-        raise TypeError(f"{type(self).__name__} does not implement run")
+        raise PluginError(f"{type(self).__name__} does not implement run.")
 
     def observe(self, report: StepReport) -> None:
         """Learn from the step, once its updates have been made; the same on every rank."""

@@ -3,11 +3,12 @@
 import copy
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opd.errors import CheckpointError, RunFolderError
+from opd.errors import CheckpointError, OpdError, RunFolderError
 from student.controllers import EvalReport
 from student.data.outcome import Outcome
 from student.job import Job
@@ -21,7 +22,7 @@ from student.run.model_folder import model_parts
 from student.run.parts import Part
 from student.run.random_state import begin_random, random_parts, restore_random
 from student.run.space import Space
-from student.run.state_io import load_state, state_parts
+from student.run.state_io import check_state, load_state, state_parts
 
 
 @dataclass
@@ -117,7 +118,9 @@ class Saver:
             )
         begin_random(self._job.recipe.seed, self._job.learner.ranks.index)
         state = LoopState(steps=0, tokens=0, began=time.monotonic())
-        if checkpoint is not None:
+        if checkpoint is None:
+            self._plugin_states()  # a state that cannot be saved would lose the steps before the first checkpoint
+        else:
             state = self._restore(checkpoint)
             self._agreed = self._written = state.steps
         if main:
@@ -236,11 +239,27 @@ class Saver:
             "unfinished": None if state.unfinished is None else state.unfinished.to_json(),
             "last": state.last,
             "prompts": job.cursor.position,
+            **self._plugin_states(),
+        }
+        return found
+
+    def _plugin_states(self) -> dict[str, dict[str, Any]]:
+        """The states of all plug-ins.
+
+        Raises:
+            PluginError: for a state that cannot be saved.
+        """
+        job = self._job
+        found = {
             "objective": job.learner.objective.state_dict(),
             "strategy": job.strategy.state_dict(),
             "rewards": job.rewards.state_dict(),
             "controllers": {str(i): c.state_dict() for i, c in enumerate(job.controllers)},
         }
+        check_state("rollout.strategy", found["strategy"])
+        for key, name in (("objective", "objective"), ("rewards", "rewards"), ("controllers", "methods")):
+            for place, state in found[key].items():
+                check_state(f"{name}.{place}", state)
         return found
 
     def _restore(self, checkpoint: Path) -> LoopState:
@@ -257,12 +276,16 @@ class Saver:
                 job.local.load_state_dict(load_state(trainer, "local", mesh))
             if job.ahead is not None:
                 job.ahead.load_state_dict(load_state(trainer, "ahead", mesh), int(state["steps"]))
-            job.learner.objective.load_state_dict(state["objective"])
-            job.strategy.load_state_dict(state["strategy"])
+            with _given_to("objective", checkpoint):
+                job.learner.objective.load_state_dict(state["objective"])
+            with _given_to("rollout.strategy", checkpoint):
+                job.strategy.load_state_dict(state["strategy"])
             job.cursor.position = int(state["prompts"])
-            job.rewards.load_state_dict(state["rewards"])
+            with _given_to("rewards", checkpoint):
+                job.rewards.load_state_dict(state["rewards"])
             for i, controller in enumerate(job.controllers):
-                controller.load_state_dict(state["controllers"].get(str(i), {}))
+                with _given_to(f"methods.{i}", checkpoint):
+                    controller.load_state_dict(state["controllers"].get(str(i), {}))
             # Last, because what was loaded before may have drawn random numbers.
             device, steps = job.accelerator.device, int(state["steps"])
             if said := restore_random(trainer, job.learner.ranks, device, seed=job.recipe.seed, step=steps):
@@ -280,3 +303,21 @@ class Saver:
                 f"the state in checkpoint {checkpoint} does not fit this recipe or version of opd ({error!r}); resume "
                 "with those that wrote it, or begin a new run."
             ) from error
+
+
+@contextmanager
+def _given_to(where: str, checkpoint: Path) -> Iterator[None]:
+    """Name the plug-ins that cannot take the state which they have in a checkpoint.
+
+    Raises:
+        CheckpointError: with what went wrong in them.
+    """
+    try:
+        yield
+    except OpdError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"the load_state_dict of {where} cannot take its state in checkpoint {checkpoint} ({error!r}); resume with "
+            "the recipe, the plug-ins and the version of opd that wrote it, or begin a new run."
+        ) from error

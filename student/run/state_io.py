@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from opd.errors import CheckpointError
+from opd.errors import CheckpointError, PluginError, short
 from student.run.parts import Part, nothing, on_host
 from student.run.shards import load_shards, save_shards
 
@@ -76,6 +76,44 @@ def state_parts(
         return files
 
     return [*parts, Part(name, write) if main else nothing(name)]
+
+
+def check_state(where: str, state: Any) -> None:
+    """Refuse a plug-in's state that could not be written, or would come back as something else.
+
+    Args:
+        where: the plug-in, for messages.
+        state: what its `state_dict` gave.
+
+    Raises:
+        PluginError: naming the place in it.
+    """
+
+    def check(node: Any, place: str) -> None:
+        if isinstance(node, dict):
+            for key, value in node.items():
+                # JSON would make a text of it, which `load_state_dict` does not find.
+                if not isinstance(key, str):
+                    refuse(key, f"key {key!r} of {place or 'the whole'}", "a text")
+                check(value, f"{place}.{key}".removeprefix("."))
+        elif isinstance(node, list | tuple):
+            for i, value in enumerate(node):
+                check(value, f"{place}.{i}")
+        elif isinstance(node, np.ndarray):
+            if node.dtype.kind not in "biufc":
+                refuse(node.dtype, f"the array {place}", "an array of numbers, or a list")
+        elif not (node is None or isinstance(node, str | int | float | torch.Tensor)):
+            refuse(node, place, "a JSON value, a numpy array or a tensor")
+
+    def refuse(found: Any, place: str, wanted: str) -> None:
+        raise PluginError(
+            f"the state_dict of {where} cannot be saved: {place} is {short(found)} ({type(found).__name__}); give "
+            f"{wanted}."
+        )
+
+    if not isinstance(state, dict):
+        refuse(state, "it", "a dict, {} for none")
+    check(state, "")
 
 
 def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

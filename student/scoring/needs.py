@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from opd.errors import ConfigError
+from opd.errors import ConfigError, PluginError
 from opd.wire.types import PayloadKind, PayloadSpec
 
 TEACHER = "teacher"
@@ -94,6 +94,18 @@ class Needs:
             for need in self.signals
         ]
         return (", ".join(wanted) or "no teacher") + ("; rewards" if self.reward else "")
+
+
+def needs_of(part: Any) -> Needs:
+    """What a plug-in needs.
+
+    Raises:
+        PluginError: when it says so by anything but `Needs`.
+    """
+    found = part.needs()
+    if not isinstance(found, Needs):
+        raise PluginError(f"{type(part).__name__}.needs gave {found!r}; it returns a student.scoring.needs.Needs.")
+    return found
 
 
 def merge(needs: Iterable[Needs], *, temperature: float | None = None) -> Needs:

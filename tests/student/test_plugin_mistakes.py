@@ -1,7 +1,9 @@
 """A plug-in that gives something of another kind or size is named, before anything is learnt from it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -9,19 +11,27 @@ import torch
 from prometheus_client import CollectorRegistry
 from thread_ranks import together
 
-from opd.errors import ConfigError
+from opd.errors import ConfigError, PluginError
+from opd.registry import Registry
 from opd.tasks.prompt import Prompt
-from student.controllers import Controller
-from student.data.outcome import outcome_of
-from student.data.plan import plan_step
+from student.controllers import CONTROLLERS, Controller, ControllerSettings, Services
+from student.data.outcome import Outcome, outcome_of
+from student.data.plan import StepPlan, plan_step
 from student.learning.objective import Objective
-from student.learning.terms import Term, TermOutput, TermSettings
-from student.rl.advantages.base import AdvantageSettings, GroupEstimator
+from student.learning.terms import OBJECTIVES, Term, TermOutput, TermSettings, TokenBatch
+from student.rl import ADVANTAGES, REWARDS
+from student.rl.advantages.base import Advantage, AdvantageSettings, GroupEstimator
+from student.rl.advantages.chain import AdvantageChain
 from student.rl.losses.policy_gradient import PolicyGradient, PolicyGradientSettings
+from student.rl.rewards.base import Reward
 from student.rl.samplers.base import Sampler, SamplerSettings
+from student.rollout.engine import ROLLOUT_ENGINES, PolicySampler, RolloutEngine, RolloutEngineSettings
 from student.rollout.rounds import Rollouts
-from student.rollout.strategy import Strategy, StrategySettings
+from student.rollout.strategy import STRATEGIES, Strategy, StrategySettings
 from student.run.series import Series
+from student.run.state_io import check_state
+from student.scoring.needs import needs_of
+from student.steering import acted, composed, ordered, planned
 
 
 class Wrong(Term):
@@ -41,10 +51,17 @@ def loss_of(term: Term, made: Any) -> None:
 
 
 def test_a_loss_that_is_not_one_number_per_position_is_refused(toy: Any) -> None:
-    with pytest.raises(ValueError, match=r"Wrong gave a loss of shape \[\] for \d+ positions; it is one number per"):
+    with pytest.raises(
+        PluginError, match=r"Wrong gave a loss of shape \[\] for \d+ positions; it is a tensor, one number"
+    ):
         loss_of(Wrong(lambda batch: TermOutput(torch.zeros(len(batch.mask)).mean())), toy())
-    with pytest.raises(TypeError, match="Wrong gave a Tensor; token_losses returns a TermOutput"):
+    with pytest.raises(PluginError, match="Wrong gave a Tensor; token_losses returns a TermOutput"):
         loss_of(Wrong(lambda batch: torch.zeros(len(batch.mask))), toy())
+
+    with pytest.raises(PluginError, match=r"Wrong gave a loss of shape .* it is a tensor"):
+        loss_of(Wrong(lambda batch: TermOutput(np.zeros(len(batch.mask)))), toy())  # type: ignore[arg-type]
+    with pytest.raises(PluginError, match=r"Wrong gave metric 'share' as 0\.5; give it as \(numerator, denominator\)"):
+        loss_of(Wrong(lambda batch: TermOutput(torch.zeros(len(batch.mask)), metrics={"share": 0.5})), toy())  # type: ignore[dict-item]
 
 
 def test_a_surrogate_that_gives_a_bare_tensor_is_named(toy: Any) -> None:
@@ -53,7 +70,7 @@ def test_a_surrogate_that_gives_a_bare_tensor_is_named(toy: Any) -> None:
             return advantage
 
     term = Bare(PolicyGradientSettings(name="bare", advantage={"name": "signed"}))
-    with pytest.raises(TypeError, match="Bare gave a Tensor; surrogate returns a TermOutput"):
+    with pytest.raises(PluginError, match="Bare gave a Tensor; surrogate returns a TermOutput"):
         toy().gradient([term])
 
 
@@ -66,8 +83,50 @@ def test_an_advantage_that_is_short_of_its_group_is_named(toy: Any) -> None:
     for row in rows:
         row.reward = 1.0
     outcomes = [outcome_of(row) for row in rows]
-    with pytest.raises(ValueError, match=rf"Short gave 1 advantages for a group of {len(rows)} rewards"):
+    with pytest.raises(PluginError, match=rf"Short gave 1 advantages for a group of {len(rows)} rewards"):
         Short(AdvantageSettings(name="short", group=["step"])).estimate(outcomes, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"), [(None, "gave None; (it returns|give) a list"), (["a", "b"], "the credit 'a'")]
+)
+def test_an_advantage_that_gives_no_numbers_is_named(given: Any, words: str) -> None:
+    class Odd(GroupEstimator):
+        def of_group(self, rewards: Sequence[float]) -> Any:
+            return given
+
+    class Whole(Advantage):
+        def estimate(self, outcomes: Any, credit: Any) -> Any:
+            return given
+
+    made = [Outcome(0, "u", sample, reward=1.0, length=3) for sample in range(2)]
+    for cls in (Odd, Whole):
+        chain = AdvantageChain({"name": "group_mean"}, "term 'mine'")
+        chain.parts = [cls(AdvantageSettings(name="odd"))]
+        with pytest.raises(PluginError, match=words):
+            chain.estimate(made)
+
+
+def test_an_advantage_whose_shape_forgets_its_return_is_named() -> None:
+    class Forgetful(Advantage):
+        def shape(self, advantage: Any, batch: Any) -> Any:
+            pass
+
+    chain = AdvantageChain({"name": "group_mean"}, "term 'mine'")
+    chain.parts.append(Forgetful(AdvantageSettings(name="forgetful")))
+    with pytest.raises(PluginError, match="advantage 'forgetful': shape gave None for 3 positions"):
+        chain.shape(torch.ones(3), cast(TokenBatch, None))
+
+
+@pytest.mark.parametrize("given", [None, [float("nan")] * 4, ["a"] * 4])
+def test_a_sampler_that_gives_no_scores_is_named(given: Any) -> None:
+    class Odd(Sampler):
+        def scores(self, pool: Sequence[Prompt], rng: np.random.Generator) -> Any:
+            return given
+
+    pool = [Prompt.make(f"{number}+1=") for number in range(4)]
+    with pytest.raises(PluginError, match=r"Odd(\.scores)? gave .*; (it returns a list of numbers|give a number)"):
+        Odd(SamplerSettings(name="odd")).choose(pool, 2, np.random.default_rng(0), StepPlan(0, ()))
 
 
 def test_a_sampler_that_scores_another_number_of_prompts_is_named() -> None:
@@ -77,7 +136,7 @@ def test_a_sampler_that_scores_another_number_of_prompts_is_named() -> None:
 
     pool = [Prompt.make(f"{number}+1=") for number in range(4)]
     sampler: Controller = Few(SamplerSettings(name="few"))
-    with pytest.raises(ValueError, match="Few gave 3 scores for a pool of 4 prompts"):
+    with pytest.raises(PluginError, match="Few gave 3 scores for a pool of 4 prompts"):
         sampler.choose(  # type: ignore[attr-defined]
             pool, 2, np.random.default_rng(0), plan_step(0, pool, samples=1, max_new_tokens=4, temperature=1.0)
         )
@@ -88,7 +147,7 @@ def test_a_strategy_that_returns_rows_it_did_not_score_is_named() -> None:
         def run(self, plan: Any, rollouts: Rollouts) -> Any:
             return rollouts.sample(plan.rows)
 
-    with pytest.raises(ValueError, match=r"Hasty returned rows that it sampled and did not score"):
+    with pytest.raises(PluginError, match=r"Hasty returned rows that it sampled and did not score"):
         together(1, lambda: Hasty(StrategySettings(name="hasty")))
 
 
@@ -96,3 +155,159 @@ def test_a_strategy_that_returns_rows_it_did_not_score_is_named() -> None:
 def test_a_metric_that_is_no_number_is_named_with_its_value(value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"metric 'mine/divisor' is {value!r}, but a metric is a number"):
         Series(CollectorRegistry()).show({"mine/divisor": value})
+
+
+class Plain:
+    settings_type = ControllerSettings
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+
+
+class OtherSettings(Controller):
+    settings_type = dict  # type: ignore[assignment]
+
+
+class Unset(Controller):
+    def __init__(self) -> None:
+        pass
+
+
+class Lost(Controller):
+    def __init__(self, settings: Any) -> None:
+        self.value = 1
+
+
+class Needy(Controller):
+    def needs(self) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Plain", r"does not derive from student\.controllers\.Controller"),
+        ("SoftLoss", r"does not derive from student\.controllers\.Controller"),
+        ("OtherSettings", r"settings_type .* does not derive from student\.controllers\.ControllerSettings"),
+        ("Unset", r"give it __init__\(self, settings\)"),
+        ("Lost", r"super\(\)\.__init__\(settings\)"),
+    ],
+)
+def test_a_class_that_is_not_of_its_kind_is_refused_with_what_it_lacks(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"^[^\n]*{words}"):
+        CONTROLLERS.make({"name": f"{__name__}:{name}"}, Controller, "methods.0")
+
+
+class SoftLoss(Term):
+    """A plug-in of another kind."""
+
+
+@pytest.mark.parametrize(
+    ("registry", "base"),
+    [
+        *((OBJECTIVES, Term), (CONTROLLERS, Controller), (ADVANTAGES, Advantage), (REWARDS, Reward)),
+        *((STRATEGIES, Strategy), (ROLLOUT_ENGINES, RolloutEngine)),
+    ],
+)
+def test_every_registered_plug_in_is_of_its_kind(registry: Registry, base: type) -> None:
+    for entry in registry:
+        registry.load(entry.name, base)
+
+
+def test_needs_that_are_not_needs_are_named() -> None:
+    with pytest.raises(PluginError, match=r"Needy\.needs gave None; it returns a student\.scoring\.needs\.Needs"):
+        needs_of(Needy(ControllerSettings(name="needy")))
+
+
+class Hook(Controller):
+    """Every hook gives what the test says."""
+
+    def __init__(self, given: Any) -> None:
+        super().__init__(ControllerSettings(name="hook"))
+        self.given = given
+
+    def plan(self, plan: Any) -> Any:
+        return self.given
+
+    def compose(self, rows: Any) -> Any:
+        return self.given
+
+    def updates(self, updates: Any, services: Any) -> Any:
+        return self.given
+
+    def after_update(self, step: int, services: Any) -> Any:
+        return self.given
+
+
+@pytest.mark.parametrize(
+    ("hook", "given", "words"),
+    [
+        ("plan", None, "plan gave None; it returns a StepPlan"),
+        ("compose", None, "compose gave None; it returns a list of rows"),
+        ("compose", [1], r"compose gave \[1\]; it returns a list of rows"),
+        ("updates", None, "updates gave None; it returns updates"),
+        ("updates", [1], "updates gave 1; it returns updates, each a student.learning.updates.Update"),
+        ("after_update", None, "after_update gave None; it returns metrics by name, {} for none"),
+        ("after_update", {1: 1.0}, "after_update gave 1; it returns metrics by name, each a text"),
+        ("after_update", {"x": "one"}, "after_update gave 'one'; it returns numbers, and metric 'x' is not one"),
+        ("after_update", {"x": torch.zeros(2)}, "metric 'x' is not one"),
+    ],
+)
+def test_a_hook_that_gives_something_else_is_named(hook: str, given: Any, words: str) -> None:
+    controller, services = Hook(given), cast(Services, None)
+    calls: dict[str, Callable[[], Any]] = {
+        "plan": lambda: planned([controller], StepPlan(0, ())),
+        "compose": lambda: composed([controller], []),
+        "updates": lambda: list(ordered([controller], [], services)),
+        "after_update": lambda: acted(controller, 0, services),
+    }
+    with pytest.raises(PluginError, match=f"^method 'hook': .*{words}"):
+        calls[hook]()
+
+
+def test_a_metric_of_one_number_in_a_tensor_is_that_number() -> None:
+    assert acted(Hook({"x": torch.tensor(0.5), "n": 2}), 0, cast(Services, None)) == {"x": 0.5, "n": 2}
+
+
+@pytest.mark.parametrize("given", [None, ["row"], iter([])])
+def test_a_strategy_that_gives_no_rows_is_named(given: Any) -> None:
+    class Forgetful(Strategy):
+        def run(self, plan: Any, rollouts: Rollouts) -> Any:
+            rollouts.score(rollouts.sample(plan.rows))
+            return given
+
+    with pytest.raises(PluginError, match=r"Forgetful\.run gave .*; it returns a list of rows"):
+        together(1, lambda: Forgetful(StrategySettings(name="forgetful")))
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (None, "it is None"),
+        ({"seen": {1}}, r"seen is \{1\} \(set\); give a JSON value"),
+        ({"a": [{"b": np.float32(1)}]}, r"a\.0\.b is .*float32"),
+        ({"counts": {3: 1.0}}, r"key 3 of counts is 3 \(int\); give a text"),
+        ({"names": np.array(["x"])}, "the array names"),
+    ],
+)
+def test_a_state_that_no_checkpoint_holds_is_named_with_its_place(state: Any, words: str) -> None:
+    with pytest.raises(PluginError, match=rf"the state_dict of methods\.0 cannot be saved: {words}"):
+        check_state("methods.0", state)
+
+
+def test_a_state_of_what_a_checkpoint_holds_is_taken() -> None:
+    check_state("methods.0", {"a": [1, (2.0, None)], "b": {"c": torch.ones(1), "d": np.ones(2)}, "e": np.float64(1)})
+
+
+@pytest.mark.parametrize(("given", "words"), [(None, "gave None for 1"), ([], "gave 0 rows for 1")])
+def test_an_engine_that_gives_another_number_of_rows_is_named(given: Any, words: str) -> None:
+    class Few(RolloutEngine):
+        def sample(self, planned: Any, **named: Any) -> Any:
+            return given
+
+    learner = SimpleNamespace(updates=0, sharded=False, whole=nullcontext, whole_parameters=lambda: iter(()))
+    player = SimpleNamespace(plays=lambda row: False)
+    sampler = PolicySampler(Few(RolloutEngineSettings(name="few")), cast(Any, learner), cast(Any, player))
+    plan = plan_step(0, [Prompt.make("1+1=")], samples=1, max_new_tokens=4, temperature=1.0)
+    with pytest.raises(PluginError, match=rf"Few\.sample {words} planned ones"):
+        sampler.sample(plan.rows)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from opd.config import Settings
-from opd.errors import ConfigError
+from opd.errors import ConfigError, PluginError, short
 from student.data.outcome import KEYS
 from student.scoring.needs import TEACHER, Needs
 
@@ -135,7 +135,7 @@ class Advantage:
             outcomes: all rows of the step on all ranks whose reward is known.
             credit: what the one before in the chain gave; None for the first.
         """
-        raise TypeError(f"{type(self).__name__} does not implement estimate")
+        raise PluginError(f"{type(self).__name__} does not implement estimate.")
 
     def refine(self, row: Row, credit: Credit) -> Credit | None:
         """Change the credit of one row of this rank by what only the row itself holds, such as entropies per token.
@@ -177,8 +177,10 @@ class GroupEstimator(Advantage):
         found: list[Credit] = [0.0] * len(outcomes)
         for places in self.groups(outcomes):
             values = self.of_group([known(outcomes[place]) for place in places])
+            if not hasattr(values, "__len__"):
+                raise PluginError(f"{type(self).__name__}.of_group gave {short(values)}; it returns a list of numbers.")
             if len(values) != len(places):
-                raise ValueError(
+                raise PluginError(
                     f"{type(self).__name__} gave {len(values)} advantages for a group of {len(places)} rewards."
                 )
             for place, value in zip(places, values, strict=True):
@@ -187,7 +189,7 @@ class GroupEstimator(Advantage):
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """One advantage for each reward of a group."""
-        raise TypeError(f"{type(self).__name__} does not implement of_group")
+        raise PluginError(f"{type(self).__name__} does not implement of_group.")
 
 
 class Modifier(Advantage):
@@ -207,7 +209,7 @@ class Modifier(Advantage):
 
     def modify(self, outcomes: Sequence[Outcome], credit: Sequence[Credit]) -> list[Credit]:
         """The new credit of each row."""
-        raise TypeError(f"{type(self).__name__} does not implement modify")
+        raise PluginError(f"{type(self).__name__} does not implement modify.")
 
 
 def known(outcome: Outcome) -> float:

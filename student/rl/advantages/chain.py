@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from opd.config import parse_settings
-from opd.errors import ConfigError
+from opd.errors import ConfigError, PluginError, short
 from student.data.outcome import KEYS
 from student.rl import ADVANTAGES
 from student.rl.advantages.base import Advantage
-from student.scoring.needs import Needs, merge
+from student.scoring.needs import Needs, merge, needs_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,8 +43,7 @@ class AdvantageChain:
         for one in entries:
             if "name" not in one:
                 raise ConfigError(f"the advantage of {where} has no name; see `opd plugins list advantage`.")
-            cls: type[Advantage] = ADVANTAGES.load(str(one["name"]))
-            self.parts.append(cls(parse_settings(cls.settings_type, one, source=f"advantage of {where}")))
+            self.parts.append(ADVANTAGES.make(one, Advantage, f"advantage of {where}"))
         if not self.parts:
             raise ConfigError(f"the advantage of {where} is an empty list; name an estimator.")
         for index, part in enumerate(self.parts):
@@ -93,7 +91,7 @@ class AdvantageChain:
 
     def needs(self) -> Needs:
         """What all parts together need."""
-        return merge(part.needs() for part in self.parts)
+        return merge(needs_of(part) for part in self.parts)
 
     def check(self, recipe: Recipe) -> None:
         """Let each part look at the recipe.
@@ -135,7 +133,7 @@ class AdvantageChain:
         """The credit of each outcome; all have a known reward.
 
         Raises:
-            ValueError: when a part gives credit of a wrong shape, or credit that is not finite.
+            PluginError: when a part gives credit of a wrong shape, or credit that is not finite.
         """
         credit: list[Credit] | None = None
         for part in self.parts:
@@ -166,7 +164,13 @@ class AdvantageChain:
     def shape(self, advantage: Tensor, batch: TokenBatch) -> Tensor:
         """What the parts make of the credit of the positions of a micro-batch, in order."""
         for part in self.parts:
-            advantage = part.shape(advantage, batch)
+            shaped = part.shape(advantage, batch)
+            if getattr(shaped, "shape", None) != advantage.shape:
+                raise PluginError(
+                    f"advantage {part.settings.name!r}: shape gave {short(shaped)} for {len(advantage)} positions; it "
+                    "returns one number per position."
+                )
+            advantage = shaped
         return advantage
 
     def metrics(self) -> dict[str, tuple[Any, Any]]:
@@ -192,15 +196,22 @@ class AdvantageChain:
 
 def _check(part: Advantage, outcomes: Sequence[Outcome], credit: Sequence[Credit]) -> None:
     name = part.settings.name
+    if not hasattr(credit, "__len__"):
+        raise PluginError(f"advantage {name!r} gave {short(credit)}; give a list of one credit for each row.")
     if len(credit) != len(outcomes):
-        raise ValueError(f"advantage {name!r} gave {len(credit)} credits for {len(outcomes)} rows; give one for each.")
+        raise PluginError(f"advantage {name!r} gave {len(credit)} credits for {len(outcomes)} rows; give one for each.")
     for outcome, value in zip(outcomes, credit, strict=True):
         if isinstance(value, np.ndarray) and value.shape != (outcome.length,):
-            raise ValueError(
+            raise PluginError(
                 f"advantage {name!r} gave credit of shape {value.shape} to a response of {outcome.length} tokens; give "
                 "one number, or one for each token."
             )
+        if not isinstance(value, np.ndarray) and not hasattr(value, "__float__"):
+            raise PluginError(
+                f"advantage {name!r} gave sample {outcome.sample} of prompt {outcome.uid} the credit {short(value)}; "
+                "give one number, or an array of one for each token."
+            )
         if not np.isfinite(value).all():
-            raise ValueError(
+            raise PluginError(
                 f"advantage {name!r} gave sample {outcome.sample} of prompt {outcome.uid} a credit that is not finite."
             )

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from opd.errors import ConfigError
+from opd.errors import ConfigError, PluginError
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.data.outcome import gather_outcomes
 from student.learning.terms import Term, TermOutput, TokenBatch, have
@@ -260,7 +260,7 @@ class PolicyGradient(Term):
         log_ratio = self._log_ratio(batch, live)
         output = self.surrogate(log_ratio, advantage, live, batch)
         if not isinstance(output, TermOutput):
-            raise TypeError(f"{type(self).__name__} gave a {type(output).__name__}; surrogate returns a TermOutput.")
+            raise PluginError(f"{type(self).__name__} gave a {type(output).__name__}; surrogate returns a TermOutput.")
         zero, count = torch.zeros_like(live.detach()), batch.mask.sum()
         metrics: dict[str, Any] = {
             "advantage_magnitude": (sum(float(np.abs(value).mean()) for value in credit), chosen),

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from opd.config import Settings
-from opd.errors import ConfigError
+from opd.errors import ConfigError, PluginError
 from student.scoring.needs import Needs
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Reward:
 
         Must not change what `state_dict` saves: a step that was interrupted is taken again after a resume.
         """
-        raise TypeError(f"{type(self).__name__} does not implement reward")
+        raise PluginError(f"{type(self).__name__} does not implement reward.")
 
     def observe(self, report: StepReport) -> None:
         """Learn from the finished step, of which every rank gets the same outcomes."""

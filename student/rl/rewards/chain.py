@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from opd.errors import ConfigError
+from opd.errors import ConfigError, PluginError, short
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,11 +28,14 @@ class RewardChain:
         rewards: at most one of kind "whole".
 
     Raises:
-        ConfigError: for two rewards that both give the whole, or two parts of one name.
+        ConfigError: for two rewards that both give the whole, two parts of one name, or a kind that there is not.
     """
 
     def __init__(self, rewards: Sequence[Reward]) -> None:
         self.parts = list(rewards)
+        for reward in self.parts:
+            if reward.kind not in ("whole", "part"):
+                raise ConfigError(f"reward {reward.label} is of kind {reward.kind!r}; a kind is 'whole' or 'part'.")
         wholes = [reward.label for reward in self.parts if reward.kind == "whole"]
         if len(wholes) > 1:
             raise ConfigError(f"rewards {' and '.join(wholes)} both give the whole reward of a row; keep one of them.")
@@ -86,14 +90,19 @@ class RewardChain:
         """Reward scored rows.
 
         Raises:
-            ValueError: when a reward gives turns or tokens a number of rewards that is not theirs.
+            PluginError: when a reward gives turns or tokens a number of rewards that is not theirs.
         """
         for row in rows:
             # With a whole among them, an unset `row.reward` means unknown from here on: the verdict no longer stands
             # in.
             row.rewarded = self.whole is not None
         for reward in self.parts:
-            reward.reward(rows, services)
+            returned = reward.reward(rows, services)  # type: ignore[func-returns-value]
+            if returned is not None:  # which would do nothing
+                raise PluginError(
+                    f"reward {reward.settings.name!r} returned {short(returned)}; it returns nothing, and sets "
+                    "row.reward or row.reward_parts[self.label] of each row."
+                )
             for row in rows:
                 _check(reward, row)
 
@@ -147,13 +156,25 @@ def fired_metrics(counts: Mapping[str, float]) -> dict[str, float]:
 
 
 def _check(reward: Reward, row: Row) -> None:
+    whole = 0.0 if row.reward is None else row.reward
+    for what, value in (("reward", whole), ("part of the reward", row.reward_parts.get(reward.label, 0.0))):
+        if not isinstance(value, Real | np.bool_) or not np.isfinite(value):
+            raise PluginError(
+                f"reward {reward.settings.name!r} gave sample {row.key.sample} of prompt {row.key.uid} the {what} "
+                f"{short(value)}; give a finite number, or nothing where it is unknown."
+            )
     if row.turn_rewards and len(row.turn_rewards) != len(row.turns):
-        raise ValueError(
+        raise PluginError(
             f"reward {reward.settings.name!r} gave {len(row.turn_rewards)} rewards to {len(row.turns)} turns; give one "
             "for each."
         )
+    if not isinstance(row.token_rewards, np.ndarray | None):
+        raise PluginError(
+            f"reward {reward.settings.name!r} gave the token_rewards {short(row.token_rewards)}; give a numpy array of "
+            "one number for each token."
+        )
     if row.token_rewards is not None and row.token_rewards.shape != (row.length,):
-        raise ValueError(
+        raise PluginError(
             f"reward {reward.settings.name!r} gave rewards of shape {row.token_rewards.shape} to a response of "
             f"{row.length} tokens; give one for each."
         )
@@ -161,7 +182,7 @@ def _check(reward: Reward, row: Row) -> None:
     for what, values in finer:
         # Here, where the reward can be named: as credit that is not finite it would be blamed on the advantage.
         if not np.isfinite(np.asarray(values, np.float64)).all():
-            raise ValueError(
+            raise PluginError(
                 f"reward {reward.settings.name!r} gave a {what} of sample {row.key.sample} of prompt {row.key.uid} a "
                 "reward that is not finite; give 0 where there is none."
             )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from opd.errors import ConfigError
+from opd.errors import ConfigError, PluginError, short
 from opd.wire.types import PayloadSpec
 from student.controllers import Controller, ControllerSettings
 from student.data.plan import plan_step
@@ -245,8 +245,13 @@ class Sampler(SignalMethod):
     ) -> list[tuple[Prompt, float]]:
         """The prompts of the step, each with its score above the mean of the pool."""
         scores = self.scores(pool, rng)
+        if not hasattr(scores, "__len__"):
+            raise PluginError(f"{type(self).__name__}.scores gave {short(scores)}; it returns a list of numbers.")
         if len(scores) != len(pool):
-            raise ValueError(f"{type(self).__name__} gave {len(scores)} scores for a pool of {len(pool)} prompts.")
+            raise PluginError(f"{type(self).__name__} gave {len(scores)} scores for a pool of {len(pool)} prompts.")
+        for prompt, score in zip(pool, scores, strict=True):
+            if not hasattr(score, "__float__") or math.isnan(score):  # among NaN no order would mean anything
+                raise PluginError(f"{type(self).__name__} gave {prompt.name} the score {short(score)}; give a number.")
         # Ties go to the earlier prompt, and the chosen ones keep the order of the pool: a function of the scores alone.
         order = sorted(range(len(pool)), key=lambda i: (-scores[i], i))[:count]
         mean = math.fsum(scores) / len(scores)
@@ -254,7 +259,7 @@ class Sampler(SignalMethod):
 
     def scores(self, pool: Sequence[Prompt], rng: np.random.Generator) -> list[float]:
         """What each prompt is worth."""
-        raise TypeError(f"{type(self).__name__} does not implement scores")
+        raise PluginError(f"{type(self).__name__} does not implement scores.")
 
     def knows(self, prompt: Prompt) -> bool:
         """Whether there is a history of the prompt, or of its kind."""

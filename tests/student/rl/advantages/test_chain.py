@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from opd.errors import ConfigError
+from opd.errors import ConfigError, PluginError
 from opd.tasks.verdict import Verdict
 from student.data.outcome import Outcome, gather_outcomes
 from student.data.row import Row
@@ -82,7 +82,7 @@ def test_chains_in_a_wrong_order_are_refused(entries: list[dict[str, Any]], word
 
 @pytest.mark.parametrize(("fault", "word"), [("shape", "shape"), ("count", "gave 0 credits"), ("nan", "not finite")])
 def test_credit_that_is_no_credit_is_refused(fault: str, word: str) -> None:
-    with pytest.raises(ValueError, match=word):
+    with pytest.raises(PluginError, match=word):
         chain({"name": f"{ME}:Broken", "group": [fault]}).estimate([Outcome(0, "u", 0, reward=1.0, length=3)])
 
 

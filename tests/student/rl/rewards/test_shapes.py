@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from opd.errors import DataError
+from opd.errors import ConfigError, DataError, PluginError
 from student.data.outcome import reward_of
 from student.data.row import Row
 from student.rl.rewards.base import Reward, RewardServices
@@ -17,6 +18,11 @@ GIVEN: dict[str, tuple[dict[str, Any], str]] = {
     "too few turns": ({"turn_rewards": (1.0, 2.0)}, "2 rewards to 1 turns; give one for each"),
     "too few tokens": ({"token_rewards": np.ones(3, np.float32)}, r"of shape \(3,\) to a response of 4 tokens"),
     "a turn that is NaN": ({"turn_rewards": (float("nan"),)}, "a turn of sample 0 of prompt .* not finite; give 0"),
+    "a text": ({"reward": "good"}, "the reward 'good'"),
+    "no number as a part": ({"reward_parts": {"mine": None}}, "the part of the reward None"),
+    "a tensor as a part": ({"reward_parts": {"mine": torch.ones(1)}}, "the part of the reward tensor"),
+    "a list by token": ({"token_rewards": [0.0, 1.0, 0.0, 0.0]}, "the token_rewards .*; give a numpy array"),
+    "a reward of NaN": ({"reward": float("nan")}, "the reward nan; give a finite number"),
     "an infinite token": ({"token_rewards": np.array([0, np.inf, 0, 0], np.float32)}, "a token of .* not finite"),
 }
 
@@ -39,12 +45,29 @@ class Given(Reward):
 @pytest.mark.parametrize("case", GIVEN)
 def test_rewards_that_are_none_are_refused_and_their_plug_in_named(case: str, make_row: Any, services: Any) -> None:
     values, words = GIVEN[case]
-    with pytest.raises(ValueError, match=f"reward 'mine' gave .*{words}"):
+    with pytest.raises(PluginError, match=f"reward 'mine' gave .*{words}"):
         RewardChain([Given(values)]).apply([make_row("a", 1.0)], services)
 
 
-def test_a_reward_that_is_not_a_number_is_refused(make_row: Any, services: Any) -> None:
+def test_a_reward_that_is_not_a_number_is_refused(make_row: Any) -> None:
     row = make_row("a", 1.0)
-    RewardChain([Given({"reward": float("nan")})]).apply([row], services)
+    row.reward = float("nan")
     with pytest.raises(DataError, match="is nan; a reward must be finite"):
         reward_of(row)
+
+
+def test_a_reward_that_returns_what_it_should_set_is_refused(make_row: Any, services: Any) -> None:
+    class Returning(Given):
+        def reward(self, rows: Sequence[Row], services: RewardServices) -> Any:
+            return [1.0 for _ in rows]
+
+    with pytest.raises(PluginError, match=r"reward 'mine' returned \[1\.0\]; it returns nothing, and sets row\.reward"):
+        RewardChain([Returning({})]).apply([make_row("a", 1.0)], services)
+
+
+def test_a_reward_of_a_kind_that_there_is_not_is_refused() -> None:
+    class Total(Given):
+        kind = "total"  # type: ignore[assignment]
+
+    with pytest.raises(ConfigError, match="reward mine is of kind 'total'; a kind is 'whole' or 'part'"):
+        RewardChain([Total({})])
