@@ -109,9 +109,7 @@ def load_verifier(name: str, timeout: float, options: Mapping[str, Any] | None =
         raise ConfigError(f"verifier {name!r} has no options; leave out prompts.verifier_options ({names}).")
     if cls is None:
         return FunctionVerifier(name, timeout)
-    arguments: dict[str, Any] = {"timeout": timeout}
-    if hasattr(cls, "Options"):
-        arguments["options"] = options or {}
+    arguments = {"timeout": timeout} | ({"options": options or {}} if hasattr(cls, "Options") else {})
     try:
         inspect.signature(cls).bind(**arguments)
     except (TypeError, ValueError) as error:
@@ -119,6 +117,8 @@ def load_verifier(name: str, timeout: float, options: Mapping[str, Any] | None =
             f"verifier {name!r} cannot be made with {' and '.join(arguments)}: {error}; give its class an __init__ "
             "that takes them."
         ) from error
+    if not hasattr(cls, "close"):
+        raise ConfigError(f"verifier {name!r} has no method close; add one, which may do nothing.")
     verifier: Verifier = cls(**arguments)
     return verifier
 

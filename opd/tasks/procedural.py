@@ -5,7 +5,7 @@ from random import Random
 from typing import ClassVar, Protocol
 
 from opd.config import Settings, parse_settings
-from opd.errors import DataError
+from opd.errors import ConfigError, DataError, PluginError, short
 from opd.tasks.prompt import Prompt
 from opd.tasks.registry import TASKS
 from opd.tasks.settings import TaskSettings
@@ -132,6 +132,8 @@ class ProceduralSource:
         divided = getattr(self.task, "draw_from", None)
         for _ in range(_PATIENCE * HELDOUT_SHARE):
             drawn = self.task.draw(random) if divided is None else divided(random, split)
+            if not isinstance(drawn, Prompt):
+                raise PluginError(f"task {self._settings.task!r} drew {short(drawn)}; draw returns a Prompt.")
             if divided is not None or (drawn.content_hash % HELDOUT_SHARE == 0) == (split == "heldout"):
                 yield self._label(drawn)
         raise DataError(
@@ -181,9 +183,13 @@ def load_task(settings: TaskSettings) -> Task:
     """The task that `settings` name, with its options checked.
 
     Raises:
-        ConfigError: for an unknown task or a wrong option.
+        ConfigError: for an unknown task or a wrong option, or a task without one of its methods.
     """
     cls = TASKS.load(settings.task)
+    draws = hasattr(cls, "draw") or hasattr(cls, "draw_from")
+    lacks = ([] if draws else ["draw"]) + [name for name in ("verify", "close") if not hasattr(cls, name)]
+    if lacks:
+        raise ConfigError(f"task {settings.task!r} has no method {' and no '.join(lacks)}; see docs/tiny.md for one.")
     options = parse_settings(cls.Options, settings.options, source=f"options of task {settings.task}")
     task: Task = cls(options)
     return task

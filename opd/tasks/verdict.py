@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from opd.errors import short
 from opd.tasks.prompt import Prompt
 
 
@@ -92,8 +93,14 @@ def extracted(judge: object, prompt: Prompt, completion: str) -> str | None:
 
 
 def guarded(check: Callable[[Prompt, str], Verdict], prompt: Prompt, completion: str) -> Verdict:
-    """Run a check; an exception becomes an unknown verdict, because a broken verifier says nothing about an answer."""
+    """Run a check; an exception, or anything but a verdict, becomes an unknown verdict.
+
+    A broken verifier says nothing about an answer.
+    """
     try:
-        return check(prompt, completion)
+        verdict = check(prompt, completion)
     except Exception as error:
         return Verdict.unknown(f"the verifier failed with {type(error).__name__}: {error}")
+    if not isinstance(verdict, Verdict):
+        return Verdict.unknown(f"the verifier gave {short(verdict)}; verify returns a Verdict")
+    return verdict

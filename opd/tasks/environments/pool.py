@@ -94,7 +94,7 @@ class EnvironmentPool:
         reason = self._await_host(errors)
         if reason:
             self.close()
-            raise ConfigError(f"environment {spec.get('name')!r} cannot be made: {reason}")
+            raise ConfigError(f"environment {spec.get('name')!r} cannot be made: {reason.rstrip('.')}.")
 
     def _await_host(self, errors: str) -> str:
         """Why the host cannot serve, a clause; "" once it can."""

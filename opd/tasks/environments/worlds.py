@@ -57,7 +57,7 @@ class InProcess:
         except ConfigError:
             raise
         except Exception as error:
-            raise ConfigError(f"environment {spec.get('name')!r} cannot be made: {explain(error)}") from error
+            raise ConfigError(f"environment {spec.get('name')!r} cannot be made: {explain(error)}.") from error
 
     def reset(self, episodes: Mapping[int, tuple[Prompt, int]]) -> dict[int, Seen]:
         """See `Worlds.reset`."""

@@ -2,10 +2,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opd.errors import ConfigError, DataError
-from opd.tasks import PromptSource, TaskSettings, VerdictStatus, build_prompts
+from opd.config import Settings
+from opd.errors import ConfigError, DataError, PluginError
+from opd.tasks import Prompt, PromptSource, TaskSettings, VerdictStatus, build_prompts
 from opd.tasks.arithmetic import Addition
+from opd.tasks.function import load_verifier
 from opd.tasks.procedural import ProceduralSource
+from opd.tasks.verdict import Verdict, guarded
 
 
 def source_of(seed=0, **options):
@@ -88,3 +91,50 @@ def test_a_task_may_say_itself_what_is_held_out():
     source = ProceduralSource(Divided(Divided.Options()), 0, TaskSettings(task="addition"))
     odd = {split: [int(prompt.answer) % 2 for prompt in source.prompts(split, 50)] for split in ("train", "heldout")}
     assert odd == {"train": [1] * 50, "heldout": [0] * 50}
+
+
+class Undrawn:
+    Options = Settings
+
+    def __init__(self, options):
+        pass
+
+    def verify(self, prompt, completion):
+        return True
+
+    def close(self):
+        pass
+
+
+class Textual(Undrawn):
+    def draw(self, random):
+        return "1+1="
+
+
+class Untimed:
+    def verify(self, prompt, completion):
+        return Verdict.of(True)
+
+
+class Unclosed(Untimed):
+    def __init__(self, timeout):
+        pass
+
+
+def test_a_task_of_another_shape_is_named():
+    with pytest.raises(ConfigError, match="Undrawn' has no method draw"):
+        build_prompts(TaskSettings(task=f"{__name__}:Undrawn"), seed=0)
+    with pytest.raises(PluginError, match=r"Textual' drew '1\+1='; draw returns a Prompt"):
+        build_prompts(TaskSettings(task=f"{__name__}:Textual"), seed=0).prompts("train", 1)
+
+
+def test_a_verifier_of_another_shape_is_named():
+    with pytest.raises(ConfigError, match="Untimed' cannot be made with timeout"):
+        load_verifier(f"{__name__}:Untimed", 1.0)
+    with pytest.raises(ConfigError, match="Unclosed' has no method close"):
+        load_verifier(f"{__name__}:Unclosed", 1.0)
+
+
+def test_what_is_not_a_verdict_leaves_it_unknown_and_says_so():
+    verdict = guarded(Undrawn(None).verify, Prompt.make("1+1="), "2")
+    assert not verdict.known and verdict.reason == "the verifier gave True; verify returns a Verdict"
