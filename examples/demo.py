@@ -66,7 +66,7 @@ def table(summary: dict[str, Any]) -> Table:
 
 def answers(run: Path, count: int = 3) -> Table:
     """The first answers of the evaluations before and after."""
-    lines = [json.loads(line) for line in (run / "student" / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = [json.loads(line) for line in (run / "student" / "samples.jsonl").read_bytes().splitlines()]
     before, after = ([line for line in lines if line["label"] == label][:count] for label in ("before", "after"))
     out = Table(title="the same prompts before and after; the sum stands behind the colon")
     for name in ("prompt", "answer before", "", "answer after", "", "sum"):

@@ -87,7 +87,7 @@ class Run:
         """
         path = self.folder / "metrics.jsonl"
         try:
-            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            return [json.loads(line) for line in path.read_bytes().splitlines()]
         except (OSError, ValueError) as error:
             raise DataError(f"{path} is damaged ({error}); remove {self.folder} and run the arm again.") from error
 

@@ -150,8 +150,7 @@ def no_progress(stage: str, folder: Path, summary: dict[str, Any]) -> str | None
         folder: its run folder.
         summary: its summary.json.
     """
-    text = (folder / "metrics.jsonl").read_text(encoding="utf-8")
-    records = [json.loads(line) for line in text.splitlines()]
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
     before, after = ((summary.get(name) or {}).get("accuracy") for name in ("before", "after"))
     if before is not None and after is not None:
         evaluated = [record for record in records if "eval/accuracy" in record]

@@ -52,7 +52,7 @@ def mode_path(folder: Path, mode: str) -> Points:
     if not (folder / "summary.json").exists():
         return []
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (folder / "metrics.jsonl").read_bytes().splitlines()
     between = [
         {key.removeprefix("mode/"): value for key, value in json.loads(line).items() if key.startswith("mode/")}
         for line in lines

@@ -204,7 +204,7 @@ class RunFolder:
 
     def last_step(self) -> int:
         """The step of the last line of metrics.jsonl, which is whole once it is `cut`; 0 without any."""
-        lines = self._metrics.read_text(encoding="utf-8").splitlines() if self._metrics.exists() else []
+        lines = self._metrics.read_bytes().splitlines() if self._metrics.exists() else []
         return int(json.loads(lines[-1])["step"]) if lines else 0
 
     def append_samples(self, records: Sequence[Mapping[str, Any]]) -> None:

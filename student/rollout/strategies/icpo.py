@@ -117,7 +117,8 @@ def _read(path: Path | None) -> list[str]:
     if path is None:
         return []
     try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        # Bytes are split at line ends alone, and text at separators too, which a JSON text may hold as they are.
+        lines = [json.loads(line) for line in path.read_bytes().splitlines() if line.strip()]
         return [f"{line['prompt']}{line['answer']}" for line in lines]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(

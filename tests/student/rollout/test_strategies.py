@@ -250,8 +250,9 @@ def test_icpo_keeps_the_answer_after_an_example_where_it_is_right_and_pays_it() 
 
 def test_examples_come_from_a_file_too(tmp_path: Path) -> None:
     path = tmp_path / "examples.jsonl"
-    path.write_text('{"prompt": "2+2=", "answer": "4"}\n')
-    assert build("icpo", file=str(path), examples=["1+1=2"]).examples() == ["1+1=2", "2+2=4"]
+    # A line separator of Unicode within a text ends no line of the file.
+    path.write_text('{"prompt": "2+2=\u2028", "answer": "4"}\n', encoding="utf-8")
+    assert build("icpo", file=str(path), examples=["1+1=2"]).examples() == ["1+1=2", "2+2=\u20284"]
     path.write_text('{"prompt": "2+2="}\n')
     with pytest.raises(ConfigError, match="worked examples"):
         build("icpo", file=str(path)).examples()
