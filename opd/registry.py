@@ -92,7 +92,9 @@ class Registry:
         elif ":" in name:
             path = name
         else:
-            raise ConfigError(f"there is no {self.kind} {name!r}; {hint(name, self._entries)}")
+            module, _, cls = name.rpartition(".")
+            meant = f"a class of your own is written {module}:{cls}." if module else hint(name, self._entries)
+            raise ConfigError(f"there is no {self.kind} {name!r}; {meant}")
         module = path.partition(":")[0]
         if not module or module.startswith("."):
             raise ConfigError(f"{self.kind} {name!r} is not of the form package.module:Class.")

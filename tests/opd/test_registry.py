@@ -30,6 +30,13 @@ def test_an_unknown_name_prints_near_matches() -> None:
         make().load("taw")
 
 
+def test_a_class_of_ones_own_that_is_written_with_a_dot_is_put_right() -> None:
+    with pytest.raises(
+        ConfigError, match=r"no number 'my\.package\.Tau'; a class of your own is written my\.package:Tau\.$"
+    ):
+        make().load("my.package.Tau")
+
+
 def test_a_duplicate_name_is_an_error_that_names_both_places() -> None:
     with pytest.raises(ConfigError) as caught:
         make().add("pi", "cmath:pi", origin="another-package")
