@@ -231,13 +231,17 @@ LONG = _experiment(
     "d3",
     "running_sum",
     "one skill is used over and over",
-    128,
-    [2, 4, 8, 16, 32],
+    64,
+    [2, 4, 8, 16],
     80,
     rows=32,
-    chosen=("full", "adwin", "adwin_largest", "fixed50", "random", "effective"),
+    chosen=("full", "adwin", "fixed50", "random", "effective"),
     strict=True,
     world="long",
     served=("teacher", "strict"),
     evaluated=("base", "teacher", "strict"),
+    changes=(
+        "before any arm was judged: 20 terms instead of 40, whose base and teacher, trained as planned in two worlds, "
+        "had 0.02 and 0.03, and 0.03 and 0.21, of the answers right when sampling; ADWIN's fallback is left to (d1)",
+    ),
 )
