@@ -220,8 +220,8 @@ class Members:
         missing = self._missing()
         if missing == [_ANY]:
             return TeacherNotFoundError(
-                f"{', '.join(self.monitors)} answered, but no teacher there may be used: load one, raise connect_seconds "
-                "where one is still loading, or check the names behind the addresses."
+                f"{', '.join(self.monitors)} answered, but no teacher there may be used: load one, raise "
+                "connect_seconds where one is still loading, or check the names behind the addresses."
             )
         absent = [name for name in missing if name not in served]
         if absent:
