@@ -25,7 +25,6 @@ from pydantic import Field, model_validator
 from opd.config import Settings
 from opd.errors import PluginError, short
 from opd.registry import Registry
-from student.data.row import are_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -347,8 +346,8 @@ class PolicySampler:
                     if not planned:  # another rank has rows, and all of them gather the weights
                         return []
                     rows = sample_or_play(self._engine, self._player, planned, purpose=purpose, on_row=on_row)
-                if not are_rows(rows) or len(rows) != len(planned):
-                    gave = f"{len(rows)} rows" if are_rows(rows) else short(rows)
+                if not isinstance(rows, list) or len(rows) != len(planned):
+                    gave = f"{len(rows)} rows" if isinstance(rows, list) else short(rows)
                     raise PluginError(
                         f"{type(self._engine).__name__}.sample gave {gave} for {len(planned)} planned ones; it returns "
                         "a list of one for each."
