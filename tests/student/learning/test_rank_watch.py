@@ -27,15 +27,16 @@ try:
         watch = RankWatch(ranks, grace=0.2)
         stack.push(watch.leave)
         stack.push(watch.rename)
-        expired, give_up = threading.Event(), watch._give_up
-        watch._give_up = lambda final: (give_up(final), expired.set())
+        # The time to end by itself begins where the rank says that it is there: a busy machine must not decide.
+        there, expired, give_up = threading.Event(), threading.Event(), watch._give_up
+        watch._give_up = lambda final: (there.wait(), give_up(final), expired.set())
         ranks.gather("ready")
         exec(sys.argv[2 + (ranks.index == 1)])
 except OpdError as error:
     sys.stderr.write(f"error: {error}\\n")
     sys.exit(error.exit_code)
 """
-HANGS = "forever()"
+HANGS = "there.set(); forever()"
 LOST = 21
 
 
@@ -93,7 +94,7 @@ def test_the_error_of_a_rank_becomes_that_of_all(run: Callable[[str, str], list[
 def test_a_rank_that_fails_alone_and_waits_for_the_others_ends_too(
     run: Callable[[str, str], list[tuple[int, str]]],
 ) -> None:
-    fails = "watch.ending(DataError('row 7 is empty; drop it.')); forever()"
+    fails = "watch.ending(DataError('row 7 is empty; drop it.')); there.set(); forever()"
     first, failed, last = run(HANGS, fails)
     assert failed == (LOST, "error: row 7 is empty; drop it.")
     assert (
@@ -106,5 +107,5 @@ def test_a_rank_that_fails_alone_and_waits_for_the_others_ends_too(
 def test_ranks_that_end_together_end_by_themselves(run: Callable[[str, str], list[tuple[int, str]]]) -> None:
     assert run("pass", "pass") == [(0, "")] * 3
     # Rank 1 is long gone when the others, still busy with their reports, might be ended for it.
-    slow = "watch.ending(DataError('stopped.')); expired.wait(); raise DataError('stopped.')"
+    slow = "watch.ending(DataError('stopped.')); there.set(); expired.wait(); raise DataError('stopped.')"
     assert run(slow, "raise DataError('stopped.')") == [(16, "error: stopped.")] * 3
