@@ -40,7 +40,7 @@ def read_stored(path: Path, form: str) -> dict[str, Any] | None:
 
 
 def join(data: Mapping[str, Any], earlier: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Results of one machine with the arms that only an earlier report has whole.
+    """Results of one machine with the arms, premises and evaluated models that only an earlier report has whole.
 
     They are taken where the worlds are the same and every run that both have has the same figures: then the other
     runs would be the same here too.
@@ -56,7 +56,14 @@ def join(data: Mapping[str, Any], earlier: Mapping[str, Any] | None) -> dict[str
             return dict(data)
         missing = len(arm["seeds"]) < whole
         arms.append(other if missing and other is not None and len(other["seeds"]) == whole else arm)
-    return {**data, "arms": arms, "finished_runs": sum(len(arm["seeds"]) for arm in arms)}
+    measured = {premise["name"] for premise in data["premises"]}
+    return {
+        **data,
+        "arms": arms,
+        "finished_runs": sum(len(arm["seeds"]) for arm in arms),
+        "premises": [*data["premises"], *(one for one in earlier["premises"] if one["name"] not in measured)],
+        "models": {name: earlier["models"].get(name, {}) | found for name, found in data["models"].items()},
+    }
 
 
 def _agree(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

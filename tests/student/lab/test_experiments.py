@@ -73,7 +73,7 @@ def small() -> Experiment:
         ),
         claims=(
             Claim("short is cheaper", "short", "plain", "flops_to", "less", premise="weather"),
-            Claim("short is shorter", "short", "plain", "metric/response_length", "less"),
+            Claim("short is shorter", "short", "value:8", "metric/response_length", "less"),
         ),
         premises=(Premise("weather", "it rains", "test_premise_module:measure", {"wet": False}),),
         decision="four steps",
@@ -186,8 +186,9 @@ def test_an_experiment_runs_resumes_elsewhere_and_is_reported(
     begun = ExperimentPlan(small, "quick", tmp_path / "elsewhere", {0: models})
     (tmp_path / "elsewhere" / "quick" / "small").mkdir(parents=True)
     monkeypatch.setattr("student.lab.report.find_plan", lambda *_: begun)
-    assert write_report(begun.root, tmp_path / "docs", form="quick", names=["small"]) == [page]
-    assert page.read_text() == text  # to the last digit
+    stored = data.read_text()
+    write_report(begun.root, tmp_path / "docs", form="quick", names=["small"])
+    assert page.read_text() == text and data.read_text() == stored  # to the last digit
 
 
 def test_a_report_of_one_experiment_keeps_what_is_known_of_the_others(

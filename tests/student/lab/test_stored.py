@@ -82,6 +82,16 @@ def test_arms_that_are_whole_elsewhere_are_kept_where_the_runs_that_both_have_ag
     assert [len(arm["seeds"]) for arm in joined["arms"]] == [5, 5, 5] and joined["finished_runs"] == 15
 
 
+def test_premises_and_models_that_were_measured_elsewhere_are_kept_and_those_of_here_go_first() -> None:
+    wet, dry = ({"name": "weather", "sentence": "it rains", "present": p, "measured": []} for p in (True, False))
+    earlier, here = stored(stored_arm("a", 0.5)), stored(stored_arm("a", 0.5))
+    earlier |= {"premises": [wet, {**wet, "name": "wind"}], "models": {"teacher": {NAMES[0]: 1, NAMES[1]: 2}}}
+    here |= {"premises": [dry], "models": {"teacher": {NAMES[1]: 3}}}
+    joined = join(here, earlier)
+    assert joined["premises"] == [dry, {**wet, "name": "wind"}]
+    assert joined["models"] == {"teacher": {NAMES[0]: 1, NAMES[1]: 3}}
+
+
 def test_nothing_is_joined_where_a_run_a_rate_or_a_world_differs() -> None:
     earlier = stored(stored_arm("a", 0.5), stored_arm("b", 0.3))
     here = stored(stored_arm("a", 0.5, count=2), stored_arm("b", 0.3, count=0))
