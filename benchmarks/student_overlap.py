@@ -93,12 +93,13 @@ class PacedTerm(Term):
     settings_type = PacedTermSettings
     why_not_stale = ""
 
-    def prepare(self, rows: Sequence[Row]) -> None:
-        """Wait."""
-        time.sleep(self.settings.seconds)
+    def check(self, recipe: Recipe) -> None:
+        """Look up how many rows a step has."""
+        self._rows = recipe.rollout.prompts_per_step
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
-        """Zeros."""
+        """Zeros, after the rows' share of the time."""
+        time.sleep(self.settings.seconds * len(batch.rows) / self._rows)
         zero: Tensor = batch.weights * 0.0
         return TermOutput(zero)
 
@@ -118,10 +119,11 @@ class PacedFleet:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fleet, name)
 
-    def submit(self, *arguments: Any, **keywords: Any) -> Future[Scores]:
-        """See `ScoreSource.submit`."""
-        answer = self._fleet.submit(*arguments, **keywords)
+    def submit_many(self, *arguments: Any, **keywords: Any) -> list[Future[Scores]]:
+        """See `ScoreSource.submit_many`."""
+        return [self._paced(answer) for answer in self._fleet.submit_many(*arguments, **keywords)]
 
+    def _paced(self, answer: Future[Scores]) -> Future[Scores]:
         def wait() -> Scores:
             begin = time.monotonic()
             time.sleep(self._seconds)
@@ -135,7 +137,9 @@ class PacedFleet:
 def recipe(run: Path, world: Path, address: str, lag: int, steps: int, lengths: tuple[float, ...] | None) -> Recipe:
     objective: list[dict[str, Any]] = [{"name": "opd", "payload": "gather", "k": 8, "importance_cap": 2.0}]
     rollout: dict[str, Any] = {"prompts_per_step": 32, "max_new_tokens": 12, "max_prompt_tokens": 32}
+    small: dict[str, Any] = {}
     if lengths is not None:
+        small = {"micro_batch_tokens": 1}  # rows are learnt one by one, as they are scored
         objective.append({"name": "student_overlap:PacedTerm", "seconds": lengths[2]})
         rollout |= {"prompts_per_step": 8, "engine": {"name": "student_overlap:PacedEngine", "seconds": lengths[0]}}
     return parse_settings(
@@ -147,7 +151,7 @@ def recipe(run: Path, world: Path, address: str, lag: int, steps: int, lengths: 
             "prompts": {"task": "addition", "options": {"digits": 2}},
             "rollout": rollout,
             "objective": objective,
-            "train": {"steps": steps, "max_staleness": lag, "threads": 1},
+            "train": {"steps": steps, "max_staleness": lag, "threads": 1} | small,
             "eval": {"prompts": 0},
             "samples": {"every": 0},
         },
@@ -164,7 +168,9 @@ def measure(one: Recipe, scoring: float | None) -> tuple[float, dict[str, float]
     finally:
         student.preparation.connect = CONNECT
     events = json.loads((one.run / "timeline.json").read_text())["traceEvents"]
-    starts = [event["ts"] / 1e6 for event in events if event["name"] == "learn"][WARM:]
+    learnt = [(event["args"]["step"], event["ts"] / 1e6) for event in events if event["name"] == "learn"]
+    # The first of each step, which may begin before all of it is scored.
+    starts = sorted(dict(reversed(learnt)).values())[WARM:]
     lines = [json.loads(line) for line in (one.run / "metrics.jsonl").read_text().splitlines()][WARM:]
 
     def median(values: Sequence[float]) -> float:
@@ -172,8 +178,8 @@ def measure(one: Recipe, scoring: float | None) -> tuple[float, dict[str, float]
 
     sampled = [line.get("rollout_seconds", line["seconds"].get("rollout", 0.0)) for line in lines]
     waits = ("rollout", "wait_rollout", "wait_teacher", "wait_verifier")
-    learnt = [sum(s for name, s in line["seconds"].items() if name not in waits) for line in lines]
-    busy = {"rollout": median(sampled), "learning": median(learnt)}
+    trained = [sum(s for name, s in line["seconds"].items() if name not in waits) for line in lines]
+    busy = {"rollout": median(sampled), "learning": median(trained)}
     if fleets:
         busy["scoring"] = median(fleets[0].busy) * one.rollout.prompts_per_step
     return median([later - earlier for earlier, later in pairwise(starts)]), busy

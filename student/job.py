@@ -19,6 +19,7 @@ from opd.tasks.source import PromptSource
 from opd.wire.v1 import teacher_pb2 as pb
 from student.controllers import Controller, Workbench
 from student.data.cursor import PromptCursor
+from student.learning.early import learns_early
 from student.learning.learner import Learner
 from student.learning.model import Student, load_student
 from student.learning.objective import Objective
@@ -74,6 +75,7 @@ class Job:
     sampler: PolicySampler
     ahead: Ahead | None
     asks_ahead: bool
+    learns_early: bool
     mismatch: Mismatch
     scorer: Scorer
     local: LocalModels
@@ -103,7 +105,8 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     student.hooks = [hook for controller in plugins.controllers for hook in controller.hooks()]
     scorers = _scorers(recipe, found, student, accelerator, ranks, stack)
     scorer, local = scorers.make(plugins.needs), scorers.local
-    learner = _learner(recipe, plugins, student, accelerator, ranks, tokenizer, scorer)
+    early = learns_early(recipe, plugins) and not scorer.asks_late
+    learner = _learner(recipe, plugins, student, accelerator, ranks, tokenizer, scorer, early=early)
     # Evaluations may need other payloads than the objective, and so a scorer of their own; candidates are kept at the
     # rollout, once, as many as either needs.
     measure = build_measure(found.models.infos, plugins.needs, recipe.teachers)
@@ -146,6 +149,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         sampler=sampler,
         ahead=ahead,
         asks_ahead=asks_ahead,
+        learns_early=early,
         mismatch=Mismatch(plugins.engine.settings, local, learner.ranks, accelerator.autocast, services.costs),
         scorer=scorer,
         local=local,
@@ -249,6 +253,8 @@ def _learner(
     ranks: Ranks,
     tokenizer: Any,
     scorer: Scorer,
+    *,
+    early: bool,
 ) -> Learner:
     objective = Objective(plugins.terms, recipe.rollout.max_new_tokens)
     objective.bind(tokenizer)
@@ -262,6 +268,7 @@ def _learner(
         temperature=recipe.rollout.temperature,
         head_of=scorer.head_of,
         ranks=ranks,
+        shortest_first=early,
     )
 
 

@@ -12,19 +12,17 @@ observe(report)                  controllers learn
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from opd.errors import CancelledError, OpdError, RunFolderError
 from opd.fleet.membership.outage import Outage, OutageHooks
 from opd.fleet.metrics import register_metrics
 from opd.tasks.prompt import Prompt
 from student.controllers import EvalReport, StepReport
-from student.data.outcome import gather_outcomes
+from student.data.outcome import Outcome, gather_outcomes
 from student.data.plan import StepPlan, plan_step
 from student.data.row import Row
 from student.job import Job, build_job, fleet_fingerprints
@@ -43,7 +41,7 @@ from student.run.saving import Saver, Unfinished
 from student.run.space import Space
 from student.run.spans import Spans
 from student.run.telemetry import StageClock, Telemetry, check_port
-from student.run.trackers import Trackers, check_trackers
+from student.run.trackers import check_trackers
 from student.scoring.stops import stop_log_ratios
 from student.steering import acted, composed, ordered, planned
 
@@ -75,7 +73,7 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
             folder.write_provenance(fleet_fingerprints(job.models.infos))
         if folder is None:
             folder = RunFolder(recipe.run)
-        sinks = telemetry or _sinks(folder, recipe, main)
+        sinks = telemetry or Telemetry.of(recipe, folder, main=main)
         stack.callback(sinks.close)
         for change in changes_since(folder, job) if main else ():
             sinks.log(f"warning: {change}")
@@ -92,15 +90,6 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
         run = _Run(job, folder, sinks, interrupts, checkpoint, spans)
         stack.callback(run.saver.settle)
         return run.run()
-
-
-def _sinks(folder: RunFolder, recipe: Recipe, main: bool) -> Telemetry:
-    if main:
-        sinks = Telemetry(folder, recipe.train.steps, recipe.metrics_port, host=recipe.metrics_host)
-        if recipe.trackers:
-            sinks.trackers = Trackers(recipe.trackers, folder.path, recipe.model_dump(mode="json"), sinks.log)
-        return sinks
-    return Telemetry(None, recipe.train.steps, 0, Console(quiet=True))
 
 
 def _open(recipe: Recipe, resume: bool, stack: ExitStack) -> tuple[RunFolder | None, Path | None]:
@@ -224,7 +213,9 @@ class _Run:
         job, clock = self.job, self._clock()
         # No update has begun: when a rank cannot go on, the state of all is that of the last step.
         job.cursor.begin()
-        rollouts = self._rollouts(step, clock)
+        stages = StepStages(job, step, clock, self.interrupts.poll)
+        rollouts = Rollouts(stages, lambda prompts: self._plan(step, prompts), job.cursor, self.ranks)
+        stages.any = rollouts.any
         rows = rollouts.run(job.strategy, self._planned(step))
         version, weights = (step, None) if job.ahead is None else job.ahead.weights(step)
         mismatch = job.mismatch.measure(rows, version, weights)
@@ -233,8 +224,7 @@ class _Run:
         costs.scored("train", job.scorer.positions(rollouts.scored))
         # After the costs, which are of all that was sampled and scored, also where a method leaves it out.
         rows = composed(job.controllers, rows)
-        outcomes, places = gather_outcomes(rows, self.ranks)
-        job.learner.objective.assess(rows, outcomes, places)
+        outcomes = self._assess(rows, stages, rollouts)
         stops = self._stop_ratios(rows)  # may ask the fleet, which must not fail between the updates and their record
         updated = self._learn(rows, step, clock)
         # The weights have moved: from here on the step is done, and an interruption continues behind it.
@@ -251,6 +241,21 @@ class _Run:
         self._follow_up(self.state.unfinished, clock)
         if updated.failure is not None:
             raise updated.failure
+
+    def _assess(self, rows: Sequence[Row], stages: StepStages, rollouts: Rollouts) -> list[Outcome]:
+        """Show the terms the whole step; where scores are still on their way, learn from those that are there."""
+        outcomes, places = gather_outcomes(rows, self.ranks)
+        self.job.learner.objective.assess(rows, outcomes, places)
+        if stages.arriving is None:
+            return outcomes
+        with closing(stages):
+            late = stages.arriving.late
+            if self.ranks.any(late > 0):
+                with stages.clock.stage("learn"):
+                    self.job.learner.begin(rows, stages.step, stages.arrive)
+            self.ranks.agree(lambda: stages.arrive(rows))  # also those that no term learns from
+        rollouts.measure("scored_while_learning", late, len(rows))
+        return gather_outcomes(rows, self.ranks)[0]  # which have sums of the scores, too
 
     def _show_samples(self, rows: Sequence[Row]) -> None:
         """Keep the first rows of a step for readers, as often as the recipe says."""
@@ -363,13 +368,6 @@ class _Run:
     def _keep_samples(self, lines: Sequence[Mapping[str, Any]]) -> None:
         if self.job.accelerator.is_main_process:
             self.sinks.samples(lines)
-
-    def _rollouts(self, step: int, clock: StageClock) -> Rollouts:
-        """What the strategy of this step may ask."""
-        stages = StepStages(self.job, step, clock, self.interrupts.poll)
-        rollouts = Rollouts(stages, lambda prompts: self._plan(step, prompts), self.job.cursor, self.ranks)
-        stages.any = rollouts.any
-        return rollouts
 
     def _save_now_and_then(self, clock: StageClock) -> None:
         last = self.state.steps == self.recipe.train.steps

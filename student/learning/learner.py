@@ -43,6 +43,8 @@ class Learner:
         temperature: of rollouts; divides the student's logits.
         head_of: heads of served models, for hidden payloads.
         ranks: those of the process; made when None.
+        shortest_first: pass the micro-batch of the shortest rows first, as where rows are learnt from while they are
+            scored: they are sampled and scored first. The longest first shows at once where memory is too small.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Learner:
         temperature: float,
         head_of: HeadLookup,
         ranks: Ranks | None = None,
+        shortest_first: bool = False,
     ) -> None:
         self.objective = objective
         self.needs = needs
@@ -64,6 +67,7 @@ class Learner:
         self.accelerator = accelerator
         self.ranks = ranks or Ranks(accelerator)
         self.head_of = head_of
+        self._shortest_first = shortest_first
         self.projection = ProjectionSpec(needs.student, valid_vocab, temperature, settings.logit_scratch_mib * 2**20)
         self.student = student
         # Weight decay is for matrices; gains and biases are exempt, as is usual.
@@ -90,6 +94,7 @@ class Learner:
         # In the order of the model, which decides the bits of the gradient's norm; sharding exchanges parameters.
         self._parameters = None if self.sharded else [*self.wrapped.parameters()]
         self.updates = 0
+        self._begun: tuple[Sequence[Row], Metrics | None] | None = None  # rows of a gradient, not applied yet
 
     def step(self, rows: Sequence[Row], step: int) -> dict[str, float]:
         """As `update`, with metrics as means; those without a measurement are absent."""
@@ -112,6 +117,9 @@ class Learner:
             DeviceMemoryError: when a micro-batch does not fit the only rank's device; likewise. With several ranks
                 it is torch's error, because the others wait for this one in the middle of a reduction.
         """
+        begun, self._begun = self._begun, None
+        if begun is not None and [*map(id, begun[0])] != [*map(id, rows)]:
+            raise RuntimeError("another update than the one whose gradient has been taken")
         rate = learning_rate(
             step,
             peak=self.settings.learning_rate,
@@ -122,21 +130,7 @@ class Learner:
         )
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("times", 1.0)
-        if not (self.student.training and self.student.lm.training):  # setting it walks through every module
-            self.student.train()
-        self.objective.step = step
-        try:
-            sums = self.accumulate(rows)
-        except torch.OutOfMemoryError as error:
-            if self.ranks.count > 1:
-                raise
-            recover(self.student)
-            self.optimizer.zero_grad(set_to_none=True)
-            said = str(error).splitlines()[0].rstrip(".")
-            raise DeviceMemoryError(
-                f"a micro-batch of step {step} does not fit the device ({said}); lower "
-                f"train.micro_batch_tokens, now {self.settings.micro_batch_tokens}."
-            ) from error
+        sums = self._gradient(rows, step) if begun is None else begun[1]
         if sums is None:
             return None
         # The norm is that of the whole gradient, before it is scaled: not finite if any part of it is not.
@@ -157,7 +151,51 @@ class Learner:
         clipped = float(norm > self.settings.max_grad_norm)
         return sums | {"grad_norm": (norm, 1.0), "grad_clipped": (clipped, 1.0), "learning_rate": (rate, 1.0)}
 
-    def accumulate(self, rows: Sequence[Row], select: Callable[[MicroBatch], Tensor] | None = None) -> Metrics | None:
+    def begin(self, rows: Sequence[Row], step: int, arrive: Callable[[Sequence[Row]], None]) -> None:
+        """Take the gradient of the next update while the scores of its rows arrive; `update` goes on from there.
+
+        Args:
+            rows: of the next update.
+            step: see `update`.
+            arrive: waits for the scores of some rows; where it fails on a rank, it fails on all.
+
+        Raises:
+            OpdError: what `update` may raise but for a gradient that is not finite, or what `arrive` did. No gradient
+                is left then.
+        """
+        try:
+            self._begun = rows, self._gradient(rows, step, arrive)
+        except BaseException:
+            self.optimizer.zero_grad(set_to_none=True)
+            raise
+
+    def _gradient(
+        self, rows: Sequence[Row], step: int, arrive: Callable[[Sequence[Row]], None] | None = None
+    ) -> Metrics | None:
+        """As `accumulate`, for an update of a step."""
+        if not (self.student.training and self.student.lm.training):  # setting it walks through every module
+            self.student.train()
+        self.objective.step = step
+        try:
+            return self.accumulate(rows, arrive=arrive)
+        except torch.OutOfMemoryError as error:
+            if self.ranks.count > 1:
+                raise
+            recover(self.student)
+            self.optimizer.zero_grad(set_to_none=True)
+            said = str(error).splitlines()[0].rstrip(".")
+            raise DeviceMemoryError(
+                f"a micro-batch of step {step} does not fit the device ({said}); lower "
+                f"train.micro_batch_tokens, now {self.settings.micro_batch_tokens}."
+            ) from error
+
+    def accumulate(
+        self,
+        rows: Sequence[Row],
+        select: Callable[[MicroBatch], Tensor] | None = None,
+        *,
+        arrive: Callable[[Sequence[Row]], None] | None = None,
+    ) -> Metrics | None:
         """Add the gradient of the objective on `rows` to the parameters' `.grad`.
 
         All ranks make as many passes as the one with the most micro-batches, because the reduction of gradients waits
@@ -167,11 +205,15 @@ class Learner:
             rows: this rank's rows.
             select: narrows the trained positions of a micro-batch to a bool mask [N]; weights stay those of all
                 rows, so gradients of disjoint selections add up to the whole.
+            arrive: called before each pass, and agreed on by all ranks: waits for the scores of the rows that this rank
+                passes.
 
         Returns:
             Metrics as `update` gives them; None, and no gradient, when no rank has a row that a term learns from.
         """
         parts = split(rows, self.settings.micro_batch_tokens, by_teacher=HIDDEN in self.needs.student)
+        if self._shortest_first:
+            parts.reverse()
         # The reduction of gradients waits for all ranks, so all make as many passes as the busiest one.
         rounds = max(self.ranks.gather(len(parts)))
         if rounds == 0:
@@ -187,6 +229,9 @@ class Learner:
         sums: Sums = {}
         for index in range(rounds):
             last = index == rounds - 1
+            if arrive is not None:
+                mine = [rows[i] for i in parts[index]] if index < len(parts) else []
+                self.ranks.agree(partial(arrive, mine))
             # Gradients are reduced once, with the last pass.
             unsent = self.accelerator.no_sync(self.wrapped) if not last else nullcontext()
             with self.ranks.bound(), self.accelerator.autocast(), unsent:

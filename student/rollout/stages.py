@@ -11,6 +11,7 @@ from student.job import Job
 from student.rl.rewards.rounds import StepRewards
 from student.rollout.ahead import Ahead
 from student.run.telemetry import StageClock
+from student.scoring.arriving import Arriving
 
 
 class StepStages:
@@ -24,15 +25,17 @@ class StepStages:
 
     Attributes:
         any: whether any rank says so, in step with what the strategy asks of other ranks.
+        arriving: scores that `score` did not wait for, because the job learns early; None where it did.
     """
 
     def __init__(self, job: Job, step: int, clock: StageClock, poll: Callable[[], None]) -> None:
-        self._job, self._step, self._clock, self._poll = job, step, clock, poll
+        self._job, self.step, self.clock, self._poll = job, step, clock, poll
         self._asked: float | None = None  # when the first row was sent to the models
         self.any: Callable[[bool], bool] = bool
         self._taken = False  # the rows that were sampled ahead
         self._rewards = StepRewards(job.rewards, job.services)
         self.judges_first = not job.rewards.reads_signals
+        self.arriving: Arriving | None = None
 
     def sample(self, planned: Sequence[PlannedRow], *, ask: bool) -> list[Row]:
         """See `RolloutStages.sample`; beside learning, the step's plan has been sampled already, further rows not."""
@@ -57,20 +60,20 @@ class StepStages:
             self._asked = self._asked or time.monotonic()
             begin(row)
 
-        with self._clock.stage("rollout"):
+        with self.clock.stage("rollout"):
             return self._job.sampler.sample(planned, on_row=on_row)
 
     def _sampled_ahead(self, ahead: Ahead, planned: Sequence[PlannedRow], *, ask: bool) -> list[Row]:
         """Rows that have been sampled and sent already, or are being sampled."""
-        with self._clock.stage("wait_rollout"):
-            found = ahead.take(self._step, planned, self._poll)
+        with self.clock.stage("wait_rollout"):
+            found = ahead.take(self.step, planned, self._poll)
         if ask and not self._job.asks_ahead:
             self.ask(found.rows)
         if not found.rows:
             return []
         self._asked = found.sent
-        self._clock.beside = {"rollout_seconds": found.end - found.begin, "sampler_idle_seconds": found.idle}
-        self._clock.draw("sampler", "rollout", found.begin, found.end)
+        self.clock.beside = {"rollout_seconds": found.end - found.begin, "sampler_idle_seconds": found.idle}
+        self.clock.draw("sampler", "rollout", found.begin, found.end)
         return found.rows
 
     def ask(self, rows: Sequence[Row]) -> None:
@@ -80,15 +83,38 @@ class StepStages:
 
     def judge(self, rows: Sequence[Row]) -> None:
         """See `RolloutStages.judge`."""
-        with self._clock.stage("wait_verifier"):
+        with self.clock.stage("wait_verifier"):
             self._job.scorer.judge(rows, self._rewards, poll=self._poll)
 
     def score(self, rows: Sequence[Row], *, judged: bool) -> None:
-        """See `RolloutStages.score`."""
-        with self._clock.stage("wait_teacher"):
-            self._job.scorer.collect(rows, self._rewards, judged=judged, poll=self._poll)
+        """See `RolloutStages.score`; where the job learns early, `arrive` waits for the signals."""
+        scorer = self._job.scorer
+        with self.clock.stage("wait_teacher"):
+            if self._job.learns_early:
+                self.arriving = scorer.begin(rows, poll=self._poll)
+                if not judged:
+                    scorer.judge(rows, self._rewards, poll=self._poll)
+            else:
+                scorer.collect(rows, self._rewards, judged=judged, poll=self._poll)
+        if self.arriving is None:
+            self._scored()
+
+    def arrive(self, rows: Sequence[Row]) -> None:
+        """Wait for the signals of some rows that `score` did not wait for."""
+        assert self.arriving is not None
+        with self.clock.stage("wait_teacher"):
+            self.arriving.wait(rows, self._poll)
+        if not self.arriving.late:
+            self._scored()
+
+    def close(self) -> None:
+        """Give up scores that nothing has waited for."""
+        if self.arriving is not None:
+            self.arriving.close()
+
+    def _scored(self) -> None:
         if self._asked is not None:
-            self._clock.draw("teachers", "scoring", self._asked, time.monotonic())
+            self.clock.draw("teachers", "scoring", self._asked, time.monotonic())
             self._asked = None
 
     def extract(self, rows: Sequence[Row]) -> list[str | None]:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from opd.config import Settings
 from opd.errors import PluginError
 from opd.registry import Registry
+from student.learning.early import reads_no_scores
 from student.scoring.needs import Needs
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ class Single(Strategy):
     why_not_stale = ""
     evidence: ClassVar[str] = "own"
 
+    @reads_no_scores
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
         """See `Strategy.run`."""
         return rollouts.score(rollouts.sample(plan.rows))

@@ -14,6 +14,7 @@ TEXTS = {
     "tail_sampled": "Share of response tokens that were sampled outside the candidate ids",
     "importance_weight": "Importance weight of the current policy over the sampling policy, mean per token",
     "importance_truncated": "Share of tokens whose importance weight reached its cap",
+    "scored_while_learning": "Share of the step's rows that were still being scored when learning began",
     "staleness": "Steps between the weights that sampled a row and those that learn from it, mean over rows",
     "updates": "Optimizer updates made in the step",
     "updates_skipped": "Optimizer updates skipped because no rank had a row for them",

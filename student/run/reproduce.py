@@ -15,8 +15,8 @@ from student.run.reading import group, read_mapping, read_steps
 
 
 def is_timed(name: str) -> bool:
-    """Whether a metric depends on the machine and not on the run: speeds, and seconds of whatever part of it."""
-    return name == "tokens_per_second" or name.endswith("seconds")
+    """Whether a metric depends on the machine and not on the run: speeds, seconds of some part, what was waited for."""
+    return name in ("tokens_per_second", "scored_while_learning") or name.endswith("seconds")
 
 
 def first_difference(

@@ -25,6 +25,7 @@ from rich.table import Column
 
 from opd.errors import PortInUseError
 from opd.telemetry.metrics_http import serve_metrics
+from student.recipe import Recipe
 from student.run.folder import RunFolder
 from student.run.series import Series
 from student.run.spans import Spans
@@ -104,17 +105,19 @@ class StageClock:
         self.beside: dict[str, float] = {}
         self._spans = spans or Spans()
         self._timeline, self._step = timeline, step
+        self._within = 0.0  # seconds of finished stages within the present one
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Add the duration of the block to stage `name`."""
-        begin = time.monotonic()
+        """Add the duration of the block to stage `name`, without that of stages within it."""
+        begin, outer, self._within = time.monotonic(), self._within, 0.0
         try:
             with self._spans.span(name):
                 yield
         finally:
             end = time.monotonic()
-            self.seconds[name] = self.seconds.get(name, 0.0) + end - begin
+            self.seconds[name] = self.seconds.get(name, 0.0) + end - begin - self._within
+            self._within = outer + end - begin
             self.draw("learner", name, begin, end)
 
     def draw(self, track: str, name: str, begin: float, end: float) -> None:
@@ -161,6 +164,17 @@ class Telemetry:
         self._still = 0
         self._progress: Progress | None = None
         self._task: TaskID | None = None
+
+    @classmethod
+    def of(cls, recipe: Recipe, folder: RunFolder, *, main: bool) -> "Telemetry":
+        """The sinks that a recipe names; ranks other than the main one show and write nothing."""
+        steps = recipe.train.steps
+        if not main:
+            return cls(None, steps, 0, Console(quiet=True))
+        sinks = cls(folder, steps, recipe.metrics_port, host=recipe.metrics_host)
+        if recipe.trackers:
+            sinks.trackers = Trackers(recipe.trackers, folder.path, recipe.model_dump(mode="json"), sinks.log)
+        return sinks
 
     def start(self, done: int) -> None:
         """Show the progress bar from step `done` on."""

@@ -6,16 +6,13 @@ while the fleet works on.
 """
 
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from opd.errors import ConfigError
-from opd.fleet.membership.outage import OutageHooks, OutageWatch
+from opd.fleet.membership.outage import OutageHooks
 from opd.fleet.source import ScoreSource
 from opd.heads import OutputHead
 from opd.tasks.source import Labels
@@ -23,6 +20,7 @@ from opd.wire.spans import put_back
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from student.data.row import Row, SignalKey
 from student.recipe import TeacherSettings
+from student.scoring.arriving import Arriving, Call
 from student.scoring.contexts import Contexts
 from student.scoring.local import LocalModels
 from student.scoring.needs import STUDENT, TEACHER, Needs, SignalNeed
@@ -34,42 +32,9 @@ from student.scoring.verify import Verification
 if TYPE_CHECKING:
     from student.rl.rewards.rounds import StepRewards
 
-_POLL_SECONDS = 0.5
 _SENT_TOKENS = 512
 """Tokens that are sent to the fleet at once: a call costs both sides milliseconds, whatever it carries, and rows of a
 dozen tokens that each leave alone keep a server busy with calls. Longer rows are sent as they end."""
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """What is asked of one model about a row, under the context of `reads`; the row keeps the answer under `key`.
-
-    The response of `item` begins at position `first` of the row's: a row of several windows is asked about in as many
-    calls. `future` holds the answer of a call to the fleet once it was sent, `here` that of a model in process.
-    """
-
-    key: SignalKey
-    target: Target
-    need: SignalNeed
-    reads: str
-    spec: PayloadSpec
-    item: ScoreItem
-    first: int
-    row: Row
-    future: Future[Scores] | None = None
-    here: Scores | None = None
-
-    @property
-    def answer(self) -> Scores:
-        """The answer, which has been waited for."""
-        if self.here is not None:
-            return self.here
-        assert self.future is not None, "the call was neither sent nor read here"
-        return self.future.result()
-
-    def reads_here(self, model: str) -> bool:
-        """Whether `model` answers it in this process."""
-        return self.target.local and self.target.model == model
 
 
 class Scorer:
@@ -117,10 +82,15 @@ class Scorer:
         self._targets = Targets(settings, needs, fleet.teachers() if fleet is not None else (), known)
         self._heads: dict[str, OutputHead] = {}
         # By id(), because replayed rows may share a key; a row that is collected leaves.
-        self._pending: dict[int, list[_Call]] = {}
-        self._held: list[_Call] = []  # not sent yet
+        self._pending: dict[int, list[Call]] = {}
+        self._held: list[Call] = []  # not sent yet
         self._holding = threading.Lock()  # rows that are sampled ahead come from a thread of their own
         self.hooks = OutageHooks()
+
+    @property
+    def asks_late(self) -> bool:
+        """Whether some models are asked only when rows have been judged."""
+        return bool(self._late)
 
     @property
     def reads_locally(self) -> bool:
@@ -165,7 +135,7 @@ class Scorer:
         # What is read in process gets its answer when the row is collected, with many others.
         self._hold([call for call in calls if not call.target.local])
 
-    def _hold(self, calls: Sequence[_Call]) -> None:
+    def _hold(self, calls: Sequence[Call]) -> None:
         """Send calls to the fleet, together with those that wait, once they are worth it."""
         if not calls:
             return
@@ -179,7 +149,7 @@ class Scorer:
     def _send_held(self) -> None:
         """Send all that waits, in one piece for each model and payload. Under the lock: a call is held or sent."""
         held, self._held = self._held, []
-        alike: dict[tuple[str, PayloadSpec, float], list[_Call]] = {}
+        alike: dict[tuple[str, PayloadSpec, float], list[Call]] = {}
         for call in held:
             alike.setdefault((call.target.model, call.spec, call.need.level), []).append(call)
         for (model, spec, level), calls in alike.items():
@@ -189,14 +159,14 @@ class Scorer:
             for call, future in zip(calls, sent, strict=True):
                 call.future = future
 
-    def _calls(self, row: Row) -> Iterator[_Call]:
+    def _calls(self, row: Row) -> Iterator[Call]:
         """Everything that is asked about a row."""
         for need, target, reads in self._readers(row):
             # Whole where it is read in process: neither bytes nor a second projection are saved there.
             gather, own = need.spec.kind is PayloadKind.GATHER, not target.local
             for item, first in row.asked(gather=gather, role=reads, own=own):
                 spec, asked = self._stops.ask(target.model, need.spec, item)
-                yield _Call((target.role, need.spec.kind), target, need, reads, spec, asked, first, row)
+                yield Call((target.role, need.spec.kind), target, need, reads, spec, asked, first, row)
 
     def _readers(self, row: Row) -> Iterator[tuple[SignalNeed, Target, str]]:
         """Who reads a row for what: (need, model, name of the context that it reads)."""
@@ -271,22 +241,31 @@ class Scorer:
 
     def _answer(self, rows: Sequence[Row], poll: Callable[[], None]) -> float:
         """Wait for what has been asked about `rows`; returns seconds spent waiting for the fleet."""
+        arriving = self.begin(rows, poll=poll)
+        try:
+            arriving.wait(rows, poll)
+        finally:
+            arriving.close()
+        return arriving.waited
+
+    def begin(self, rows: Sequence[Row], *, poll: Callable[[], None] = lambda: None) -> Arriving:
+        """What has been asked about `rows`, on its way: for a caller that waits for some rows before others.
+
+        Args:
+            rows: rows that were submitted, or given to `ask`.
+            poll: see `collect`; called before each batch that is read in process, all of which are read here.
+        """
         calls = [(row, self._pending.pop(id(row), [])) for row in rows]
+        arriving = Arriving(calls, self._keep, self._fleet, self._settings, self.hooks)
         try:
             with self._holding:
                 self._send_held()
             # First what this process computes, while the fleet works on what it was sent during the rollout.
             self._read([call for _, mine in calls for call in mine], poll)
-            begin = time.monotonic()
-            self._wait([call.future for _, mine in calls for call in mine if call.future is not None], poll)
-        finally:
-            # Matters after an error alone: calls that nothing waits for any more should not load the fleet.
-            for call in (call for _, mine in calls for call in mine):
-                if call.future is not None:
-                    call.future.cancel()
-        for row, mine in calls:
-            self._keep(row, mine)
-        return time.monotonic() - begin
+        except BaseException:
+            arriving.close()
+            raise
+        return arriving
 
     def reread(self, rows: Sequence[Row], *, poll: Callable[[], None] = lambda: None) -> dict[str, int]:
         """Read what the terms want of role "student" again, with the present weights; returns positions read."""
@@ -297,7 +276,7 @@ class Scorer:
             self._keep(row, mine)
         return {"local": sum(len(call.item.token_ids) for call in everything)}
 
-    def _read(self, calls: Sequence[_Call], poll: Callable[[], None]) -> None:
+    def _read(self, calls: Sequence[Call], poll: Callable[[], None]) -> None:
         """Answer the calls to models in process."""
         if self._local is None:
             return
@@ -317,22 +296,7 @@ class Scorer:
                 for call, scores in zip(mine, found, strict=True):
                     call.here = scores
 
-    def _wait(self, futures: Sequence[Future[Scores]], poll: Callable[[], None]) -> None:
-        """Wait for all futures, telling the hooks about outages and polling in between."""
-        if self._fleet is None or self._settings is None:
-            return
-        watch = OutageWatch(self._settings.fleet.outage, self.hooks)
-        waiting = set(futures)
-        while waiting:
-            done, waiting = wait(waiting, timeout=_POLL_SECONDS, return_when=FIRST_EXCEPTION)
-            for future in done:
-                future.result()  # raises at once what a failed call holds, without waiting for the rest
-            if waiting:
-                poll()
-                watch.see(self._fleet.outages())
-        watch.see([])
-
-    def _keep(self, row: Row, calls: Sequence[_Call]) -> None:
+    def _keep(self, row: Row, calls: Sequence[Call]) -> None:
         """Put the answers into `row.signals`, those of weighted teachers mixed."""
         windows: dict[tuple[SignalKey, Target], list[tuple[Scores, ScoreItem, int]]] = {}
         for call in calls:

@@ -49,6 +49,7 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fle
     Raises:
         ConfigError: at the end, when the run cannot fit.
     """
+    from student.learning.early import learns_early
     from student.plugins import build_plugins
     from student.sizing.hardware import GIB
     from student.sizing.lengths import largest, lengths_of
@@ -56,7 +57,8 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fle
     from student.sizing.teachers import Fleet, asks_of
     from student.sizing.times import times_of
 
-    needs, fleet = build_plugins(recipe).needs, fleet or Fleet({}, device)
+    plugins, fleet = build_plugins(recipe), fleet or Fleet({}, device)
+    needs, early = plugins.needs, learns_early(recipe, plugins)
     shape = shape_of(recipe, device)
     memory = memory_of(recipe, shape, needs, device, gpu=device.gpu, ranks=ranks)
     rows, width = micro_batch(recipe)
@@ -76,7 +78,7 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fle
     room = f"{device.memory / GIB:.1f} GiB of memory, {device.reserve / GIB:.1f} of it for libraries"
     yield f"peak of a rank {memory.peak / GIB:.3f} GiB; the device has {room}"
     mean = mean or recipe.rollout.max_new_tokens / 2
-    times = times_of(recipe, shape, needs, device, mean=mean, ranks=ranks, fleet=fleet)
+    times = times_of(recipe, shape, needs, device, mean=mean, ranks=ranks, fleet=fleet, early=early)
     yield f"a step of {times.tokens:.0f} response tokens ({mean:.0f} each) on {ranks} rank(s), by arithmetic:"
     read = lengths_of(recipe, recipe.rollout.max_prompt_tokens / 2, mean)
     if row.sequences > 1:

@@ -10,8 +10,10 @@
                        micro-batch, its gradients in float32, and all weights for the rollout
 
     a step             rows are scored while others are still sampled, and learnt from when all are: the longer of
-                       rollout and teachers, and learning. Steps sampled ahead (train.max_staleness) let the teachers
-                       work beside the student, and its rollouts beside its learning on devices of their own
+                       rollout and teachers, and learning. Where the job learns early (student/learning/early.py), all
+                       micro-batches but the last are learnt while others are scored. Steps sampled ahead
+                       (train.max_staleness) let the teachers work beside the student, and its rollouts beside its
+                       learning on devices of their own
 
 The teachers' time is that of student/sizing/teachers.py, where their models are known.
 """
@@ -49,6 +51,7 @@ class Times:
         exchanged: bytes that each rank gets from the others.
         ahead: whether steps are sampled ahead.
         beside: whether rollouts have devices of their own.
+        parts: of a step, each learnt from as soon as it is scored; 1 where learning waits for all.
     """
 
     stages: dict[str, float]
@@ -59,6 +62,7 @@ class Times:
     exchanged: float
     ahead: bool = False
     beside: bool = False
+    parts: int = 1
 
     @property
     def step(self) -> float:
@@ -66,14 +70,14 @@ class Times:
         learning = self.stages["learn"] + self.stages.get("in process", 0.0)
         if self.ahead:
             return max(self.rivals, self.stages.get("teachers", 0.0))
-        return max(self.rivals, self.stages.get("teachers", 0.0)) + learning
+        return max(self.rivals, self.stages.get("teachers", 0.0)) + learning / self.parts
 
     @property
     def rivals(self) -> float:
         """Seconds of what goes on while teachers answer: as many as they may take without making the step longer."""
         rollout, learning = self.stages["rollout"], self.stages["learn"] + self.stages.get("in process", 0.0)
         if not self.ahead:
-            return rollout
+            return rollout + learning * (1 - 1 / self.parts)
         return max(rollout, learning) if self.beside else rollout + learning
 
     @property
@@ -96,6 +100,7 @@ def times_of(
     mean: float,
     ranks: int,
     fleet: Fleet | None = None,
+    early: bool = False,
 ) -> Times:
     """How long a step takes when responses have `mean` tokens; see the module.
 
@@ -107,6 +112,7 @@ def times_of(
         mean: tokens of a response.
         ranks: data-parallel processes.
         fleet: the teachers; None where nothing is known of them.
+        early: whether the job learns early.
     """
     rollout = recipe.rollout
     rows = rollout.prompts_per_step * rollout.samples_per_prompt
@@ -139,6 +145,7 @@ def times_of(
         exchanged=_exchanged(recipe, shape, mine * read.positions, ranks),
         ahead=recipe.train.max_staleness > 0,
         beside=not engine_of(recipe).on_device,
+        parts=max(1, math.ceil(mine * read.positions / recipe.train.micro_batch_tokens)) if early else 1,
     )
 
 

@@ -21,9 +21,9 @@ from waiting import wait_until
 from opd.config import parse_settings
 from student.loop import train
 from student.recipe import Recipe
+from student.run.reproduce import is_timed
 
 STEPS = int(os.environ.get("OPD_CHAOS_STEPS", "50"))
-_CLOCKS = ("seconds", "tokens_per_second")
 
 Pool = Callable[..., list[Any]]
 
@@ -55,7 +55,7 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
     # A line that is being written has no end yet.
     lines = file.read_text().rpartition("\n")[0].splitlines() if file.exists() else []
     rows = [json.loads(line) for line in lines]
-    return [{key: value for key, value in row.items() if key not in _CLOCKS} for row in rows]
+    return [{key: value for key, value in row.items() if not is_timed(key)} for row in rows]
 
 
 def outcome(world: Path, run: Path, addresses: list[str], **health: Any) -> tuple[str, list[dict[str, Any]]]:

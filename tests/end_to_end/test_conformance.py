@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_records import records
 from safetensors.torch import load_file
 from simulated_world import TOOLS
 
@@ -121,11 +122,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
 }
 NAMES = [e.name for e in CONTROLLERS if ".rl.samplers." not in e.path]
-
-
-def records(recipe: Recipe) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines]
 
 
 @pytest.fixture(scope="module")

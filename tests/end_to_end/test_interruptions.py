@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from run_records import records
 
 from opd.errors import CancelledError, NonFiniteError, OpdError, OutageError
 from student.controllers import Controller, StepReport
@@ -29,12 +30,6 @@ EFFOPD = {
 ADWIN = {"name": "adwin", "windows": [2, 4], "rows": 8, "folds": 2, "delay": 1, "null_every": 0, "rho": 0.3}
 PRUNE = {"name": "prune_opd", "k": 8, "threshold": 0.6, "smoothing": 2, "shortest": 2, "quantile": 0.5}
 EXACT = [{"name": "opd", "payload": "hidden", "aggregation": "constant"}]
-
-
-def records(recipe: Recipe) -> list[dict[str, Any]]:
-    """metrics.jsonl without what depends on time."""
-    lines = [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines]
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, cls: type, method: str, call: int, how: str) -> None:

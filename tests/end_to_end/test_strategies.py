@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_records import records
 from safetensors.torch import load_file
 
 from opd.errors import ConfigError
@@ -26,11 +27,6 @@ DYNAMIC = {
     "eval": {"prompts": 0},
 }
 TRAIN = {"steps": 4, "checkpoint_every": 0}
-
-
-def records(recipe: Recipe) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines]
 
 
 def test_dynamic_sampling_trains_on_full_batches_and_counts_what_it_drew(make_recipe: Callable[..., Recipe]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import student_plugins
 import torch
+from run_records import records
 from safetensors.torch import load_file
 
 from opd.errors import CancelledError, ConfigError, NonFiniteError
@@ -26,11 +27,6 @@ GRPO = {
     "eval": {"prompts": 0},
 }
 SEVERAL = {"steps": 3, "epochs": 2, "minibatches": 4, "checkpoint_every": 0}
-
-
-def records(recipe: Recipe) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines]
 
 
 def test_one_update_leaves_the_ratio_at_1_and_several_move_it_until_the_clip_acts(

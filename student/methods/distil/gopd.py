@@ -26,6 +26,7 @@ from pydantic import Field, model_validator
 
 from opd import maths
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.learning.early import reads_no_scores
 from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
 from student.methods.distil.given_rows import refuse_given_rows, untied_tokens
 from student.methods.distil.opd import tempered
@@ -124,6 +125,7 @@ class GeneralisedOpd(Term):
         if self.settings.guards.plain_tokens is not None:
             self._plain_ids = token_ids(self.settings.guards.plain_tokens, tokenizer)
 
+    @reads_no_scores
     def prepare(self, rows: Sequence[Row]) -> None:
         """Refuse given rows with payload sampled."""
         if self.settings.payload == "sampled":

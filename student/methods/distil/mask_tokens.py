@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from student.controllers import Controller, ControllerSettings
+from student.learning.early import reads_no_scores
 from student.methods.distil.token_set import TokenSetSettings, token_ids
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class MaskTokens(Controller):
         """Look up the ids."""
         self._ids = np.array(sorted(token_ids(self.settings.tokens, services.tokenizer)), np.uint32)
 
+    @reads_no_scores
     def compose(self, rows: list[Row]) -> list[Row]:
         """Clear the mask; a row whose tokens are all in the set is no longer trained on."""
         for row in rows:

@@ -33,6 +33,7 @@ from pydantic import Field, model_validator
 from opd import maths
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.learning.early import reads_no_scores
 from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
 from student.methods.distil.given_rows import refuse_given_rows, untied_tokens
 from student.methods.distil.output import divergence_metrics
@@ -182,6 +183,7 @@ class OnPolicyDistillation(Term):
         if watched is not None and watched > len(tokenizer):
             raise ConfigError(f"watch_topk is {watched}, but the tokenizer has {len(tokenizer)} ids; lower it.")
 
+    @reads_no_scores
     def prepare(self, rows: Sequence[Row]) -> None:
         """Refuse given rows where the payload is an estimate from the response token alone."""
         if self.settings.payload == "sampled":

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.learning.early import reads_no_scores
 from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
 from student.methods.distil.given_rows import refuse_given_rows
 from student.scoring.needs import SCORES, TEACHER, Needs, SignalNeed
@@ -45,6 +46,7 @@ class TokenReward(Term):
         signal = SignalNeed(TEACHER, PayloadSpec.sampled(), self.settings.teacher_temperature)
         return Needs(signals=(signal,), student=frozenset({SCORES}))
 
+    @reads_no_scores
     def prepare(self, rows: Sequence[Row]) -> None:
         """Refuse given rows."""
         refuse_given_rows(self, rows)

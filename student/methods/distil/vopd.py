@@ -18,6 +18,7 @@ from pydantic import Field
 
 from opd import maths
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.learning.early import reads_no_scores
 from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
 from student.methods.distil.given_rows import refuse_given_rows
 from student.methods.distil.output import divergence_metrics
@@ -51,6 +52,7 @@ class Vopd(Term):
         signal = SignalNeed(TEACHER, PayloadSpec.gather(self.settings.k), self.settings.teacher_temperature)
         return Needs(signals=(signal,), student=frozenset({SCORES}))
 
+    @reads_no_scores
     def prepare(self, rows: Sequence[Row]) -> None:
         """Refuse given rows."""
         refuse_given_rows(self, rows)

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from student.controllers import Controller, ControllerSettings
 from student.data.streams import stream
+from student.learning.early import reads_no_scores
 
 if TYPE_CHECKING:
     from student.controllers import Services
@@ -34,6 +35,7 @@ class RandomTokens(Controller):
     settings: RandomTokensSettings
     why_not_stale = ""
 
+    @reads_no_scores
     def compose(self, rows: list[Row]) -> list[Row]:
         """Draw the tokens of each row, by its identity alone."""
         for row in rows:

@@ -128,6 +128,15 @@ def test_a_rollout_beside_learning_bounds_the_step_where_it_takes_longer_than_al
     assert replace(found, stages={**found.stages, slowest: 0.0}).step < found.step, "a faster one shortens it"
 
 
+@pytest.mark.parametrize(("teachers", "step", "slowest"), [(4.0, 6.0, "learn"), (9.0, 10.0, "teachers")])
+def test_all_micro_batches_but_the_last_are_learnt_while_teachers_score_where_the_job_learns_early(
+    teachers: float, step: float, slowest: str
+) -> None:
+    found = Times({"rollout": 2.0, "learn": 4.0, "teachers": teachers}, {}, 1, 0, 0, 0, parts=4)
+    assert (found.step, found.slowest) == (step, slowest)
+    assert replace(found, parts=1).step == teachers + 4.0
+
+
 def test_the_plan_names_the_stage_that_bounds_a_step_and_the_devices_that_suffice(
     recipe: Callable[..., Recipe], model: Path, tmp_path: Path
 ) -> None:

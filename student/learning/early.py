@@ -1,0 +1,50 @@
+"""Learning while teachers still score: the gradient of a step begins before all of its scores are there.
+
+    sampler    rollout |
+    teachers      scoring ..................... |
+    learner            | micro-batch | micro-batch | micro-batch | optimizer
+
+The loss of a micro-batch needs the scores of its own rows alone. So where nothing else in the recipe reads the scores
+of a step before its update, the loop waits for each micro-batch by itself. Micro-batches and their order are those of a
+loop that waits for all in the same order, and so are the weights, bit for bit: the shortest rows first, because they
+are sampled and scored first. Until the optimizer's step nothing has moved: a teacher that stays away and Ctrl-C find
+the step as it was before it.
+
+`train.micro_batch_tokens` decides how finely the two are interleaved; with one micro-batch there is nothing to gain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from student.controllers import Controller
+from student.learning.terms import Term
+
+if TYPE_CHECKING:
+    from student.plugins import Plugins
+    from student.recipe import Recipe
+
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+_OF_TERMS = ("assess", "prepare", "selects", "sequence", "strata", "stratum", "within")
+
+
+def reads_no_scores(hook: Hook) -> Hook:
+    """Mark a hook of a term, a method or a strategy that looks at no scores, so that they may come after its call.
+
+    A function that overrides it is not marked.
+    """
+    hook.reads_no_scores = True  # type: ignore[attr-defined]
+    return hook
+
+
+def learns_early(recipe: Recipe, plugins: Plugins) -> bool:
+    """Whether the update of a step may begin before all of its scores are there."""
+    train = recipe.train
+    if train.epochs > 1 or train.minibatches > 1 or plugins.rewards.reads_signals:
+        return False
+    hooks = [(getattr(type(term), name), getattr(Term, name)) for term in plugins.terms for name in _OF_TERMS]
+    for method in plugins.controllers:
+        hooks += [(getattr(type(method), name), getattr(Controller, name)) for name in ("compose", "updates")]
+    hooks.append((type(plugins.strategy).run, None))
+    return all(hook is base or getattr(hook, "reads_no_scores", False) for hook, base in hooks)
