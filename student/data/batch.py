@@ -60,31 +60,36 @@ class MicroBatch:
         )
 
 
-def split(rows: Sequence[Row], max_tokens: int, *, by_teacher: bool = False) -> list[list[int]]:
+def split(
+    rows: Sequence[Row], max_tokens: int, *, by_teacher: bool = False, shortest_first: bool = False
+) -> list[list[int]]:
     """Indices of the rows of each micro-batch: rows of similar length together, padded size within `max_tokens`.
 
     Order is by length, longest first, then by index: the largest micro-batch comes first, so that running out of
-    memory shows at once. A single row over the budget gets a micro-batch of its own.
+    memory shows at once. With `shortest_first` it is the order in which rows tend to be sampled and scored. A single
+    row over the budget gets a micro-batch of its own.
 
     Args:
         rows: the step's rows.
         max_tokens: bound on sequences times padded length of a micro-batch.
         by_teacher: keep rows of different teachers apart, because a hidden payload has one head per teacher. Always
             done where divergences to several teachers are summed.
+        shortest_first: by length upwards.
     """
     by_teacher = by_teacher or any(row.teachers for row in rows)
     lengths = [row.longest for row in rows]
     counts = [0]
     apart = [(row.teacher, row.teachers) if by_teacher else ("", ()) for row in rows]
     # A function of the rows alone: the order decides the sums, and a resumed run must get the same bits.
-    order = sorted(range(len(rows)), key=lambda i: (apart[i], -lengths[i], i))
+    sign = 1 if shortest_first else -1
+    order = sorted(range(len(rows)), key=lambda i: (apart[i], sign * lengths[i], i))
     parts: list[list[int]] = []
     for index in order:
         last = parts[-1] if parts else None
         same = last is not None and apart[last[0]] == apart[index]
-        # Its first row is its longest, and so the width that the others are padded to.
         added = len(rows[index].sequences)
-        if last is not None and same and lengths[last[0]] * (counts[-1] + added) <= max_tokens:
+        # All are padded to the longest, which is the first or the last.
+        if last is not None and same and max(lengths[last[0]], lengths[index]) * (counts[-1] + added) <= max_tokens:
             last.append(index)
             counts[-1] += added
         else:

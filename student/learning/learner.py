@@ -211,9 +211,12 @@ class Learner:
         Returns:
             Metrics as `update` gives them; None, and no gradient, when no rank has a row that a term learns from.
         """
-        parts = split(rows, self.settings.micro_batch_tokens, by_teacher=HIDDEN in self.needs.student)
-        if self._shortest_first:
-            parts.reverse()
+        parts = split(
+            rows,
+            self.settings.micro_batch_tokens,
+            by_teacher=HIDDEN in self.needs.student,
+            shortest_first=self._shortest_first,
+        )
         # The reduction of gradients waits for all ranks, so all make as many passes as the busiest one.
         rounds = max(self.ranks.gather(len(parts)))
         if rounds == 0:

@@ -85,6 +85,7 @@ class Ahead:
         lend: gives the engine, which holds weights of its own, for the time of a step.
         player: plays the rows that are episodes; nothing else uses it.
         on_row: called in the thread with each row as soon as it is finished.
+        on_end: called there when all rows of a step are.
         pack: where shards are kept, and the engine takes them in the loop's thread; None where whole tensors are.
         gate: has all ranks sample a step at the same time; None where each may go on by itself.
     """
@@ -97,11 +98,13 @@ class Ahead:
         lend: Lend,
         player: EpisodePlayer,
         on_row: OnRow,
+        on_end: Callable[[], None] = lambda: None,
         pack: Pack | None = None,
         gate: Gate | None = None,
     ) -> None:
         self._staleness, self._steps = staleness, steps
-        self._learner, self._lend, self._player, self._on_row = learner, lend, player, on_row
+        self._learner, self._lend, self._player = learner, lend, player
+        self._on_row, self._on_end = on_row, on_end
         self._pack, self._gate = pack, gate
         self._packed: dict[int, PackedWeights] = {}  # by version
         self._under_way: dict[int, _UnderWay] = {}
@@ -232,6 +235,7 @@ class Ahead:
             else:
                 engine.sync(weights.items(), version)
             rows = sample_or_play(engine, self._player, planned, on_row=finished)
+        self._on_end()
         if self._gate is not None:
             self._gate.done()
         self._free = time.monotonic()

@@ -146,6 +146,11 @@ class Scorer:
             if sum(len(call.item.token_ids) for call in self._held) >= _SENT_TOKENS:
                 self._send_held()
 
+    def flush(self) -> None:
+        """Send all that waits for more: no further rows are coming soon."""
+        with self._holding:
+            self._send_held()
+
     def _send_held(self) -> None:
         """Send all that waits, in one piece for each model and payload. Under the lock: a call is held or sent."""
         held, self._held = self._held, []
@@ -258,8 +263,7 @@ class Scorer:
         calls = [(row, self._pending.pop(id(row), [])) for row in rows]
         arriving = Arriving(calls, self._keep, self._fleet, self._settings, self.hooks)
         try:
-            with self._holding:
-                self._send_held()
+            self.flush()
             # First what this process computes, while the fleet works on what it was sent during the rollout.
             self._read([call for _, mine in calls for call in mine], poll)
         except BaseException:

@@ -116,6 +116,21 @@ def test_a_step_has_the_weights_of_its_launch_whatever_the_learner_does_meanwhil
     ahead.close()
 
 
+def test_what_waits_for_more_rows_is_sent_when_all_of_a_step_are_sampled_and_not_when_it_is_learnt() -> None:
+    told: list[Any] = []
+    ended = threading.Event()
+
+    def on_end() -> None:
+        told.append("end")
+        ended.set()
+
+    engine, learner = Engine(), Learner()
+    ahead = Ahead(1, 6, learner, lambda: nullcontext(engine), PLAYER, told.append, on_end)  # type: ignore[arg-type]
+    ahead.launch(plan(0), version=0)
+    assert ended.wait(120) and told == [(0, 0.0), "end"], "nothing has asked for the rows yet"
+    ahead.close()
+
+
 @pytest.mark.parametrize("stopped", [1, 3, 5])
 def test_what_was_under_way_is_sampled_again_by_the_weights_it_had(stopped: int) -> None:
     calm, _, learner = make(2)

@@ -1,0 +1,22 @@
+"""How the rows of a step are cut into micro-batches."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rows import make_row
+
+from student.data.batch import split
+
+
+@pytest.mark.parametrize("shortest_first", [False, True])
+@given(lengths=st.lists(st.integers(1, 30), max_size=12), budget=st.integers(1, 120))
+def test_every_row_is_in_one_micro_batch_within_the_budget_in_the_order_of_lengths(
+    lengths: list[int], budget: int, shortest_first: bool
+) -> None:
+    rows = [make_row(length, sample=sample) for sample, length in enumerate(lengths)]
+    parts = split(rows, budget, shortest_first=shortest_first)
+    order = [index for part in parts for index in part]
+    sign = 1 if shortest_first else -1
+    assert order == sorted(range(len(rows)), key=lambda index: (sign * rows[index].longest, index))
+    for part in parts:
+        assert len(part) == 1 or len(part) * max(rows[index].longest for index in part) <= budget
