@@ -12,13 +12,12 @@ observe(report)                  controllers learn
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from opd.errors import CancelledError, OpdError, RunFolderError
-from opd.fleet.membership.outage import Outage, OutageHooks
 from opd.fleet.metrics import register_metrics
 from opd.tasks.prompt import Prompt
 from student.controllers import EvalReport, StepReport
@@ -35,6 +34,7 @@ from student.run.ending import RunEnding
 from student.run.evaluation import Evaluations, metrics_of, to_json
 from student.run.folder import RESUMABLE, RunFolder
 from student.run.interrupts import Interrupts
+from student.run.outages import outage_hooks
 from student.run.row_counts import count_rows, outcome_metrics, row_metrics
 from student.run.samples import entries, sample_of
 from student.run.saving import Saver, Unfinished
@@ -124,6 +124,7 @@ class _Run:
         self.saver = Saver(job, folder, sinks.log, sinks.saved)
         self.state = self.saver.open(checkpoint)
         self.evaluations.start = self.state.before
+        self._updates = job.learner.updates  # when the present step began
         labels = job.source.labels() or frozenset()
         self._groups = {
             "domain": {domain or "none" for _, domain in labels},
@@ -134,7 +135,7 @@ class _Run:
     def run(self) -> dict[str, Any]:
         """All remaining steps, then the summary; whatever stops them, the state is saved first."""
         # In this order: a controller that samples when it starts needs the sampler to know the resumed weights.
-        hooks = OutageHooks(waiting=self._waiting, emergency=self._emergency, recovered=self._recovered)
+        hooks = outage_hooks(self.state, self.saver, self.interrupts, self.sinks.log)
         self.job.services.hook_outages(hooks)
         self.job.sampler.moved(self.state.steps)
         for controller in self.job.controllers:
@@ -153,7 +154,19 @@ class _Run:
             advice = "continue with --resume" if path or isinstance(error, RESUMABLE) else "start it again"
             error.args = (f"{said}{f', saved in {path}' if path else ''}; {advice}.",)
             raise
+        except Exception as error:
+            self._rescue(error)
+            raise
         return self._finish(after)
+
+    def _rescue(self, error: Exception) -> None:
+        """After a fault of a plug-in, save the steps done, where the step that failed has moved nothing."""
+        steps, moved = self.state.steps, self.job.learner.updates != self._updates
+        if not steps or moved or self.state.unfinished is not None or self.ranks.count > 1:
+            return
+        with suppress(Exception):  # the fault is what the user has to hear of
+            path = self.saver.save(self.state)
+            error.add_note(f"{steps} of {self.recipe.train.steps} steps are saved in {path}; continue with --resume.")
 
     def _told(self) -> EvalReport | None:
         """All remaining steps; where this rank cannot go on, the others are told, wherever they are."""
@@ -197,22 +210,11 @@ class _Run:
             for line in self.ranks.agree(lambda: list(check.lines(self.interrupts.poll))):
                 self.sinks.log(line)
 
-    def _waiting(self, outage: Outage) -> None:
-        self.sinks.log(outage.sentence())
-
-    def _emergency(self, outage: Outage) -> None:
-        if self.state.unfinished is not None or self.interrupts.holding or self.saver.sharded:
-            return  # Updates have moved the weights, a controller may be trying others, or the other ranks have parts.
-        path = self.saver.save(self.state, together=False)
-        self.sinks.log(f"teacher {outage.teacher!r} is away for {outage.seconds:.0f} s; saved {path}")
-
-    def _recovered(self, outage: Outage) -> None:
-        self.sinks.log(f"teacher {outage.teacher!r} is back after {outage.seconds:.0f} s")
-
     def _step(self, step: int) -> None:
         job, clock = self.job, self._clock()
         # No update has begun: when a rank cannot go on, the state of all is that of the last step.
         job.cursor.begin()
+        self._updates = job.learner.updates
         stages = StepStages(job, step, clock, self.interrupts.poll)
         rollouts = Rollouts(stages, lambda prompts: self._plan(step, prompts), job.cursor, self.ranks)
         stages.any = rollouts.any

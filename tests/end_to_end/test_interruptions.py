@@ -12,7 +12,8 @@ import pytest
 from run_records import records
 
 from opd.errors import CancelledError, NonFiniteError, OpdError, OutageError
-from student.controllers import Controller, StepReport
+from student.controllers import Controller, Services, StepReport
+from student.data.row import Row
 from student.dry_run import check as check_recipe
 from student.learning.terms import TermOutput, TokenBatch
 from student.loop import train
@@ -164,6 +165,53 @@ def test_a_window_is_chosen_from_the_rows_of_a_step_that_was_interrupted_after_i
 ) -> None:
     """The search of EffOPD comes before Prune-OPD's choice."""
     check(lambda patch: stop_at(patch, LoopServices, "evaluate", 1, "signal"), objective=EXACT, methods=[EFFOPD, PRUNE])
+
+
+class Faulty(Controller):
+    """A plug-in with a fault of its own, in the hook that `hook` names, at the fourth call."""
+
+    hook: ClassVar[str] = ""
+    calls: ClassVar[int] = 0
+
+    def _call(self, hook: str) -> None:
+        Faulty.calls += hook == Faulty.hook
+        if hook == Faulty.hook and Faulty.calls == 4:
+            raise KeyError("a fault of the plug-in")
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        self._call("compose")
+        return rows
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        self._call("after_update")
+        return {}
+
+
+@pytest.mark.parametrize(("hook", "saved"), [("compose", True), ("after_update", False)])
+def test_a_fault_of_a_plug_in_loses_no_step_that_was_done_before_weights_may_have_moved(
+    make_recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    hashes: Callable[[Path], dict[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    hook: str,
+    saved: bool,
+) -> None:
+    monkeypatch.setitem(sys.modules, "faulty", SimpleNamespace(Faulty=Faulty))
+    monkeypatch.setattr(Faulty, "hook", hook)
+    monkeypatch.setattr(Faulty, "calls", 0)
+    changes = {"methods": [{"name": "faulty:Faulty"}], "eval": {"prompts": 0}, "train": {"checkpoint_every": 0}}
+    recipe = make_recipe(run=str(tmp_path / "cut"), **changes)
+    with pytest.raises(KeyError, match="a fault of the plug-in") as caught:
+        train(recipe)
+    notes = getattr(caught.value, "__notes__", [])
+    if not saved:
+        assert not notes and not list((recipe.run / "checkpoints").glob("step-*"))
+        return
+    assert len(notes) == 1 and notes[0].startswith("3 of 4 steps are saved in"), notes
+    resumed = train(recipe, resume=True)
+    calm = make_recipe(run=str(tmp_path / "calm"), **changes)
+    assert hashes(Path(resumed["checkpoint"])) == hashes(Path(train(calm)["checkpoint"]))
+    assert records(recipe) == records(calm)
 
 
 class Witness(Controller):

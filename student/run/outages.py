@@ -1,0 +1,32 @@
+"""What a run says and saves while a teacher is away."""
+
+from collections.abc import Callable
+
+from opd.fleet.membership.outage import Outage, OutageHooks
+from student.run.interrupts import Interrupts
+from student.run.saving import LoopState, Saver
+
+
+def outage_hooks(state: LoopState, saver: Saver, interrupts: Interrupts, log: Callable[[str], None]) -> OutageHooks:
+    """Hooks that tell of an outage, and save the steps done when it lasts.
+
+    Args:
+        state: of the loop.
+        saver: of the run.
+        interrupts: whether updates are being made.
+        log: shows a line.
+    """
+
+    def waiting(outage: Outage) -> None:
+        log(outage.sentence())
+
+    def emergency(outage: Outage) -> None:
+        if state.unfinished is not None or interrupts.holding or saver.sharded:
+            return  # Updates have moved the weights, a controller may be trying others, or the other ranks have parts.
+        path = saver.save(state, together=False)
+        log(f"teacher {outage.teacher!r} is away for {outage.seconds:.0f} s; saved {path}")
+
+    def recovered(outage: Outage) -> None:
+        log(f"teacher {outage.teacher!r} is back after {outage.seconds:.0f} s")
+
+    return OutageHooks(waiting=waiting, emergency=emergency, recovered=recovered)
