@@ -44,6 +44,8 @@ WARM = 3
 SIDES = ("TRL", "opd gather", "opd hidden", "opd batched", "opd self served", "opd self local")
 BATCH, LEARNING_RATE = 32, 1e-4
 NEW_TOKENS = {"tiny": 12, "mid": 32}
+MICRO_BATCH = {"tiny": 16_384, "mid": 360}
+"""Tokens of one of our micro-batches: those of world mid are learnt from while the teacher scores the others."""
 KEPT = {"tiny": 8, "mid": 64}
 HELD_OUT = 128
 """Prompts of world tiny on which the trained student is measured."""
@@ -110,7 +112,12 @@ def run_opd(world: Path, name: str, side: str, steps: int, scratch: Path) -> Pat
                 | ({"role": "initial"} if kind == "self local" else {}),
             ],
             "methods": [{"name": "peers:MarkStep"}],
-            "train": {"steps": steps, "threads": 1, "learning_rate": LEARNING_RATE},
+            "train": {
+                "steps": steps,
+                "threads": 1,
+                "learning_rate": LEARNING_RATE,
+                "micro_batch_tokens": MICRO_BATCH[name],
+            },
             "eval": {"prompts": 0},
             "samples": {"every": 0},
         }
