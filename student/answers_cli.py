@@ -43,6 +43,7 @@ def answers(
     from opd.errors import ConfigError
     from opd.tasks import build_prompts
     from opd.tasks.modes import asked_content
+    from opd.tasks.settings import files_of
     from student.answers import check_how, write_answers
     from student.data.prompts import fit_prompts
     from student.learning.model import Weights, load_tokenizer
@@ -56,6 +57,8 @@ def answers(
         raise ConfigError(f"--temperature is {temperature:g}; give a number above 0 and up to 10, or --how greedy.")
     job = load_settings(Recipe, recipe, overrides or ())
     check_model_path(model)
+    if out.resolve() in [path.resolve() for path in files_of(job.prompts)]:
+        raise ConfigError(f"--out {out} is a file of the recipe's prompts, which would be lost; name another one.")
     source = build_prompts(job.prompts, seed=job.seed, modes=job.modes)
     try:
         # As the run does: what it leaves out changes which prompts it takes, and in which order.

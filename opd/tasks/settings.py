@@ -134,3 +134,10 @@ PromptSettings = Annotated[
     Discriminator(_kind, **_ONE_OF),
 ]
 """Where prompts come from: {dataset: ...}, {file: ...}, {task: ...} or {mix: [...]}."""
+
+
+def files_of(prompts: PromptSettings) -> list[Path]:
+    """Local files that prompts are read from."""
+    parts = prompts.mix if isinstance(prompts, MixSettings) else [prompts]
+    files = [path for part in parts if isinstance(part, FileSettings) for path in (part.file, part.heldout_file)]
+    return [path for path in files if path is not None]

@@ -92,11 +92,16 @@ class Fleet:
         return sorted({ask.model for ask in asks if ask.served and self.shape(ask.model) is None})
 
     def check(self, asks: Sequence[Ask]) -> None:
-        """Refuse models that the devices cannot hold.
+        """Refuse models that nobody asks, and those that the devices cannot hold.
 
         Raises:
-            ConfigError: naming their weights and how many devices hold them.
+            ConfigError: naming those that are asked, or their weights and how many devices hold them.
         """
+        asked = sorted({ask.model for ask in asks if ask.served})
+        idle = sorted(self.models.keys() - {*asked, ""})
+        if idle:
+            known = ", ".join(map(repr, filter(None, asked))) or "none by name: give the model without one"
+            raise ConfigError(f"--teacher names {idle[0]!r}, which the recipe does not ask; it asks {known}.")
         room, weights = self.device.memory * USABLE - self.device.reserve, self.weights(asks)
         if weights > self.devices * room:
             raise ConfigError(

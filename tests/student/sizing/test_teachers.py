@@ -173,6 +173,8 @@ def test_teachers_that_no_device_holds_are_refused_with_as_many_as_do(
         fleet.check(asks)
     enough = int(re.findall(r"gpus (\d+)", str(refused.value))[0])
     replace(fleet, devices=enough).check(asks)
+    with pytest.raises(ConfigError, match=r"'lagre', which the recipe does not ask; it asks 'large', 'small'"):
+        fleet_of([f"lagre={model}", f"small={model}"], TABLE["h100"], 1).check(asks)
     with pytest.raises(ConfigError):
         replace(fleet, devices=enough - 1).check(asks)
     assert fleet_of([f"small={model}"], tight, 1).unknown(asks) == ["large"]
