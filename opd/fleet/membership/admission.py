@@ -188,6 +188,7 @@ class Admission:
             _OutOfDate: the pool was given other weights meanwhile.
             OpdError: it could not be compared.
         """
+        self._monitor.agreement.pop(name, None)  # of the process or the weights before
         settings, pool = self._owner.settings, self._owner.pool(name)
         identity = pool.choose({self._monitor.address: info}, settings.expected_weights.get(name, ""))
         difference = Identity.of(info).differences(identity)

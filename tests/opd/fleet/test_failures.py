@@ -87,11 +87,17 @@ def test_a_server_restarted_with_other_weights_is_not_readmitted(tiny: SimpleNam
     items = tiny.items(40)
     with TeacherFleet.connect([one.address, two.address], settings=tiny.settings) as fleet:
         wait_for_all(fleet, one, two)
+        # Of the two, one was compared with the other when it came.
+        compared = {r.address for r in fleet.status().replicas if r.agreement_nats is not None}
+        one, two = sorted((one, two), key=lambda server: server.address not in compared)
+        assert one.address in compared
         one.stop()
         tiny.wait_until(lambda: state_of(fleet, one.address) == "dead")
         other = tiny.serve(seed=2, port=one.port)
         tiny.wait_until(lambda: "weights_hash" in reason_of(fleet, one.address))
         assert state_of(fleet, one.address) == "rejected"
+        found = next(r for r in fleet.status().replicas if r.address == one.address)
+        assert found.agreement_nats is None, "that of the process before"
         assert numbers(fleet.score("math", items, SPEC)) == calm(tiny, items)
         assert other.scored_rows() == 0
 
