@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import accumulate
@@ -15,19 +15,18 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from opd.errors import CheckpointError, DeviceMemoryError, NonFiniteError, PluginError
-from opd.heads import OutputHead
-from opd.wire.types import PayloadKind
-from student.data.batch import HeadLookup, MicroBatch, collate, signal_tokens, split
+from student.data.batch import HeadLookup, MicroBatch, collate, split
 from student.data.row import Row
-from student.learning.model import ProjectionSpec, Student, project
+from student.learning.layout import lay_out
+from student.learning.model import ProjectionSpec, Student
 from student.learning.objective import Metrics, Objective, Sums, add, of_the_step, to_host
 from student.learning.quantized import adamw_8bit, same_kind
 from student.learning.ranks import Ranks
 from student.learning.schedule import learning_rate
 from student.learning.sharding import full, placed, recover, reshard, units, whole
-from student.learning.terms import SignalTokens, StudentTokens, TeacherShare, TokenBatch
+from student.learning.terms import TokenBatch
 from student.recipe import TrainSettings
-from student.scoring.needs import HIDDEN, SCORES_AT_TEACHER, TEACHER, Needs, teacher_role
+from student.scoring.needs import HIDDEN, Needs
 
 
 class Learner:
@@ -205,8 +204,8 @@ class Learner:
             rows: this rank's rows.
             select: narrows the trained positions of a micro-batch to a bool mask [N]; weights stay those of all
                 rows, so gradients of disjoint selections add up to the whole.
-            arrive: called before each pass, and agreed on by all ranks: waits for the scores of the rows that this rank
-                passes.
+            arrive: waits for the scores of some rows: called in each pass behind the forward, which needs none, or
+                before it where all ranks, or the shards of weights, must agree that none has failed.
 
         Returns:
             Metrics as `update` gives them; None, and no gradient, when no rank has a row that a term learns from.
@@ -231,23 +230,23 @@ class Learner:
         ends = list(accumulate((row.length for row in rows), initial=0))
         sums: Sums = {}
         for index in range(rounds):
-            last = index == rounds - 1
-            if arrive is not None:
-                mine = [rows[i] for i in parts[index]] if index < len(parts) else []
-                self.ranks.agree(partial(arrive, mine))
+            last, part = index == rounds - 1, parts[index] if index < len(parts) else []
+            arrived = None if arrive is None else partial(arrive, [rows[i] for i in part])
+            if arrived is not None and (self.sharded or self.ranks.count > 1):
+                self.ranks.agree(arrived)  # before torch's collectives, in which a failure could not be told
+                arrived = None
             # Gradients are reduced once, with the last pass.
             unsent = self.accelerator.no_sync(self.wrapped) if not last else nullcontext()
             with self.ranks.bound(), self.accelerator.autocast(), unsent:
-                if index >= len(parts):
+                if not part:
                     self.accelerator.backward(self._filler())
                     continue
-                part = parts[index]
                 micro = collate(rows, part, self.accelerator.device)
                 places = np.concatenate([np.arange(ends[i], ends[i + 1]) for i in part])
                 index_of = torch.from_numpy(places).to(self.accelerator.device)
                 # Around both: where layers are checkpointed, the backward pass runs them forward again.
                 with self.student.around(partial(micro.reading, self.updates)):
-                    loss, metrics = self._micro_loss(micro, [every[index_of] for every in weights], select)
+                    loss, metrics = self._micro_loss(micro, [every[index_of] for every in weights], select, arrived)
                     if not loss.requires_grad:
                         raise PluginError(
                             "No term of the objective gave a loss with a gradient; add a loss of the student's scores."
@@ -269,76 +268,28 @@ class Learner:
         touched = [hidden, head.weight, *self.student.beside.parameters()] + ([] if head.bias is None else [head.bias])
         return torch.stack([part.float().sum() for part in touched]).sum() * 0.0
 
-    def token_batch(self, micro: MicroBatch, *, needs: Needs | None = None) -> TokenBatch:
-        """Run the student on a micro-batch and lay out everything that terms see."""
+    def token_batch(
+        self, micro: MicroBatch, *, needs: Needs | None = None, arrived: Callable[[], None] | None = None
+    ) -> TokenBatch:
+        """Run the student on a micro-batch and, once scores have `arrived`, lay out everything that terms see."""
         needs = needs or self.needs
         # Without gradients ranks may make different numbers of passes, which the wrapper of several would not allow.
         model = self.wrapped if torch.is_grad_enabled() else self.student
         hidden = model(micro.input_ids, micro.attention_mask, micro.sequence, micro.source)
-        spec = ProjectionSpec(
-            needs.student, self.projection.valid_vocab, self.projection.temperature, self.projection.scratch_bytes
-        )
-        device = self.accelerator.device
-        # `split` keeps rows with other teachers apart, so that the first row speaks for all.
-        several = micro.rows[0].teachers if needs.teacher else ()
-        signals = {
-            (need.role, need.spec.kind): signal_tokens(micro.rows, need.role, need.spec.kind, self.head_of, device)
-            for need in needs.signals
-            if need.role != TEACHER or not several
-        }
-        topk = next((found for (_, kind), found in signals.items() if kind is PayloadKind.TOPK), None)
+        if arrived is not None:
+            arrived()
         head = self.student.head()  # once: a sharded head is gathered here
-        student = project(hidden, head, micro, None if topk is None else topk.ids, spec)
-        return TokenBatch(
-            token_ids=micro.token_ids,
-            mask=micro.mask,
-            weights=micro.mask.float(),
-            row=micro.row,
-            position=micro.position,
-            behaviour_logp=micro.behaviour_logp,
-            candidates=micro.candidates,
-            student=student,
-            signals=signals,
-            rows=micro.rows,
-            valid_vocab=spec.valid_vocab,
-            temperature=spec.temperature,
-            shares=tuple(
-                self._share(name, weight, micro, hidden, head, student, signals, needs, spec)
-                for name, weight in several
-            ),
-        )
-
-    def _share(
-        self,
-        teacher: str,
-        weight: float,
-        micro: MicroBatch,
-        hidden: Tensor,
-        head: OutputHead,
-        student: StudentTokens,
-        signals: Mapping[tuple[str, PayloadKind], SignalTokens],
-        needs: Needs,
-        spec: ProjectionSpec,
-    ) -> TeacherShare:
-        """One of several teachers whose divergences are summed, as terms see it when it is alone."""
-        mine = dict(signals)
-        for kind in (need.spec.kind for need in needs.signals if need.role == TEACHER):
-            mine[TEACHER, kind] = signal_tokens(
-                micro.rows, teacher_role(teacher), kind, self.head_of, self.accelerator.device
-            )
-        # Each teacher lists ids of its own: the hidden states are those of the one pass, and only these ids are
-        # projected anew.
-        topk = mine.get((TEACHER, PayloadKind.TOPK))
-        if topk is not None and SCORES_AT_TEACHER in spec.want:
-            at_ids = dataclasses.replace(spec, want=frozenset({SCORES_AT_TEACHER}))
-            found = project(hidden, head, micro, topk.ids, at_ids)
-            student = dataclasses.replace(student, scores_at_teacher=found.scores_at_teacher)
-        return TeacherShare(weight, mine, student)
+        spec = dataclasses.replace(self.projection, want=needs.student)
+        return lay_out(hidden, head, micro, needs, spec, self.head_of)
 
     def _micro_loss(
-        self, micro: MicroBatch, weights: Sequence[Tensor], select: Callable[[MicroBatch], Tensor] | None
+        self,
+        micro: MicroBatch,
+        weights: Sequence[Tensor],
+        select: Callable[[MicroBatch], Tensor] | None,
+        arrived: Callable[[], None] | None,
     ) -> tuple[Tensor, Sums]:
-        batch = self.token_batch(micro)
+        batch = self.token_batch(micro, arrived=arrived)
         if select is not None:
             batch = dataclasses.replace(batch, mask=batch.mask & select(micro))
         return self.objective.loss(batch, weights)

@@ -1,0 +1,89 @@
+"""Everything that terms see of a micro-batch, from the student's hidden states and the rows' signals."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from jaxtyping import Float
+from torch import Tensor
+
+from opd.heads import OutputHead
+from opd.wire.types import PayloadKind
+from student.data.batch import HeadLookup, MicroBatch, signal_tokens
+from student.learning.model import ProjectionSpec, project
+from student.learning.terms import SignalTokens, StudentTokens, TeacherShare, TokenBatch
+from student.scoring.needs import SCORES_AT_TEACHER, TEACHER, Needs, teacher_role
+
+Signals = Mapping[tuple[str, PayloadKind], SignalTokens]
+
+
+def lay_out(
+    hidden: Float[Tensor, "n h"],
+    head: OutputHead,
+    micro: MicroBatch,
+    needs: Needs,
+    spec: ProjectionSpec,
+    head_of: HeadLookup,
+) -> TokenBatch:
+    """The batch for the terms.
+
+    Args:
+        hidden: [N, H] the student's states before each response token, with gradient.
+        head: the student's head, with gradient.
+        micro: rows that have all their signals.
+        needs: what the terms need.
+        spec: what to project of `hidden`, and how.
+        head_of: heads of served models, for hidden payloads.
+    """
+    device = hidden.device
+    # `split` keeps rows with other teachers apart, so that the first row speaks for all.
+    several = micro.rows[0].teachers if needs.teacher else ()
+    signals = {
+        (need.role, need.spec.kind): signal_tokens(micro.rows, need.role, need.spec.kind, head_of, device)
+        for need in needs.signals
+        if need.role != TEACHER or not several
+    }
+    topk = next((found for (_, kind), found in signals.items() if kind is PayloadKind.TOPK), None)
+    student = project(hidden, head, micro, None if topk is None else topk.ids, spec)
+    batch = TokenBatch(
+        token_ids=micro.token_ids,
+        mask=micro.mask,
+        weights=micro.mask.float(),
+        row=micro.row,
+        position=micro.position,
+        behaviour_logp=micro.behaviour_logp,
+        candidates=micro.candidates,
+        student=student,
+        signals=signals,
+        rows=micro.rows,
+        valid_vocab=spec.valid_vocab,
+        temperature=spec.temperature,
+    )
+    shares = []
+    for name, weight in several:
+        mine = signals | {
+            (TEACHER, kind): signal_tokens(micro.rows, teacher_role(name), kind, head_of, device)
+            for kind in (need.spec.kind for need in needs.signals if need.role == TEACHER)
+        }
+        shares.append(TeacherShare(weight, mine, _at_teacher(student, mine, hidden, head, micro, spec)))
+    return dataclasses.replace(batch, shares=tuple(shares))
+
+
+def _at_teacher(
+    student: StudentTokens,
+    signals: Signals,
+    hidden: Float[Tensor, "n h"],
+    head: OutputHead,
+    micro: MicroBatch,
+    spec: ProjectionSpec,
+) -> StudentTokens:
+    """The student's distribution at the ids of one of several teachers.
+
+    Each teacher lists ids of its own: the hidden states are those of the one pass, and only these ids are projected
+    anew.
+    """
+    topk = signals.get((TEACHER, PayloadKind.TOPK))
+    if topk is None or SCORES_AT_TEACHER not in spec.want:
+        return student
+    at_ids = dataclasses.replace(spec, want=frozenset({SCORES_AT_TEACHER}))
+    found = project(hidden, head, micro, topk.ids, at_ids)
+    return dataclasses.replace(student, scores_at_teacher=found.scores_at_teacher)
