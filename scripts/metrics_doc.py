@@ -24,6 +24,7 @@ STEP = (
         "tail_sampled",
         "importance_weight",
         "importance_truncated",
+        "scored_while_learning",
         "staleness",
         "updates",
         "updates_skipped",
