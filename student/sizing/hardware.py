@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,10 @@ from opd.errors import ConfigError
 
 GIB = 2**30
 REACHED = 0.4
-"""Share of a device's speed that a transformers model reaches in training and prefill."""
+"""Share of a GPU's speed that a transformers model reaches in training and prefill."""
+_CPU_REACHED = 0.55
+_CPU_OVERHEAD = 2.5
+"""The host's work on a layer of a rollout, with its cache and sampling, over that on a layer of a bare model."""
 USABLE = 0.92
 """Share of a device's memory: allocators lose some of it between tensors."""
 
@@ -27,6 +31,7 @@ class Hardware:
         overhead: seconds that the host takes to launch the kernels of a layer in one forward pass.
         reserve: bytes that libraries take before anything of the run does.
         overlaps: whether arithmetic, memory traffic and the host's work go on at the same time.
+        reached: share of `flops` that a model reaches in training and prefill.
     """
 
     name: str
@@ -36,6 +41,7 @@ class Hardware:
     overhead: float = 1e-3
     reserve: float = 1.5 * GIB
     overlaps: bool = True
+    reached: float = REACHED
 
     @property
     def gpu(self) -> bool:
@@ -77,15 +83,49 @@ def here() -> Hardware:
         known = like or TABLE["a100"]
         return Hardware(found.name, found.total_memory, known.flops, known.bandwidth)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Hardware("the CPU here", memory, _measured_flops(), 1e10, 2e-3, 0.5 * GIB, overlaps=False)
+    return Hardware(
+        "the CPU here",
+        memory,
+        _measured_flops(),
+        _measured_bandwidth(),
+        _CPU_OVERHEAD * _measured_overhead(),
+        0.5 * GIB,
+        overlaps=False,
+        reached=_CPU_REACHED,
+    )
 
 
-def _measured_flops(size: int = 512, tries: int = 20) -> float:
-    """Of float32 products on this CPU, with the threads that torch has now; the best of several tries."""
+def _measured_flops(size: int = 512) -> float:
+    """Of float32 products on this CPU, with the threads that torch has now."""
     left = torch.ones(size, size)
+    return 2 * size**3 / _least_seconds(lambda: left @ left)
+
+
+def _measured_bandwidth(size: int = 64 << 20) -> float:
+    """Of a copy from memory to memory, bytes read and written."""
+    source = torch.ones(size, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    return 2 * size / _least_seconds(lambda: target.copy_(source))
+
+
+def _measured_overhead(layers: int = 4) -> float:
+    """Seconds of a layer in which there is next to nothing to compute."""
+    from transformers import Qwen3Config, Qwen3Model
+
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
+    config = Qwen3Config(**sizes, num_hidden_layers=layers, num_attention_heads=2, num_key_value_heads=2)
+    with torch.random.fork_rng(devices=[]):
+        model = Qwen3Model(config).eval()
+    ids = torch.zeros((8, 1), dtype=torch.long)
+    with torch.no_grad():
+        return _least_seconds(lambda: model(ids, use_cache=False)) / layers
+
+
+def _least_seconds(work: Callable[[], object], tries: int = 20) -> float:
+    """The best of several tries: what else the machine does only makes them longer."""
     best = float("inf")
     for _ in range(tries):
         begin = time.perf_counter()
-        left @ left
+        work()
         best = min(best, time.perf_counter() - begin)
-    return 2 * size**3 / best
+    return best

@@ -19,7 +19,7 @@ from opd.errors import ConfigError
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.recipe import ModelSettings, Recipe, TeacherSettings
 from student.scoring.needs import LOCAL_MODELS, REFERENCE, TEACHER, Needs
-from student.sizing.hardware import GIB, REACHED, USABLE, Hardware
+from student.sizing.hardware import GIB, USABLE, Hardware
 from student.sizing.shape import ModelShape
 
 _BATCH_TOKENS = 16_384
@@ -145,7 +145,7 @@ def seconds_of(
     head = shape.vocabulary * shape.hidden * scored if headed else 0.0
     batches = max(1, math.ceil(share * read / _BATCH_TOKENS))
     parts = {
-        "arithmetic": 2 * share * ((shape.active - shape.outside) * read + head) / (device.flops * REACHED),
+        "arithmetic": 2 * share * ((shape.active - shape.outside) * read + head) / (device.flops * device.reached),
         "memory": batches * shape.weight_bytes / device.bandwidth,
         "launching layers": batches * shape.layers * device.overhead,
     }

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.recipe import Recipe
 from student.scoring.needs import Needs
-from student.sizing.hardware import REACHED, Hardware
+from student.sizing.hardware import Hardware
 from student.sizing.lengths import lengths_of
 from student.sizing.memory import engine_of, slots
 from student.sizing.shape import ModelShape
@@ -122,17 +122,17 @@ def times_of(
     logits = _LOGIT_BYTES * shape.vocabulary
     decoding = {
         "memory": (shape.weight_bytes + here * logits + here * read.context * shape.cache_bytes) / device.bandwidth,
-        "arithmetic": 2 * shape.active * here / (device.flops * REACHED),
+        "arithmetic": 2 * shape.active * here / (device.flops * device.reached),
         "launching layers": shape.layers * device.overhead,
     }
     bound = max(decoding, key=lambda name: decoding[name])
     forward = decoding[bound] if device.overlaps else sum(decoding.values())
     before = prompt * mine / rollout.samples_per_prompt + read.prefilled * mine
-    prefill = 2 * shape.active * before / (device.flops * REACHED)
+    prefill = 2 * shape.active * before / (device.flops * device.reached)
     # Per parameter and token: 2 operations forward, 2 backward to the inputs, 2 to the weights unless they are frozen,
     # and 2 for recomputation.
     passes = (2 if recipe.model.lora is None else 1) * 2 + 2 + (2 if recipe.model.gradient_checkpointing else 0)
-    learning = passes * shape.active * mine * read.positions * recipe.train.epochs / (device.flops * REACHED)
+    learning = passes * shape.active * mine * read.positions * recipe.train.epochs / (device.flops * device.reached)
     asks, fleet = asks_of(recipe, needs), fleet or Fleet({}, device)
     sent, received = _traffic(asks, read.positions, mean, shape, fleet)
     scored = list(stages_of(asks, fleet, shape, rows * read.positions, rows * mean, device, ranks))
