@@ -112,8 +112,15 @@ def _measured_overhead(layers: int = 4) -> float:
     """Seconds of a layer in which there is next to nothing to compute."""
     from transformers import Qwen3Config, Qwen3Model
 
-    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
-    config = Qwen3Config(**sizes, num_hidden_layers=layers, num_attention_heads=2, num_key_value_heads=2)
+    config = Qwen3Config(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=128,
+        head_dim=32,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
     with torch.random.fork_rng(devices=[]):
         model = Qwen3Model(config).eval()
     ids = torch.zeros((8, 1), dtype=torch.long)
