@@ -122,7 +122,7 @@ def one_kill(fleet: TeacherFleet, ledger: Ledger, victim: ServerProcess) -> tupl
     """What each call on the victim lost, and how many calls were in flight in all."""
     until(lambda: healthy(fleet) == SERVERS and in_flight(ledger) >= 100 and ledger.on[victim.address], 300, "load")
     begin = time.monotonic()
-    calm = [end - ledger.first_sent[row] for row, end in list(ledger.answered.items())[-500:]]
+    calm = [end - ledger.first_sent[row] for row, end in list(ledger.answered.copy().items())[-500:]]
     flying = in_flight(ledger)
     lost = set(ledger.on[victim.address])
     victim.kill()
