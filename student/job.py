@@ -105,7 +105,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     student.hooks = [hook for controller in plugins.controllers for hook in controller.hooks()]
     scorers = _scorers(recipe, found, student, accelerator, ranks, stack)
     scorer, local = scorers.make(plugins.needs), scorers.local
-    early = learns_early(recipe, plugins) and not scorer.asks_late
+    early = found.fleet is not None and learns_early(recipe, plugins)
     learner = _learner(recipe, plugins, student, accelerator, ranks, tokenizer, scorer, early=early)
     # Evaluations may need other payloads than the objective, and so a scorer of their own; candidates are kept at the
     # rollout, once, as many as either needs.

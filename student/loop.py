@@ -20,7 +20,7 @@ from typing import Any
 from opd.errors import CancelledError, OpdError, RunFolderError
 from opd.fleet.metrics import register_metrics
 from opd.tasks.prompt import Prompt
-from student.controllers import EvalReport, StepReport
+from student.controllers import Controller, EvalReport, StepReport
 from student.data.outcome import Outcome, gather_outcomes
 from student.data.plan import StepPlan, plan_step
 from student.data.row import Row
@@ -218,15 +218,16 @@ class _Run:
         stages = StepStages(job, step, clock, self.interrupts.poll)
         rollouts = Rollouts(stages, lambda prompts: self._plan(step, prompts), job.cursor, self.ranks)
         stages.any = rollouts.any
-        rows = rollouts.run(job.strategy, self._planned(step))
-        version, weights = (step, None) if job.ahead is None else job.ahead.weights(step)
-        mismatch = job.mismatch.measure(rows, version, weights)
-        costs = job.services.costs
-        costs.sampled("train", rollouts.rows)
-        costs.scored("train", job.scorer.positions(rollouts.scored))
-        # After the costs, which are of all that was sampled and scored, also where a method leaves it out.
-        rows = composed(job.controllers, rows)
-        outcomes = self._assess(rows, stages, rollouts)
+        with closing(stages):
+            rows = rollouts.run(job.strategy, self._planned(step))
+            version, weights = (step, None) if job.ahead is None else job.ahead.weights(step)
+            mismatch = job.mismatch.measure(rows, version, weights)
+            costs = job.services.costs
+            costs.sampled("train", rollouts.rows)
+            costs.scored("train", job.scorer.positions(rollouts.scored))
+            # After the costs, which are of all that was sampled and scored, also where a method leaves it out.
+            rows = composed(job.controllers, rows)
+            outcomes = self._assess(rows, stages, rollouts)
         stops = self._stop_ratios(rows)  # may ask the fleet, which must not fail between the updates and their record
         updated = self._learn(rows, step, clock)
         # The weights have moved: from here on the step is done, and an interruption continues behind it.
@@ -250,12 +251,11 @@ class _Run:
         self.job.learner.objective.assess(rows, outcomes, places)
         if stages.arriving is None:
             return outcomes
-        with closing(stages):
-            late = stages.arriving.late
-            if self.ranks.any(late > 0):
-                with stages.clock.stage("learn"):
-                    self.job.learner.begin(rows, stages.step, stages.arrive)
-            self.ranks.agree(lambda: stages.arrive(rows))  # also those that no term learns from
+        late = stages.arriving.late(rows)
+        if self.ranks.any(late > 0):
+            with stages.clock.stage("learn"):
+                self.job.learner.begin(rows, stages.step, stages.arrive)
+        self.ranks.agree(lambda: stages.arrive(rows))  # also those that no term learns from
         rollouts.measure("scored_while_learning", late, len(rows))
         return gather_outcomes(rows, self.ranks)[0]  # which have sums of the scores, too
 
@@ -287,6 +287,8 @@ class _Run:
     def _learn(self, rows: Sequence[Row], step: int, clock: StageClock) -> Updated:
         """All optimizer updates of a step."""
         train, job = self.recipe.train, self.job
+        if any(type(method).updates is not Controller.updates for method in job.controllers):
+            self._updates = -1  # they may move weights of their own between updates
         updates: Iterable[Update] = plan_updates(
             rows,
             epochs=train.epochs,

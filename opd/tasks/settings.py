@@ -137,7 +137,12 @@ PromptSettings = Annotated[
 
 
 def files_of(prompts: PromptSettings) -> list[Path]:
-    """Local files that prompts are read from."""
+    """Local files, and folders of datasets, that prompts are read from."""
     parts = prompts.mix if isinstance(prompts, MixSettings) else [prompts]
-    files = [path for part in parts if isinstance(part, FileSettings) for path in (part.file, part.heldout_file)]
-    return [path for path in files if path is not None]
+    found: list[Path | None] = []
+    for part in parts:
+        if isinstance(part, FileSettings):
+            found += [part.file, part.heldout_file]
+        elif isinstance(part, DatasetSettings) and Path(part.dataset).is_dir():
+            found.append(Path(part.dataset))
+    return [path for path in found if path is not None]

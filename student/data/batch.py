@@ -95,7 +95,8 @@ def split(
         else:
             parts.append([index])
             counts.append(added)
-    return parts
+    # Also where rows of several teachers are kept apart: one that is slow holds up no rows of the others.
+    return sorted(parts, key=lambda part: lengths[part[-1]]) if shortest_first else parts
 
 
 def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device) -> MicroBatch:

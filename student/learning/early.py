@@ -20,19 +20,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from student.controllers import Controller
 from student.learning.terms import Term
+from student.scoring.contexts import reads_outcomes
 
 if TYPE_CHECKING:
     from student.plugins import Plugins
     from student.recipe import Recipe
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
-_OF_TERMS = ("assess", "prepare", "selects", "sequence", "strata", "stratum", "within")
+_OF_TERMS = ("admits", "assess", "hooks", "prepare", "selects", "sequence", "strata", "stratum", "within")
+_OF_METHODS = ("compose", "hooks", "updates")
 
 
 def reads_no_scores(hook: Hook) -> Hook:
     """Mark a hook of a term, a method or a strategy that looks at no scores, so that they may come after its call.
 
-    A function that overrides it is not marked.
+    A function that overrides it is not marked. A marked hook that gives rows gives those that it was given.
     """
     hook.reads_no_scores = True  # type: ignore[attr-defined]
     return hook
@@ -43,8 +45,13 @@ def learns_early(recipe: Recipe, plugins: Plugins) -> bool:
     train = recipe.train
     if train.epochs > 1 or train.minibatches > 1 or plugins.rewards.reads_signals:
         return False
+    # Rewards of others may read scores without saying so; contexts of outcomes are asked about once rows are judged.
+    if any(not type(reward).__module__.startswith("student.") for reward in plugins.rewards.parts):
+        return False
+    if any(reads_outcomes(role, context) for role, context in recipe.contexts.items()):
+        return False
     hooks = [(getattr(type(term), name), getattr(Term, name)) for term in plugins.terms for name in _OF_TERMS]
     for method in plugins.controllers:
-        hooks += [(getattr(type(method), name), getattr(Controller, name)) for name in ("compose", "updates")]
+        hooks += [(getattr(type(method), name), getattr(Controller, name)) for name in _OF_METHODS]
     hooks.append((type(plugins.strategy).run, None))
     return all(hook is base or getattr(hook, "reads_no_scores", False) for hook, base in hooks)

@@ -26,6 +26,7 @@ from student.learning.schedule import learning_rate
 from student.learning.sharding import full, placed, recover, reshard, units, whole
 from student.learning.terms import TokenBatch
 from student.recipe import TrainSettings
+from student.run.random_state import random_state, set_random_state
 from student.scoring.needs import HIDDEN, Needs
 
 
@@ -44,6 +45,9 @@ class Learner:
         ranks: those of the process; made when None.
         shortest_first: pass the micro-batch of the shortest rows first, as where rows are learnt from while they are
             scored: they are sampled and scored first. The longest first shows at once where memory is too small.
+
+    Attributes:
+        random: torch's random state before the gradient that is being begun; None at all other times.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class Learner:
         # In the order of the model, which decides the bits of the gradient's norm; sharding exchanges parameters.
         self._parameters = None if self.sharded else [*self.wrapped.parameters()]
         self.updates = 0
+        self.random: dict[str, Any] | None = None
         self._begun: tuple[Sequence[Row], Metrics | None] | None = None  # rows of a gradient, not applied yet
 
     def step(self, rows: Sequence[Row], step: int) -> dict[str, float]:
@@ -144,9 +149,9 @@ class Learner:
                     f"the {name} of step {step} is not finite ({value}); lower train.learning_rate, or look at what "
                     "the teacher and the terms gave in this step."
                 )
+        self.updates += 1  # before: whatever fails in the optimizer may have moved some weights
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.updates += 1
         clipped = float(norm > self.settings.max_grad_norm)
         return sums | {"grad_norm": (norm, 1.0), "grad_clipped": (clipped, 1.0), "learning_rate": (rate, 1.0)}
 
@@ -160,13 +165,18 @@ class Learner:
 
         Raises:
             OpdError: what `update` may raise but for a gradient that is not finite, or what `arrive` did. No gradient
-                is left then.
+                is left then, and the random state is that of before.
         """
+        device = self.accelerator.device
+        self.random = random_state(device)
         try:
             self._begun = rows, self._gradient(rows, step, arrive)
         except BaseException:
             self.optimizer.zero_grad(set_to_none=True)
+            set_random_state(self.random, device)
             raise
+        finally:
+            self.random = None
 
     def _gradient(
         self, rows: Sequence[Row], step: int, arrive: Callable[[Sequence[Row]], None] | None = None

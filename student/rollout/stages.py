@@ -91,6 +91,8 @@ class StepStages:
         scorer = self._job.scorer
         with self.clock.stage("wait_teacher"):
             if self._job.learns_early:
+                if self.arriving is not None:  # of an earlier round
+                    self.arriving.wait_all(self._poll)
                 self.arriving = scorer.begin(rows, poll=self._poll)
                 if not judged:
                     scorer.judge(rows, self._rewards, poll=self._poll)
@@ -104,7 +106,9 @@ class StepStages:
         assert self.arriving is not None
         with self.clock.stage("wait_teacher"):
             self.arriving.wait(rows, self._poll)
-        if not self.arriving.late:
+            # Here and not in the pass, where ranks could not be told of a failure.
+            self._job.scorer.fetch_heads(rows)
+        if self.arriving.done:
             self._scored()
 
     def close(self) -> None:

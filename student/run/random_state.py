@@ -7,7 +7,7 @@ A checkpoint holds the state of each rank in a file of its own. Resumed by more 
 stream; by fewer, the states of the others are not used. Everything else random is drawn from streams of the rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,24 @@ def begin_random(seed: int, rank: int, step: int = 0) -> None:
         torch.manual_seed(int(stream(seed, "torch", rank, step).integers(2**63)))
 
 
-def random_parts(place: str, rank: int, device: torch.device) -> Iterator[Part]:
-    """What a rank writes of its random state, below folder `place` of the checkpoint."""
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The state now, of the host and of `device`."""
     state: dict[str, Any] = {"host": torch.get_rng_state()}
     if device.type == "cuda":
         state["device"] = torch.cuda.get_rng_state(device)
-    yield from state_parts(f"{place}/{_STEM}{rank:05d}", state, copied=True)
+    return state
+
+
+def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """Go on with what `random_state` gave."""
+    torch.set_rng_state(state["host"])
+    if "device" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["device"], device)
+
+
+def random_parts(place: str, rank: int, state: Mapping[str, Any]) -> Iterator[Part]:
+    """What a rank writes of its random state, below folder `place` of the checkpoint."""
+    yield from state_parts(f"{place}/{_STEM}{rank:05d}", dict(state), copied=True)
 
 
 def restore_random(folder: Path, ranks: Ranks, device: torch.device, *, seed: int, step: int) -> str | None:
@@ -53,10 +65,7 @@ def restore_random(folder: Path, ranks: Ranks, device: torch.device, *, seed: in
     """
     saved = {int(path.stem.removeprefix(_STEM)) for path in folder.glob(f"{_STEM}*.json")}
     if ranks.index in saved:
-        state = load_state(folder, f"{_STEM}{ranks.index:05d}")
-        torch.set_rng_state(state["host"])
-        if "device" in state and device.type == "cuda":
-            torch.cuda.set_rng_state(state["device"], device)
+        set_random_state(load_state(folder, f"{_STEM}{ranks.index:05d}"), device)
     else:
         begin_random(seed, ranks.index, step)
     if len(saved) == ranks.count:

@@ -20,7 +20,7 @@ from student.run.evaluation import from_json, to_json
 from student.run.folder import RunFolder
 from student.run.model_folder import model_parts
 from student.run.parts import Part
-from student.run.random_state import begin_random, random_parts, restore_random
+from student.run.random_state import begin_random, random_parts, random_state, restore_random
 from student.run.space import Space
 from student.run.state_io import check_state, load_state, state_parts
 
@@ -218,7 +218,8 @@ class Saver:
         yield from model_parts("model", job.learner.student, tokenizer, ranks, copied=copied)
         for name, values in self._states(state).items():
             yield from state_parts(f"trainer/{name}", values, main=ranks.index == 0, group=group, copied=copied)
-        yield from random_parts("trainer", ranks.index, job.accelerator.device)
+        # While a gradient is begun, which may be taken again, that of before it.
+        yield from random_parts("trainer", ranks.index, job.learner.random or random_state(job.accelerator.device))
 
     def _states(self, state: LoopState) -> dict[str, dict[str, Any]]:
         """Everything beside the model, by the file that it is written to."""

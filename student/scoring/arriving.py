@@ -78,26 +78,39 @@ class Arriving:
         self._left: dict[int, list[Call]] = {}
         for row, calls in rows:  # a row that is given twice was asked about once
             self._left.setdefault(id(row), []).extend(calls)
+        self._rows = [row for row, _ in rows]  # kept, so that no other row gets the id of one
+        self._known = {id(row) for row in self._rows}
         self._keep, self._fleet = keep, fleet
         self._watch = None if fleet is None or settings is None else OutageWatch(settings.fleet.outage, hooks)
         self.waited = 0.0
 
+    def late(self, rows: Sequence[Row]) -> int:
+        """How many of `rows` have answers that are not there yet."""
+        return sum(not all(call.there for call in self._left.get(id(row), [])) for row in rows)
+
+    def wait_all(self, poll: Callable[[], None] = lambda: None) -> None:
+        """`wait` for all rows."""
+        self.wait(self._rows, poll)
+
     @property
-    def late(self) -> int:
-        """Rows whose answers are not there yet."""
-        return sum(not all(call.there for call in calls) for calls in self._left.values())
+    def done(self) -> bool:
+        """Whether nothing is left to wait for."""
+        return not any(self._left.values())
 
     def wait(self, rows: Sequence[Row], poll: Callable[[], None] = lambda: None) -> None:
         """Until all answers about `rows` are there; they are then in the rows.
 
         Args:
-            rows: some of the rows; those that were waited for before keep what they have.
+            rows: some of the rows, those that were waited for before keep what they have; for others, such as copies
+                that a method made, all are waited for.
             poll: called about twice a second; may raise to give up.
 
         Raises:
             OpdError: what a call failed with.
         """
         begin = time.monotonic()
+        if any(id(row) not in self._known for row in rows):
+            rows = self._rows  # copies share the signals of rows that were asked about
         calls = {id(row): self._left.get(id(row), []) for row in rows}
         futures = {call.future for mine in calls.values() for call in mine if call.future is not None}
         while futures:
@@ -108,11 +121,12 @@ class Arriving:
                 poll()
                 if self._watch is not None and self._fleet is not None:
                     self._watch.see(self._fleet.outages())
-        if self._watch is not None:
-            self._watch.see([])
         for row in rows:
             self._keep(row, calls[id(row)])
         self._left = {key: mine for key, mine in self._left.items() if key not in calls}
+        if self._watch is not None and self._fleet is not None:
+            # A teacher may still be away for the rows that are left.
+            self._watch.see([] if self.done else self._fleet.outages())
         self.waited += time.monotonic() - begin
 
     def close(self) -> None:

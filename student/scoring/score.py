@@ -88,11 +88,6 @@ class Scorer:
         self.hooks = OutageHooks()
 
     @property
-    def asks_late(self) -> bool:
-        """Whether some models are asked only when rows have been judged."""
-        return bool(self._late)
-
-    @property
     def reads_locally(self) -> bool:
         """Whether signals may come from models in process."""
         return self._local is not None and bool(self._local.models)
@@ -312,6 +307,13 @@ class Scorer:
             answers.setdefault(key, []).append((put_back(found, row.length, ids), target.weight))
         for key, parts in answers.items():
             row.signals[key] = parts[0][0] if len(parts) == 1 else mix_scores(parts)
+
+    def fetch_heads(self, rows: Sequence[Row]) -> None:
+        """Fetch the heads that the hidden states of scored rows are used with."""
+        for row in rows:
+            for role, kind in row.signals:
+                if kind is PayloadKind.HIDDEN:
+                    self.head_of(role, row)
 
     def head_of(self, role: str, row: Row) -> OutputHead:
         """The head of the model that `role` means for `row`, float32 on the device, fetched once."""

@@ -58,7 +58,8 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fle
     from student.sizing.times import times_of
 
     plugins, fleet = build_plugins(recipe), fleet or Fleet({}, device)
-    needs, early = plugins.needs, learns_early(recipe, plugins)
+    needs = plugins.needs
+    early = any(ask.served for ask in asks_of(recipe, needs)) and learns_early(recipe, plugins)
     shape = shape_of(recipe, device)
     memory = memory_of(recipe, shape, needs, device, gpu=device.gpu, ranks=ranks)
     rows, width = micro_batch(recipe)

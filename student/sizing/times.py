@@ -67,17 +67,16 @@ class Times:
     @property
     def step(self) -> float:
         """Seconds of a step, without evaluations, checkpoints and teachers whose models are not known."""
-        learning = self.stages["learn"] + self.stages.get("in process", 0.0)
-        if self.ahead:
-            return max(self.rivals, self.stages.get("teachers", 0.0))
-        return max(self.rivals, self.stages.get("teachers", 0.0)) + learning / self.parts
+        longest = max(self.rivals, self.stages.get("teachers", 0.0))
+        return longest if self.ahead else longest + self.stages["learn"] / self.parts
 
     @property
     def rivals(self) -> float:
         """Seconds of what goes on while teachers answer: as many as they may take without making the step longer."""
-        rollout, learning = self.stages["rollout"], self.stages["learn"] + self.stages.get("in process", 0.0)
+        rollout, read, learning = self.stages["rollout"], self.stages.get("in process", 0.0), self.stages["learn"]
         if not self.ahead:
-            return rollout + learning * (1 - 1 / self.parts)
+            return rollout + read + learning * (1 - 1 / self.parts)
+        learning += read
         return max(rollout, learning) if self.beside else rollout + learning
 
     @property

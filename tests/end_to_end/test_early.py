@@ -1,26 +1,35 @@
 """Learning while teachers still score: a micro-batch waits for its own rows alone; the weights are those of waiting."""
 
 import json
+import shutil
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from run_records import records
 
+import student.loop
 import student.preparation
-from opd.errors import CancelledError, OutageError
+from opd.errors import CancelledError, DataError, OutageError
 from opd.fleet.source import ScoreSource
 from opd.wire.types import Scores
+from student.controllers import Controller
 from student.data.row import Row
+from student.learning.early import reads_no_scores
 from student.learning.learner import Learner
 from student.loop import train
 from student.recipe import Recipe
 from student.rollout.stages import StepStages
+from student.rollout.strategy import Single
 from student.scoring.arriving import Arriving
+from student.scoring.score import Scorer
 
 SMALL = {"train": {"steps": 2, "micro_batch_tokens": 40, "checkpoint_every": 0}, "eval": {"prompts": 0}}
 """Steps of several micro-batches."""
@@ -109,13 +118,22 @@ def test_learning_begins_with_the_first_rows_that_are_scored(
     assert all("scored_while_learning" not in line for line in records(waiting))
 
 
-@pytest.mark.parametrize("how", ["signal", "outage"])
+@pytest.mark.parametrize(("how", "dropout"), [("signal", 0.2), ("outage", 0.0)])
 def test_a_step_that_is_given_up_between_two_micro_batches_is_taken_again(
-    make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]], how: str
+    make_recipe: Callable[..., Recipe],
+    world: Path,
+    tmp_path: Path,
+    hashes: Callable[[Path], dict[str, str]],
+    how: str,
+    dropout: float,
 ) -> None:
-    calm_recipe = make_recipe(run=str(tmp_path / "calm"), **one_row_first())
+    model = shutil.copytree(world / "student", tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"attention_dropout": dropout}))
+    changes = one_row_first(model={"path": str(model)})
+    calm_recipe = make_recipe(run=str(tmp_path / "calm"), **changes)
     calm = train(calm_recipe)
-    recipe = make_recipe(run=str(tmp_path / "cut"), **one_row_first())
+    recipe = make_recipe(run=str(tmp_path / "cut"), **changes)
     arrive, calls = StepStages.arrive, []
     error = CancelledError if how == "signal" else OutageError
 
@@ -131,13 +149,93 @@ def test_a_step_that_is_given_up_between_two_micro_batches_is_taken_again(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StepStages, "arrive", stopped)
-        patch.setattr(Arriving, "late", property(lambda self: 1))  # however quick the teacher is
+        patch.setattr(Arriving, "late", lambda self, rows: len(rows))  # however quick the teacher is
         with pytest.raises(error, match="1 of 2 steps, saved in"):
             train(recipe)
     assert calls[:9] == [1] * 8 + [8] and len(calls) == 13
     resumed = train(recipe, resume=True)
     assert hashes(Path(resumed["checkpoint"])) == hashes(Path(calm["checkpoint"]))
     assert records(recipe) == records(calm_recipe)
+
+
+class Twice(Single):
+    """Samples in two rounds."""
+
+    @reads_no_scores
+    def run(self, plan: Any, rollouts: Any) -> list[Row]:
+        first: list[Row] = rollouts.score(rollouts.sample(plan.rows))
+        return first + rollouts.score(rollouts.sample(rollouts.again(plan.rows)))  # type: ignore[no-any-return]
+
+
+class Copying(Controller):
+    """Gives copies of some rows, against its word."""
+
+    @reads_no_scores
+    def compose(self, rows: list[Row]) -> list[Row]:
+        return [replace(row, weight=2.0) for row in rows[:3]]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"rollout": {"strategy": {"name": "own:Twice"}}}, id="rounds"),
+        pytest.param({"methods": [{"name": "own:Copying"}]}, id="copies"),
+    ],
+)
+def test_rows_of_several_rounds_and_copies_get_their_scores(
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    monkeypatch.setitem(sys.modules, "own", SimpleNamespace(Twice=Twice, Copying=Copying))
+    recipe = make_recipe(**one_row_first(**changes))
+    train(recipe)
+    lines = [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["reverse_kl"] > 0 and 0 <= line["scored_while_learning"] <= 1 for line in lines)
+
+
+def test_what_is_being_scored_is_given_up_where_a_step_fails_before_it_is_learnt(
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Arriving] = []
+    begin = Scorer.begin
+
+    def kept(self: Scorer, *arguments: Any, **keywords: Any) -> Arriving:
+        begun.append(begin(self, *arguments, **keywords))
+        return begun[-1]
+
+    def fails(*_: Any) -> Any:
+        raise DataError("a method that fails.")
+
+    monkeypatch.setattr(Scorer, "begin", kept)
+    monkeypatch.setattr(student.loop, "composed", fails)
+    with pytest.raises(DataError):
+        train(make_recipe(**one_row_first()))
+    assert begun[-1].done
+
+
+def test_heads_are_fetched_where_ranks_can_be_told_of_a_failure(
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    within: list[bool] = []
+    seen: list[bool] = []
+    loss, head_of = Learner._micro_loss, Scorer.head_of
+
+    def noted(self: Learner, micro: Any, weights: Any, select: Any, arrived: Any) -> Any:
+        arrived()
+        within.append(True)
+        try:
+            return loss(self, micro, weights, select, None)
+        finally:
+            within.pop()
+
+    def look(self: Scorer, *arguments: Any) -> Any:
+        seen.append(bool(within))
+        return head_of(self, *arguments)
+
+    monkeypatch.setattr(Learner, "_micro_loss", noted)
+    monkeypatch.setattr(Scorer, "head_of", look)
+    monkeypatch.setattr(Arriving, "late", lambda self, rows: len(rows))
+    train(make_recipe(**one_row_first(objective=[{"name": "opd", "payload": "hidden"}])))
+    assert seen[0] is False and True in seen
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from run_records import records
 
 from opd.errors import CancelledError, NonFiniteError, OpdError, OutageError
@@ -212,6 +213,24 @@ def test_a_fault_of_a_plug_in_loses_no_step_that_was_done_before_weights_may_hav
     calm = make_recipe(run=str(tmp_path / "calm"), **changes)
     assert hashes(Path(resumed["checkpoint"])) == hashes(Path(train(calm)["checkpoint"]))
     assert records(recipe) == records(calm)
+
+
+def test_a_step_whose_optimizer_failed_half_way_is_not_saved_as_if_it_had_not_begun(
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, calls = torch.optim.AdamW.step, []
+
+    def fails(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        step(self, *arguments, **keywords)
+        calls.append(1)
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", fails)
+    recipe = make_recipe(eval={"prompts": 0}, train={"checkpoint_every": 0})
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        train(recipe)
+    assert not getattr(caught.value, "__notes__", []) and not list((recipe.run / "checkpoints").glob("step-*"))
 
 
 class Witness(Controller):

@@ -129,6 +129,11 @@ def test_the_verb_answers_the_prompts_that_a_run_without_the_long_ones_takes(
     assert asked == [prompt.text for prompt in taken.prompts("train", 8)] and max(map(len, asked)) <= 16
     with pytest.raises(ConfigError, match="a file of the recipe's prompts, which would be lost"):
         CliRunner().invoke(verb, [*words[:-1], str(table)], catch_exceptions=False)
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+    path.write_text(json.dumps(data | {"prompts": {"dataset": str(folder)}}))
+    with pytest.raises(ConfigError, match="a file of the recipe's prompts, which would be lost"):
+        CliRunner().invoke(verb, [*words[:-1], str(folder / "train.jsonl")], catch_exceptions=False)
 
 
 def test_the_verb_writes_a_file_and_says_what_it_cost(world: Path, recipe: Recipe, tmp_path: Path) -> None:

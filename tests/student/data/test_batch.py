@@ -20,3 +20,11 @@ def test_every_row_is_in_one_micro_batch_within_the_budget_in_the_order_of_lengt
     assert order == sorted(range(len(rows)), key=lambda index: (sign * rows[index].longest, index))
     for part in parts:
         assert len(part) == 1 or len(part) * max(rows[index].longest for index in part) <= budget
+
+
+def test_rows_of_a_slow_teacher_hold_up_no_shorter_rows_of_another() -> None:
+    rows = [
+        make_row(length, sample=sample, teacher=teacher)
+        for sample, (length, teacher) in enumerate([(20, "a"), (4, "a"), (8, "b"), (30, "b")])
+    ]
+    assert split(rows, 1, by_teacher=True, shortest_first=True) == [[1], [2], [0], [3]]

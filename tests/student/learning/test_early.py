@@ -12,6 +12,7 @@ from student.learning.early import learns_early, reads_no_scores
 from student.methods.distil.opd import OnPolicyDistillation
 from student.plugins import build_plugins
 from student.recipe import Recipe
+from student.rl.rewards.base import Reward
 from student.rollout.strategy import Single
 
 
@@ -56,7 +57,30 @@ def early(**changes: Any) -> bool:
     return learns_early(recipe, build_plugins(recipe))
 
 
+class Admitting(OnPolicyDistillation):
+    """Looks at rows, or at outcomes, before they are learnt from."""
+
+    def admits(self, row: Any) -> bool:
+        return super().admits(row)
+
+
+class Hooked(Controller):
+    """Acts on the student's forward, and sees the rows there."""
+
+    def hooks(self) -> Sequence[Any]:
+        return ()
+
+
+class Judging(Reward):
+    """May read what models say about rows, without having asked for it."""
+
+    def reward(self, rows: Sequence[Row], services: Any) -> None:
+        return None
+
+
 OWN = f"{__name__}:"
+FLIPPED = {"name": "tt_opd", "role": "teacher", "flip_failed": True}
+BEST = "{{ prompt }} {% if group.best %}{{ group.best }}{% endif %}"
 
 
 @pytest.mark.parametrize(
@@ -85,6 +109,14 @@ def test_divergences_on_all_rows_as_they_are_are_learnt_early(changes: dict[str,
         },
         {"methods": [{"name": "tcod", "order": "f2b", "every": 1, "turns": 3}]},  # notes the divergence of each turn
         {"methods": [{"name": OWN + "Filtering"}]},
+        {"methods": [{"name": OWN + "Hooked"}]},
+        {"objective": [{"name": OWN + "Admitting"}]},
+        {
+            "rewards": [{"name": OWN + "Judging"}],
+            "contexts": {"teacher": {"prompt": BEST}},
+            "rollout": {"samples_per_prompt": 4},
+        },
+        {"contexts": {"teacher": {"prompt": BEST}}, "rollout": {"samples_per_prompt": 4}},
         {"objective": [{"name": OWN + "Looking"}]},  # what holds of the hook of opd is not known of its own
         {"rollout": {"strategy": {"name": OWN + "Choosing"}}},
         {"train": {"epochs": 2}},  # the second pass begins after an optimizer's step
