@@ -95,7 +95,7 @@ def split(
         else:
             parts.append([index])
             counts.append(added)
-    # Also where rows of several teachers are kept apart: one that is slow holds up no rows of the others.
+    # Rows of several teachers may be kept apart: a slow one holds up no rows of the others.
     return sorted(parts, key=lambda part: lengths[part[-1]]) if shortest_first else parts
 
 

@@ -92,7 +92,7 @@ class Fleet:
         return sorted({ask.model for ask in asks if ask.served and self.shape(ask.model) is None})
 
     def check(self, asks: Sequence[Ask]) -> None:
-        """Refuse models that nobody asks, and those that the devices cannot hold.
+        """Refuse models that nobody asks, and models too large for the devices.
 
         Raises:
             ConfigError: naming those that are asked, or their weights and how many devices hold them.
