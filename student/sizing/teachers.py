@@ -92,7 +92,7 @@ class Fleet:
         return sorted({ask.model for ask in asks if ask.served and self.shape(ask.model) is None})
 
     def check(self, asks: Sequence[Ask]) -> None:
-        """Refuse models that nobody asks, and models too large for the devices.
+        """Refuse names that the recipe does not have, or models that the devices cannot hold.
 
         Raises:
             ConfigError: naming those that are asked, or their weights and how many devices hold them.
