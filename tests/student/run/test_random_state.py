@@ -5,7 +5,7 @@ import torch
 from thread_ranks import Meeting
 
 from student.learning.ranks import Ranks
-from student.run.random_state import begin_random, random_parts, restore_random
+from student.run.random_state import begin_random, random_parts, random_state, restore_random
 
 CPU = torch.device("cpu")
 
@@ -27,7 +27,7 @@ def save(folder: Path, count: int) -> list[torch.Tensor]:
         torch.manual_seed(7)
         begin_random(7, index)
         torch.rand(3)
-        for part in random_parts(".", index, CPU):
+        for part in random_parts(".", index, random_state(CPU)):
             list(part.write(folder))
         drawn.append(torch.rand(3))
     return drawn
