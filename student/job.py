@@ -118,7 +118,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     asks_ahead = plugins.rewards.reads_signals or not plugins.strategy.judges
     # Rows that the strategy may still leave out are only judged ahead; models are asked about those that it keeps.
     on_row = scorer.submit if asks_ahead else scorer.verify
-    ahead = _ahead(recipe, plugins, setup, sampler, learner, local, twin, (on_row, scorer.flush), stack)
+    ahead = _ahead(recipe, plugins, setup, sampler, learner, local, twin, on_row, scorer.flush, stack)
     cursor = PromptCursor(found.source)
     services = LoopServices(
         recipe,
@@ -306,7 +306,8 @@ def _ahead(
     learner: Learner,
     local: LocalModels,
     twin: PreTrainedModel | None,
-    on_row_and_end: tuple[OnRow, Callable[[], None]],
+    on_row: OnRow,
+    on_end: Callable[[], None],
     stack: ExitStack,
 ) -> Ahead | None:
     """What samples while the loop trains, with an engine on a copy of the student where the run's holds no weights."""
@@ -337,7 +338,8 @@ def _ahead(
         learner,
         lend,
         player,
-        *on_row_and_end,
+        on_row,
+        on_end,
         pack if packs else None,
         Gate(learner.ranks) if shares else None,
     )

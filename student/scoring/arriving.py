@@ -124,9 +124,8 @@ class Arriving:
         for row in rows:
             self._keep(row, calls[id(row)])
         self._left = {key: mine for key, mine in self._left.items() if key not in calls}
-        if self._watch is not None and self._fleet is not None:
-            # A teacher may still be away for the rows that are left.
-            self._watch.see([] if self.done else self._fleet.outages())
+        if self._watch is not None and self.done:  # before, a teacher may still be away for the rows that are left
+            self._watch.see([])
         self.waited += time.monotonic() - begin
 
     def close(self) -> None:

@@ -310,10 +310,9 @@ class Scorer:
 
     def fetch_heads(self, rows: Sequence[Row]) -> None:
         """Fetch the heads that the hidden states of scored rows are used with."""
-        for row in rows:
-            for role, kind in row.signals:
-                if kind is PayloadKind.HIDDEN:
-                    self.head_of(role, row)
+        hidden = {(role, row.teacher): row for row in rows for role, kind in row.signals if kind is PayloadKind.HIDDEN}
+        for (role, _), row in hidden.items():  # once each: the fleet is asked, though it fetches no head twice
+            self.head_of(role, row)
 
     def head_of(self, role: str, row: Row) -> OutputHead:
         """The head of the model that `role` means for `row`, float32 on the device, fetched once."""
