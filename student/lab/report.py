@@ -54,9 +54,6 @@ def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAM
         target, plot = folder / f"{experiment.name}.json", folder / f"{experiment.name}.png"
         earlier = read_stored(target, form)
         data = join(read_results(find_plan(experiment, root, form)), earlier) if experiment in started else None
-        if data is not None:  # an earlier report may know premises that the experiment no longer has
-            known = {premise.name for premise in experiment.premises}
-            data["premises"] = [premise for premise in data["premises"] if premise["name"] in known]
         arms = [arm for arm in data["arms"] if len(arm["seeds"]) == len(data["replicates"])] if data else []
         if data is not None and arms:
             _store(target, {**data, "arms": arms})

@@ -80,7 +80,7 @@ def _agree(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def rejudged(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored results with plateaus and verdicts by today's rules.
+    """Stored results with plateaus and verdicts by today's rules, without premises that the experiment no longer has.
 
     Args:
         experiment: whose claims are judged; those about arms that are not stored are incomplete.
@@ -92,12 +92,14 @@ def rejudged(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
     models = {
         name: {_replicate(key): _level(level) for key, level in found.items()} for name, found in data["models"].items()
     }
-    premises = [MeasuredPremise(**premise) for premise in data["premises"]]
+    known = {premise.name for premise in experiment.premises}
+    kept = [premise for premise in data["premises"] if premise["name"] in known]
+    premises = [MeasuredPremise(**premise) for premise in kept]
     claims = [
         asdict(judge(experiment, claim, [*arms, *missing], models, replicates, premises)) for claim in experiment.claims
     ]
     plateaus = [{**stored, "at_plateau": arm.at_plateau} for stored, arm in zip(data["arms"], arms, strict=True)]
-    return {**data, "arms": plateaus, "claims": claims}
+    return {**data, "arms": plateaus, "premises": kept, "claims": claims}
 
 
 def _arm(data: Mapping[str, Any]) -> ArmResult:

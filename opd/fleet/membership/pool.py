@@ -79,10 +79,15 @@ class Pool:
                 "serve those weights or change expected_weights."
             )
         if self.identity is None:
-            (one, first), (other, second) = _opponents(identities)
+            first, *others = _sides(identities)
+            each = "; ".join(
+                f"{', '.join(addresses)} has {identity.differences(first[0])} at {first[1][0]}"
+                for identity, addresses in others
+            )
+            alike = f" (alike: {', '.join(first[1])})" if len(first[1]) > 1 else ""
             raise UndecidedTeacherError(
-                f"the replicas of teacher {self.name!r} are not the same: {other} has {second.differences(first)} at "
-                f"{one}; stop one of them or name the right weights in expected_weights."
+                f"the replicas of teacher {self.name!r} are not the same and no side has a majority: {each}{alike}; "
+                "stop one side or name the right weights in expected_weights."
             )
         return self.identity
 
@@ -117,7 +122,14 @@ class Pool:
         self.era += 1
 
 
-def _opponents(identities: dict[str, Identity]) -> list[tuple[str, Identity]]:
-    """The first replica and the first that differs from it."""
-    first = next(iter(identities.items()))
-    return [first, next(entry for entry in identities.items() if entry[1] != first[1])]
+def _sides(identities: dict[str, Identity]) -> list[tuple[Identity, list[str]]]:
+    """The identities in the order in which they were seen, each with the replicas that have it."""
+    sides: list[tuple[Identity, list[str]]] = []
+    for address, identity in identities.items():
+        for known, addresses in sides:
+            if known == identity:
+                addresses.append(address)
+                break
+        else:
+            sides.append((identity, [address]))
+    return sides

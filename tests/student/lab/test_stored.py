@@ -75,6 +75,11 @@ def test_verdicts_and_plateaus_follow_from_the_measurements_by_todays_rules() ->
     assert [arm["at_plateau"] for arm in found["arms"]] == [False, True]
 
 
+def test_premises_that_the_experiment_no_longer_has_leave_the_page() -> None:
+    premise = {"name": "dropped", "text": "x", "present": False, "numbers": {}}
+    assert rejudged(EXPERIMENT, {**stored(), "premises": [premise]})["premises"] == []
+
+
 def test_arms_that_are_whole_elsewhere_are_kept_where_the_runs_that_both_have_agree() -> None:
     earlier = stored(stored_arm("a", 0.5), stored_arm("b", 0.3))
     here = stored(stored_arm("a", 0.5, count=2), stored_arm("b", 0.3, count=0), stored_arm("c", 0.4))

@@ -3,8 +3,10 @@ import dataclasses
 import numpy as np
 import pytest
 
+from opd.errors import UndecidedTeacherError
 from opd.fleet.membership.agreement import AgreementReport, CheckRows, comparable_payload, distance, medoid
 from opd.fleet.membership.identity import Identity, elect
+from opd.fleet.membership.pool import Pool
 from opd.wire.v1 import teacher_pb2 as pb
 
 A = Identity("a" * 64, "tok", "chat", 100, "bf16", "head", 1.0, 0.0)
@@ -23,6 +25,17 @@ def test_the_majority_is_elected() -> None:
 
 def test_a_tie_elects_nobody() -> None:
     assert elect({"1": A, "2": B}) is None
+
+
+def test_the_error_of_a_tie_names_every_replica_and_its_side() -> None:
+    def weights(digit: str) -> pb.TeacherInfo:
+        return info(weights_hash=digit * 64)
+
+    seen = {"h1:1": weights("a"), "h2:1": weights("b"), "h3:1": weights("a"), "h4:1": weights("b")}
+    with pytest.raises(UndecidedTeacherError) as caught:
+        Pool("t").choose(seen)
+    said = str(caught.value)
+    assert "h2:1, h4:1 has weights_hash" in said and "(alike: h1:1, h3:1)" in said
 
 
 def test_a_pin_beats_the_majority_and_an_absent_pin_elects_nobody() -> None:
