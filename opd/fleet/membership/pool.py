@@ -81,7 +81,8 @@ class Pool:
         if self.identity is None:
             first, *others = _sides(identities)
             each = "; ".join(
-                f"{', '.join(addresses)} has {identity.differences(first[0])} at {first[1][0]}"
+                f"{', '.join(addresses)} {'have' if len(addresses) > 1 else 'has'} "
+                f"{identity.differences(first[0])} at {first[1][0]}"
                 for identity, addresses in others
             )
             alike = f" (alike: {', '.join(first[1])})" if len(first[1]) > 1 else ""

@@ -35,7 +35,7 @@ def test_the_error_of_a_tie_names_every_replica_and_its_side() -> None:
     with pytest.raises(UndecidedTeacherError) as caught:
         Pool("t").choose(seen)
     said = str(caught.value)
-    assert "h2:1, h4:1 has weights_hash" in said and "(alike: h1:1, h3:1)" in said
+    assert "h2:1, h4:1 have weights_hash" in said and "(alike: h1:1, h3:1)" in said
 
 
 def test_a_pin_beats_the_majority_and_an_absent_pin_elects_nobody() -> None:
