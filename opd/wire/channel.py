@@ -17,6 +17,7 @@ from pydantic import PrivateAttr, model_validator
 
 from opd.config.base import Settings
 from opd.errors import AuthError, ConfigError
+from opd.tls_files import fault_of
 
 DEFAULT_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -87,13 +88,12 @@ class ClientSecurity(Settings):
         """TLS credentials from the files.
 
         Raises:
-            AuthError: when a file cannot be read.
+            AuthError: when a file cannot be read or is not PEM, or the key is another certificate's.
         """
-        return grpc.ssl_channel_credentials(
-            root_certificates=_read(self.ca_file),
-            private_key=_read(self.key_file),
-            certificate_chain=_read(self.cert_file),
-        )
+        roots, key, chain = _read(self.ca_file), _read(self.key_file), _read(self.cert_file)
+        if fault := fault_of(self.cert_file, self.key_file, self.ca_file):
+            raise AuthError(fault)
+        return grpc.ssl_channel_credentials(root_certificates=roots, private_key=key, certificate_chain=chain)
 
 
 def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> list[tuple[str, Any]]:

@@ -7,7 +7,6 @@ was valid before stays valid, so that a bad deployment does not lock everybody o
 import hashlib
 import hmac
 import logging
-import ssl
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import grpc
 
 from opd.config.text import read_yaml
 from opd.errors import AuthError, ConfigError, ScopeError
+from opd.tls_files import fault_of
 from opd.wire.bounds import MAX_NAME_CHARS
 from opd.wire.channel import is_loopback
 from teacher_server.settings import SecuritySettings
@@ -235,28 +235,6 @@ class Certificates:
             roots = security.client_ca.read_bytes() if security.client_ca else None
         except OSError as error:
             raise ConfigError(f"{error.filename} cannot be read: {error.strerror}.") from error
-        _check_pair(security.tls_cert or Path(), security.tls_key or Path(), security.client_ca)
+        if fault := fault_of(security.tls_cert, security.tls_key, security.client_ca):
+            raise ConfigError(fault)
         return grpc.ssl_server_certificate_configuration(pair, root_certificates=roots)
-
-
-def _check_pair(cert: Path, key: Path, client_ca: Path | None) -> None:
-    """Refuse what gRPC would refuse without a reason: files that are not PEM, or a key of another certificate.
-
-    Raises:
-        ConfigError: naming the file.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        # With an empty password a key that needs one is an error, not a question on the terminal.
-        context.load_cert_chain(cert, key, password="")
-    except (OSError, ValueError) as error:  # SSLError is an OSError
-        reason = getattr(error, "reason", None) or "not PEM, or the key is encrypted"
-        raise ConfigError(
-            f"certificate {cert} and key {key} cannot be used together ({reason}); give a PEM chain and its own key, "
-            "without a password."
-        ) from error
-    if client_ca is not None:
-        try:
-            context.load_verify_locations(client_ca)
-        except OSError as error:
-            raise ConfigError(f"client authorities {client_ca} contain no PEM certificate; give the CA's.") from error

@@ -79,6 +79,20 @@ def test_a_server_that_closes_without_a_word_may_miss_what_the_client_does_not_g
         raise link._named(closed)
 
 
+def test_a_key_of_another_certificate_and_authorities_that_are_none_are_named_before_any_handshake(
+    tiny: SimpleNamespace, tmp_path: Path
+) -> None:
+    mine, _ = self_signed(tmp_path, "mine")
+    _, others = self_signed(tmp_path, "others")
+    page = tmp_path / "page.html"
+    page.write_text("<html>not found</html>")
+    address = tiny.serve().address
+    with pytest.raises(AuthError, match=r"mine.*others.*cannot be used together.*MISMATCH"):
+        connect(tiny, address, 0.1, ca_file=mine, cert_file=mine, key_file=others)
+    with pytest.raises(AuthError, match=r"authorities .*page\.html contain no PEM"):
+        connect(tiny, address, 0.1, ca_file=page)
+
+
 def test_a_token_file_that_cannot_be_read_is_named(tiny: SimpleNamespace, tmp_path: Path) -> None:
     with pytest.raises(AuthError, match=r"token file .*absent"):
         connect(tiny, tiny.serve().address, 0.1, token_file=tmp_path / "absent")

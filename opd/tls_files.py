@@ -1,0 +1,31 @@
+"""PEM files of TLS, checked before gRPC gets them, which refuses them without a reason."""
+
+import ssl
+from pathlib import Path
+
+
+def fault_of(cert: Path | None, key: Path | None, authorities: Path | None) -> str:
+    """What is wrong with the files of one end of a TLS connection, in a sentence that names them; "" for nothing.
+
+    Args:
+        cert: PEM certificate chain of this end, together with `key` or neither.
+        key: PEM key of the chain's first certificate.
+        authorities: PEM certificates that sign those of the other end.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    if cert is not None and key is not None:
+        try:
+            # With an empty password a key that needs one is an error, not a question on the terminal.
+            context.load_cert_chain(cert, key, password="")
+        except (OSError, ValueError) as error:  # SSLError is an OSError
+            reason = getattr(error, "reason", None) or "not PEM, or the key is encrypted"
+            return (
+                f"certificate {cert} and key {key} cannot be used together ({reason}); give a PEM chain and its own "
+                "key, without a password."
+            )
+    if authorities is not None:
+        try:
+            context.load_verify_locations(authorities)
+        except OSError:
+            return f"authorities {authorities} contain no PEM certificate; give the CA's."
+    return ""
