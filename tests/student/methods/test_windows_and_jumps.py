@@ -15,6 +15,7 @@ from opd.errors import ConfigError
 from student.loop import train
 from student.plugins import build_plugins
 from student.recipe import Recipe
+from student.run.reproduce import is_timed
 
 Make = Callable[..., Recipe]
 TERM = {"name": "opd", "payload": "hidden", "aggregation": "constant"}
@@ -86,7 +87,7 @@ def records(recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def metrics_of(recipe: Recipe) -> list[dict[str, Any]]:
-    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in records(recipe)]
+    return [{name: value for name, value in line.items() if not is_timed(name)} for line in records(recipe)]
 
 
 @pytest.mark.parametrize("background", [True, False])
