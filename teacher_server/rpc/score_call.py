@@ -144,8 +144,9 @@ class ScoreCall:
                     f"{request.expected_weights_hash}; load those, or ask for the ones in use."
                 )
             # Nothing is awaited from here to the `try`, so no cancellation can lose the reservation.
-            reservation = self._admit(request, bounds, worker)
-            window = self._window(request, bounds, worker)
+            prices = _prices(request, bounds)
+            reservation = self._admit(request, prices, worker)
+            window = self._window(request, prices, worker)
             try:
                 await self._shared.faults.reach("admitted")
                 self._watch.until("admission", time.monotonic())
@@ -162,29 +163,19 @@ class ScoreCall:
             return parse_score_request(self._message, bounds)
         return await self._on_thread(parse_score_request, self._message, bounds)
 
-    def _admit(self, request: ParsedRequest, bounds: RequestBounds, worker: EngineWorker) -> Reservation:
+    def _admit(self, request: ParsedRequest, prices: list[Price], worker: EngineWorker) -> Reservation:
         _, queued, running = worker.load()
         now = time.monotonic()
         check_deadline(self._deadline, now, queued + running, request.tokens, worker.tokens_per_second)
-        price = Price(
-            request.tokens, sum(self._price(request, bounds, i).reply_bytes for i in range(len(request.items)))
-        )
+        price = Price(request.tokens, sum(one.reply_bytes for one in prices))
         return self._shared.budget.reserve(self._client(request), price, tokens_per_second=worker.tokens_per_second)
-
-    def _price(self, request: ParsedRequest, bounds: RequestBounds, index: int) -> Price:
-        item = request.items[index]
-        size = reply_bytes(request.spec, item.scored_length, bounds.vocab_size, bounds.hidden_size)
-        return Price(len(item.token_ids), size)
 
     def _client(self, request: ParsedRequest) -> Client:
         return Client(self._principal, request.client)
 
-    def _window(self, request: ParsedRequest, bounds: RequestBounds, worker: EngineWorker) -> SendWindow:
+    def _window(self, request: ParsedRequest, prices: list[Price], worker: EngineWorker) -> SendWindow:
         client = self._client(request)
-        sequences = [
-            PendingScores(request, index, client, self._deadline, self._price(request, bounds, index))
-            for index in range(len(request.items))
-        ]
+        sequences = [PendingScores(request, index, client, self._deadline, price) for index, price in enumerate(prices)]
         return SendWindow(worker, sequences, self._shared.settings.limits.stream_window_bytes)
 
     async def _stream(
@@ -201,7 +192,7 @@ class ScoreCall:
             pending = window.drop_first()  # not before: `close` cancels by this list what is not computed yet
             self.jobs.append(pending.job)
             self.model_tokens += pending.price.tokens
-            encoded = await self._encode(scores, request, bounds, index)
+            encoded = await self._encode(scores, request, bounds, index, pending.price.reply_bytes)
             await self._shared.faults.reach("encoded")
             self._watch.until("encode", time.monotonic())
             await self._send_sequence(teacher.name, request, index, encoded)
@@ -251,7 +242,7 @@ class ScoreCall:
             raise UnavailableError("the weights were replaced during the request; ask again.")
 
     async def _encode(
-        self, scores: Scores, request: ParsedRequest, bounds: RequestBounds, index: int
+        self, scores: Scores, request: ParsedRequest, bounds: RequestBounds, index: int, nbytes: int
     ) -> EncodedSequence:
         # What replicas are checked against each other with has this form; the fault `mislead` must pass the check.
         comparing = len(request.items) == 1 and request.spec.kind is PayloadKind.SAMPLED
@@ -268,7 +259,7 @@ class ScoreCall:
             zstd=request.accept_zstd and transport.zstd,
             pack_ids=transport.pack_ids,
         )
-        if self._price(request, bounds, index).reply_bytes <= INLINE_BYTES:
+        if nbytes <= INLINE_BYTES:
             return encode()
         return await self._on_thread(encode)
 
@@ -286,3 +277,11 @@ class ScoreCall:
 
     async def _on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._shared.threads, function, *args)
+
+
+def _prices(request: ParsedRequest, bounds: RequestBounds) -> list[Price]:
+    """What each sequence of a request takes of the budget."""
+    sizes = (
+        reply_bytes(request.spec, item.scored_length, bounds.vocab_size, bounds.hidden_size) for item in request.items
+    )
+    return [Price(len(item.token_ids), size) for item, size in zip(request.items, sizes, strict=True)]
