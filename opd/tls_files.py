@@ -4,13 +4,14 @@ import ssl
 from pathlib import Path
 
 
-def fault_of(cert: Path | None, key: Path | None, authorities: Path | None) -> str:
+def fault_of(cert: Path | None, key: Path | None, authorities: Path | None, *, other: str) -> str:
     """What is wrong with the files of one end of a TLS connection, in a sentence that names them; "" for nothing.
 
     Args:
         cert: PEM certificate chain of this end, together with `key` or neither.
         key: PEM key of the chain's first certificate.
         authorities: PEM certificates that sign those of the other end.
+        other: what the other end is, "client" or "server".
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if cert is not None and key is not None:
@@ -27,5 +28,5 @@ def fault_of(cert: Path | None, key: Path | None, authorities: Path | None) -> s
         try:
             context.load_verify_locations(authorities)
         except OSError:
-            return f"authorities {authorities} contain no PEM certificate; give the CA's."
+            return f"{other} authorities {authorities} contain no PEM certificate; give the CA's."
     return ""

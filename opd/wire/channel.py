@@ -91,7 +91,7 @@ class ClientSecurity(Settings):
             AuthError: when a file cannot be read or is not PEM, or the key is another certificate's.
         """
         roots, key, chain = _read(self.ca_file), _read(self.key_file), _read(self.cert_file)
-        if fault := fault_of(self.cert_file, self.key_file, self.ca_file):
+        if fault := fault_of(self.cert_file, self.key_file, self.ca_file, other="server"):
             raise AuthError(fault)
         return grpc.ssl_channel_credentials(root_certificates=roots, private_key=key, certificate_chain=chain)
 

@@ -79,7 +79,6 @@ class Arriving:
         for row, calls in rows:  # a row that is given twice was asked about once
             self._left.setdefault(id(row), []).extend(calls)
         self._rows = [row for row, _ in rows]  # kept, so that no other row gets the id of one
-        self._known = {id(row) for row in self._rows}
         self._keep, self._fleet = keep, fleet
         self._watch = None if fleet is None or settings is None else OutageWatch(settings.fleet.outage, hooks)
         self.waited = 0.0
@@ -109,9 +108,9 @@ class Arriving:
             OpdError: what a call failed with.
         """
         begin = time.monotonic()
-        if any(id(row) not in self._known for row in rows):
+        if any(id(row) not in self._left for row in rows):
             rows = self._rows  # copies share the signals of rows that were asked about
-        calls = {id(row): self._left.get(id(row), []) for row in rows}
+        calls = {id(row): self._left[id(row)] for row in rows}
         futures = {call.future for mine in calls.values() for call in mine if call.future is not None}
         while futures:
             done, futures = wait(futures, timeout=_POLL_SECONDS, return_when=FIRST_EXCEPTION)
@@ -123,7 +122,7 @@ class Arriving:
                     self._watch.see(self._fleet.outages())
         for row in rows:
             self._keep(row, calls[id(row)])
-        self._left = {key: mine for key, mine in self._left.items() if key not in calls}
+        self._left |= {key: [] for key in calls}
         if self._watch is not None and self.done:  # before, a teacher may still be away for the rows that are left
             self._watch.see([])
         self.waited += time.monotonic() - begin
@@ -133,4 +132,4 @@ class Arriving:
         for call in (call for calls in self._left.values() for call in calls):
             if call.future is not None:
                 call.future.cancel()
-        self._left = {}
+        self._left = {key: [] for key in self._left}

@@ -281,7 +281,10 @@ class ScoreCall:
 
 def _prices(request: ParsedRequest, bounds: RequestBounds) -> list[Price]:
     """What each sequence of a request takes of the budget."""
-    sizes = (
-        reply_bytes(request.spec, item.scored_length, bounds.vocab_size, bounds.hidden_size) for item in request.items
-    )
-    return [Price(len(item.token_ids), size) for item, size in zip(request.items, sizes, strict=True)]
+    return [
+        Price(
+            len(item.token_ids),
+            reply_bytes(request.spec, item.scored_length, bounds.vocab_size, bounds.hidden_size),
+        )
+        for item in request.items
+    ]

@@ -235,6 +235,6 @@ class Certificates:
             roots = security.client_ca.read_bytes() if security.client_ca else None
         except OSError as error:
             raise ConfigError(f"{error.filename} cannot be read: {error.strerror}.") from error
-        if fault := fault_of(security.tls_cert, security.tls_key, security.client_ca):
+        if fault := fault_of(security.tls_cert, security.tls_key, security.client_ca, other="client"):
             raise ConfigError(fault)
         return grpc.ssl_server_certificate_configuration(pair, root_certificates=roots)

@@ -79,13 +79,13 @@ class Pool:
                 "serve those weights or change expected_weights."
             )
         if self.identity is None:
-            first, *others = _sides(identities)
+            (first, agreed), *others = _sides(identities).items()
             each = "; ".join(
                 f"{', '.join(addresses)} {'have' if len(addresses) > 1 else 'has'} "
-                f"{identity.differences(first[0])} at {first[1][0]}"
+                f"{identity.differences(first)} at {agreed[0]}"
                 for identity, addresses in others
             )
-            alike = f" (alike: {', '.join(first[1])})" if len(first[1]) > 1 else ""
+            alike = f" (alike: {', '.join(agreed)})" if len(agreed) > 1 else ""
             raise UndecidedTeacherError(
                 f"the replicas of teacher {self.name!r} are not the same and no side has a majority: {each}{alike}; "
                 "stop one side or name the right weights in expected_weights."
@@ -123,14 +123,9 @@ class Pool:
         self.era += 1
 
 
-def _sides(identities: dict[str, Identity]) -> list[tuple[Identity, list[str]]]:
-    """The identities in the order in which they were seen, each with the replicas that have it."""
-    sides: list[tuple[Identity, list[str]]] = []
+def _sides(identities: dict[str, Identity]) -> dict[Identity, list[str]]:
+    """The replicas of each identity, in the order in which they were seen."""
+    sides: dict[Identity, list[str]] = {}
     for address, identity in identities.items():
-        for known, addresses in sides:
-            if known == identity:
-                addresses.append(address)
-                break
-        else:
-            sides.append((identity, [address]))
+        sides.setdefault(identity, []).append(address)
     return sides

@@ -89,7 +89,7 @@ def test_a_key_of_another_certificate_and_authorities_that_are_none_are_named_be
     address = tiny.serve().address
     with pytest.raises(AuthError, match=r"mine.*others.*cannot be used together.*MISMATCH"):
         connect(tiny, address, 0.1, ca_file=mine, cert_file=mine, key_file=others)
-    with pytest.raises(AuthError, match=r"authorities .*page\.html contain no PEM"):
+    with pytest.raises(AuthError, match=r"server authorities .*page\.html contain no PEM"):
         connect(tiny, address, 0.1, ca_file=page)
 
 

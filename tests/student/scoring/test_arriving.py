@@ -1,7 +1,6 @@
 """Waiting for answers row by row, while a teacher of other rows is away."""
 
 from concurrent.futures import Future
-from threading import Timer
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,11 +31,14 @@ def test_a_teacher_that_stays_away_is_not_said_to_be_back_when_rows_of_another_a
         emergency=lambda outage: said.append(("emergency", outage.teacher)),
         recovered=lambda outage: said.append(("back", outage.teacher)),
     )
-    fleet: Any = SimpleNamespace(outages=lambda: [Outage("a", 500.0, 1, "down", 1e4)])
     rows, futures, calls = asked(4)
+
+    def outages() -> list[Outage]:  # whoever waits looks here, and the next answer arrives then
+        next(future for future in futures if not future.done()).set_result([None])
+        return [Outage("a", 500.0, 1, "down", 1e4)]
+
+    fleet: Any = SimpleNamespace(outages=outages)
     arriving = Arriving(calls, lambda row, mine: None, fleet, TeacherSettings(), hooks)
-    for place, future in enumerate(futures[:3]):
-        Timer(0.6 * (place + 1), future.set_result, [None]).start()
     for row in rows[:3]:
         arriving.wait([row])
     assert said == [("away", "a"), ("emergency", "a")] and not arriving.done
