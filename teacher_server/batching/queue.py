@@ -31,8 +31,7 @@ class SequenceJob:
         tokens: prompt plus response.
         deadline: after which the answer is of no use.
         client: who asked for it.
-        deliver: called once, on the thread that ends the job (mostly the worker's), with the job, its scores or an
-            exception, and the weights hash.
+        deliver: called once, where the worker posts it, with the job, its scores or an exception, and the weights hash.
         queued_at, picked_at, started_at, ended_at: when it was queued, put into a batch, and when the forward
             started and ended.
         cancelled: set when the answer is no longer wanted.

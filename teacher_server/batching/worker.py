@@ -5,7 +5,7 @@ repeated in parts, so that a bad request fails alone. Failures that no request h
 row, or when the thread itself dies, the engine is reported dead. A sequence too long for the device's memory does not
 count: clients could end the server with it.
 
-`_condition` guards the queue, the tasks and `dead`; callbacks (`deliver`, `on_dead`) are always called without it.
+`_condition` guards the queue, the tasks and `dead`; callbacks (`post`, `on_batch`) are always called without it.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -69,8 +69,9 @@ class EngineWorker:
         max_batch_tokens: tokens of a batch.
         max_batch_sequences: sequences of a batch.
         faults: named fault points of tests.
-        on_dead: called once, on this thread, with the sentence that says why.
-        on_batch: called after each batch with sequences, tokens and seconds in the engine.
+        post: runs a function where the callers are; so `deliver` of all jobs of a batch and `on_dead` are called.
+        on_dead: called once, with the sentence that says why.
+        on_batch: called on this thread after each batch with sequences, tokens and seconds in the engine.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class EngineWorker:
         max_batch_tokens: int,
         max_batch_sequences: int,
         faults: FaultPoints,
+        post: Callable[[Callable[[], None]], None],
         on_dead: Callable[[str], None],
         on_batch: Callable[[int, int, float], None],
     ) -> None:
@@ -95,6 +97,7 @@ class EngineWorker:
         self._max_tokens = max_batch_tokens
         self._max_sequences = max_batch_sequences
         self._faults = faults
+        self._post = post
         self._on_dead = on_dead
         self._on_batch = on_batch
         self._queue = FairQueue(time.monotonic)
@@ -155,9 +158,7 @@ class EngineWorker:
             self._closing = True
             waiting = self._queue.drain()
             self._condition.notify()
-        for job in waiting:
-            # Without the condition, as everywhere: `deliver` is the caller's code.
-            job.deliver(job, CancelledError(f"teacher {self.name!r} was unloaded."), "")
+        self._refuse(waiting, CancelledError(f"teacher {self.name!r} was unloaded."))
         if threading.current_thread() is not self._thread:  # a thread cannot join itself
             self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -178,8 +179,7 @@ class EngineWorker:
         In a frame of its own, so that while the thread waits for work no local variable keeps the last scores alive.
         """
         task, batch, expired = self._next()
-        for job in expired:
-            job.deliver(job, DeadlineError("the deadline passed while the request was queued."), "")
+        self._refuse(expired, DeadlineError("the deadline passed while the request was queued."))
         if task is not None:
             self._run_task(*task)
         if batch:
@@ -236,8 +236,7 @@ class EngineWorker:
             try:
                 results = self._score(batch)
             except BaseException:  # a library ends the thread: every job has a caller that waits, so answer first
-                for job in batch:
-                    job.deliver(job, self._gone(), "")
+                self._refuse(batch, self._gone())
                 raise
             ended = time.monotonic()
         seconds = ended - started
@@ -248,9 +247,21 @@ class EngineWorker:
         weights_hash = self.engine.info.weights_hash
         for job in batch:  # before any is delivered: a call sends what it has only when there is something to wait for
             job.ended_at = ended
-        for job, result in zip(batch, results, strict=True):
-            job.deliver(job, result, weights_hash)
+        self._deliver(zip(batch, results, strict=True), weights_hash)
         self._on_batch(len(batch), tokens, seconds)
+
+    def _refuse(self, jobs: Sequence[SequenceJob], error: Exception) -> None:
+        if jobs:
+            self._deliver([(job, error) for job in jobs], "")
+
+    def _deliver(self, answers: Iterable[tuple[SequenceJob, Scores | Exception]], weights_hash: str) -> None:
+        """In one piece: each wake-up of an event loop is a system call, and takes the interpreter from this thread."""
+
+        def deliver() -> None:
+            for job, result in answers:
+                job.deliver(job, result, weights_hash)
+
+        self._post(deliver)
 
     def _learn_rate(self, tokens: int, seconds: float) -> None:
         """Average the rate over batches at least half full; a smaller one counts only when it was faster.
@@ -353,9 +364,8 @@ class EngineWorker:
             self.dead = reason
             self._refuse_tasks()
             waiting = self._queue.drain()
-        for job in waiting:
-            job.deliver(job, UnavailableError(f"teacher {self.name!r} failed: {reason}."), "")
-        self._on_dead(reason)
+        self._refuse(waiting, UnavailableError(f"teacher {self.name!r} failed: {reason}."))
+        self._post(lambda: self._on_dead(reason))
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -298,8 +298,9 @@ class Teachers:
             max_batch_tokens=self._limits.max_batch_tokens,
             max_batch_sequences=self._limits.max_batch_sequences,
             faults=self._faults,
-            # Called by the engine's thread; what the teachers are is changed by the event loop alone.
-            on_dead=lambda reason: _call_if_open(loop, lambda: self._dead(teacher, reason)),
+            # What the calls and the teachers are is changed by the event loop alone.
+            post=lambda function: _call_if_open(loop, function),
+            on_dead=lambda reason: self._dead(teacher, reason),
             on_batch=lambda n, tokens, seconds: self._on_batch(teacher.name, n, tokens, seconds),
         )
         teacher.last_used = time.monotonic()

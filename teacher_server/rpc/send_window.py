@@ -5,7 +5,6 @@ slow reader holds back its own work, not the server's memory.
 """
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Sequence
 
@@ -23,9 +22,8 @@ class PendingScores:
     """A sequence whose scores a call waits for: ties its job on the worker's thread to a future on the event loop."""
 
     def __init__(self, request: ParsedRequest, index: int, client: Client, deadline: float, price: Price) -> None:
-        self._loop = asyncio.get_running_loop()
         self.price = price
-        self.future: asyncio.Future[tuple[Scores, str]] = self._loop.create_future()
+        self.future: asyncio.Future[tuple[Scores, str]] = asyncio.get_running_loop().create_future()
         # A call that fails on an earlier sequence never looks at the later ones.
         # Reading the exception here keeps asyncio from logging that it was "never retrieved".
         self.future.add_done_callback(lambda future: future.cancelled() or future.exception())
@@ -34,13 +32,8 @@ class PendingScores:
         self.job = job = SequenceJob(engine_item, price.tokens, deadline, client, self._deliver)
 
     def _deliver(self, job: SequenceJob, result: Scores | Exception, weights_hash: str) -> None:
-        """Called on the worker's thread."""
         # The call keeps its jobs for their times until it ends; through this bound method they would keep the scores.
         job.deliver = _delivered
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and the call with it
-            self._loop.call_soon_threadsafe(self._resolve, result, weights_hash)
-
-    def _resolve(self, result: Scores | Exception, weights_hash: str) -> None:
         if self.future.done():
             return
         if isinstance(result, OpdError):

@@ -264,6 +264,7 @@ def test_a_dead_engine_that_cannot_be_closed_is_reported_once() -> None:
         max_batch_tokens=8,
         max_batch_sequences=1,
         faults=FaultPoints(),
+        post=lambda function: function(),
         on_dead=reports.append,
         on_batch=lambda *_: None,
     )
