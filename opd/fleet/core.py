@@ -127,6 +127,11 @@ class FleetCore:
 
     # Everything else.
 
+    def head_here(self, teacher: str) -> Head | None:
+        """The teacher's head if it was fetched; from any thread."""
+        pool = self.known(teacher)
+        return None if pool.info is None else pool.heads.get(pool.info.head.hash)
+
     async def head(self, teacher: str, timeout: float = 600.0) -> Head:
         """The teacher's head from any usable replica, fetched once per content hash."""
         pool = self.known(teacher)
