@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from opd.errors import ConfigError, DataError
+from opd.tasks.modes import asked_content
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
 from opd.tasks.verdict import VerdictStatus
@@ -168,10 +169,18 @@ def _rank(row: Row) -> tuple[float, float]:
 def _line(row: Row, drawn: int) -> dict[str, object]:
     prompt, verdict = row.prompt, row.verdict
     return {
-        "prompt": prompt.text if prompt.messages is None else list(prompt.messages),
+        "prompt": _asked(prompt),
         "answer": row.text,
         "tokens": row.length,
         "drawn": drawn,
         "value": verdict.value if verdict is not None and verdict.known else None,
         "truncated": row.truncated,
     }
+
+
+def _asked(prompt: Prompt) -> object:
+    """The prompt by which the file's reader finds it: without the system message that the recipe puts before it."""
+    if prompt.messages is None:
+        return prompt.text
+    messages = list(prompt.messages)
+    return messages if Prompt.make(messages).content_hash == asked_content(prompt) else messages[1:]

@@ -6,17 +6,21 @@ from typing import Any
 
 import pytest
 import typer
+from rows import make_row
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from opd.cli import app as _app  # noqa: F401  (typer's settings)
 from opd.errors import ConfigError, DataError
 from opd.tasks import PromptSource, TaskSettings, Verdict, build_prompts
+from opd.tasks.modes import ModeSettings, asked_content
+from opd.tasks.settings import FileSettings
 from student.answers import write_answers
 from student.data.prompts import fit_prompts
 from student.data.row import Row
 from student.recipe import Recipe
 from student.rollout.answering import AnsweringModel
+from student.rollout.recorded import read_answers
 
 
 @pytest.fixture
@@ -92,6 +96,26 @@ def test_the_best_answer_is_the_most_probable_among_equals(
     write_answers(recipe, source, source.prompts("train", 1), str(world / "teacher"), out, how="best", draws=4)
     assert len(seen) == 4
     assert lines(out)[0]["answer"] == max(seen, key=lambda row: row.behaviour_logp.sum()).text
+
+
+def test_answers_are_found_again_by_a_recipe_that_puts_a_system_message_before_its_prompts(
+    world: Path, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, out = tmp_path / "problems.jsonl", tmp_path / "answers.jsonl"
+    own = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "3+3="}]
+    table.write_text("".join(json.dumps({"prompt": content}) + "\n" for content in ("1+1=", "2+2=", own)))
+    settings = FileSettings(file=table, chat=True, system="Be short.", heldout=0)
+    marks = {"long": ModeSettings(budget=8, system="Think."), "short": ModeSettings(budget=4, suffix="!")}
+    monkeypatch.setattr(
+        AnsweringModel,
+        "answer",
+        lambda self, planned, purpose: [make_row([1], key=one.key, prompt=one.prompt) for one in planned],
+    )
+    for modes in (None, marks):
+        asked = build_prompts(settings, seed=0, modes=modes)
+        prompts = asked.prompts("train", 6)
+        write_answers(recipe, asked, prompts, str(world / "teacher"), out, how="greedy")
+        assert {asked_content(prompt) for prompt in prompts} == read_answers(out).keys()
 
 
 def test_no_verified_answer_at_all_leaves_no_file(
