@@ -112,6 +112,18 @@ class Unending(Naughty):
             signal.pause()
 
 
+class Dawdling(Naughty):
+    """Is made once, by the host, and never again."""
+
+    made = False
+
+    def __init__(self, options: Settings) -> None:
+        super().__init__(options)
+        while Dawdling.made:
+            signal.pause()
+        Dawdling.made = True
+
+
 class WhenToKill(Settings):
     """Settings of a deadly environment."""
 

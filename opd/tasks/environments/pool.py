@@ -80,24 +80,24 @@ class EnvironmentPool:
         self._slots: dict[int, _Slot] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="opd-env-")
         self._path = os.path.join(self._folder.name, "host")
-        text = json.dumps({**spec, "memory_mib": self.settings.memory_mib})
+        self._spec = json.dumps({**spec, "memory_mib": self.settings.memory_mib})
+        reason = self._start_host()
+        if reason:
+            self.close()
+            raise ConfigError(f"environment {spec.get('name')!r} cannot be made: {reason.rstrip('.')}.")
+
+    def _start_host(self) -> str:
+        """Why the host cannot serve, a clause; "" once it can."""
         errors = os.path.join(self._folder.name, "errors")
         # Errors go to a file: a pipe would have to be read meanwhile, or a host that says much would stall on it.
         with open(errors, "wb") as told:
             self._host = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "opd.tasks.environments.host", self._path, text],
+                [sys.executable, "-W", "ignore", "-m", "opd.tasks.environments.host", self._path, self._spec],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=told,
                 text=True,
             )
-        reason = self._await_host(errors)
-        if reason:
-            self.close()
-            raise ConfigError(f"environment {spec.get('name')!r} cannot be made: {reason.rstrip('.')}.")
-
-    def _await_host(self, errors: str) -> str:
-        """Why the host cannot serve, a clause; "" once it can."""
         assert self._host.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._host.stdout, selectors.EVENT_READ)
@@ -120,6 +120,12 @@ class EnvironmentPool:
     def reset(self, episodes: Mapping[int, tuple[Prompt, int]]) -> dict[int, "Observation | EpisodeError"]:
         """Begin episodes, each named by a number of the caller's, with its prompt and seed."""
         broken: dict[int, Observation | EpisodeError] = {}
+        if self._host.poll() is not None and not episodes.keys() <= self._slots.keys():
+            # Killed for its memory, say: no slot would get a process again. Those that have one play on without it.
+            self._end_host()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+            self._start_host()
         for number in episodes:
             if number not in self._slots:
                 try:
@@ -146,6 +152,10 @@ class EnvironmentPool:
         for slot in self._slots.values():
             slot.close()
         self._slots.clear()
+        self._end_host()
+        self._folder.cleanup()
+
+    def _end_host(self) -> None:
         if self._host.stdin is not None:
             self._host.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -155,7 +165,6 @@ class EnvironmentPool:
             self._host.wait()
         if self._host.stdout is not None:
             self._host.stdout.close()
-        self._folder.cleanup()
 
     def _ask(self, requests: Mapping[int, dict[str, Any]], seconds: float) -> dict[int, "Observation | EpisodeError"]:
         """Send all requests, then wait for all answers; each has its own time limit, from when it was sent."""
@@ -166,7 +175,11 @@ class EnvironmentPool:
             for number, request in requests.items():
                 slot = self._slots[number]
                 try:
+                    slot.connection.settimeout(seconds)  # what is longer than its buffer waits to be read
                     slot.send(request)
+                except TimeoutError:
+                    answers[number] = self._fail(number, "hung", f"it read nothing within {seconds:g} s")
+                    continue
                 except OSError as error:
                     answers[number] = self._fail(number, "died", f"its process is gone ({error.strerror})")
                     continue
@@ -235,7 +248,6 @@ class _Slot:
                 if not part:
                     raise ConnectionResetError("the host hung up")
                 self._pending += part
-            self.connection.settimeout(None)  # from here on the pool's selector keeps the time
         except OSError:
             self.connection.close()
             raise

@@ -118,6 +118,23 @@ def test_an_episode_whose_process_cannot_be_forked_breaks_and_the_others_play(na
     assert naughty.reset({1: hello})[1] == Observation("hello")
 
 
+def test_an_environment_that_hangs_before_it_reads_a_long_prompt_is_cut_off() -> None:
+    prompt = Prompt.make("hello", extra={"solution": "x" * 2**21})
+    with EnvironmentPool({"name": "tests.support.environments:Dawdling"}, PoolSettings(reset_seconds=HANGING)) as pool:
+        seen = pool.reset({0: (prompt, 0)})[0]
+    assert seen == EpisodeError("hung", f"it read nothing within {HANGING:g} s")
+
+
+def test_a_host_that_is_killed_costs_no_later_episode(naughty: EnvironmentPool) -> None:
+    hello = (Prompt.make("hello"), 0)
+    naughty.reset({0: hello})
+    naughty._host.kill()
+    naughty._host.wait()
+    assert naughty.step({0: "fine"})[0] == Observation("you said fine, 1")
+    assert naughty.reset({0: hello, 1: hello}) == dict.fromkeys(range(2), Observation("hello"))
+    assert not naughty.failures
+
+
 def test_memory_is_limited_where_it_is_asked_for() -> None:
     with EnvironmentPool({"name": NAUGHTY}, PoolSettings(memory_mib=512)) as pool:
         pool.reset({0: (Prompt.make("hello"), 0)})
