@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from opd.errors import DataError
+from opd.errors import DataError, short
 from opd.tasks.environments.base import ENVIRONMENT, PATH
 from opd.tasks.function import load_verifier
 from opd.tasks.prompt import Prompt
@@ -75,6 +75,13 @@ class PromptTable:
                 f"{place} has no {settings.prompt_column!r}, but {', '.join(map(repr, row)) or 'nothing'}; "
                 "set prompt_column to the column that holds the prompt."
             )
+        environment = row.get(ENVIRONMENT)
+        named = isinstance(environment, Mapping) and isinstance(environment.get("name"), str)
+        if environment is not None and not named:
+            raise DataError(
+                f'{place} has the environment {short(environment)}; give {{"name": ..., "options": {{...}}}}, or '
+                "rename the column where it means something else."
+            )
         answer, teacher, domain = (
             _text(row.get(column))
             for column in (settings.answer_column, settings.teacher_column, settings.domain_column)
@@ -89,7 +96,7 @@ class PromptTable:
                 template_options=settings.template_options,
                 place=place,
                 # Nulls are left out: in parquet every row has every column.
-                extra={column: row[column] for column in self._kept(row) if row.get(column) is not None},
+                extra={column: _plain(row[column]) for column in self._kept(row) if row.get(column) is not None},
             )
         except DataError as error:
             raise DataError(f"{place}: {error}") from error
@@ -267,3 +274,12 @@ def _content(value: Any, chat: bool) -> Any:
 
 def _text(value: Any) -> str | None:
     return None if value is None else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """JSON values, as checkpoints and the processes of environments take them: dates of a parquet file become text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(held) for key, held in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(held) for held in value]
+    return value if value is None or isinstance(value, str | int | float) else str(value)

@@ -1,5 +1,7 @@
 import json
 import tracemalloc
+from datetime import date
+from decimal import Decimal
 
 import pyarrow
 import pyarrow.parquet
@@ -50,6 +52,26 @@ def test_chat_messages_in_parquet_are_read(tmp_path):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "p.parquet")
     source = build_prompts(FileSettings(file=tmp_path / "p.parquet", heldout=0), seed=0)
     assert {prompt.messages[0]["content"] for prompt in source.prompts("train", 3)} == {"q0", "q1", "q2"}
+
+
+def test_columns_that_json_has_not_are_kept_as_text_that_checkpoints_and_environments_take(tmp_path):
+    played = {
+        "prompt": "p",
+        "environment": {"name": "lock"},
+        "when": date(2026, 1, 2),
+        "of": [{"cost": Decimal("1.5")}],
+    }
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([played]), tmp_path / "p.parquet")
+    (prompt,) = build_prompts(FileSettings(file=tmp_path / "p.parquet", heldout=0), seed=0).prompts("train", 1)
+    assert prompt.extra["when"] == "2026-01-02" and prompt.extra["of"] == [{"cost": "1.5"}]
+    assert json.loads(json.dumps(prompt.extra)) == prompt.extra
+
+
+@pytest.mark.parametrize("environment", ["lock", {}, {"name": None}, ["lock"]])
+def test_an_environment_that_is_not_named_is_refused_with_its_line(tmp_path, environment):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n' + json.dumps({"prompt": "b", "environment": environment}))
+    with pytest.raises(DataError, match=r"p\.jsonl line 2 has the environment .*; give \{\"name\""):
+        build_prompts(FileSettings(file=tmp_path / "p.jsonl"), seed=0)
 
 
 def test_a_local_dataset_folder_is_read(tmp_path, rows, monkeypatch):
