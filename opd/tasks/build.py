@@ -1,6 +1,7 @@
 """Prompt sources from their settings."""
 
 from collections.abc import Mapping
+from itertools import permutations
 
 from opd.tasks.modes import ModeSettings, ModesSource
 from opd.tasks.settings import DatasetSettings, FileSettings, MixSettings, TaskSettings
@@ -33,8 +34,13 @@ def build_prompts(
         return build_procedural(settings, seed)
     if isinstance(settings, MixSettings):
         from opd.tasks.mix import MixedSource
+        from opd.tasks.table import TableSource
 
-        return MixedSource([(build_prompts(part, seed=seed), part.weight) for part in settings.mix])
+        parts = [(build_prompts(part, seed=seed), part.weight) for part in settings.mix]
+        tables = [source for source, _ in parts if isinstance(source, TableSource)]
+        for table, other in permutations(tables, 2):
+            table.leave_out(other.heldout_hashes())
+        return MixedSource(parts)
     from opd.tasks.table import build_table
 
     return build_table(settings, seed)

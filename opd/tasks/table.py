@@ -172,6 +172,24 @@ class TableSource:
             )
         return [self._heldout[index] for index in range(start, start + count)]
 
+    def heldout_hashes(self) -> NDArray[np.uint64]:
+        """Content hashes of what is held out."""
+        return self._heldout.hashes()
+
+    def leave_out(self, hashes: NDArray[np.uint64]) -> None:
+        """Train on no prompt of these contents, which are held out by other tables of a mix.
+
+        Raises:
+            DataError: when none is left to train on.
+        """
+        left = ~np.isin(self._train.hashes(), hashes)
+        if not left.any():
+            raise DataError(
+                f"{' and '.join(self._contents)} leaves no prompt to train on, because other sources of the mix hold "
+                "all of them out; leave it out of the mix."
+            )
+        self._train, self._epoch = self._train.kept(left), -1
+
     def limit(self, measure: Measure, longest: int, *, drop: bool) -> int:
         """See `PromptSource.limit`; measures every row."""
         lengths = [np.fromiter(measure(share), np.int64) for share in (self._train, self._heldout)]

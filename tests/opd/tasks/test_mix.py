@@ -1,6 +1,10 @@
+import json
 from collections import Counter
 
-from opd.tasks import MixSettings, TaskSettings, VerdictStatus, build_prompts
+import pytest
+
+from opd.errors import DataError
+from opd.tasks import FileSettings, MixSettings, TaskSettings, VerdictStatus, build_prompts
 
 MIX = MixSettings(
     mix=[
@@ -21,6 +25,24 @@ def test_each_source_gives_its_own_stream_without_gaps():
     mixed = build_prompts(MIX, seed=0).prompts("train", 40)
     alone = build_prompts(MIX.mix[0], seed=0).prompts("train", 30)
     assert [prompt.uid for prompt in mixed if prompt.domain == "addition"] == [prompt.uid for prompt in alone]
+
+
+def test_what_one_table_holds_out_no_other_one_trains_on(tmp_path):
+    def table(name, first, last):
+        (tmp_path / name).write_text("".join(json.dumps({"prompt": f"p{i}"}) + "\n" for i in range(first, last)))
+        return tmp_path / name
+
+    many, few, held = table("many.jsonl", 0, 200), table("few.jsonl", 100, 220), table("held.jsonl", 150, 170)
+    parts = [FileSettings(file=many, heldout=0.3), FileSettings(file=few, heldout=0.1)]
+    for first in (parts[0], FileSettings(file=many, heldout_file=held)):
+        alone = [build_prompts(part, seed=0) for part in (first, parts[1])]
+        out = {prompt.uid for part in alone for prompt in part.prompts("heldout", len(part._heldout))}
+        trained = {
+            prompt.uid for prompt in build_prompts(MixSettings(mix=[first, parts[1]]), seed=0).prompts("train", 800)
+        }
+        assert not trained & out and len(trained) + len(out) == 220
+    with pytest.raises(DataError, match=r"few\.jsonl leaves no prompt to train on, because other sources"):
+        build_prompts(MixSettings(mix=[FileSettings(file=many, heldout_file=few), parts[1]]), seed=0)
 
 
 def test_completions_go_to_the_verifier_of_their_source():
