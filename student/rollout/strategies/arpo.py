@@ -10,10 +10,11 @@ played from the start. A branch learns from its beginning too: in a group's loss
 credits of the episodes that went through them, the soft form. The hard form gives each of those m episodes their mean
 there, m times the same token at the same ratio: the sum again, so that both have one gradient while no ratio is
 clipped, and the hard form is not there. An environment that answers a repeated action otherwise ends the branch as
-broken. Source: arXiv 2507.19849, by notes on its code (dongguanting/ARPO; n 16, half from the start, p 0.5, 20 tokens,
-10 ids). Its scripts have w 0.2 for entropies over log V, which for a vocabulary of 151936 ids is 0.0168 for nats: a
-rise of one nat makes a branch 1.7 percentage points likelier. There an episode branches while it is played; here after
-the round, from the same turns.
+broken. Actions that a method had replayed before an episode are replayed before its branches; episodes that are given
+are played as they are. Source: arXiv 2507.19849, by notes on its code (dongguanting/ARPO; n 16, half from the start, p
+0.5, 20 tokens, 10 ids). Its scripts have w 0.2 for entropies over log V, which for a vocabulary of 151936 ids is 0.0168
+for nats: a rise of one nat makes a branch 1.7 percentage points likelier. There an episode branches while it is played;
+here after the round, from the same turns.
 """
 
 from __future__ import annotations
@@ -82,18 +83,20 @@ class Arpo(Strategy):
 
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
         """See `Strategy.run`; metrics arpo/branched_share (of the episodes), arpo/rise and arpo/diverged_share."""
-        open_: dict[str, list[PlannedRow]] = {}
+        open_: dict[str, list[PlannedRow]] = {row.key.uid: [] for row in plan.rows}
+        first: list[PlannedRow] = []
         for row in plan.rows:
-            open_.setdefault(row.key.uid, []).append(row)
-        first = [row for slots in open_.values() for row in self._take(slots, self._from_start(len(slots)))]
+            given = row.episode is not None and row.episode.given
+            (first if given else open_[row.key.uid]).append(row)
+        first += [row for slots in open_.values() for row in self._take(slots, self._from_start(len(slots)))]
         rows = newest = rollouts.score(rollouts.sample(first))
-        seeds = {row.key: row.key.sample for row in rows}
+        begun = {row.key: row.episode or EpisodePlan() for row in first}
         for _ in range(self.settings.rounds):
-            branches = list(self._branches(newest, open_, seeds, rollouts))
+            branches = list(self._branches(newest, open_, begun, rollouts))
             if not rollouts.any(bool(branches)):
                 break
             newest = rollouts.score(rollouts.sample(branches))
-            seeds |= {row.key: row.episode.branch.seed for row in branches if row.episode and row.episode.branch}
+            begun |= {row.key: row.episode for row in branches if row.episode}
             rows = [*rows, *newest]
         rows = [*rows, *rollouts.score(rollouts.sample([row for slots in open_.values() for row in slots]))]
         branched = [row for row in rows if row.origin == "branch"]
@@ -117,24 +120,25 @@ class Arpo(Strategy):
         self,
         rows: Sequence[Row],
         open_: dict[str, list[PlannedRow]],
-        seeds: dict[RowKey, int],
+        begun: dict[RowKey, EpisodePlan],
         rollouts: Rollouts,
     ) -> Iterator[PlannedRow]:
         for uid, mine in by_uid(rows).items():
             # A branch has its own turns from the one on that it branched at; that one was looked at already.
-            able = [row for row in mine if row.trained and len(row.turns) > 1]
+            able = [row for row in mine if row.trained and row.on_policy and len(row.turns) > 1]
             places = [(turn, row) for row in able for turn in range(_own(row) + 1, len(row.turns))]
             for turn, row in sorted(places, key=lambda place: (place[0], place[1].key.sample)):
                 rise = self.entropy(row, turn) - self.entropy(row, 0)
                 rollouts.measure("arpo/rise", rise)
                 if open_[uid] and self.branches(row, turn, rise):
                     (slot,) = self._take(open_[uid], 1)
+                    # With what the row began with: actions that were replayed, and the seed of its environment.
+                    plan = begun[row.key]
+                    seed = plan.branch.seed if plan.branch else row.key.sample
                     yield replace(
                         slot,
                         key=replace(slot.key, parent=row.key.sample),
-                        episode=EpisodePlan(
-                            turns=slot.episode.turns if slot.episode else 0, branch=Branch(row, turn, seeds[row.key])
-                        ),
+                        episode=replace(plan, branch=Branch(row, turn, seed)),
                     )
 
     def branches(self, row: Row, turn: int, rise: float) -> bool:

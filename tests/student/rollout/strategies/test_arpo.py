@@ -1,5 +1,6 @@
 """ARPO: where episodes branch, what a branch begins with, and that the group stays as large as planned."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -12,7 +13,7 @@ from thread_ranks import build, metrics_of, of, together
 from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadKind, Scores
-from student.data.plan import Branch, EpisodePlan, PlannedRow, plan_step
+from student.data.plan import Branch, EpisodePlan, PlannedRow, StepPlan, plan_step
 from student.data.row import Row
 from student.lab.tiny.tokenizer import make_tokenizer
 from student.rollout.episodes import EpisodePlayer, EpisodeSettings
@@ -94,6 +95,26 @@ def test_without_branches_the_rest_is_played_from_the_start() -> None:
     assert len(rows) == 12 and all(row.key.parent == -1 for row in rows)
 
 
+def test_a_branch_begins_with_the_replayed_actions_of_its_episode_and_given_episodes_stay_as_they_are() -> None:
+    def replayed(prompts: Sequence[Prompt]) -> StepPlan:
+        planned = of(8)(prompts)
+        plans = [EpisodePlan(replay=(str(row.key.sample),), given=row.key.sample in (0, 7)) for row in planned.rows]
+        return replace(planned, rows=tuple(map(lambda row, plan: replace(row, episode=plan), planned.rows, plans)))
+
+    played: dict[int, EpisodePlan] = {}
+
+    def play(planned: PlannedRow) -> Row:
+        assert planned.episode is not None
+        played[planned.key.sample], row = planned.episode, episode(planned)
+        row.origin = "expert" if planned.episode.given else row.origin
+        return row
+
+    ((rows, _, _),) = together(1, lambda: build("arpo", probability=1.0), play, plan=replayed, groups=1)
+    assert [row.key.sample for row in rows] == list(range(8))
+    assert [row.origin for row in rows] == ["expert", *["policy"] * 3, *["branch"] * 3, "expert"]
+    assert all(played[row.key.sample].replay == played[row.key.parent].replay for row in rows if row.key.parent >= 0)
+
+
 class Counting:
     """A student that says digits by the row's own sample and turn."""
 
@@ -138,6 +159,22 @@ def test_a_branch_begins_with_the_very_ids_and_log_probs_and_learns_from_them() 
     assert branch.turn_states[:3] == parent.turn_states[:3] and len(branch.turns) == 6
     assert [one.key.turn for one in student.asked] == [2, 3, 4, 5]  # nothing was sampled again
     assert branch.response_ids[cut] != parent.response_ids[cut]
+    player.close()
+
+
+def test_an_episode_whose_beginning_was_replayed_branches_after_it() -> None:
+    tokenizer = make_tokenizer()
+    spec = RolloutSpec(seed=3, batch_rows=8, candidates=0, valid_vocab=len(tokenizer), max_prompt_tokens=64)
+    player = EpisodePlayer(EpisodeSettings(turn_tokens=4, isolation="none"), tokenizer, spec)
+    prompt = LOCK.draw(Random(0))
+    first, second = plan_step(1, [prompt], samples=2, max_new_tokens=80, temperature=1.0).rows
+    begun = EpisodePlan(replay=tuple(prompt.extra["path"][:2]))
+    (parent,) = play(player, Counting(tokenizer), replace(first, episode=begun))
+    (branch,) = play(player, Counting(tokenizer), replace(second, episode=replace(begun, branch=Branch(parent, 1, 0))))
+    cut = parent.turns[1][0]
+    assert branch.origin == "branch" and branch.trained and branch.turns[:2] == parent.turns[:2]
+    assert branch.response_ids[:cut].tolist() == parent.response_ids[:cut].tolist()
+    np.testing.assert_array_equal(branch.loss_mask[:cut], parent.loss_mask[:cut])
     player.close()
 
 
