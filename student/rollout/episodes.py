@@ -24,6 +24,7 @@ import numpy as np
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from opd.config import Settings
+from opd.tasks.encode import encode_prompt
 from opd.tasks.environments.base import ENVIRONMENT, Observation, measures_of
 from opd.tasks.environments.pool import EnvironmentPool, EpisodeError, PoolSettings
 from opd.tasks.environments.worlds import InProcess, Seen, Worlds
@@ -171,8 +172,13 @@ class EpisodePlayer:
         if isinstance(seen, EpisodeError):
             episode.stop(seen)
             return
-        episode.prompt = with_observation(episode.planned.prompt, seen.text, self._tokenizer, seen.tools)
-        episode.tools = bool(seen.tools)
+        prompt = with_observation(episode.planned.prompt, seen.text, self._tokenizer, seen.tools)
+        length, longest = len(encode_prompt(prompt, self._tokenizer)), self._spec.max_prompt_tokens
+        if length > longest:
+            said = f"its first observation makes a prompt of {length} tokens, over rollout.max_prompt_tokens {longest}"
+            episode.stop(EpisodeError("invalid", said))
+            return
+        episode.prompt, episode.tools = prompt, bool(seen.tools)
         episode.see(seen)
         self._judge(episode, seen)
 
@@ -320,8 +326,6 @@ class EpisodePlayer:
             verdict = Verdict.of(bool(episode.success), f"the episode ended by {episode.ended}")
         prompt_ids, given, branch = episode.prompt_ids, episode.plan.given, episode.plan.branch
         if prompt_ids is None:
-            from opd.tasks.encode import encode_prompt
-
             prompt_ids = np.array(encode_prompt(episode.prompt, self._tokenizer), dtype=np.uint32)
         if not length:  # broken before the first turn: a row has at least one token
             episode.hear([0], self._spec.candidates)
@@ -389,11 +393,6 @@ def _tell(episodes: Sequence[Episode]) -> None:
     broken = [episode for episode in episodes if episode.why]
     if broken:
         name = broken[0].planned.prompt.extra[ENVIRONMENT].get("name")
-        log.warning(
-            "%d of %d episodes broke; the first, of environment %r, %s: %s.",
-            len(broken),
-            len(episodes),
-            name,
-            broken[0].ended.removeprefix("broken: "),
-            broken[0].why,
-        )
+        how = broken[0].ended.removeprefix("broken: ")
+        said = "%d of %d episodes broke; the first, of environment %r, %s: %s."
+        log.warning(said, len(broken), len(episodes), name, how, broken[0].why)

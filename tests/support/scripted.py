@@ -17,7 +17,7 @@ from student.rollout.spec import RolloutSpec
 
 
 def make_player(tokenizer: Any, candidates: int = 4, **settings: Any) -> EpisodePlayer:
-    spec = RolloutSpec(seed=3, batch_rows=8, candidates=candidates, valid_vocab=len(tokenizer), max_prompt_tokens=64)
+    spec = RolloutSpec(seed=3, batch_rows=8, candidates=candidates, valid_vocab=len(tokenizer), max_prompt_tokens=1024)
     found = parse_settings(EpisodeSettings, {"turn_tokens": 4, "isolation": "none"} | settings)
     return EpisodePlayer(found, tokenizer, spec)
 

@@ -276,6 +276,15 @@ def test_what_breaks_costs_its_own_episode(tokenizer: Any, hangs: type[Hangs]) -
     assert not any(row.loss_mask.any() for row in rows if not row.trained)
 
 
+def test_a_first_observation_over_the_prompt_limit_costs_its_own_episode(tokenizer: Any) -> None:
+    prompts = [Prompt.make(text, extra={"environment": {"name": NAUGHTY}}) for text in ("1" * 600, "1")]
+    player = make_player(tokenizer, turns=1)  # prompts of 1024 tokens; this environment repeats them
+    script = {prompt.uid: ["hi"] for prompt in prompts}
+    rows = player.play(plan(prompts), Scripted(tokenizer, script), purpose=("rollout",), on_row=lambda row: None)
+    assert [row.tags["ended"] for row in rows] == ["broken: invalid", "turns"]
+    assert not rows[0].trained and rows[0].prompt_ids.tolist() == encode_prompt(prompts[0], tokenizer)
+
+
 def test_an_episode_in_which_nothing_was_sampled_is_of_the_step_that_planned_it(tokenizer: Any) -> None:
     prompt = Prompt.make("raise", extra={"environment": {"name": NAUGHTY, "options": {}}})
     (one,) = plan([prompt])
