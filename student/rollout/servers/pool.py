@@ -81,6 +81,11 @@ class Pool:
             facts = server.facts()
         except LostError as error:
             raise RolloutEngineError(f"rollout server {error}; start it first, or leave it out.") from error
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"rollout server {server.url} does not say of itself what servers of engine {self._settings.name} do "
+                f"({type(error).__name__}: {error}); name the engine of its kind, or another endpoint."
+            ) from error
         if facts.wrong:
             raise ConfigError(f"rollout server {server.url} {facts.wrong}.")
         if facts.most_likely < self._setup.spec.candidates:

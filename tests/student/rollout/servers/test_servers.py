@@ -27,8 +27,10 @@ from student.data.row import Row
 from student.rollout.engine import ROLLOUT_ENGINES, sample_or_play
 from student.rollout.episodes import EpisodePlayer, EpisodeSettings
 from student.rollout.servers import server as server_module
+from student.rollout.servers.engine import ServersEngine
 from student.rollout.servers.folder import WeightsFolder
 from student.rollout.servers.http import Connection, LostError
+from student.rollout.servers.pool import Pool
 from student.rollout.servers.settings import ServersSettings
 from student.rollout.servers.sglang import SglangDialect
 from student.rollout.servers.weights import chosen, shares
@@ -326,6 +328,18 @@ def test_a_server_that_is_not_there_is_said_at_once(open_engine: Any) -> None:
 
     with pytest.raises(RolloutEngineError, match="start it first, or leave it out"):
         open_engine(Nobody())
+
+
+@pytest.mark.parametrize(("name", "said"), [("vllm_server", {"context_length": 9}), ("sglang_server", None)])
+def test_an_address_of_something_else_is_refused_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, name: str, said: Any
+) -> None:
+    monkeypatch.setattr(Connection, "call", lambda self, path, body=None: said)
+    cls: type[ServersEngine] = ROLLOUT_ENGINES.load(name)
+    settings = ServersSettings(name=name, endpoints=["http://127.0.0.1:1"])
+    unused: Any = None
+    with pytest.raises(ConfigError, match=f"server http://127.0.0.1:1 does not .* servers of engine {name} do"):
+        Pool(settings, cls.dialect, unused, adapters=False, lock=unused, ask=unused, count=unused)
 
 
 def test_rows_of_the_head_that_belong_to_no_token_are_never_drawn(start: Any, open_engine: Any) -> None:
