@@ -57,7 +57,7 @@ class ReasoningGym:
         if options.again is not None:
             again = {"verifier_timeout": options.timeout, **options.again, "verifier": "reasoning_gym"}
             parse_settings(AgainOptions, again, source=f"again of dataset {options.dataset}")
-            self._played = {ENVIRONMENT: {"name": "again", "options": again, "seed": 0}}
+            self._played = {ENVIRONMENT: {"name": "again", "options": again}}
 
     def draw(self, random: Random) -> Prompt:
         """One problem."""

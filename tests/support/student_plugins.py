@@ -41,7 +41,7 @@ class TwoTries(Addition):
 
     def draw(self, random: Random) -> Prompt:
         prompt = super().draw(random)
-        place = {"name": "again", "options": {"verifier": "student_plugins:Even", "word": "?"}, "seed": 0}
+        place = {"name": "again", "options": {"verifier": "student_plugins:Even", "word": "?"}}
         return replace(prompt, extra={**prompt.extra, "environment": place})
 
 
@@ -50,7 +50,7 @@ class Measured(Addition):
 
     def draw(self, random: Random) -> Prompt:
         prompt = super().draw(random)
-        return replace(prompt, extra={**prompt.extra, "environment": {"name": "environments:Profiled", "seed": 0}})
+        return replace(prompt, extra={**prompt.extra, "environment": {"name": "environments:Profiled"}})
 
 
 class Even:

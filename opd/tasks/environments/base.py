@@ -8,7 +8,7 @@
         def step(self, action): return Observation(f"You said {action}.", done=True, reward=1.0)
         def close(self): ...
 
-A prompt names its environment in `Prompt.extra["environment"]`, {"name": ..., "options": {...}, "seed": 0}.
+A prompt names its environment in `Prompt.extra["environment"]`, {"name": ..., "options": {...}}.
 """
 
 import math
@@ -153,7 +153,7 @@ class EnvironmentTask:
 
         Its domain is the task's name, unless another is given.
         """
-        place = {"name": self.name, "options": self.options.model_dump(mode="json"), "seed": 0}
+        place = {"name": self.name, "options": self.options.model_dump(mode="json")}
         known = {} if path is None else {PATH: path}
         return Prompt.make(text, domain=domain or self.name, extra={ENVIRONMENT: place, **known, **extra})
 

@@ -95,7 +95,7 @@ class Simulated(EnvironmentTask):
         case = str(random.randrange(10**9))
         # The number tells cases apart: identity, groups and the held-out split go by what a prompt says.
         text = f"Case {case}, {category}.\n"
-        place = {"name": self.name, "options": self.options.model_dump(mode="json"), "seed": 0}
+        place = {"name": self.name, "options": self.options.model_dump(mode="json")}
         extra = {ENVIRONMENT: place, CASE: case, POOL: [tool.schema_of() for tool in pool]}
         content: Any = [{"role": "user", "content": text}] if self.options.chat else text
         return Prompt.make(content, domain=self.name, extra=extra)
