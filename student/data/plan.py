@@ -14,12 +14,10 @@ class Branch:
     Attributes:
         row: the other episode.
         turns: how many of its turns; ids and log-probs are taken as they are, and learnt from like the rest.
-        seed: sample index that its environment was reset for, where it is a branch itself that of the first one.
     """
 
     row: Row
     turns: int
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)

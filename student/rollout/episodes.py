@@ -155,9 +155,9 @@ class EpisodePlayer:
         self._worlds.clear()
 
     def _seed(self, planned: PlannedRow, purpose: tuple[object, ...]) -> int:
-        key, branch = planned.key, planned.episode.branch if planned.episode else None
-        sample = branch.seed if branch else key.sample
-        return int(stream(self._spec.seed, *purpose, "environment", key.step, key.uid, sample).integers(2**31))
+        """Not of the sample: answers that are compared with each other begin with the same problem."""
+        key = planned.key
+        return int(stream(self._spec.seed, *purpose, "environment", key.step, key.uid).integers(2**31))
 
     def _begin(self, planned: PlannedRow) -> Episode:
         if not self._checked:

@@ -228,6 +228,22 @@ class Unruly(Lock):
             raise OSError("as asked")
 
 
+class Seeded:
+    """Says its seed and ends."""
+
+    Options: ClassVar[type[Settings]] = Settings
+
+    def __init__(self, options: Settings) -> None: ...
+
+    def reset(self, prompt: Prompt, seed: int) -> Observation:
+        return Observation(str(seed % 10**6))
+
+    def step(self, action: str) -> Observation:
+        return Observation("", done=True)
+
+    def close(self) -> None: ...
+
+
 class Useless(Lock):
     """A lock that cannot be begun."""
 

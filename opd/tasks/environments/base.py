@@ -127,7 +127,7 @@ class Environment(Protocol):
     """One episode at a time; `reset` begins the next one."""
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
-        """Begin an episode; equal prompts and seeds begin equal episodes where the environment is deterministic."""
+        """Begin an episode; equal prompts and seeds, as the samples of a prompt have, begin it equally."""
         ...
 
     def step(self, action: str) -> Observation:

@@ -132,13 +132,10 @@ class Arpo(Strategy):
                 rollouts.measure("arpo/rise", rise)
                 if open_[uid] and self.branches(row, turn, rise):
                     (slot,) = self._take(open_[uid], 1)
-                    # With what the row began with: actions that were replayed, and the seed of its environment.
-                    plan = begun[row.key]
-                    seed = plan.branch.seed if plan.branch else row.key.sample
                     yield replace(
                         slot,
                         key=replace(slot.key, parent=row.key.sample),
-                        episode=replace(plan, branch=Branch(row, turn, seed)),
+                        episode=replace(begun[row.key], branch=Branch(row, turn)),
                     )
 
     def branches(self, row: Row, turn: int, rise: float) -> bool:

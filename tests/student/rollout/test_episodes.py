@@ -21,7 +21,7 @@ from opd.tasks.environments import pool
 from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.prompt import Prompt
 from student.data.outcome import Outcome, outcome_of
-from student.data.plan import EpisodePlan, PlannedRow, StepPlan
+from student.data.plan import EpisodePlan, PlannedRow, StepPlan, plan_step
 from student.data.plan_state import plan_from_state, plan_to_state
 from student.data.row import Row
 from student.data.row_state import row_from_state, row_to_state
@@ -76,6 +76,17 @@ def test_each_turn_continues_the_very_ids_of_all_earlier_ones(player: EpisodePla
     for asked, (start, _) in zip(student.asked, row.turns, strict=True):
         assert list(asked.prefix_ids) == row.response_ids[:start].tolist()
     assert [asked.key.turn for asked in student.asked] == [0, 1, 2, 3]
+
+
+def test_the_samples_of_a_prompt_begin_with_one_seed_of_the_environment(player: EpisodePlayer, tokenizer: Any) -> None:
+    place = {"name": "tests.support.environments:Seeded", "options": {}}
+    prompts = [Prompt.make(text, extra={"environment": place}) for text in ("1+", "2+")]
+    student = Scripted(tokenizer, {prompt.uid: ["1"] for prompt in prompts})
+    steps = [plan_step(step, prompts, samples=2, max_new_tokens=20, temperature=1.0) for step in (1, 2)]
+    planned = [row for step in steps for row in step.rows]
+    rows = player.play(planned, student, purpose=("rollout",), on_row=lambda row: None)
+    seeds = {(row.key.step, row.key.uid, tokenizer.decode(row.prompt_ids)[2:]) for row in rows}
+    assert len(rows) == 8 and len(seeds) == len({seed for *_, seed in seeds}) == 4
 
 
 @pytest.mark.parametrize("history", [0, 2.5, "all"])

@@ -149,7 +149,7 @@ def test_a_branch_begins_with_the_very_ids_and_log_probs_and_learns_from_them() 
     (parent,) = play(player, student, first)
     assert len(parent.turns) == 6
     student.asked.clear()
-    (branch,) = play(player, student, replace(second, episode=EpisodePlan(branch=Branch(parent, 2, 0))))
+    (branch,) = play(player, student, replace(second, episode=EpisodePlan(branch=Branch(parent, 2))))
     cut = parent.turns[2][0]
     assert branch.origin == "branch" and branch.on_policy and branch.trained and branch.notes["branched"] == 2
     assert branch.response_ids[:cut].tolist() == parent.response_ids[:cut].tolist()
@@ -170,7 +170,7 @@ def test_an_episode_whose_beginning_was_replayed_branches_after_it() -> None:
     first, second = plan_step(1, [prompt], samples=2, max_new_tokens=80, temperature=1.0).rows
     begun = EpisodePlan(replay=tuple(prompt.extra["path"][:2]))
     (parent,) = play(player, Counting(tokenizer), replace(first, episode=begun))
-    (branch,) = play(player, Counting(tokenizer), replace(second, episode=replace(begun, branch=Branch(parent, 1, 0))))
+    (branch,) = play(player, Counting(tokenizer), replace(second, episode=replace(begun, branch=Branch(parent, 1))))
     cut = parent.turns[1][0]
     assert branch.origin == "branch" and branch.trained and branch.turns[:2] == parent.turns[:2]
     assert branch.response_ids[:cut].tolist() == parent.response_ids[:cut].tolist()
@@ -186,7 +186,7 @@ def test_an_environment_that_answers_otherwise_ends_the_branch_as_broken() -> No
     (parent,) = play(player, Counting(tokenizer), first)
     between = parent.turns[0][1]
     parent.response_ids[between] = (parent.response_ids[between] + 1) % 10
-    planned = replace(second, episode=EpisodePlan(branch=Branch(parent, 2, 0)))
+    planned = replace(second, episode=EpisodePlan(branch=Branch(parent, 2)))
     (branch,) = play(player, Counting(tokenizer), planned)
     assert branch.tags["ended"] == "broken: diverged" and not branch.trained
     assert branch.verdict is not None and not branch.verdict.known
