@@ -75,13 +75,8 @@ class PromptTable:
                 f"{place} has no {settings.prompt_column!r}, but {', '.join(map(repr, row)) or 'nothing'}; "
                 "set prompt_column to the column that holds the prompt."
             )
-        environment = row.get(ENVIRONMENT)
-        named = isinstance(environment, Mapping) and isinstance(environment.get("name"), str)
-        if environment is not None and not named:
-            raise DataError(
-                f'{place} has the environment {short(environment)}; give {{"name": ..., "options": {{...}}}}, or '
-                "rename the column where it means something else."
-            )
+        if row.get(ENVIRONMENT) is not None:
+            row = {**row, ENVIRONMENT: _played(place, row)}
         answer, teacher, domain = (
             _text(row.get(column))
             for column in (settings.answer_column, settings.teacher_column, settings.domain_column)
@@ -292,6 +287,25 @@ def _content(value: Any, chat: bool) -> Any:
 
 def _text(value: Any) -> str | None:
     return None if value is None else str(value)
+
+
+def _played(place: str, row: Row) -> dict[str, Any]:
+    """The environment of a row, without options that are null: a parquet file gives every row the options of all.
+
+    Raises:
+        DataError: it has no name, or the path that goes with it is not a list.
+    """
+    environment, path = row[ENVIRONMENT], row.get(PATH)
+    named = isinstance(environment, Mapping) and isinstance(environment.get("name"), str)
+    options = (environment.get("options") or {}) if named else None
+    if not isinstance(options, Mapping):
+        raise DataError(
+            f'{place} has the environment {short(environment)}; give {{"name": ..., "options": {{...}}}}, or rename '
+            "the column where it means something else."
+        )
+    if isinstance(path, str):
+        raise DataError(f"{place} has the path {short(path)}; give a list of actions, each a text.")
+    return {**environment, "options": {key: value for key, value in options.items() if value is not None}}
 
 
 def _plain(value: Any) -> Any:

@@ -67,11 +67,26 @@ def test_columns_that_json_has_not_are_kept_as_text_that_checkpoints_and_environ
     assert json.loads(json.dumps(prompt.extra)) == prompt.extra
 
 
-@pytest.mark.parametrize("environment", ["lock", {}, {"name": None}, ["lock"]])
+@pytest.mark.parametrize("environment", ["lock", {}, {"name": None}, ["lock"], {"name": "lock", "options": "deep"}])
 def test_an_environment_that_is_not_named_is_refused_with_its_line(tmp_path, environment):
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n' + json.dumps({"prompt": "b", "environment": environment}))
     with pytest.raises(DataError, match=r"p\.jsonl line 2 has the environment .*; give \{\"name\""):
         build_prompts(FileSettings(file=tmp_path / "p.jsonl"), seed=0)
+
+
+def test_a_path_that_is_text_is_refused_because_its_letters_would_be_played(tmp_path):
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "a", "environment": {"name": "lock"}, "path": "open"}))
+    with pytest.raises(DataError, match=r"p\.jsonl line 1 has the path 'open'; give a list of actions"):
+        build_prompts(FileSettings(file=tmp_path / "p.jsonl"), seed=0)
+
+
+def test_rows_of_a_parquet_file_have_the_options_of_their_own_environment_alone(tmp_path):
+    played = [{"name": "lock", "options": {"digits": 3}}, {"name": "rooms", "options": {"depth": 2}}]
+    rows = [{"prompt": one["name"], "environment": one} for one in played]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "p.parquet")
+    source = build_prompts(FileSettings(file=tmp_path / "p.parquet", heldout=0), seed=0)
+    found = {prompt.text: prompt.extra["environment"] for prompt in source.prompts("train", 2)}
+    assert found == {one["name"]: one for one in played}
 
 
 def test_a_local_dataset_folder_is_read(tmp_path, rows, monkeypatch):
