@@ -240,15 +240,17 @@ class EngineWorker:
                 raise
             ended = time.monotonic()
         seconds = ended - started
-        tokens = sum(job.tokens for job in batch)
-        self._learn_rate(tokens, seconds)
+        # What failed or was cancelled was not computed to its end: its tokens would pass for an engine of any speed.
+        scored = sum(job.tokens for job, result in zip(batch, results, strict=True) if isinstance(result, Scores))
+        if scored:
+            self._learn_rate(scored, seconds)
         self.running_tokens = 0
         # Not of a later swap: those run on this thread too, between batches.
         weights_hash = self.engine.info.weights_hash
         for job in batch:  # before any is delivered: a call sends what it has only when there is something to wait for
             job.ended_at = ended
         self._deliver(zip(batch, results, strict=True), weights_hash)
-        self._on_batch(len(batch), tokens, seconds)
+        self._on_batch(len(batch), sum(job.tokens for job in batch), seconds)
 
     def _refuse(self, jobs: Sequence[SequenceJob], error: Exception) -> None:
         if jobs:

@@ -280,3 +280,20 @@ def test_a_dead_engine_that_cannot_be_closed_is_reported_once() -> None:
     assert worker.close(60)
     assert [type(outcome) for outcome in outcomes] == [RuntimeError]
     assert len(reports) == 1 and "CUDA error" in reports[0]
+
+
+async def test_sequences_without_scores_teach_no_rate(start: Any, items: Any) -> None:
+    client = await start()
+    engine, worker = client.engines["numpy"], client.server.shared.teachers.get("t").worker
+    engine.seconds_per_batch = 0.1
+    await client.score(items(4), SPEC)
+    known = worker.tokens_per_second
+    assert 0 < known <= 400  # 4 x 10 tokens in a tenth of a second
+
+    def away(batch: Sequence[Any]) -> None:
+        raise UnavailableError("SGLang at http://127.0.0.1:1 cannot be reached.")
+
+    engine.before_score = away
+    with pytest.raises(grpc.RpcError):
+        await client.score(items(4), SPEC)
+    assert worker.tokens_per_second == known
