@@ -85,6 +85,7 @@ class TeacherServer:
             on_state=self._on_state,
             on_fatal=self.fail,
             on_batch=metrics.observe_batch,
+            on_restart=lambda name: metrics.restarts.labels(name).inc(),
         )
         self.shared = Shared(
             settings=settings,

@@ -53,6 +53,7 @@ class Teachers:
         on_state: awaited whenever a teacher's state changed; its state is 0 after it was unloaded.
         on_fatal: called with a sentence when the process should end.
         on_batch: called on a worker's thread after each batch: teacher, sequences, tokens, seconds.
+        on_restart: called with the name of a teacher whose engine is dead and is loaded again.
 
     Attributes:
         closing: set when the process is about to end: nothing is waited for any more.
@@ -68,6 +69,7 @@ class Teachers:
         on_state: Callable[[Teacher], Awaitable[None]],
         on_fatal: Callable[[str], None],
         on_batch: Callable[[str, int, int, float], None],
+        on_restart: Callable[[str], None],
     ) -> None:
         self._factory = factory
         self._limits = limits
@@ -76,6 +78,7 @@ class Teachers:
         self._on_state = on_state
         self._on_fatal = on_fatal
         self._on_batch = on_batch
+        self._on_restart = on_restart
         self._teachers: dict[str, Teacher] = {}
         self._memory = MemoryBudget(engine.memory_budget_bytes, lambda: self, self._set_state)
         self._loader = Loader(engine.load_seconds, closing=lambda: self.closing)
@@ -90,9 +93,6 @@ class Teachers:
     def loading(self) -> bool:
         """Whether a model is being read on a thread, which nothing can interrupt."""
         return self._loader.busy
-
-    def __len__(self) -> int:
-        return len(self._teachers)
 
     def get(self, name: str) -> Teacher:
         """The teacher called `name`.
@@ -238,13 +238,12 @@ class Teachers:
             return teacher.info.weights_hash
 
     async def _swap(self, teacher: Teacher, exchange: Exchange, folder: Path) -> None:
+        def on_worker(engine: Engine) -> None:
+            swap(engine, exchange, folder, lambda: self._test(engine, teacher.name))
+
         before = teacher.info.weights_hash
         try:
-            await asyncio.wrap_future(
-                teacher.running().call(
-                    lambda engine: swap(engine, exchange, folder, lambda: self._test(engine, teacher.name))
-                )
-            )
+            await asyncio.wrap_future(teacher.running().call(on_worker))
         except LostWeightsError as error:
             await self._lose(teacher, error)
             raise UnavailableError(f"teacher {teacher.name!r} has failed: {error}") from error
@@ -364,6 +363,7 @@ class Teachers:
             self._on_fatal(f"the engine of teacher {teacher.name!r} is dead: {teacher.reason}")
             return
         teacher.restarts += 1
+        self._on_restart(teacher.name)
         await self._set_state(teacher, pb.TEACHER_STATE_LOADING)
         try:
             # The dead engine frees its memory first: few devices can hold a model twice.

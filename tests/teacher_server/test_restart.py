@@ -99,6 +99,7 @@ async def test_a_dead_engine_is_restarted_when_asked(start: Any, items: Any) -> 
     await revived(client, dead)
     assert len(await client.score(items(2), SAMPLED)) == 2
     assert dead.closed
+    assert client.server.shared.metrics.restarts.labels("t")._value.get() == 1
     await client.settled()
 
 

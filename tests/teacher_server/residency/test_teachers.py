@@ -260,7 +260,7 @@ async def test_what_an_engine_allocated_counts_rather_than_its_files(
     assert [t.held_bytes for t in teachers] == [0, 200]
     with pytest.raises(ConfigError, match=r"hub/big.* needs 400 bytes"):
         await teachers.load("hub/big", "hub/big")
-    assert client.engines["hub/big"].closed and len(teachers) == 2
+    assert client.engines["hub/big"].closed and len(list(teachers)) == 2
 
 
 async def test_a_newcomer_larger_than_its_files_sleeps_while_the_others_are_busy(
