@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
+from prometheus_client import Gauge
 
 from opd.errors import PortInUseError
 from opd.telemetry.metrics_http import serve_metrics
@@ -232,9 +233,11 @@ class TeacherServer:
         """A teacher's state changed: tell health and metrics."""
         if teacher.state == pb.TEACHER_STATE_UNSPECIFIED:
             await self.health.forget(teacher.name)
-            self._forget_weights(teacher)
+            self._forget(teacher, self.shared.metrics.weights_info)
         else:
             await self.health.set(teacher.name, serving=teacher.serving)
+        if teacher.worker is None:
+            self._forget(teacher, *self.shared.metrics.load)
         self._show_state(teacher, teacher.state)
         if teacher.state == pb.TEACHER_STATE_READY:
             self.show_weights(teacher)
@@ -242,14 +245,15 @@ class TeacherServer:
 
     def show_weights(self, teacher: Teacher) -> None:
         """Put a teacher's weights hash into the metrics, in place of an older one."""
-        self._forget_weights(teacher)
+        self._forget(teacher, self.shared.metrics.weights_info)
         info = teacher.info
         self.shared.metrics.weights_info.labels(teacher.name, info.weights_hash, info.engine).set(1)
 
-    def _forget_weights(self, teacher: Teacher) -> None:
-        gauge = self.shared.metrics.weights_info
-        for labels in [key for key in gauge._metrics if key[0] == teacher.name]:
-            gauge.remove(*labels)
+    def _forget(self, teacher: Teacher, *gauges: Gauge) -> None:
+        """Take a teacher's series out of gauges, or their last values would stand there for good."""
+        for gauge in gauges:
+            for labels in [key for key in gauge._metrics if key[0] == teacher.name]:
+                gauge.remove(*labels)
 
     def _show_state(self, teacher: Teacher, state: int) -> None:
         for name, value in pb.TeacherState.items():

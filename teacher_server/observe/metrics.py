@@ -57,6 +57,7 @@ class ServerMetrics:
         self.queued_tokens = gauge("queued_tokens", "Tokens waiting for the engine.")
         self.running_tokens = gauge("running_tokens", "Tokens in the engine now.")
         self.token_rate = gauge("tokens_per_second", "Moving average of the engine's rate.")
+        self.load = (self.queued_sequences, self.queued_tokens, self.running_tokens, self.token_rate)
         self.state = gauge("state", "1 for the present state of a teacher, 0 for the others.", ("teacher", "state"))
         self.restarts = counter("restarts", "Engine restarts after a failure.")
         self.weight_updates = counter("weight_updates", "Weights replaced in place.")

@@ -16,7 +16,7 @@ import grpc
 import pytest
 from grpc._cython import cygrpc
 from prometheus_client import generate_latest
-from waiting import until
+from waiting import EngineGate, until
 
 from opd.telemetry.context import trace_id_of, trace_metadata, traceparent_of
 from opd.wire.types import PayloadSpec
@@ -85,6 +85,28 @@ async def test_stage_times_and_tokens_are_counted(start: Any, items: Any) -> Non
     for stage in ("admission", "queue", "batch_wait", "engine", "encode", "send"):
         assert f'opd_teacher_stage_duration_seconds_count{{stage="{stage}",teacher="t"}} 1.0' in text
     assert 'opd_teacher_weights_info{engine="numpy 1"' in text
+
+
+async def test_a_teacher_that_is_unloaded_leaves_no_queue_in_the_metrics(start: Any, items: Any) -> None:
+    client = await start({"t": "numpy", "u": "second"})
+    registry = client.server.shared.metrics.registry
+    client.engines["second"].before_score = gate = EngineGate()
+    spec = PayloadSpec.sampled()
+    calls = [asyncio.create_task(client.score(items(1), spec, teacher="u"))]
+    await until(lambda: gate.held)
+    calls.append(asyncio.create_task(client.score(items(3, seed=1), spec, teacher="u")))
+
+    def queued() -> float | None:
+        return registry.get_sample_value("opd_teacher_queued_tokens", {"teacher": "u"})
+
+    await until(queued)
+    unloading = asyncio.create_task(client.server.shared.teachers.unload("u", 0.0))
+    gate.open()
+    await unloading
+    await asyncio.gather(*calls, return_exceptions=True)
+    await until(lambda: queued() is None)
+    for name in ("queued_sequences", "running_tokens", "tokens_per_second"):
+        assert registry.get_sample_value(f"opd_teacher_{name}", {"teacher": "u"}) is None
 
 
 @pytest.fixture
