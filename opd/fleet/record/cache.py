@@ -2,7 +2,6 @@
 
 import bisect
 import concurrent.futures
-import errno
 import itertools
 import logging
 import threading
@@ -28,7 +27,7 @@ _RETRY_SECONDS = 5.0
 class CachedScores:
     """Reads in the caller's thread, writes in one of its own; a failing disk costs the cached rows, not the run.
 
-    Rows that find the disk full stay in memory, up to 256 MiB of scores, and are written when there is space again.
+    Rows that cannot be written, as on a full disk, stay in memory, up to 256 MiB of scores, until they can be.
 
     Attributes:
         hits, misses: rows that were found and that were not, so far; shown in `FleetStatus.counters`.
@@ -40,7 +39,7 @@ class CachedScores:
         self._lock = threading.Lock()
         self._waiting: list[StoredRow] = []
         self._waiting_bytes = 0
-        self._full_since: float | None = None  # when the disk was last found full; None while there is space
+        self._failed_at: float | None = None  # when the last try to write failed; None while rows are written
         self._lost = 0
         self._heads: list[Head] = []  # that the disk had no space for
         self._described: set[tuple[str, str]] = set()
@@ -89,10 +88,10 @@ class CachedScores:
         self._attempt(self._store.close)
 
     def write(self, row: StoredRow) -> None:
-        """Keep a row, soon; while the disk is full only where there is memory for it."""
+        """Keep a row, soon; while none can be written only where there is memory for it."""
         size = row.scores.wire_bytes
         with self._lock:
-            if self._full_since is not None and self._waiting_bytes + size > _HELD_BYTES:
+            if self._failed_at is not None and self._waiting_bytes + size > _HELD_BYTES:
                 self._lost += 1
             else:
                 self._waiting.append(row)
@@ -100,8 +99,8 @@ class CachedScores:
         self._writer.submit(self._write_waiting)
 
     def _write_waiting(self, at_once: bool = False) -> None:
-        # Each try writes all that wait: one for every new row would keep a core busy for as long as the disk is full.
-        if self._full_since is not None and not at_once and time.monotonic() < self._full_since + _RETRY_SECONDS:
+        # Each try writes all that wait: one for every new row would keep a core busy for as long as they fail.
+        if self._failed_at is not None and not at_once and time.monotonic() < self._failed_at + _RETRY_SECONDS:
             return
         with self._lock:  # what came while the last rows were written goes to the disk together
             rows, self._waiting, self._waiting_bytes = self._waiting, [], 0
@@ -109,40 +108,34 @@ class CachedScores:
             return
         try:
             self._store.put(rows)
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
-                self._hold(rows)
-            else:
-                self._lose(rows)
-                self._warn(error)
+        except OSError as error:  # of any number: SQLite calls a quota that is used up an I/O error
+            self._hold(rows, error)
         except DataError as error:
-            self._lose(rows)
+            with self._lock:
+                self._lost += len(rows)
             log.warning("%s", error)
         else:
-            if self._full_since is not None:
-                log.warning("the score cache %s has space again: the rows that waited are written", self._store.folder)
-            self._full_since = None
+            if self._failed_at is not None:
+                log.warning("the score cache %s takes rows again: those that waited are written", self._store.folder)
+            self._failed_at = None
 
-    def _hold(self, rows: list[StoredRow]) -> None:
-        """Have rows wait for space, the earliest first; what exceeds the memory for them is not kept."""
-        if self._full_since is None:
+    def _hold(self, rows: list[StoredRow], error: OSError) -> None:
+        """Have rows wait for the next try, the earliest first; what exceeds the memory for them is not kept."""
+        if self._failed_at is None:
             log.warning(
-                "no space is left in the score cache %s: the run goes on, and new rows wait in memory, up to %d MiB of "
-                "them; free some space there.",
+                "the score cache %s takes no rows (%s): the run goes on, and new rows wait in memory, up to %d MiB of "
+                "them; free some space there, or look at its disk.",
                 self._store.folder,
+                error.strerror,
                 _HELD_BYTES >> 20,
             )
-        self._full_since = time.monotonic()
+        self._failed_at = time.monotonic()
         with self._lock:
             rows = rows + self._waiting  # others came during the try
             size = list(itertools.accumulate((row.scores.wire_bytes for row in rows), initial=0))
             kept = bisect.bisect_right(size, _HELD_BYTES) - 1
             self._waiting, self._waiting_bytes = rows[:kept], size[kept]
             self._lost += len(rows) - kept
-
-    def _lose(self, rows: list[StoredRow]) -> None:
-        with self._lock:
-            self._lost += len(rows)
 
     def _get(self, key: str) -> Scores | None:
         return self._attempt(lambda: self._store.get(key))

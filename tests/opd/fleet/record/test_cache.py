@@ -1,8 +1,9 @@
-"""The cache on a disk that is full, by the bound that SQLite itself sets to a file."""
+"""The cache on a disk that is full, by the bound that SQLite itself sets to a file, and beyond a quota."""
 
 import contextlib
 import dataclasses
 import errno
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +57,25 @@ def test_rows_that_find_the_disk_full_are_written_when_there_is_space(
     cached.close()
     assert kept(tmp_path) == [0, 1, 2, 3]
     full, again = (record.message for record in caplog.records)
-    assert "no space is left" in full and "has space again" in again
+    assert "takes no rows (database or disk is full)" in full and "takes rows again" in again
+
+
+def test_rows_beyond_a_quota_which_sqlite_calls_an_i_o_error_are_written_when_there_is_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_RETRY_SECONDS", 0.0)
+    cached = CachedScores(ScoreStore(tmp_path))
+    write(cached, 0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # EFBIG goes the way of EDQUOT through SQLite, which knows ENOSPC alone.
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "scores.sqlite").stat().st_size, before[1]))
+    try:
+        write(cached, 1, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    write(cached, 3)
+    cached.close()
+    assert kept(tmp_path) == [0, 1, 2, 3]
 
 
 def test_closing_tries_once_more_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -96,7 +115,7 @@ def test_the_end_says_how_many_rows_a_full_disk_has_cost(
     assert [held.item.token_ids[0] for held in cached._waiting] == [1, 2]
     cached.close()
     assert kept(tmp_path) == []
-    assert [record.message.partition(" ")[0] for record in caplog.records] == ["no", "4"]
+    assert [record.message.partition(" ")[0] for record in caplog.records] == ["the", "4"]
 
 
 def test_a_teacher_and_a_head_that_found_no_space_are_kept_later(
