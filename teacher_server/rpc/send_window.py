@@ -97,5 +97,7 @@ class SendWindow:
     def close(self) -> None:
         """Cancel what has not been computed."""
         self._waiting.clear()
-        self._worker.cancel([pending.job for pending in self._computing if not pending.job.ended_at])
+        left = [pending.job for pending in self._computing if not pending.job.ended_at]
+        if left:  # the worker looks through its whole queue for them: nothing that an answered call should wait for
+            self._worker.cancel(left)
         self._computing.clear()
