@@ -104,7 +104,9 @@ class Teacher:
             raise self._refusal()
 
     def _refusal(self) -> UnavailableError:
-        state = pb.TeacherState.Name(self.state).removeprefix("TEACHER_STATE_").lower()  # type: ignore[arg-type]
+        # A call may have waited for what was unloaded meanwhile.
+        name = pb.TeacherState.Name(self.state) if self.state else "unloaded"  # type: ignore[arg-type]
+        state = name.removeprefix("TEACHER_STATE_").lower()
         return UnavailableError(f"teacher {self.name!r} is {state}{': ' + self.reason if self.reason else ''}.")
 
     def enter(self) -> None:

@@ -61,6 +61,20 @@ async def test_unloading_waits_for_calls_in_flight(start: Any, items: Any) -> No
     assert await client.health() == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+async def test_who_waits_for_a_teacher_while_it_is_unloaded_is_told_so(start: Any) -> None:
+    teachers = (await start()).server.shared.teachers
+    async with teachers.get("t").changing:
+        unloading = asyncio.create_task(teachers.unload("t", 0.0))
+        await until(lambda: teachers.get("t").unloads)
+        for _ in range(10):  # turns of the loop in which it gets as far as it can
+            await asyncio.sleep(0)
+        sleeping = asyncio.create_task(teachers.sleep("t"))
+        await asyncio.sleep(0)
+    with pytest.raises(UnavailableError, match=r"teacher 't' is unloaded\."):
+        await sleeping
+    await unloading
+
+
 async def test_a_call_beyond_the_grace_is_cut_with_a_retryable_error(start: Any, items: Any) -> None:
     client = await start()
     release, admitted = asyncio.Event(), asyncio.Event()
