@@ -59,18 +59,28 @@ class MemoryBudget:
         """Move a teacher's weights off the device, unless they are already.
 
         Raises:
-            UnavailableError: when it is neither ready nor just loaded, or its engine fails.
+            UnavailableError: when it is not ready, or its engine fails.
             OverloadedError: when calls are in flight.
         """
         async with self._lock:
             if teacher.state == pb.TEACHER_STATE_ASLEEP:
                 return
-            if teacher.state != pb.TEACHER_STATE_LOADING:
-                teacher.require_ready()
+            teacher.require_ready()
             if teacher.in_flight:
                 raise OverloadedError(
                     f"teacher {teacher.name!r} has {teacher.in_flight} calls in flight; retry later.", 1.0
                 )
+            await self._put_to_sleep(teacher)
+
+    async def begin_asleep(self, teacher: Teacher) -> None:
+        """Move the weights of a teacher off the device that was just loaded.
+
+        Calls in flight are those that its last engine answered, and need not hold this one awake.
+
+        Raises:
+            UnavailableError: when its engine fails.
+        """
+        async with self._lock:
             await self._put_to_sleep(teacher)
 
     async def wake(self, teacher: Teacher) -> None:

@@ -343,7 +343,7 @@ class Teachers:
         try:
             await self._memory.reserve(teacher, teacher.weight_bytes)
         except OverloadedError:
-            await self._memory.put_to_sleep(teacher)
+            await self._memory.begin_asleep(teacher)
             return
         if teacher.state == pb.TEACHER_STATE_LOADING:
             await self._set_state(teacher, pb.TEACHER_STATE_READY)

@@ -166,3 +166,47 @@ async def test_an_engine_that_hangs_ends_the_process(start: Any, items: Any) -> 
     assert client.server._exit_code == 20
     stuck.cancel()
     gate.open()
+
+
+async def test_an_engine_that_comes_back_to_a_full_memory_sleeps_whatever_its_calls_of_before(
+    start: Any, items: Any, numpy_engine: Any
+) -> None:
+    """Calls that the dead engine answered may still be on their way, and a caller may wait to unload the teacher."""
+    again, building, build = False, threading.Event(), threading.Event()
+
+    def make(model: str) -> Any:
+        if again:
+            building.set()
+            build.wait(120)
+        engine = numpy_engine(model)
+        engine.bytes = 100
+        return engine
+
+    client = await start(
+        {"t": "numpy", "u": "other"}, make=make, engine={"memory_budget_bytes": 150, "on_failure": "restart"}
+    )
+    teachers, sent, leave = client.server.shared.teachers, asyncio.Semaphore(0), asyncio.Event()
+
+    async def slow_reader() -> None:
+        sent.release()
+        await leave.wait()
+
+    client.server.shared.faults.set("before_trailer", slow_reader)
+    answered = asyncio.create_task(client.score(items(1), SAMPLED))
+    await sent.acquire()
+    again = True
+    dead = await kill_engine(client, items)
+    await asyncio.to_thread(building.wait, 120)
+    other = asyncio.create_task(client.score(items(1), SAMPLED, teacher="u"))
+    await sent.acquire()
+    unloading = asyncio.create_task(teachers.unload("t", 300.0))
+    await until(lambda: teachers.get("t").unloads)
+    build.set()
+    await until(lambda: teachers.get("t").state == pb.TEACHER_STATE_ASLEEP or client.server._stop.is_set())
+    assert not client.server._stop.is_set() and client.engines["numpy"] is not dead
+    unloading.cancel()
+    leave.set()
+    await asyncio.gather(answered, other)
+    await until(lambda: not teachers.get("t").unloads)
+    assert len(await client.score(items(2), SAMPLED)) == 2
+    await client.settled()
