@@ -154,7 +154,7 @@ def check_deadline(deadline: float, now: float, queued_tokens: int, tokens: int,
     Args:
         deadline: of the request, seconds of the same clock as `now`.
         now: seconds.
-        queued_tokens: waiting or running before it.
+        queued_tokens: running, or taken from the queue before it.
         tokens: of the request.
         tokens_per_second: of the engine lately, 0 when unknown.
 
@@ -166,7 +166,7 @@ def check_deadline(deadline: float, now: float, queued_tokens: int, tokens: int,
     wait = (queued_tokens + tokens) / tokens_per_second
     if wait > 2 * (deadline - now):
         raise OverloadedError(
-            f"{queued_tokens} tokens are queued, about {wait:.1f} s, but the deadline is in {deadline - now:.1f} s; "
+            f"{queued_tokens} tokens come first, about {wait:.1f} s, but the deadline is in {deadline - now:.1f} s; "
             "retry later or elsewhere.",
             min(max(wait - (deadline - now), MIN_RETRY_SECONDS), MAX_RETRY_SECONDS),
             {"request_tokens": tokens},

@@ -9,6 +9,7 @@ the same way.
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -103,13 +104,32 @@ class FairQueue:
         self._principals: _Turns[_Turns[_Heap]] = _Turns()
         self._idle: dict[str, _Turns[_Heap]] = {}
         self._order = itertools.count()
+        self._waiting: Counter[Client] = Counter()
         self.sequences = 0
-        self.tokens = 0
 
     @property
     def clients(self) -> list[Client]:
         """The clients that have jobs waiting."""
         return [Client(p, name) for p, names in self._principals.members.items() for name in names.members]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that wait."""
+        return self._waiting.total()
+
+    def before(self, client: Client, tokens: int) -> int:
+        """Tokens that are taken before the last of `tokens` more of a client, were they queued now.
+
+        By fair shares, of principals and of a principal's names: of each other's tokens at most as many as its own.
+        """
+        name = self._waiting[client] + tokens
+        principal, others = name, Counter[str]()
+        for other, waiting in self._waiting.items():
+            if other.principal != client.principal:
+                others[other.principal] += waiting
+            elif other != client:
+                principal += min(waiting, name)
+        return principal - tokens + sum(min(waiting, principal) for waiting in others.values())
 
     def add(self, job: SequenceJob) -> None:
         """Queue a job."""
@@ -118,7 +138,7 @@ class FairQueue:
         # Among equal deadlines the first come goes first; the number also keeps heapq from comparing jobs.
         heapq.heappush(heap, (job.deadline, next(self._order), job))
         self.sequences += 1
-        self.tokens += job.tokens
+        self._waiting[job.client] += job.tokens
 
     def take(self, max_tokens: int, max_sequences: int) -> tuple[list[SequenceJob], list[SequenceJob]]:
         """The next batch and the jobs that were found expired.
@@ -154,7 +174,8 @@ class FairQueue:
         """Remove and return everything that waits and is not cancelled."""
         waiting = [entry[2] for client in self.clients for entry in self._heap(client)]
         self._principals, self._idle = _Turns(), {}
-        self.sequences = self.tokens = 0
+        self._waiting.clear()
+        self.sequences = 0
         return [job for job in waiting if not job.cancelled]
 
     def purge(self) -> None:
@@ -163,7 +184,7 @@ class FairQueue:
             heap = self._heap(client)
             kept = [entry for entry in heap if not entry[2].cancelled]
             self.sequences -= len(heap) - len(kept)
-            self.tokens -= sum(entry[2].tokens for entry in heap) - sum(entry[2].tokens for entry in kept)
+            self._waiting[client] = sum(entry[2].tokens for entry in kept)
             # In place: the list is the member's own.
             heap[:] = kept
             heapq.heapify(heap)
@@ -175,7 +196,7 @@ class FairQueue:
     def _pop(self, client: Client) -> None:
         job = heapq.heappop(self._heap(client))[2]
         self.sequences -= 1
-        self.tokens -= job.tokens
+        self._waiting[client] -= job.tokens
         self._leave_if_idle(client)
 
     def _names_of(self, principal: str) -> _Turns[_Heap]:
@@ -189,6 +210,7 @@ class FairQueue:
         names = self._principals.members[client.principal]
         if not names.members[client.name]:
             names.leave(client.name)
+            del self._waiting[client]
         if not names.members:
             self._principals.leave(client.principal)
             if len(self._idle) >= MAX_REMEMBERED:

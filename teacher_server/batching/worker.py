@@ -21,6 +21,7 @@ import numpy as np
 
 from opd.errors import CancelledError, DeadlineError, DeviceMemoryError, OpdError, UnavailableError
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
+from teacher_server.batching.client import Client
 from teacher_server.batching.queue import FairQueue, SequenceJob
 from teacher_server.engines.base import Engine, EngineItem
 from teacher_server.faults import FaultPoints
@@ -146,6 +147,11 @@ class EngineWorker:
         """Sequences waiting, tokens waiting, tokens in the engine."""
         with self._condition:
             return self._queue.sequences, self._queue.tokens, self.running_tokens
+
+    def before(self, client: Client, tokens: int) -> int:
+        """Tokens that the engine has or takes before the last of `tokens` more of a client, were they queued now."""
+        with self._condition:
+            return self.running_tokens + self._queue.before(client, tokens)
 
     def stalled(self, limit: float) -> bool:
         """Whether a batch or task has run longer than `limit` seconds."""

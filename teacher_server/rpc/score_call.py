@@ -164,11 +164,11 @@ class ScoreCall:
         return await self._on_thread(parse_score_request, self._message, bounds)
 
     def _admit(self, request: ParsedRequest, prices: list[Price], worker: EngineWorker) -> Reservation:
-        _, queued, running = worker.load()
-        now = time.monotonic()
-        check_deadline(self._deadline, now, queued + running, request.tokens, worker.tokens_per_second)
+        client, now = self._client(request), time.monotonic()
+        before = worker.before(client, request.tokens)
+        check_deadline(self._deadline, now, before, request.tokens, worker.tokens_per_second)
         price = Price(request.tokens, sum(one.reply_bytes for one in prices))
-        return self._shared.budget.reserve(self._client(request), price, tokens_per_second=worker.tokens_per_second)
+        return self._shared.budget.reserve(client, price, tokens_per_second=worker.tokens_per_second)
 
     def _client(self, request: ParsedRequest) -> Client:
         return Client(self._principal, request.client)

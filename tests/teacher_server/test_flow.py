@@ -149,6 +149,21 @@ async def test_a_request_that_would_be_late_is_turned_away_at_once(start: Any, i
     await running
 
 
+async def test_a_deadline_is_judged_by_what_comes_before_and_not_by_all_that_waits(start: Any, items: Any) -> None:
+    client = await start(limits={"max_batch_tokens": 1000})
+    engine, worker = client.engines["numpy"], client.server.shared.teachers.get("t").worker
+    engine.seconds_per_batch = 0.4
+    await client.score(items(1, rows=96), PayloadSpec.sampled())  # 250 tokens per second at most
+    engine.seconds_per_batch, engine.before_score = 0.0, (gate := EngineGate())
+    flood = asyncio.create_task(client.score(items(60, rows=996), PayloadSpec.sampled(), client="greedy"))
+    await until(lambda: gate.held and sum(worker.load()[1:]) == 60 * 1000)  # four minutes of work
+    modest = asyncio.create_task(client.score(items(1), PayloadSpec.sampled(), client="modest", timeout=60))
+    await until(lambda: modest.done() or sum(worker.load()[1:]) > 60 * 1000)
+    gate.open()
+    assert len(await modest) == 1
+    await flood
+
+
 async def test_a_greedy_client_does_not_starve_a_modest_one(start: Any, items: Any) -> None:
     client = await start(limits={"max_batch_tokens": 400})
     engine, worker = client.engines["numpy"], client.server.shared.teachers.get("t").worker

@@ -191,3 +191,19 @@ def test_every_job_leaves_exactly_once_or_was_cancelled(script: list[tuple[str, 
     assert len({id(one) for one in left}) == len(left)
     assert {id(one) for one in added} - {id(one) for one in left} <= {id(one) for one in added if one.cancelled}
     assert (queue.sequences, queue.tokens) == (0, 0)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("pqr"), st.sampled_from("abc"), st.integers(1, 40)), max_size=8),
+    st.integers(1, 40),
+)
+@settings(max_examples=200, deadline=None)
+def test_what_comes_before_a_client_is_foretold_by_its_shares(flood: list[tuple[str, str, int]], count: int) -> None:
+    queue = FairQueue(Clock())
+    for principal, name, waiting in flood:
+        fill(queue, *(job(name, 1, principal=principal) for _ in range(waiting)))
+    foretold = queue.before(Client("p", "a"), count)
+    own = fill(queue, *(job("a", 1, principal="p") for _ in range(count)))
+    order = queue.take(10_000, 10_000)[0]
+    before = order.index(own[-1]) + 1 - count
+    assert abs(before - foretold) <= 2 * 3  # a job of each other principal and name either way
