@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -255,18 +255,21 @@ class EngineWorker:
         weights_hash = self.engine.info.weights_hash
         for job in batch:  # before any is delivered: a call sends what it has only when there is something to wait for
             job.ended_at = ended
-        self._deliver(zip(batch, results, strict=True), weights_hash)
+        answers = deque(zip(batch, results, strict=True))
+        del results  # no frame of this thread keeps scores that a call has sent
+        self._deliver(answers, weights_hash)
         self._on_batch(len(batch), sum(job.tokens for job in batch), seconds)
 
     def _refuse(self, jobs: Sequence[SequenceJob], error: Exception) -> None:
         if jobs:
-            self._deliver([(job, error) for job in jobs], "")
+            self._deliver(deque((job, error) for job in jobs), "")
 
-    def _deliver(self, answers: Iterable[tuple[SequenceJob, Scores | Exception]], weights_hash: str) -> None:
+    def _deliver(self, answers: deque[tuple[SequenceJob, Scores | Exception]], weights_hash: str) -> None:
         """In one piece: each wake-up of an event loop is a system call, and takes the interpreter from this thread."""
 
         def deliver() -> None:
-            for job, result in answers:
+            while answers:
+                job, result = answers.popleft()
                 job.deliver(job, result, weights_hash)
 
         self._post(deliver)

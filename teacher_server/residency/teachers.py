@@ -344,7 +344,6 @@ class Teachers:
             await self._memory.reserve(teacher, teacher.weight_bytes)
         except OverloadedError:
             await self._memory.begin_asleep(teacher)
-            return
         if teacher.state == pb.TEACHER_STATE_LOADING:
             await self._set_state(teacher, pb.TEACHER_STATE_READY)
 
