@@ -47,7 +47,7 @@ class Learner:
             scored: they are sampled and scored first. The longest first shows at once where memory is too small.
 
     Attributes:
-        random: torch's random state before the gradient that is being begun; None at all other times.
+        random: torch's random state before a gradient that was begun and is not applied; None at all other times.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Learner:
             DeviceMemoryError: when a micro-batch does not fit the only rank's device; likewise. With several ranks
                 it is torch's error, because the others wait for this one in the middle of a reduction.
         """
-        begun, self._begun = self._begun, None
+        begun, self._begun, self.random = self._begun, None, None
         if begun is not None and [*map(id, begun[0])] != [*map(id, rows)]:
             raise RuntimeError("another update than the one whose gradient has been taken")
         rate = learning_rate(
@@ -174,9 +174,8 @@ class Learner:
         except BaseException:
             self.optimizer.zero_grad(set_to_none=True)
             set_random_state(self.random, device)
-            raise
-        finally:
             self.random = None
+            raise
 
     def _gradient(
         self, rows: Sequence[Row], step: int, arrive: Callable[[Sequence[Row]], None] | None = None

@@ -218,7 +218,7 @@ class Saver:
         yield from model_parts("model", job.learner.student, tokenizer, ranks, copied=copied)
         for name, values in self._states(state).items():
             yield from state_parts(f"trainer/{name}", values, main=ranks.index == 0, group=group, copied=copied)
-        # While a gradient is begun, which may be taken again, that of before it.
+        # Where a gradient is begun, which a resumed run takes again, that of before it.
         yield from random_parts("trainer", ranks.index, job.learner.random or random_state(job.accelerator.device))
 
     def _states(self, state: LoopState) -> dict[str, dict[str, Any]]:
