@@ -25,6 +25,8 @@ from student.recipe import LoraSettings
 
 ADAPTER = "default"
 _PREFIX = "base_model.model."
+_BESIDE_THE_BASE = (True, False, "gaussian", "eva", "orthogonal")
+"""peft's ways to begin factors that leave the base as it is; others, such as pissa, take a part out of it."""
 
 
 def add_lora(lm: PreTrainedModel, settings: LoraSettings, *, base: str, revision: str | None = None) -> None:
@@ -94,7 +96,7 @@ def load_factors(lm: PreTrainedModel, folder: Path, settings: LoraSettings) -> N
 
 
 def check_same(saved: dict[str, Any], settings: LoraSettings, folder: Path) -> None:
-    """Refuse an adapter whose shape or scale is not the recipe's.
+    """Refuse an adapter whose shape, scale or base is not the recipe's.
 
     Args:
         saved: its adapter_config.json.
@@ -113,6 +115,15 @@ def check_same(saved: dict[str, Any], settings: LoraSettings, folder: Path) -> N
                 f"adapter {folder} has {name} {found}, but model.lora.{name} is {value}; set it to {found}, or begin "
                 "a new run."
             )
+    # None of these shows in the factors, and each makes the same factors mean another model.
+    odd = {key: saved[key] for key in ("use_rslora", "alpha_pattern") if saved.get(key)}
+    if saved.get("init_lora_weights", True) not in _BESIDE_THE_BASE:
+        odd["init_lora_weights"] = saved["init_lora_weights"]
+    for key, value in odd.items():
+        raise CheckpointError(
+            f"adapter {folder} has {key} {value!r}, which model.lora cannot say: its factors would be read at another "
+            "scale or beside another base; merge it first (opd merge OUT BASE+ADAPTER) and begin from the whole."
+        )
 
 
 def _own_name(name: str) -> str:

@@ -130,6 +130,21 @@ def test_an_adapter_of_another_rank_is_refused_by_name(world: Path, tmp_path: Pa
         make(world, tmp_path / "adapter", targets=["q_proj"])
 
 
+@pytest.mark.parametrize(
+    "settings", [{"use_rslora": True}, {"alpha_pattern": {"q_proj": 64}}, {"init_lora_weights": "pissa"}]
+)
+def test_an_adapter_whose_factors_would_mean_another_model_is_refused(
+    world: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    lm = AutoModelForCausalLM.from_pretrained(world / "student")
+    config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM", **settings)
+    get_peft_model(lm, config).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(CheckpointError, match=f"has {next(iter(settings))} .*opd merge"):
+        make(world, tmp_path / "adapter")
+
+
 def test_adapters_that_change_the_head_are_refused(world: Path, tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 
