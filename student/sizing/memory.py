@@ -64,19 +64,26 @@ class Memory:
         return sum(self.always.values()) + (learning + rollout if self.together else max(learning, rollout))
 
 
-def micro_batch(recipe: Recipe) -> tuple[int, int]:
+def _rows(recipe: Recipe, ranks: int) -> int:
+    """Rows of a step's plan on a rank, the most that one has."""
+    return -(-recipe.rollout.prompts_per_step // ranks) * recipe.rollout.samples_per_prompt
+
+
+def micro_batch(recipe: Recipe, ranks: int) -> tuple[int, int]:
     """(sequences, width) of the largest micro-batch: of rows with the longest prompt and response, at least one."""
     row = largest(recipe)
     rows = max(1, recipe.train.micro_batch_tokens // (row.sequences * row.width))
+    # Methods and other strategies may add rows to those of the plan.
+    if not recipe.methods and recipe.rollout.strategy["name"] == "single":
+        rows = min(rows, _rows(recipe, ranks))
     return rows * row.sequences, row.width
 
 
 def slots(recipe: Recipe, ranks: int) -> int:
     """Responses decoded together on a rank."""
     rollout = recipe.rollout
-    longest = largest(recipe).width
-    mine = -(-rollout.prompts_per_step // ranks) * rollout.samples_per_prompt
-    return max(LEAST_ROWS, min(rollout.batch_rows, mine, max(LEAST_ROWS, rollout.cache_tokens // longest)))
+    cached = max(LEAST_ROWS, rollout.cache_tokens // largest(recipe).width)
+    return max(LEAST_ROWS, min(rollout.batch_rows, _rows(recipe, ranks), cached))
 
 
 def _asked_by_name(recipe: Recipe) -> set[str]:
@@ -177,7 +184,7 @@ def _engine_parts(
 def _learning(recipe: Recipe, shape: ModelShape, *, gpu: bool, ranks: int) -> dict[str, float]:
     """Bytes of an update: gradients, and what its largest micro-batch keeps."""
     sharded = recipe.train.sharding == "fsdp"
-    sequences, width = micro_batch(recipe)
+    sequences, width = micro_batch(recipe, ranks)
     scratch = (recipe.train.logit_scratch_mib or (1024 if gpu else 128)) * 2**20
     positions = sequences // largest(recipe).sequences * recipe.rollout.max_new_tokens
     return {
@@ -227,7 +234,7 @@ def engine_of(recipe: Recipe) -> type[RolloutEngine]:
     return found
 
 
-def check_fits(memory: Memory, device: Hardware, recipe: Recipe) -> None:
+def check_fits(memory: Memory, device: Hardware, recipe: Recipe, *, ranks: int = 1) -> None:
     """Refuse a run that cannot fit.
 
     Raises:
@@ -261,7 +268,7 @@ def check_fits(memory: Memory, device: Hardware, recipe: Recipe) -> None:
     if rollout > learning:
         raise ConfigError(f"{said} while it decodes; {_smaller_rollouts(memory, fitting, recipe)}.")
     ways = [] if recipe.model.gradient_checkpointing else ["set model.gradient_checkpointing to true"]
-    sequences, width = micro_batch(recipe)
+    sequences, width = micro_batch(recipe, ranks)
     windows = largest(recipe).sequences
     if sequences > windows:
         part = memory.learning["activations of a micro-batch"]

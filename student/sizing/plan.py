@@ -47,8 +47,9 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fle
     """The plan, line by line.
 
     Raises:
-        ConfigError: at the end, when the run cannot fit.
+        ConfigError: for a mean that no response can have; at the end, when the run cannot fit.
     """
+    from opd.errors import ConfigError
     from student.learning.early import learns_early
     from student.plugins import build_plugins
     from student.sizing.hardware import GIB
@@ -57,12 +58,15 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fle
     from student.sizing.teachers import Fleet, asks_of
     from student.sizing.times import times_of
 
+    longest = recipe.rollout.max_new_tokens
+    if not 0 <= mean <= longest:
+        raise ConfigError(f"--mean-tokens is {mean:g}; give 0 to rollout.max_new_tokens, {longest}.")
     plugins, fleet = build_plugins(recipe), fleet or Fleet({}, device)
     needs = plugins.needs
     early = any(ask.served for ask in asks_of(recipe, needs)) and learns_early(recipe, plugins)
     shape = shape_of(recipe, device)
     memory = memory_of(recipe, shape, needs, device, gpu=device.gpu, ranks=ranks)
-    rows, width = micro_batch(recipe)
+    rows, width = micro_batch(recipe, ranks)
     yield f"student of {shape.total / 1e6:.1f} M parameters, {shape.trained / 1e6:.2f} M trained, on {device.name}"
     yield f"micro-batch of {rows} x {width} tokens, {slots(recipe, ranks)} responses decoded together"
     row, limit = largest(recipe), recipe.train.micro_batch_tokens
@@ -78,7 +82,7 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fle
                 yield f"  {title:9} {name:36} {size / GIB:9.3f} GiB"
     room = f"{device.memory / GIB:.1f} GiB of memory, {device.reserve / GIB:.1f} of it for libraries"
     yield f"peak of a rank {memory.peak / GIB:.3f} GiB; the device has {room}"
-    mean = mean or recipe.rollout.max_new_tokens / 2
+    mean = mean or longest / 2
     times = times_of(recipe, shape, needs, device, mean=mean, ranks=ranks, fleet=fleet, early=early)
     yield f"a step of {times.tokens:.0f} response tokens ({mean:.0f} each) on {ranks} rank(s), by arithmetic:"
     read = lengths_of(recipe, recipe.rollout.max_prompt_tokens / 2, mean)
@@ -92,7 +96,7 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fle
     if ranks > 1:
         yield f"  between ranks {times.exchanged / 1e9:.1f} GB to each"
     fleet.check(asks)
-    check_fits(memory, device, recipe)
+    check_fits(memory, device, recipe, ranks=ranks)
 
 
 def _of_teachers(times: Any, fleet: Any, asks: Any) -> Iterator[str]:

@@ -33,7 +33,9 @@ HERE = {
     "opd fleet status node1:7070,node2:7070": [],
     "opd fleet verify 10.0.0.1:7070,10.0.0.2:7070": [],
     "opd score 10.0.0.1:7070 --rows rows.jsonl --out scores --payload topk --k 64": [],
-    "opd plan recipe.yaml --hardware h100 --ranks 8 --mean-tokens 800": ["rollout.prompts_per_step=8"],
+    "opd plan recipe.yaml --hardware h100 --ranks 8 --mean-tokens 800": [
+        *("rollout.prompts_per_step=8", "rollout.max_new_tokens=1024")
+    ],
     "opd lab list": [],
 }
 """Command to what is added to it here."""

@@ -72,9 +72,9 @@ def written(row: Row) -> list[tuple[int, int, int]]:
 
 def test_all_windows_of_an_episode_share_a_micro_batch_and_slots_are_as_wide_as_one() -> None:
     whole, short, one = recipe(), recipe(history=2), recipe(history="summary", summary=SUMMARY)
-    assert (largest(whole).sequences, largest(whole).width, micro_batch(whole)) == (1, 50, (2, 50))
-    assert (largest(short).sequences, largest(short).width, micro_batch(short)) == (10, 23, (10, 23))
-    assert largest(one).width == 36 and micro_batch(one) == (largest(one).sequences, 36)
+    assert (largest(whole).sequences, largest(whole).width, micro_batch(whole, 1)) == (1, 50, (2, 50))
+    assert (largest(short).sequences, largest(short).width, micro_batch(short, 1)) == (10, 23, (10, 23))
+    assert largest(one).width == 36 and micro_batch(one, 1) == (largest(one).sequences, 36)
     assert slots(whole, 1) == 16
     assert largest(recipe(history=1, turns=1)).sequences == 1
 

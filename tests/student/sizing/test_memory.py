@@ -17,7 +17,7 @@ from student.plugins import build_plugins
 from student.recipe import Recipe
 from student.scoring.needs import Needs
 from student.sizing.hardware import GIB, TABLE, Hardware
-from student.sizing.memory import CASTS, Memory, check_fits, memory_of
+from student.sizing.memory import CASTS, Memory, check_fits, memory_of, micro_batch
 from student.sizing.plan import describe
 from student.sizing.shape import ModelShape
 from student.sizing.times import times_of
@@ -28,7 +28,7 @@ CPU = Hardware("the CPU here", 16e9, 1e11, 1e10, 1e-4, 0.0)
 CASES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "activations": (
         {"hidden_size": 192, "intermediate_size": 576, "num_hidden_layers": 4, "vocab_size": 4096},
-        {"train": {"micro_batch_tokens": 3072}, "rollout": {"batch_rows": 1}},
+        {"train": {"micro_batch_tokens": 3072}, "rollout": {"batch_rows": 1, "prompts_per_step": 24}},
     ),
     "weights": (
         {"hidden_size": 448, "intermediate_size": 1024, "num_hidden_layers": 3, "vocab_size": 32768},
@@ -131,6 +131,18 @@ def test_a_sharded_student_is_spread_over_the_ranks_and_whole_while_it_decodes(w
     # Decoding keeps them as well, and has nothing to cast where the weights are float32 all through.
     assert memory_of(recipe, casting, needs, CPU, gpu=False).rollout[CASTS] == 3 * half.layer * 2
     assert whole.rollout[CASTS] == gathered.rollout[CASTS] == 0
+
+
+def test_a_micro_batch_has_no_more_rows_than_a_rank_unless_methods_add_some(world: Path, tmp_path: Path) -> None:
+    recipe = make(world, tmp_path, *CASES["activations"])
+    data = recipe.model_dump(mode="json")
+    data["train"]["micro_batch_tokens"] = 10**6
+    roomy, part = parse_settings(Recipe, data), "activations of a micro-batch"
+    assert planned(roomy).learning[part] == planned(recipe).learning[part]
+    assert "micro-batch of 24 x 128 tokens" in "\n".join(describe(roomy, CPU))
+    assert "micro-batch of 5 x 128 tokens" in "\n".join(describe(roomy, CPU, ranks=5))
+    data["methods"] = [{"name": "expert_rows", "cold_steps": 1}]
+    assert micro_batch(parse_settings(Recipe, data), 1) == (7812, 128)
 
 
 @pytest.mark.parametrize(
@@ -294,8 +306,16 @@ def test_the_plan_tells_memory_time_and_traffic(world: Path, tmp_path: Path) -> 
     lines = "\n".join(describe(parse_settings(Recipe, data), TABLE["h100"], ranks=2, mean=32.0))
     for part in ("moments of AdamW", "keys and values", "buckets of gradients", "peak of a rank", "tokens per second"):
         assert part in lines
-    # Eight rows of 32 tokens after 32 of prompts: ids of 4 bytes up; 64 values of 2 and ids of 2.25 bytes down, and 8.
-    assert f"network {8 * 64 * 4 / 1e6:.1f} MB to teachers, {8 * 32 * (64 * 4.25 + 8) / 1e6:.1f} MB from them" in lines
+    # Rows of 32 tokens after 32 of prompts: ids of 4 bytes up; 64 values of 2 and ids of 2.25 bytes down, and 8.
+    up, down = 24 * 64 * 4 / 1e6, 24 * 32 * (64 * 4.25 + 8) / 1e6
+    assert f"network {up:.1f} MB to teachers, {down:.1f} MB from them" in lines
+
+
+@pytest.mark.parametrize("mean", [-1.0, 64.5])
+def test_a_mean_that_no_response_can_have_is_refused(world: Path, tmp_path: Path, mean: float) -> None:
+    recipe = make(world, tmp_path, *CASES["activations"])
+    with pytest.raises(ConfigError, match=r"--mean-tokens is .*rollout\.max_new_tokens, 64"):
+        list(describe(recipe, CPU, mean=mean))
 
 
 def test_what_a_gpu_does_at_once_a_cpu_does_in_turn(world: Path, tmp_path: Path) -> None:
