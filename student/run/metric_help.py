@@ -35,6 +35,7 @@ TEXTS = {
     "adwin/at_shortest_share": "Share of domains whose ADWIN window is the shortest candidate",
     "hinted_share": "Share of rows for which a model read a prompt other than the student's",
     "hint_quoted": "Share of a response's 4-grams that a model's own prompt holds and the student's does not",
+    "context_missing_share": "Share of rows for which a model's own prompt is missing or too long",
     "clipped_share": "Share of tokens on which the surrogate was clipped",
     "unknown_share": "Share of verified responses without a known verdict",
     "mismatch/log_ratio": "Mean absolute difference of log-probs between trainer and rollout engine, per token",

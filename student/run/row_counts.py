@@ -27,8 +27,7 @@ def count_rows(rows: Sequence[Row], sampled: int, stop_ratios: Sequence[float] =
     asked = [row.verdict for row in rows if row.verdict is not None]
     judged = [verdict.value for verdict in asked if verdict.known]
     rewards = [reward for reward in map(reward_of, rows) if reward is not None]
-    hints = [(row, _contexts(row)) for row in rows]
-    hinted = [(row, found) for row, found in hints if found]  # seldom any
+    hints = [(row, found) for row in rows if (found := _contexts(row))]  # seldom any
     parts: defaultdict[str, float] = defaultdict(float)
     for name, value in (part for row in rows for part in row.reward_parts.items()):
         parts[f"part/{name}/sum"] += value
@@ -41,10 +40,10 @@ def count_rows(rows: Sequence[Row], sampled: int, stop_ratios: Sequence[float] =
         "stops": len(stop_ratios),
         "stop_log_ratio": sum(stop_ratios),
         "truncated": sum(row.truncated for row in rows),
-        "contexts": sum(bool(found) or bool(row.unread) for row, found in hints),
+        "contexts": len(hints),
         "unread": sum(bool(row.unread) for row in rows),
-        "hinted": sum(any(not np.array_equal(ids, row.prompt_ids) for ids in found) for row, found in hinted),
-        "quoted": sum(max(quoted(row.response_ids, ids, row.prompt_ids) for ids in found) for row, found in hinted),
+        "hinted": sum(any(not np.array_equal(ids, row.prompt_ids) for ids in found) for row, found in hints),
+        "quoted": sum(max(quoted(row.response_ids, ids, row.prompt_ids) for ids in found) for row, found in hints),
         "payload": sum(score.wire_bytes for row in rows for score in row.signals.values()),
         "scored": sum(row.length for row in rows if row.signals),
         "unasked": sum(score.unasked for row in rows for score in row.signals.values() if score.wire_bytes),
@@ -78,10 +77,10 @@ def row_metrics(counts: Mapping[str, float]) -> dict[str, float]:
         metrics["payload_bytes_per_token"] = counts["payload"] / counts["scored"]
     if counts["unasked"]:
         metrics["unasked_share"] = counts["unasked"] / max(1.0, counts["answered"])
-    if counts["contexts"]:
+    if counts["contexts"] or counts["unread"]:
         # 0 where every context equals the student's prompt: an empty hint is not an error, but has no effect.
         metrics["hinted_share"] = counts["hinted"] / rows
-        metrics["hint_quoted"] = counts["quoted"] / max(1.0, counts["contexts"] - counts["unread"])
+        metrics["hint_quoted"] = counts["quoted"] / max(1.0, counts["contexts"])
         metrics["context_missing_share"] = counts["unread"] / rows
     if counts["stops"]:
         metrics["stop_log_ratio"] = counts["stop_log_ratio"] / counts["stops"]

@@ -38,3 +38,12 @@ def test_positions_that_teachers_need_not_score_are_counted_once_and_at_servers_
     assert "unasked_share" not in row_metrics(count_rows([row], 8))
     row.signals[TEACHER, PayloadKind.SAMPLED] = mix_scores([(served, 0.5), (served, 0.5)])
     assert row_metrics(count_rows([row], 8))["unasked_share"] == 2 / 8
+
+
+def test_hints_are_judged_by_the_rows_that_have_one_also_where_another_role_of_these_has_none() -> None:
+    """One that says what the response does, read by the reference of both rows and by the teacher of one."""
+    told = np.arange(2, 10, dtype=np.uint32)
+    rows = [make_row(told, contexts={"reference": told}, unread=frozenset({TEACHER})) for _ in range(2)]
+    rows[0].contexts[TEACHER], rows[0].unread = told, frozenset()
+    found = row_metrics(count_rows(rows, 16))
+    assert (found["hinted_share"], found["hint_quoted"], found["context_missing_share"]) == (1.0, 1.0, 0.5)
