@@ -124,7 +124,8 @@ class _Run:
         self.saver = Saver(job, folder, sinks.log, sinks.saved)
         self.state = self.saver.open(checkpoint)
         self.evaluations.start = self.state.before
-        self._updates = job.learner.updates  # when the present step began
+        # When the present step began; None once methods may move weights of their own between its updates.
+        self._updates: int | None = job.learner.updates
         labels = job.source.labels() or frozenset()
         self._groups = {
             "domain": {domain or "none" for _, domain in labels},
@@ -288,7 +289,7 @@ class _Run:
         """All optimizer updates of a step."""
         train, job = self.recipe.train, self.job
         if any(type(method).updates is not Controller.updates for method in job.controllers):
-            self._updates = -1  # they may move weights of their own between updates
+            self._updates = None
         updates: Iterable[Update] = plan_updates(
             rows,
             epochs=train.epochs,

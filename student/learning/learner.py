@@ -100,11 +100,6 @@ class Learner:
         self.random: dict[str, Any] | None = None
         self._begun: tuple[Sequence[Row], Metrics | None] | None = None  # rows of a gradient, not applied yet
 
-    def step(self, rows: Sequence[Row], step: int) -> dict[str, float]:
-        """As `update`, with metrics as means; those without a measurement are absent."""
-        sums = self.update(rows, step) or {}
-        return {name: top / bottom for name, (top, bottom) in sums.items() if bottom}
-
     def update(self, rows: Sequence[Row], step: int) -> Metrics | None:
         """One optimizer update on rows of a step.
 

@@ -27,7 +27,7 @@ def make_accelerator(mixed_precision: str, patience: float) -> Accelerator:
     """The accelerator of this process, in the group that its launcher describes.
 
     Args:
-        mixed_precision: "no", "fp16" or "bf16".
+        mixed_precision: "no" or "bf16".
         patience: seconds that a rank may wait for a teacher, or on a full disk, while the others
             wait for it in a collective.
 

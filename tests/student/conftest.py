@@ -88,6 +88,11 @@ class Bench:
                 row.signals[need.role, need.spec.kind] = scores
         return rows
 
+    def step(self, rows: list[Row], step: int) -> dict[str, float]:
+        """An update; its metrics as means."""
+        sums = self.learner.update(rows, step) or {}
+        return {name: top / bottom for name, (top, bottom) in sums.items() if bottom}
+
     def gradient(self, rows: list[Row], **keywords: Any) -> dict[str, torch.Tensor]:
         self.learner.optimizer.zero_grad(set_to_none=True)
         self.learner.accumulate(rows, **keywords)

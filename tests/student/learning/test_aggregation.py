@@ -154,7 +154,7 @@ def test_a_weight_can_be_a_schedule(toy: Any) -> None:
 def test_the_learner_tells_the_objective_the_step(bench: Any) -> None:
     made = bench({"name": "opd", "k": 8, "weight": {"from": 1.0, "to": 0.0, "steps": 4}})
     rows = made.rows()
-    assert [made.learner.step(rows, step)["weight/opd"] for step in (0, 1, 4)] == pytest.approx([1, 0.75, 0])
+    assert [made.step(rows, step)["weight/opd"] for step in (0, 1, 4)] == pytest.approx([1, 0.75, 0])
 
 
 @pytest.mark.parametrize("weight", ["much", {"from": 0.5}, {"from": 0.5, "to": 1, "steps": 0}])

@@ -118,19 +118,19 @@ def test_a_non_finite_gradient_is_an_error_and_leaves_the_weights(bench: Callabl
     )
     before = {name: p.detach().clone() for name, p in made.learner.named_parameters()}
     with pytest.raises((NonFiniteError, ValueError)):
-        made.learner.step(rows, 0)
+        made.step(rows, 0)
     assert all(torch.equal(before[name], p) for name, p in made.learner.named_parameters())
 
 
 def test_state_moved_to_a_fresh_learner_continues_bit_for_bit(bench: Callable[..., Any]) -> None:
     first = bench()
     rows = first.rows()
-    first.learner.step(rows, 0)
+    first.step(rows, 0)
     second = bench()
     second.learner.student.load_state_dict(first.learner.student.state_dict())
     second.learner.load_state_dict(first.learner.state_dict())
     for made in (first, second):
-        made.learner.step(rows, 1)
+        made.step(rows, 1)
     other = dict(second.learner.named_parameters())
     assert all(torch.equal(p, other[name]) for name, p in first.learner.named_parameters())
     assert second.learner.updates == 2
@@ -139,7 +139,7 @@ def test_state_moved_to_a_fresh_learner_continues_bit_for_bit(bench: Callable[..
 def test_steps_on_the_same_rows_bring_the_student_closer_to_the_teacher(bench: Callable[..., Any]) -> None:
     made = bench({"name": "opd", "payload": "topk", "k": 260, "divergence": "forward_kl"})
     rows = made.rows()
-    losses = [made.learner.step(rows, step)["forward_kl"] for step in range(8)]
+    losses = [made.step(rows, step)["forward_kl"] for step in range(8)]
     assert losses[-1] < 0.8 * losses[0]
 
 
@@ -148,7 +148,7 @@ def test_the_overlap_of_supports_is_one_for_equal_models_and_less_for_others(ben
     overlaps = {}
     for teacher in ("student", "teacher"):
         made = bench(term, teacher=teacher)
-        overlaps[teacher] = made.learner.step(made.rows(), 0)["topk_overlap"]
+        overlaps[teacher] = made.step(made.rows(), 0)["topk_overlap"]
     assert overlaps["student"] > 0.999
     assert 0.05 < overlaps["teacher"] < 0.9
 
@@ -178,7 +178,7 @@ def test_a_step_without_trained_tokens_reports_no_divergence_instead_of_zero(ben
     rows = made.rows()
     for row in rows:
         row.loss_mask[:] = False
-    metrics = made.learner.step(rows, 0)
+    metrics = made.step(rows, 0)
     assert "reverse_kl" not in metrics and metrics["loss/opd"] == 0 == metrics["grad_norm"]
 
 
@@ -197,7 +197,7 @@ def test_neither_an_infinite_loss_nor_an_infinite_gradient_changes_a_weight(
     monkeypatch.setattr(type(made.objective.terms[0]), "token_losses", spoiled)
     before = {name: p.clone() for name, p in made.learner.named_parameters()}
     with pytest.raises(NonFiniteError, match="of step 0 is not finite"):
-        made.learner.step(made.rows(), 0)
+        made.step(made.rows(), 0)
     assert all(torch.equal(p, before[name]) and p.grad is None for name, p in made.learner.named_parameters())
 
 
@@ -217,5 +217,5 @@ def test_a_micro_batch_without_room_on_the_device_changes_nothing_and_names_its_
     monkeypatch.setattr(made.learner, "_micro_loss", full)
     before = {name: p.clone() for name, p in made.learner.named_parameters()}
     with pytest.raises(DeviceMemoryError, match=r"\(CUDA out .* 2.00 GiB\); lower train.micro_batch_tokens, now 1\."):
-        made.learner.step(rows, 0)
+        made.step(rows, 0)
     assert all(torch.equal(p, before[name]) and p.grad is None for name, p in made.learner.named_parameters())

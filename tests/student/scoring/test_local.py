@@ -123,7 +123,7 @@ def test_initial_stays_and_the_average_follows_by_its_formula(make: Make) -> Non
     before = local.score("initial", rows)
     seen = []
     for step in range(4):
-        one.learner.step(one.rows(step), step)
+        one.step(one.rows(step), step)
         metrics = local.after_step(step)
         seen.append(weights(one))
         assert metrics["ema_distance"] > 0
@@ -165,7 +165,7 @@ def test_an_average_of_bfloat16_weights_moves(make: Make) -> None:
 
 def test_the_students_weights_are_its_own_again_whatever_happens(make: Make) -> None:
     one, local = make()
-    one.learner.step(one.rows(), 0)
+    one.step(one.rows(), 0)
     before, rows = weights(one), one.rows(1)
 
     def give_up() -> None:
@@ -182,7 +182,7 @@ def test_the_students_weights_are_its_own_again_whatever_happens(make: Make) -> 
 def test_kept_weights_survive_a_checkpoint_and_others_are_refused(make: Make, tmp_path: Path) -> None:
     one, local = make()
     rows = one.rows()
-    one.learner.step(rows, 0)
+    one.step(rows, 0)
     local.after_step(0)
     save_state(tmp_path, "local", local.state_dict())
     _, other = make()

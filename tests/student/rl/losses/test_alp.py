@@ -130,13 +130,13 @@ def test_sizes_move_at_their_own_rate_and_come_back_with_their_moments(bench: Ca
     made = bench({**ALP, "noise": 0.1, "noise_rate": 0.01}, warmup_steps=0, schedule="constant")
     rows = rewarded(made)
     before = noise_of(made).log_sizes.detach().clone()
-    metrics = made.learner.step(rows, 0)
+    metrics = made.step(rows, 0)
     moved = noise_of(made).log_sizes.detach() - before
     # AdamW's first step is the learning rate, whatever the slope.
     torch.testing.assert_close(moved.abs(), torch.full_like(moved, 0.01), rtol=1e-2, atol=0.0)
     assert metrics["noise_size"] == pytest.approx(0.1) and metrics["ratio"] != pytest.approx(1.0, abs=1e-4)
     state = copy.deepcopy(made.learner.state_dict())
-    made.learner.step(rows, 1)
+    made.step(rows, 1)
     other = bench({**ALP, "noise": 0.1, "noise_rate": 0.01}, warmup_steps=0, schedule="constant")
     other.learner.load_state_dict(state)
     torch.testing.assert_close(noise_of(other).log_sizes.detach(), before + moved)

@@ -49,5 +49,5 @@ def test_padded_rows_of_the_head_are_outside_the_entropy(toy: Any) -> None:
 def test_steps_with_the_bonus_raise_the_entropy_of_the_student(bench: Callable[..., Any]) -> None:
     made = bench({"name": "entropy_bonus"})
     rows = made.rows()
-    found = [made.learner.step(rows, step)["student_entropy"] for step in range(5)]
+    found = [made.step(rows, step)["student_entropy"] for step in range(5)]
     assert found == sorted(found) and found[-1] > 1.05 * found[0]
