@@ -178,8 +178,9 @@ class RunFolder:
         before = path.read_text(encoding="utf-8")
         if before == text:
             return
-        if updates:
-            _write_atomically(self.path / f"recipe-until-{updates:06d}.yaml", before)
+        until = self.path / f"recipe-until-{updates:06d}.yaml"
+        if updates and not until.exists():  # else `before` has done none of them: its run ended before it saved
+            _write_atomically(until, before)
         _write_atomically(path, text)
 
     def write_provenance(self, fleet: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from killed import kill_at_rename
 
 from opd.config import parse_settings
+from opd.config.text import read_yaml
 from opd.errors import CheckpointError, RunFolderError
 from student.loop import train
 from student.recipe import Recipe
@@ -58,6 +59,17 @@ def test_a_resume_on_a_read_only_file_system_names_the_file(tmp_path: Path, monk
     with pytest.raises(RunFolderError, match=r"recipe\S*\.yaml cannot be written: Read-only file system") as caught:
         folder.keep_recipe(recipe(path), 3)
     assert caught.value.exit_code == 13
+
+
+def test_a_resume_that_is_killed_before_its_first_checkpoint_leaves_the_recipe_of_the_steps_done(
+    tmp_path: Path,
+) -> None:
+    first, second, third = (recipe(tmp_path / "run", metrics_port=port) for port in (1, 2, 3))
+    folder = RunFolder.create(first)
+    for again in (second, third):
+        folder.keep_recipe(again, 3)
+    kept = read_yaml((folder.path / "recipe-until-000003.yaml").read_text())
+    assert Recipe.model_validate(kept) == first
 
 
 HOLD = """
