@@ -96,7 +96,7 @@ def build_plugins(recipe: Recipe) -> Plugins:
     speaking: list[Term | Controller | Strategy] = [*terms, *controllers, strategy]
     remarks = [remark for part in speaking for remark in part.remarks(recipe)]
     remarks += [remark for reward in rewards.parts for remark in reward.remarks(recipe, terms)]
-    remarks += [*_other_temperatures(terms, recipe.rollout.temperature)]
+    remarks += [*_other_temperatures(terms, recipe.rollout.temperature), *_rounded(recipe)]
     return Plugins(terms, controllers, strategy, rewards, engine, needs, remarks)
 
 
@@ -168,6 +168,16 @@ def _other_temperatures(terms: Sequence[Term], sampled_at: float) -> Iterator[st
                     f"{term.settings.name} compares the student at temperature {sampled_at:g} (rollout.temperature) "
                     f"with the {role} at temperature {temperature:g}, so it learns that difference too."
                 )
+
+
+def _rounded(recipe: Recipe) -> Iterator[str]:
+    """A remark on trained weights of few digits; adapters over such a base are float32."""
+    if recipe.model.dtype != "float32" and recipe.model.lora is None:
+        yield (
+            f"model.dtype {recipe.model.dtype} rounds the trained weights after every update, which loses most of it "
+            f"at small rates (train.learning_rate {recipe.train.learning_rate:g}); set float32, with "
+            "train.mixed_precision: bf16 for speed, or train adapters (model.lora)."
+        )
 
 
 def _check_staleness(

@@ -44,7 +44,11 @@ class ModelSettings(Settings):
 
     path: str = Field(description="Folder or hub id of the student's initial weights and tokenizer.")
     revision: str | None = Field(None, description="Branch, tag or commit, for a hub id.")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Element type of the trained weights.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="Element type of the weights. bfloat16 is for a base under adapters, which are float32: trained "
+        "weights would be rounded to it after every update.",
+    )
     attention: str | None = Field(None, description="Attention implementation, for example sdpa or flash_attention_2.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
     lora: LoraSettings | None = Field(None, description="Train low-rank adapters instead of the weights.")

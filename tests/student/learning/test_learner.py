@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from opd.config import parse_settings
 from opd.errors import DeviceMemoryError, NonFiniteError
 from opd.wire.types import PayloadKind
+from student.plugins import build_plugins
+from student.recipe import Recipe
 from student.scoring.needs import TEACHER, teacher_role
 
 PAYLOADS = ["sampled", "gather", "topk", "hidden"]
@@ -219,3 +222,20 @@ def test_a_micro_batch_without_room_on_the_device_changes_nothing_and_names_its_
     with pytest.raises(DeviceMemoryError, match=r"\(CUDA out .* 2.00 GiB\); lower train.micro_batch_tokens, now 1\."):
         made.step(rows, 0)
     assert all(torch.equal(p, before[name]) and p.grad is None for name, p in made.learner.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "lora", "said"), [("bfloat16", None, 1), ("bfloat16", {"rank": 2}, 0), ("float32", None, 0)]
+)
+def test_trained_weights_that_lose_updates_to_rounding_are_remarked_on(dtype: str, lora: Any, said: int) -> None:
+    data = {
+        "run": "r",
+        "model": {"path": "m", "dtype": dtype, "lora": lora},
+        "prompts": {"task": "addition"},
+        "objective": [{"name": "sft", "rows": "all"}],
+        "train": {"learning_rate": 1e-6},
+    }
+    remarks = [
+        one for one in build_plugins(parse_settings(Recipe, data)).remarks if "rounds the trained weights" in one
+    ]
+    assert len(remarks) == said and all("train.learning_rate 1e-06" in one for one in remarks)
