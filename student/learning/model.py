@@ -11,7 +11,14 @@ import torch
 from jaxtyping import Float, Int
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from opd import maths
 from opd.adapters import adapter_settings, fold_adapter, is_adapter, split_adapter
@@ -63,6 +70,13 @@ class Weights:
         return cls(str(saved.get("base_model_name_or_path") or model.path), saved.get("revision"), Path(path))
 
 
+class _AsRead(GenerationConfig):
+    """Is written as it was read: transformers reads sampling flags without do_sample, and refuses to write them."""
+
+    def validate(self, *arguments: Any, **keywords: Any) -> None:
+        """Nothing: what is saved is what came with the model."""
+
+
 def load_student(
     path: str,
     *,
@@ -101,6 +115,8 @@ def load_student(
             keep_layout(model)
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise _cannot_load(path, error) from error
+    if model.can_generate():
+        model.generation_config = _AsRead.from_dict(model.generation_config.to_dict())
     if adapter is not None and lora is None:
         model = fold_adapter(model, adapter).requires_grad_(True)
     if lora is not None:

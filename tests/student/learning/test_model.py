@@ -1,5 +1,7 @@
 """Loading the student."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, Gemma2Config, Gemma2F
 
 from opd.errors import ConfigError
 from student.learning import model
+from student.learning.ranks import ALONE
+from student.recipe import LoraSettings
+from student.run.model_folder import model_parts
 
 
 @pytest.fixture
@@ -35,6 +40,21 @@ def test_a_soft_cap_on_attention_logits_is_kept(gemma2: str) -> None:
 def test_sdpa_is_refused_where_it_drops_a_soft_cap(gemma2: str) -> None:
     with pytest.raises(ConfigError, match="soft-cap"):
         model.load_student(gemma2, dtype="float32", attention="sdpa", gradient_checkpointing=False)
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(rank=2)])
+def test_a_generation_config_that_transformers_refuses_to_write_is_saved_as_it_came(
+    world: Path, tmp_path: Path, lora: LoraSettings | None
+) -> None:
+    """As Vicuna's: a temperature without do_sample, on which the first checkpoint failed."""
+    folder = shutil.copytree(world / "student", tmp_path / "model")
+    flags = {"eos_token_id": 1, "pad_token_id": 0, "temperature": 0.9, "top_p": 0.6}
+    (folder / "generation_config.json").write_text(json.dumps(flags))
+    student = model.load_student(str(folder), dtype="float32", attention=None, gradient_checkpointing=False, lora=lora)
+    for part in model_parts("saved", student, model.load_tokenizer(str(folder)), ALONE):
+        part.write(tmp_path)
+    saved = json.loads((tmp_path / "saved" / "generation_config.json").read_text())
+    assert {name: saved[name] for name in flags} == flags and "do_sample" not in saved
 
 
 @pytest.mark.parametrize(
