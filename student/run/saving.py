@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from student.data.outcome import Outcome
 from student.job import Job
 from student.learning.ranks import ALONE
 from student.learning.sharding import mesh_of
+from student.recipe import Recipe
 from student.run.beside import Beside
 from student.run.checkpoint import save_checkpoint
 from student.run.evaluation import from_json, to_json
@@ -23,6 +24,9 @@ from student.run.parts import Part
 from student.run.random_state import begin_random, random_parts, random_state, restore_random
 from student.run.space import Space
 from student.run.state_io import check_state, load_state, state_parts
+
+_STATES = {"objective": "objective", "rewards": "rewards", "methods": "controllers"}
+"""Groups of the recipe, with the keys under which a checkpoint has the states of their plug-ins, by place."""
 
 
 @dataclass
@@ -229,7 +233,7 @@ class Saver:
             found["local"] = kept
         if job.ahead is not None:
             found["ahead"] = job.ahead.state_dict(state.steps)
-        # Terms and methods go by their places in the recipe, because two of them may have one name.
+        # Plug-ins go by their places in the recipe, because two of them may have one name.
         found["loop"] = {
             "steps": state.steps,
             "tokens": state.tokens,
@@ -240,6 +244,7 @@ class Saver:
             "unfinished": None if state.unfinished is None else state.unfinished.to_json(),
             "last": state.last,
             "prompts": job.cursor.position,
+            "names": _names(job.recipe),
             **self._plugin_states(),
         }
         return found
@@ -258,7 +263,7 @@ class Saver:
             "controllers": {str(i): c.state_dict() for i, c in enumerate(job.controllers)},
         }
         check_state("rollout.strategy", found["strategy"])
-        for key, name in (("objective", "objective"), ("rewards", "rewards"), ("controllers", "methods")):
+        for name, key in _STATES.items():
             for place, state in found[key].items():
                 check_state(f"{name}.{place}", state)
         return found
@@ -272,6 +277,7 @@ class Saver:
                     f"checkpoint {checkpoint} is from a run with seed {state['seed']}, but the recipe has seed "
                     f"{job.recipe.seed}; use the same recipe to resume."
                 )
+            _check_places(state, job.recipe, checkpoint)
             job.learner.load_state_dict(load_state(trainer, "learner", mesh))
             if (trainer / "local.json").exists():
                 job.local.load_state_dict(load_state(trainer, "local", mesh))
@@ -304,6 +310,27 @@ class Saver:
                 f"the state in checkpoint {checkpoint} does not fit this recipe or version of opd ({error!r}); resume "
                 "with those that wrote it, or begin a new run."
             ) from error
+
+
+def _names(recipe: Recipe) -> dict[str, list[str]]:
+    """Names of the plug-ins of a recipe, by group."""
+    return {group: [entry["name"] for entry in getattr(recipe, group)] for group in _STATES}
+
+
+def _check_places(state: Mapping[str, Any], recipe: Recipe, checkpoint: Path) -> None:
+    """Refuse to give a plug-in what another one remembered.
+
+    Raises:
+        CheckpointError: naming the first place that is another's now.
+    """
+    for group, names in _names(recipe).items():
+        before = state.get("names", {}).get(group, [])  # checkpoints of earlier versions have no names
+        for place, (was, now) in enumerate(zip(before, names, strict=False)):
+            if was != now and state[_STATES[group]].get(str(place)):
+                raise CheckpointError(
+                    f"{group}.{place} is {now}, but checkpoint {checkpoint} has what {was} remembered there; keep the "
+                    f"order of {group}, new ones last, or begin a new run."
+                )
 
 
 @contextmanager

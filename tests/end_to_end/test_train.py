@@ -196,3 +196,12 @@ def test_resuming_with_another_method_says_that_the_state_does_not_fit(make_reci
     train(make_recipe(train={"steps": 2}, objective=objective))
     with pytest.raises(CheckpointError, match=r"load_state_dict of methods.0 cannot take its state"):
         train(make_recipe(objective=objective, methods=[{"name": "adwin", "windows": [2]}]), resume=True)
+
+
+def test_resuming_in_another_order_gives_no_reward_what_another_remembers(make_recipe: Callable[..., Recipe]) -> None:
+    rewards = [{"name": "hapo"}, {"name": "overlong", "buffer": 4}]
+    rl = {"objective": [{"name": "grpo"}], "rollout": {"samples_per_prompt": 2}}
+    train(make_recipe(**rl, train={"steps": 2}, rewards=rewards))
+    with pytest.raises(CheckpointError, match=r"rewards\.0 is overlong, but .* has what hapo remembered there; keep"):
+        train(make_recipe(**rl, rewards=rewards[::-1]), resume=True)
+    train(make_recipe(**rl, rewards=rewards[:1]), resume=True)
