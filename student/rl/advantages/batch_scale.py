@@ -76,8 +76,9 @@ class ReinforcePp(LitePpo):
 
 
 def deviation(values: Sequence[float], ddof: int) -> float:
-    """The standard deviation; 0 where there are too few values."""
-    if len(values) <= ddof:
+    """The standard deviation; 0 where there are too few values, and where all are equal."""
+    # Not left to the sum: the mean of three times 0.1 is another number, and what divides by dust makes it large.
+    if len(values) <= ddof or len(set(values)) == 1:
         return 0.0
     mean = math.fsum(values) / len(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - ddof))

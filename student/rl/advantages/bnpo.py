@@ -19,6 +19,7 @@ from pydantic import Field, model_validator
 
 from opd.errors import DataError
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
+from student.rl.advantages.batch_scale import deviation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,13 +96,11 @@ class Bnpo(Advantage):
 
 def beta_of(rates: Sequence[float]) -> tuple[float, float]:
     """Alpha and beta of the batch; one group counts as mean 0 and variance 1, as in the released code."""
-    if len(rates) < 2:
+    width = deviation(rates, 1)
+    if width == 0.0:
         return 1.0, 1.0
     mean = math.fsum(rates) / len(rates)
-    variance = math.fsum((rate - mean) ** 2 for rate in rates) / (len(rates) - 1)
-    if variance == 0.0:
-        return 1.0, 1.0
-    k = mean * (1.0 - mean) / variance - 1.0
+    k = mean * (1.0 - mean) / width**2 - 1.0
     return max(1.0, 1.0 + k * mean / 3.0), max(1.0, 1.0 + k * (1.0 - mean) / 3.0)
 
 

@@ -23,6 +23,7 @@ from pydantic import Field
 
 from opd.errors import ConfigError, DataError
 from opd.wire.types import ScoreItem
+from student.rl.advantages.batch_scale import deviation
 from student.rl.rewards.base import Reward, RewardSettings, in_groups
 from student.scoring.needs import STUDENT, Needs
 
@@ -117,7 +118,7 @@ class Rlpr(Reward):
 
     def _filter(self, rows: Sequence[Row]) -> None:
         for group in in_groups(rows):
-            spread = _deviation([row.reward or 0.0 for row in group])
+            spread = deviation([row.reward or 0.0 for row in group], 0)
             # On one row of the group, so that each group counts once in the average.
             group[0].notes[_SPREAD] = spread
             left_out = (
@@ -148,8 +149,3 @@ class Rlpr(Reward):
 
 def _mean_probability(log_probs: Any) -> float:
     return float(np.exp(np.asarray(log_probs, dtype=np.float64)).mean())
-
-
-def _deviation(values: Sequence[float]) -> float:
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))

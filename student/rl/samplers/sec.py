@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from student.rl.advantages.batch_scale import deviation
 from student.rl.samplers.base import Sampler, SamplerSettings
 
 if TYPE_CHECKING:
@@ -90,6 +91,5 @@ class Sec(Sampler):
 
 def standardised(values: Sequence[float]) -> list[float]:
     """Values less their mean over their deviation; zeros where all are equal."""
-    mean = math.fsum(values) / len(values)
-    width = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    mean, width = math.fsum(values) / len(values), deviation(values, 0)
     return [(value - mean) / width if width else 0.0 for value in values]

@@ -131,7 +131,8 @@ def test_the_beta_of_a_batch() -> None:
     assert beta_of([0.25, 0.5, 0.75]) == pytest.approx((1.5, 1.5))
     weights = [inverse_density(rate, 1.5, 1.5) for rate in (0.25, 0.5, 0.75)]
     assert weights == pytest.approx([0.9069, 0.7854, 0.9069], abs=1e-4)
-    assert beta_of([0.5]) == beta_of([0.5, 0.5]) == (1.0, 1.0)
+    # A tenth is no binary number, and the mean of three of them another one.
+    assert beta_of([0.5]) == beta_of([0.5, 0.5]) == beta_of([0.1] * 3) == (1.0, 1.0)
     groups = [1.0, 0, 0, 0], [1.0, 1, 0, 0], [1.0, 1, 1, 0], [1.0, 1, 1, 1]
     assert credit(*groups, name="bnpo")[-4:] == [0.0] * 4
 
@@ -234,6 +235,9 @@ def test_rows_of_another_policy_are_pulled_from_where_they_stand() -> None:
     for entry in ({"name": "lpo"}, {"name": "lpo", "divergence": "reverse_kl"}, {"name": "pacs"}):
         # Where nothing has moved since, equal rewards say nothing, no matter who sampled.
         assert listwise([0.5] * 4, before, before, **entry) == [0.0] * 4
+    # Where something has, they take it back, whatever number they are.
+    tenths, halves = (listwise([r] * 3, [0.3, -0.1, 0.0], before[:3], name="lpo", tau="std") for r in (0.1, 0.5))
+    assert tenths == pytest.approx(halves)
     assert listwise(ONE, before, before, name="pacs") == pytest.approx(listwise(ONE, [0.0] * 4, name="pacs"))
 
 

@@ -61,6 +61,7 @@ def test_the_posterior_of_mopps_forgets_by_lam() -> None:
 def test_the_pay_of_a_bandit_peaks_at_half() -> None:
     pays = {p: np.mean(np.abs(standardised([1.0] * p + [0.0] * (8 - p)))) for p in range(9)}
     assert pays[4] == 1.0 and pays[2] == pytest.approx(2 * (0.25 * 0.75) ** 0.5) and pays[0] == pays[8] == 0
+    assert standardised([0.1] * 3) == [0.0] * 3  # whose mean is not a tenth
     sampler = Sec(SecSettings(name="sec"))
     sampler.observe(report(*answers("a", [1, 0, 1, 0], "even"), *answers("b", [1, 1, 1, 1], "easy")))
     assert sampler.value == {"even": 1.0, "easy": 0.0}
