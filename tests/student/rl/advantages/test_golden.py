@@ -133,8 +133,11 @@ def test_the_beta_of_a_batch() -> None:
     assert weights == pytest.approx([0.9069, 0.7854, 0.9069], abs=1e-4)
     # A tenth is no binary number, and the mean of three of them another one.
     assert beta_of([0.5]) == beta_of([0.5, 0.5]) == beta_of([0.1] * 3) == (1.0, 1.0)
-    groups = [1.0, 0, 0, 0], [1.0, 1, 0, 0], [1.0, 1, 1, 0], [1.0, 1, 1, 1]
-    assert credit(*groups, name="bnpo")[-4:] == [0.0] * 4
+    groups = [1.0, 0, 0, 0], [1.0, 1, 0, 0], [1.0, 1, 1, 0]
+    hard, even, easy = [0.75, *[-0.25] * 3], [0.5, 0.5, -0.5, -0.5], [*[0.25] * 3, -0.75]
+    weighed = [gap * weight for gaps, weight in zip((hard, even, easy), weights, strict=True) for gap in gaps]
+    assert credit(*groups, name="bnpo") == pytest.approx(weighed)
+    assert credit(*groups, [1.0, 1, 1, 1], name="bnpo")[-4:] == [0.0] * 4
 
 
 def test_rewards_outside_of_the_density_are_mapped_or_refused() -> None:
@@ -280,6 +283,17 @@ def test_short_right_answers_go_first_and_lengths_never_reach_wrong_ones() -> No
     assert of([100, 50], [1, 1]) == of([100, 50], [0, 0]) == [0.0, 0.0]
 
 
+def test_what_a_response_is_worth_is_shared_by_its_tokens() -> None:
+    sums, tokens, rewards = (-2.0, -3.0, -8.0), (2, 3, 4), (1, 0, 0)
+    rows = [
+        Outcome(0, "p", i, reward=reward, length=count, tokens=count, sums={"behaviour": total})
+        for i, (total, count, reward) in enumerate(zip(sums, tokens, rewards, strict=True))
+    ]
+    found = AdvantageChain({"name": "drpo", "longest": 10, "tau": 0.5}, "a test").estimate(rows)
+    likelier = 1 / (1 + math.exp((-2.0 + 1.0) / 0.5))  # of the wrong ones the first, by means of -1 and -2 nats
+    assert found == pytest.approx([1 / 2, -likelier / 3, -(1 - likelier) / 4])
+
+
 def test_a_tracker_finds_the_success_rate_of_a_prompt_and_needs_no_group() -> None:
     chain = AdvantageChain({"name": "tracker", "memory": 0.9}, "a test")
     for step in range(80):
@@ -293,10 +307,10 @@ def test_a_tracker_finds_the_success_rate_of_a_prompt_and_needs_no_group() -> No
 
 def test_a_prompt_without_a_past_is_compared_with_the_others_of_the_step() -> None:
     chain = AdvantageChain({"name": "tracker", "epsilon": 0.0}, "a test")
-    chain.load_state_dict({"0": {"values": {"p0": 0.5}}})
+    chain.load_state_dict({"0": {"values": {"p0": 0.25}}})
     found = chain.estimate([Outcome(0, f"p{i}", 0, reward=reward) for i, reward in enumerate([1.0, 0.0, 1.0])])
-    gaps = [0.5, -1.0, 0.5]  # the last two from the mean of the others
-    assert found == pytest.approx([gap / math.sqrt(0.75) for gap in gaps])
+    gaps = np.array([0.75, -1.0, 0.5])  # the last two from the mean of the others
+    assert found == pytest.approx((gaps - gaps.mean()) / gaps.std(ddof=1))
     assert sum(credit([1.0, 0.0], name="tracker")) == pytest.approx(0.0)  # a prompt alone has its own mean
 
 
@@ -305,6 +319,8 @@ def test_rare_outcomes_weigh_more_at_the_same_mean() -> None:
     plain, found = credit(ONE, chain=chain[:1]), credit(ONE, chain=chain)
     assert found[0] / -found[1] == pytest.approx(4 * plain[0] / -plain[1])
     assert sum(map(abs, found)) == pytest.approx(sum(map(abs, plain)))
+    two = credit([1.0, 1.0, 0.0, 0.0, 0.0], chain=chain)
+    assert two[0] / -two[2] == pytest.approx(5 / 2 * 0.6 / 0.4)
     mirrored = credit([1.0, 1.0, 1.0, 0.0], chain=chain)
     assert mirrored == pytest.approx([-value for value in reversed(found)])
 
@@ -319,9 +335,12 @@ def test_the_shaping_by_entropy_is_bounded_keeps_signs_and_ends_at_its_mark(toy:
     bound = advantage.abs() / 2
     assert added.tolist() == pytest.approx(torch.minimum(0.4 * entropy, bound).tolist())
     assert torch.equal(shaping.shape(advantage, batch).sign(), advantage.sign())
+    made.hidden.requires_grad_()
+    assert not shaping.shape(advantage, made.batch()).requires_grad
     shaping._mark = made.rows[0].response_ids[2:3]
     ended = shaping.shape(advantage, batch) - advantage
-    assert (ended[2:] == 0).all() and shaping._end(made.rows[0]) <= 2
+    end = shaping._end(made.rows[0])
+    assert 0 < end <= 2 and (ended[end:] == 0).all() and torch.equal(ended[:end], added[:end])
 
 
 def test_agents_are_normalised_apart() -> None:
@@ -340,9 +359,9 @@ GAPS = [[-0.3, 0.1, -0.1], [0.2, 0.4, 0.0], [-1.0, -0.5, -0.3], [0.0, -0.2, 0.2]
 
 
 def test_a_teachers_reward_is_moved_where_the_verifier_ranks_otherwise() -> None:
-    rows = [
-        Outcome(0, "p", i, reward=reward, tokens=3, sums={"behaviour": 0.0, TEACHER: math.fsum(gaps)})
-        for i, (gaps, reward) in enumerate(zip(GAPS, ONE_ZERO, strict=True))
+    rows = [  # of several lengths, with the means of GAPS
+        Outcome(0, "p", i, reward=reward, tokens=n, sums={"behaviour": -n, TEACHER: n * (math.fsum(gaps) / 3 - 1)})
+        for i, (gaps, reward, n) in enumerate(zip(GAPS, ONE_ZERO, (3, 5, 2, 4), strict=True))
     ]
     made = GcOpd(GcOpdSettings(name="gc_opd"))
     residual = made.estimate(rows, None)
@@ -360,6 +379,8 @@ def test_a_teachers_reward_is_moved_where_the_verifier_ranks_otherwise() -> None
     agreed = made.estimate([replace(row, reward=1.0) for row in rows], None)
     assert made.fired["disagreement"] == (0.0, 4.0)
     assert agreed == [0.0] * 4 and made.by_token(np.array(GAPS[0]), 0.0).tolist() == pytest.approx(GAPS[0])
+    assert made.by_token(np.array([0.2, 0.2]), 1.0).tolist() == pytest.approx([0.3, 0.3])  # no token more than another
+    assert made.by_token(np.array([50.0, -50.0, 0.0]), 0.0).tolist() == [10.0, -10.0, 0.0]
 
 
 def test_a_teachers_reward_is_shared_out_anew_where_the_verdict_agrees() -> None:

@@ -122,6 +122,17 @@ def test_a2tgpo_adds_the_outcome_to_gains_that_are_normalised_by_turn() -> None:
     ]
 
 
+def test_a2tgpo_takes_the_outcome_of_a_shorter_episode_for_no_gain() -> None:
+    rows = [episode(0, (0.3, 1.0), reward=1.0), episode(1, (0.1, 0.2, 0.0)), episode(2, (0.2, 0.6, 0.0))]
+    first, second = (1.0, -1.0, 0.0), (-math.sqrt(0.5), math.sqrt(0.5))  # a gain of two at the second turn
+    outcome = math.sqrt(1 / 3)
+    assert by_turn(rows, name="a2tgpo") == [
+        pytest.approx([first[0] + 2 * outcome, 2 * outcome], abs=1e-4),
+        pytest.approx([(first[1] + second[0]) / math.sqrt(2) - outcome, second[0] - outcome, -outcome], abs=1e-4),
+        pytest.approx([(first[2] + second[1]) / math.sqrt(2) - outcome, second[1] - outcome, -outcome], abs=1e-4),
+    ]
+
+
 def test_matchtir_halves_the_credit_of_the_episode_and_of_the_turn() -> None:
     rows = [episode(0, (1.0, 1.0)), episode(1, (0.0, 1.0)), episode(2, (0.5,))]
     sums, first, second = np.array([2.0, 1.0, 0.5]), np.array([1.9, 0.9, 0.5]), [0.0, 0.0]

@@ -143,6 +143,19 @@ def test_the_threshold_of_safe_moves_with_the_phase_and_stays_in_bounds() -> Non
     assert term.phase == "converged" and 0.1 <= term.limit <= 0.6
 
 
+def test_the_threshold_of_safe_follows_the_velocity_of_the_reward() -> None:
+    """Smoothed rewards 0, 0.05 and 0.0975: errors 0.049 and 0.0465 beyond 0.001, in a phase of 1.5."""
+    term = Safe(SafeSettings(name="safe"))
+    seen(term, [0.0, 0.0], [0.0, 1.0])
+    assert term.limit == pytest.approx(1.5 * (0.3 + 0.3 * 0.049 + 0.01 * 0.049 + 0.05 * 0.049))
+    seen(term, [0.0], [1.0])
+    assert term.limit == pytest.approx(1.5 * (0.3 + 0.3 * 0.0465 + 0.01 * 0.0955 + 0.05 * (0.0465 - 0.049)))
+    for bound in (1.0, -1.0):
+        term.integral = bound
+        seen(term, [0.0] * 2, [bound * 99.0] * 2)
+        assert term.integral == bound
+
+
 def test_a_kl_over_the_threshold_pulls_back_more_where_entropy_is_low(toy: Any) -> None:
     loose, tight = Safe(SafeSettings(name="safe")), Safe(SafeSettings(name="safe"))
     seen(loose, [2.0] * 20, [0.5] * 20, entropy=3.9)
@@ -169,5 +182,5 @@ def test_the_asymmetric_controller_minds_only_a_kl_that_is_high_or_rises() -> No
     assert term.slope == 0.0
     seen(term, [0.8], [0.5])
     assert term.slope == pytest.approx(0.2 * 0.5)
-    seen(term, [0.0] * 49 + [0.25], [0.5] * 50)
-    assert term.slope == pytest.approx(2 * 5 * (0.25 / 50) / 50)
+    seen(term, [0.05] * 49 + [0.25], [0.5] * 50)
+    assert term.slope == pytest.approx(2 * 5 * (0.2 / 50) / 50)
