@@ -103,8 +103,6 @@ def build_plugins(recipe: Recipe) -> Plugins:
 def _check_given(terms: Sequence[Term], controllers: Sequence[Controller], strategy: Strategy) -> None:
     """Refuse a term that learns from given rows alone where nothing gives any, or needs log-probs that they lack.
 
-    Plug-ins of others may give rows without saying so.
-
     Raises:
         ConfigError: naming it.
     """
@@ -120,14 +118,14 @@ def _check_given(terms: Sequence[Term], controllers: Sequence[Controller], strat
                 f"method {answering}, which no policy sampled: {what} is made of log-probs that they lack; set "
                 "rows: sampled, or use objective rl_plus, or ratio: none with another advantage."
             )
-    giving = any(c.gives_answers or not type(c).__module__.startswith("student.") for c in controllers)
-    if giving or strategy.gives_rows or not type(strategy).__module__.startswith("student."):
+    if strategy.gives_rows or any(controller.gives_answers for controller in controllers):
         return
     for term in terms:
         if term.settings.rows == "expert":
             raise ConfigError(
                 f"term {term.settings.name!r} learns from given rows alone, and nothing gives any; add method "
-                "expert_rows."
+                "expert_rows, or have the plug-in that gives them say so (gives_answers of a method, gives_rows of a "
+                "strategy)."
             )
 
 

@@ -32,7 +32,7 @@ _OF_METHODS = ("compose", "hooks", "updates")
 
 
 def reads_no_scores(hook: Hook) -> Hook:
-    """Mark a hook of a term, a method or a strategy that looks at no scores, so that they may come after its call.
+    """Mark a hook of a term, a method, a strategy or a reward that looks at no scores: they may come after its call.
 
     A function that overrides it is not marked. A marked hook that gives rows gives those that it was given.
     """
@@ -43,15 +43,14 @@ def reads_no_scores(hook: Hook) -> Hook:
 def learns_early(recipe: Recipe, plugins: Plugins) -> bool:
     """Whether the update of a step may begin before all of its scores are there."""
     train = recipe.train
-    if train.epochs > 1 or train.minibatches > 1 or plugins.rewards.reads_signals:
+    if train.epochs > 1 or train.minibatches > 1:
         return False
-    # Rewards of others may read scores without saying so; contexts of outcomes are asked about once rows are judged.
-    if any(not type(reward).__module__.startswith("student.") for reward in plugins.rewards.parts):
-        return False
+    # Contexts of outcomes are asked about once rows are judged.
     if any(reads_outcomes(role, context) for role, context in recipe.contexts.items()):
         return False
     hooks = [(getattr(type(term), name), getattr(Term, name)) for term in plugins.terms for name in _OF_TERMS]
     for method in plugins.controllers:
         hooks += [(getattr(type(method), name), getattr(Controller, name)) for name in _OF_METHODS]
+    hooks += [(type(reward).reward, None) for reward in plugins.rewards.parts]
     hooks.append((type(plugins.strategy).run, None))
     return all(hook is base or getattr(hook, "reads_no_scores", False) for hook, base in hooks)

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from opd.wire.types import PayloadSpec
 from student.controllers import Controller, ControllerSettings
+from student.rollout.strategy import STRATEGIES
 from student.scoring.needs import STUDENT, Needs, SignalNeed
 
 if TYPE_CHECKING:
@@ -50,8 +51,7 @@ class Mrs(Controller):
     def remarks(self, recipe: Recipe) -> list[str]:
         """That sampler and trainer never disagree."""
         same = str(recipe.rollout.engine.get("name", "")) == "transformers" and not recipe.train.max_staleness
-        strategy = str(recipe.rollout.strategy.get("name", ""))
-        if not same or strategy in ("icpo", "lte", "guide", "replay", "rorecomp"):
+        if not same or STRATEGIES.load(str(recipe.rollout.strategy["name"])).gives_rows:
             return []
         return [
             "method mrs never acts: engine transformers samples with the weights and the numerics that score, so that "

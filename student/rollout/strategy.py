@@ -94,7 +94,7 @@ class Strategy:
     """Whether it calls `Rollouts.judge`: models are then not asked about rows as soon as they are sampled."""
 
     gives_rows: ClassVar[bool] = False
-    """Whether it gives rows that the student sampled in another step, or under another prompt than they train."""
+    """Whether it gives rows that the student did not sample in this step under the prompt that they train."""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings

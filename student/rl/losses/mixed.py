@@ -25,9 +25,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.controllers import CONTROLLERS
 from student.learning.terms import TermOutput, TokenBatch, have
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, PolicyGradientSettings
 from student.rl.losses.settings import advantage_field
+from student.rollout.strategy import STRATEGIES
 from student.scoring.needs import STUDENT, Needs, SignalNeed, merge
 
 if TYPE_CHECKING:
@@ -46,10 +48,9 @@ _LEAST = 1e-4
 
 
 def no_other_rows(recipe: Recipe, name: str) -> list[str]:
-    """The remark that a mixed loss has no rows but those that the student sampled; plug-ins of others may give some."""
-    giving = ("icpo", "lte", "guide", "critique", "replay", "rorecomp", "expert_rows")
-    names = [str(entry.get("name", "")) for entry in (recipe.rollout.strategy, *recipe.methods)]
-    if any(one in giving or ":" in one for one in names):
+    """The remark that a mixed loss has no rows but those that the student sampled."""
+    giving = STRATEGIES.load(str(recipe.rollout.strategy["name"])).gives_rows
+    if giving or any(CONTROLLERS.load(str(entry["name"])).gives_answers for entry in recipe.methods):
         return []
     return [
         f"term {name!r} learns from no hinted or given row, because neither rollout.strategy nor methods give any, and "

@@ -59,6 +59,7 @@ class FutureBridge(Strategy):
 
     settings_type = FutureBridgeSettings
     settings: FutureBridgeSettings
+    gives_rows = True
     evidence: ClassVar[str] = "text and code"
 
     def __init__(self, settings: FutureBridgeSettings) -> None:

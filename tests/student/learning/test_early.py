@@ -78,6 +78,14 @@ class Judging(Reward):
         return None
 
 
+class Counting(Reward):
+    """Says that it looks at no scores."""
+
+    @reads_no_scores
+    def reward(self, rows: Sequence[Row], services: Any) -> None:
+        return None
+
+
 OWN = f"{__name__}:"
 FLIPPED = {"name": "tt_opd", "role": "teacher", "flip_failed": True}
 BEST = "{{ prompt }} {% if group.best %}{{ group.best }}{% endif %}"
@@ -94,6 +102,7 @@ BEST = "{{ prompt }} {% if group.best %}{{ group.best }}{% endif %}"
         {"objective": [{"name": "poweropd"}]},
         {"train": {"max_staleness": 1}, "objective": [{"name": "opd", "importance_cap": 2}]},
         {"objective": [{"name": OWN + "Blind"}]},
+        {"objective": [FLIPPED], "rewards": [{"name": OWN + "Counting"}]},
     ],
 )
 def test_divergences_on_all_rows_as_they_are_are_learnt_early(changes: dict[str, Any]) -> None:
@@ -111,11 +120,7 @@ def test_divergences_on_all_rows_as_they_are_are_learnt_early(changes: dict[str,
         {"methods": [{"name": OWN + "Filtering"}]},
         {"methods": [{"name": OWN + "Hooked"}]},
         {"objective": [{"name": OWN + "Admitting"}]},
-        {
-            "rewards": [{"name": OWN + "Judging"}],
-            "contexts": {"teacher": {"prompt": BEST}},
-            "rollout": {"samples_per_prompt": 4},
-        },
+        {"objective": [FLIPPED], "rewards": [{"name": OWN + "Judging"}]},
         {"contexts": {"teacher": {"prompt": BEST}}, "rollout": {"samples_per_prompt": 4}},
         {"objective": [{"name": OWN + "Looking"}]},  # what holds of the hook of opd is not known of its own
         {"rollout": {"strategy": {"name": OWN + "Choosing"}}},

@@ -16,6 +16,7 @@ import pytest
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
+from student.controllers import Controller
 from student.dry_run import check
 from student.recipe import Recipe
 
@@ -51,6 +52,7 @@ def noisy(objective: Any, **rates: Any) -> dict[str, Any]:
     return of(objective, **reward("noisy_verifier", **rates))
 
 
+SERVED = {"teachers": {"reference": "initial", "default": "ema"}}
 BY_DOMAIN = {"domains": {"a": {"false_negative": 0.3}}}
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -140,6 +142,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     # Parts that nothing feeds, or that feed nothing.
     "CHORD, OTR: no given rows": (of([PLAIN, {"name": "chord"}], **method("mrs")), "nothing gives any"),
+    "a method of another package that does not say that it gives rows": (
+        of({"name": "sft"}, **method(f"{__name__}:Silent")),
+        "gives_answers of a method, gives_rows of a strategy",
+    ),
     "GRPO and others: a ratio of given rows": (
         of({"name": "grpo", "rows": "all"}, **method("expert_rows", share=0.5)),
         "its importance ratio is made of log-probs",
@@ -275,11 +281,33 @@ FINE: dict[str, dict[str, Any]] = {
     "LPO with plain slopes": of({**credit("lpo"), "aggregation": "constant"}),
     "CHORD with given rows": of([PLAIN, {"name": "chord"}], **method("expert_rows", share=0.5)),
     "mixed losses with hinted rows": of({**MIXED, "clip_low": None, "clip_high": None}, **strategy("lte")),
+    "a method of another package that says that it gives rows": of({"name": "sft"}, **method(f"{__name__}:Giving")),
+    "SFT with bridges": of(
+        {"name": "sft"}, **strategy("future_bridge", teacher={"endpoint": "http://h:1", "model": "t"}), **SERVED
+    ),
+    "mixed losses with second attempts": of(
+        {**MIXED, "clip_low": None, "clip_high": None, "rows": "expert"}, **method("rltf")
+    ),
+    "MRS with critiques": of(
+        [{**MIXED, "denominator": "one", "clip_low": None, "clip_high": None}],
+        **method("mrs"),
+        **strategy("critique"),
+    ),
     "MoPPS by kind": of(PLAIN, **method("mopps", by="domain")),
     "Rollout-GDRO with room": of(PLAIN, **method("rollout_gdro", by="domain")),
     "a judge's cost under the deviation": of(PLAIN, **reward("judge", **CHAT, weight=-1.0)),
     "a judge's weight without a deviation": of(credit("leave_one_out"), **reward("judge", **CHAT, weight=2.0)),
 }
+
+
+class Silent(Controller):
+    """Of another package; it does not say that it gives rows."""
+
+
+class Giving(Controller):
+    """Of another package; it says so."""
+
+    gives_answers = True
 
 
 def dry_run(changes: dict[str, Any], folder: Path) -> str:
