@@ -2,8 +2,9 @@
 
     A_i = positive  where r_i >= threshold,   -negative  elsewhere
 
-W-REINFORCE weighs right answers by 0.1 and wrong ones by 1 (the default); PSR is negative 0, NSR positive 0. Rows of
-weight 0 stay in the denominators. Source: the released code of arXiv 2506.01347, TianHongZXY/RLVR-Decomposed.
+W-REINFORCE weighs right answers by 0.1 and wrong ones by 1 (the default); PSR is positive 1 and negative 0, NSR
+positive 0. Rows of weight 0 stay in the denominators. Source: the released code of arXiv 2506.01347,
+TianHongZXY/RLVR-Decomposed.
 """
 
 from __future__ import annotations

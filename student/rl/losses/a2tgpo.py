@@ -42,6 +42,7 @@ class A2tgpoLoss(PolicyGradient):
     settings_type = A2tgpoSettings
     settings: A2tgpoSettings
     evidence: ClassVar[str] = "inferred"
+    of_ratio: ClassVar[bool] = True
 
     def __init__(self, settings: A2tgpoSettings) -> None:
         super().__init__(settings)

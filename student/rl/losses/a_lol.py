@@ -48,7 +48,8 @@ class ALol(WeightedGradient):
     settings: ALolSettings
     evidence: ClassVar[str] = "text and code"
     bounds: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high")
-    unread: ClassVar[tuple[str, ...]] = ("dual_clip",)
+    # Their weight is the denominator's over the policy that sampled, and the denominator here is the reference.
+    unread: ClassVar[tuple[str, ...]] = ("dual_clip", "importance_cap", "importance_band")
 
     @property
     def reads_behaviour(self) -> bool:

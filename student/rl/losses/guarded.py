@@ -73,6 +73,7 @@ class Dhpo(PolicyGradient):
     settings: DhpoSettings
     evidence: ClassVar[str] = "inferred"
     bounds: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "sequence_low", "sequence_high")
+    of_ratio: ClassVar[bool] = True
     unread: ClassVar[tuple[str, ...]] = ("dual_clip",)
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:

@@ -35,6 +35,7 @@ from student.scoring.needs import STUDENT, Needs, SignalNeed, merge
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from jaxtyping import Bool
     from torch import Tensor
 
     from student.data.outcome import Outcome
@@ -47,15 +48,23 @@ _LEAST = 1e-4
 """Least gamma by quantile, as in Guide's code."""
 
 
-def no_other_rows(recipe: Recipe, name: str) -> list[str]:
-    """The remark that a mixed loss has no rows but those that the student sampled."""
-    giving = STRATEGIES.load(str(recipe.rollout.strategy["name"])).gives_rows
-    if giving or any(CONTROLLERS.load(str(entry["name"])).gives_answers for entry in recipe.methods):
-        return []
-    return [
-        f"term {name!r} learns from no hinted or given row, because neither rollout.strategy nor methods give any, and "
-        "is the loss of sampled rows alone"
-    ]
+class OfTwoKinds(PolicyGradient):
+    """The base: the ratio of the settings, its clip and its weights are of the rows that the student sampled."""
+
+    def compared(self, batch: TokenBatch) -> Bool[Tensor, " n"]:
+        """Not of other rows, which may have been sampled under another prompt, or by no policy."""
+        return batch.mask & batch.of_rows([row.on_policy for row in batch.rows])
+
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """Also that nothing gives other rows."""
+        giving = STRATEGIES.load(str(recipe.rollout.strategy["name"])).gives_rows
+        if giving or any(CONTROLLERS.load(str(entry["name"])).gives_answers for entry in recipe.methods):
+            return super().remarks(recipe)
+        return [
+            *super().remarks(recipe),
+            f"term {self.settings.name!r} learns from no hinted or given row, because neither rollout.strategy nor "
+            "methods give any, and is the loss of sampled rows alone",
+        ]
 
 
 class MixedContextSettings(ClippedSettings):
@@ -69,7 +78,7 @@ class MixedContextSettings(ClippedSettings):
     denominator: Literal["hint", "one"] = Field("hint", description="What the ratio of hinted rows is over.")
 
 
-class MixedContext(PolicyGradient):
+class MixedContext(OfTwoKinds):
     """The mixed loss; see the module for the formula."""
 
     settings_type = MixedContextSettings
@@ -111,17 +120,12 @@ class MixedContext(PolicyGradient):
             gap = gap - row.behaviour_logp[row.loss_mask]
         return np.exp(gap.clip(-_LARGEST, _LARGEST))
 
-    def remarks(self, recipe: Recipe) -> list[str]:
-        """Also that there are no hinted rows."""
-        return super().remarks(recipe) + no_other_rows(recipe, self.settings.name)
-
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
         """See the module; metrics clipped_share, hinted_tokens (share) and shaped_gain, its mean over them."""
         import torch
 
-        other = batch.mask & batch.of_rows([not row.on_policy for row in batch.rows])
-        # Hinted tokens have no part in the clip, nor in its count.
-        usual = super().surrogate(log_ratio.where(~other, log_ratio.new_zeros(())), advantage, live, batch)
+        other = batch.mask & ~self.compared(batch)
+        usual = super().surrogate(log_ratio, advantage, live, batch)
         over = torch.zeros_like(live) if self.settings.denominator == "one" else batch.behaviour_logp.to(live.dtype)
         gap = torch.where(other, live - over, torch.zeros_like(live)).clamp(-_LARGEST, _LARGEST)
         gain = gap.exp() / (gap.exp() + self._gamma)
@@ -146,7 +150,7 @@ class RlPlusSettings(PolicyGradientSettings):
     advantage: dict[str, Any] | list[dict[str, Any]] = advantage_field(name="group_mean", scale="none")
 
 
-class RlPlus(PolicyGradient):
+class RlPlus(OfTwoKinds):
     """RL-PLUS; see the module for the formula."""
 
     settings_type = RlPlusSettings
@@ -160,10 +164,6 @@ class RlPlus(PolicyGradient):
         """Not of given rows."""
         return False
 
-    def remarks(self, recipe: Recipe) -> list[str]:
-        """Also that there are no given rows."""
-        return super().remarks(recipe) + no_other_rows(recipe, self.settings.name)
-
     def needs(self) -> Needs:
         """Also the student's log-probs when rows are scored."""
         return merge([super().needs(), Needs(signals=(SignalNeed(STUDENT, PayloadSpec.sampled()),))])
@@ -172,14 +172,14 @@ class RlPlus(PolicyGradient):
         """See the module; metrics given_tokens (share) and exploration, the mean factor on them."""
         import torch
 
-        given = batch.mask & batch.of_rows([not row.on_policy for row in batch.rows])
+        given = batch.mask & ~self.compared(batch)
         zero = torch.zeros_like(live)
         old = have(batch.signal(PayloadKind.SAMPLED, STUDENT).sampled, "old log-probs").to(live.dtype)
         before = torch.where(given, old, zero).exp()
         now = torch.where(given, live, zero).exp()
         factor = (1.0 - now.detach()).clamp(min=0.0) ** self.settings.power
         gain = 2.0 * now / (before + (before + 1.0) / 2.0) * factor
-        usual = torch.where(given, zero, log_ratio).exp() if self.settings.ratio != "none" else live
+        usual = log_ratio.exp() if self.settings.ratio != "none" else live
         shown = torch.where(given, factor, zero).sum()
         return TermOutput(
             -torch.where(given, gain, usual) * advantage,

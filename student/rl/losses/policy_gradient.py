@@ -35,7 +35,7 @@ from student.scoring.needs import SCORES, STUDENT, Needs, SignalNeed, merge
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
     from torch import Tensor
 
     from student.controllers import StepReport
@@ -66,6 +66,8 @@ class PolicyGradient(Term):
     """Settings that bound the ratio, and so do nothing while it is 1."""
     unread: ClassVar[tuple[str, ...]] = ()
     """Settings of the policy gradient that this loss passes over."""
+    of_ratio: ClassVar[bool] = False
+    """Whether the ratio carries the whole gradient, so that there is none without it."""
 
     def __init__(self, settings: PolicyGradientSettings) -> None:
         super().__init__(settings)
@@ -104,6 +106,11 @@ class PolicyGradient(Term):
             raise ConfigError(
                 f"term {self.settings.name!r} has {' and '.join(passed)}, which its loss does not read{own}; leave out "
                 f"{' and '.join(passed)}, or use another loss."
+            )
+        if self.of_ratio and self.settings.ratio == "none":
+            raise ConfigError(
+                f"term {self.settings.name!r} has its gradient by the ratio, so that with ratio none it would learn "
+                "nothing; leave that out, or use objective policy_gradient."
             )
         # Without uid in its key a group holds several prompts, and one answer to each may be enough.
         least, samples = self.chain.first.least_group, recipe.rollout.samples_per_prompt
@@ -268,7 +275,8 @@ class PolicyGradient(Term):
             "student_entropy": (torch.where(batch.mask, scores.entropy.detach(), zero).sum(), count),
         }
         if self.settings.ratio != "none":
-            metrics["ratio"] = (torch.where(batch.mask, log_ratio.detach().exp(), zero).sum(), count)
+            compared = self.compared(batch)
+            metrics["ratio"] = (torch.where(compared, log_ratio.detach().exp(), zero).sum(), compared.sum())
         output = self._corrected(output, batch)
         return TermOutput(output.loss, output.total, metrics | self.chain.metrics() | output.metrics)
 
@@ -283,16 +291,16 @@ class PolicyGradient(Term):
             return output
         from opd.maths.head_tail import importance_weight, truncation
 
-        weight = importance_weight(self.denominator(batch), batch.behaviour_logp, cap, batch.mask)
+        compared = self.compared(batch)
+        weight = importance_weight(self.denominator(batch), batch.behaviour_logp, cap, compared)
         found = {} if cap is None else truncation(weight, cap)
         if band is not None:
             kept = (weight >= 1.0 / band) & (weight <= band)
             weight = weight * kept
             found["importance_dropped"] = (~kept).to(weight.dtype)
         loss = have(output.loss, "loss per position") * weight
-        count = batch.mask.sum()
         found = {"importance_weight": weight} | found
-        shown = {name: ((value * batch.mask).sum(), count) for name, value in found.items()}
+        shown = {name: ((value * compared).sum(), compared.sum()) for name, value in found.items()}
         return TermOutput(loss, None, output.metrics | shown)
 
     def surrogate(
@@ -305,7 +313,8 @@ class PolicyGradient(Term):
         """The loss per position; subclasses override this one method.
 
         Args:
-            log_ratio: [N] log rho at the grain of the setting `ratio`, with gradient; 0 where masked, and for none.
+            log_ratio: [N] log rho at the grain of the setting `ratio`, with gradient; 0 outside of `compared`, and for
+                none.
             advantage: [N] credit, without gradient.
             live: [N] log pi of the response tokens, with gradient.
             batch: everything else.
@@ -331,15 +340,20 @@ class PolicyGradient(Term):
         return TermOutput(-gain, metrics={"clipped_share": (bites.sum(), batch.mask.sum())})
 
     def _log_ratio(self, batch: TokenBatch, live: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """[N] log rho with gradient; 0 where masked."""
+        """[N] log rho with gradient; 0 outside of `compared`."""
         import torch
 
         if self.settings.ratio == "none":
             return torch.zeros_like(live)
         # Before the grain is taken: what the environment wrote has no behaviour log-prob (NaN), and one NaN would spoil
         # the product or mean of its whole row.
-        tokens = torch.where(batch.mask, live - self.denominator(batch).to(live.dtype), torch.zeros_like(live))
+        gap = live - self.denominator(batch).to(live.dtype)
+        tokens = torch.where(self.compared(batch), gap, torch.zeros_like(live))
         return at_grain(tokens, batch, self.settings.ratio)
+
+    def compared(self, batch: TokenBatch) -> Bool[Tensor, " n"]:
+        """[N] trained positions with the ratio of the settings; a loss may have another for some rows, or none."""
+        return batch.mask
 
     def denominator(self, batch: TokenBatch) -> Float[Tensor, " n"]:
         """[N] log mu of the response tokens, by `ratio_to`; anything where masked."""

@@ -134,6 +134,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "CISPO: a clip, which is not its cap": (of({"name": "cispo", "clip_high": 0.2}), "does not read.*floor|is cap"),
     "DISPO, TOPR: a clip": (of({"name": "topr", "clip_low": 0.2}), "does not read"),
     "MinPRO, REC, DHPO, MiniRL: a dual clip": (of({"name": "rec", "dual_clip": 3}), "does not read"),
+    "A-LoL: a weight by the policy that sampled, for a ratio to a reference": (
+        of({"name": "a_lol", "ratio_to": "old", "importance_cap": 2}, **method("critic")),
+        "importance_cap, which its loss does not read",
+    ),
+    "DHPO: no ratio, which has its gradient": (of({"name": "dhpo", "ratio": "none"}), "would learn nothing"),
+    "A2TGPO: no ratio, which has its gradient": (of({"name": "a2tgpo", "ratio": "none"}), "would learn nothing"),
     "RL-PLUS, ROVER, MiMo: a clip": (of({"name": "rover", "clip_high": 0.2}), "does not read"),
     "MiniRL: its weight a second time": (of({"name": "minirl", "importance_cap": 2}), "do it again"),
     "a group by a key that is misspelt": (

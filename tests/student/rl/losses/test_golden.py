@@ -236,6 +236,18 @@ def test_gamma_by_quantile_is_of_the_hinted_ratios_of_the_step(toy: Any) -> None
     assert float(total / count) == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("entry", [{"name": "rl_plus"}, {"name": "mixed_context", "denominator": "one"}])
+def test_the_mean_ratio_is_of_the_rows_that_the_student_sampled(toy: Any, entry: dict[str, Any]) -> None:
+    made = toy(lengths=(2, 3), masked=False, origins=["policy", "expert"])
+    logp = made.logp(made.hidden, made.head).gather(1, made.token_ids[:, None])[:, 0]
+    # No policy has sampled a given answer.
+    made.behaviour = torch.where(made.row == 1, torch.nan, logp - torch.tensor(1.5).log())
+    (term,) = build_terms([entry])
+    term.prepare(made.rows)
+    total, count = term.token_losses(made.batch()).metrics["ratio"]
+    assert float(total / count) == pytest.approx(1.5) and float(count) == 2
+
+
 def test_given_answers_by_the_ratio_to_a_mixture(toy: Any) -> None:
     _, plain, _ = hinted(toy, [0.1, 0.5, 0.9], [1.0, 1.0, 1.0], "rl_plus", power=0.0)
     assert plain == pytest.approx([0.3077, 0.8, 0.9730], abs=1e-4)

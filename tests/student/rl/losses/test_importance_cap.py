@@ -77,6 +77,29 @@ def test_the_metrics_show_whether_the_cap_acts(toy: Any) -> None:
     assert float(share) == float(of) and float(metrics["importance_weight"][0] / of) == pytest.approx(1e-6)
 
 
+@pytest.mark.parametrize("weight", [{"importance_cap": 1e9}, {"importance_band": 1e9}])
+@pytest.mark.parametrize("entry", [{"name": "rl_plus"}, {"name": "mixed_context", "denominator": "one"}])
+def test_answers_that_no_policy_sampled_have_no_such_weight(
+    toy: Any, entry: dict[str, Any], weight: dict[str, float]
+) -> None:
+    def of(**settings: Any) -> tuple[Any, torch.Tensor, Any]:
+        made = toy(lengths=(3, 2), masked=False, origins=["policy", "expert"])
+        made.rows[1].behaviour_logp[:] = torch.nan  # a given answer
+        made.behaviour = torch.where(made.row == 1, torch.nan, made.behaviour)
+        (term,) = build_terms([{**entry, "ratio_to": "old", **settings}])
+        term.prepare(made.rows)
+        output = term.token_losses(made.batch())
+        assert output.loss is not None
+        return made, output.loss.detach(), output.metrics
+
+    made, plain, _ = of()
+    _, weighed, metrics = of(**weight)
+    torch.testing.assert_close(weighed[3:], plain[3:])
+    old = made.logp(*made.models["student"]).gather(1, made.token_ids[:, None])[:3, 0]
+    torch.testing.assert_close(weighed[:3], plain[:3] * (old - made.behaviour[:3]).exp())
+    assert float(metrics["importance_weight"][1]) == 3
+
+
 def test_it_is_refused_where_the_ratio_corrects_already() -> None:
     data = {
         "run": "never",
