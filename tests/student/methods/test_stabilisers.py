@@ -1,6 +1,7 @@
 """vOPD, bounded rewards, trust regions, token selection: against numbers and gradients worked out by hand."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,12 @@ from opd.errors import ConfigError
 from opd.wire.types import PayloadKind
 from student.data.outcome import gather_outcomes
 from student.learning.terms import TermOutput
+from student.methods.distil.compressed import compress
+from student.methods.distil.gated_exopd import gate
+from student.methods.distil.iw_opd import prefix_weights
 from student.methods.distil.mask_tokens import MaskTokens, MaskTokensSettings
 from student.methods.distil.selection import spread, top_share
+from student.methods.distil.tide import worst
 from student.methods.distil.token_set import TokenSetSettings, token_ids
 from student.plugins import build_terms
 from student.scoring.needs import REFERENCE, TEACHER
@@ -110,6 +115,53 @@ def test_reopold_explores_above_the_floor_and_refines_where_the_student_is_uncer
         kept = (refining[mine] != 0).any(-1)
         assert kept.sum() == math.ceil(mine.sum() / 2)
         assert kept.all() or entropy[mine][kept].min() > entropy[mine][~kept].max()
+
+
+def by_entropy(made: Any) -> Tensor:
+    """From -0.5 to -1 in each response, in a straight line by the student's entropy; -1 for a token alone."""
+    entropy = -(logp(made).exp() * logp(made)).sum(-1)
+    found = torch.full_like(entropy, -1.0)
+    for row in made.row.unique():
+        mine = entropy[made.row == row]
+        if len(mine) > 1:
+            found[made.row == row] = -0.5 - 0.5 * (mine - mine.min()) / (mine.max() - mine.min())
+    return found
+
+
+SHAPED: dict[str, tuple[dict[str, Any], Callable[[Tensor, Tensor, Any], Tensor]]] = {
+    "iw_opd": ({"gamma": 0.5}, lambda d, r, made: d * prefix_weights(d, made.row, d.isfinite(), 0.5, normalise=False)),
+    "compressed": ({"limit": 0.5}, lambda d, r, made: d.clamp(-0.5, 0.5)),
+    "compressed by its logarithm": ({"form": "log"}, lambda d, r, made: compress(d)),
+    "gated_exopd": ({"gamma": 0.5, "tau": 1.0}, lambda d, r, made: d + 0.5 * gate(d, 1.0) * r),
+    "tide": ({"excess_share": 1.0, "deficit_share": 0.0}, lambda d, r, made: (2.0 * (d / 2.0).expm1()).clamp(max=0.0)),
+    "tail_null": ({"share": 1.0, "low": -0.3}, lambda d, r, made: torch.full_like(d, -0.3)),
+    "tail_null by entropy": ({"share": 1.0, "low": -1.0, "form": "entropy"}, lambda d, r, made: by_entropy(made)),
+}
+"""The reward of a token from log T - log S and log T - log R."""
+
+
+@pytest.mark.parametrize("name", SHAPED)
+def test_a_shaped_reward_is_the_weight_of_the_score(toy: Any, name: str) -> None:
+    made = toy(masked=False, seed=3)
+    (settings, reward), d = SHAPED[name], -ratio(made)
+    teacher, reference = (made.logp(*made.models[role]) for role in (TEACHER, REFERENCE))
+    expected = reward(d, (teacher - reference).gather(1, made.token_ids[:, None])[:, 0], made)
+    assert (d > 0.5).any() and (d < -0.5).any()
+    actual = gradient(made, name=name.partition(" ")[0], **settings)
+    torch.testing.assert_close(actual, -expected[:, None] * scores(made) / len(d), rtol=1e-5, atol=1e-8)
+
+
+def test_tide_injects_the_teachers_top_k_where_the_student_lacks_them(toy: Any) -> None:
+    made = toy(masked=False, seed=3)
+    theirs = made.logp(*made.models[TEACHER]).topk(2, dim=-1)
+    wanted = torch.zeros_like(logp(made)).scatter(1, theirs.indices, theirs.values.softmax(-1))
+    missing = (wanted * (torch.where(wanted > 0, wanted.log(), 0.0) - logp(made))).sum(-1)
+    lacking = worst(missing, made.row, missing.isfinite(), 0.5)
+    assert lacking.any() and not lacking.all()
+    # S is not made to sum to 1 over the two, so the gradient is that of a cross-entropy over the vocabulary.
+    expected = 0.5 * lacking[:, None] * (logp(made).exp() - wanted) @ made.head.detach() / len(lacking)
+    actual = gradient(made, name="tide", k=2, excess_share=0.0, deficit_share=0.5, injection=0.5)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("outlier", ["mask", "clip", "forward_kl"])
