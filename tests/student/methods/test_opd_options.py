@@ -60,6 +60,9 @@ def test_return_to_go_holds_a_token_responsible_for_what_follows(toy: Any) -> No
     future = torch.stack([0.5 * ratio[1] + 0.25 * ratio[2], 0.5 * ratio[2], torch.zeros_like(ratio[0])])
     score = made.head.detach()[made.token_ids] - logp.exp() @ made.head.detach()
     torch.testing.assert_close(discounted - plain, future[:, None] * score / 8, rtol=1e-5, atol=1e-8)
+    mean = gradient(made, payload="sampled", discount=0.5, aggregation="constant", length_normalised=True)
+    later = torch.tensor([2.0, 1.0, 1.0])  # tokens, at least one
+    torch.testing.assert_close(mean - plain, (future / later)[:, None] * score / 8, rtol=1e-5, atol=1e-8)
 
 
 def test_a_return_to_go_counts_what_follows_a_trained_prefix(toy: Any) -> None:

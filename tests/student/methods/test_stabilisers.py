@@ -84,6 +84,8 @@ def test_the_reward_of_poweropd_is_bounded_and_of_the_sign_of_the_log_ratio(toy:
     student, teacher = made.behaviour, made.behaviour - ratio(made)
     expected = (teacher.exp() ** alpha - student.exp() ** alpha) / alpha
     assert (expected.abs() <= 1 / alpha).all() and (expected.sign() == -ratio(made).sign()).all()
+    total, count = output(made, name="poweropd", alpha=alpha).metrics["reverse_kl"]
+    assert float(total) == pytest.approx(float(ratio(made).sum())) and float(count) == len(expected)
     actual = gradient(made, name="poweropd", alpha=alpha)
     torch.testing.assert_close(actual, -expected[:, None] * scores(made) / len(expected), rtol=1e-5, atol=1e-8)
 

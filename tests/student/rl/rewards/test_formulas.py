@@ -214,6 +214,9 @@ def test_rlpr_leaves_out_groups_of_little_spread_from_the_eleventh_step_on(make_
     again = build("rlpr")
     again.load_state_dict(reward.state_dict())
     assert again.average == reward.average
+    reward.average = 0.125  # what is new, 0.025, enters with half of the weight
+    rows(11)
+    assert reward.average == pytest.approx(0.075)
 
 
 def test_a_cosine_pays_short_right_answers_most_and_long_wrong_ones_least(make_row: Any, services: Any) -> None:

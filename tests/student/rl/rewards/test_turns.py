@@ -83,6 +83,10 @@ def test_the_share_of_reference_calls_that_is_matched(calls: list[Call], share: 
     assert match_share([LOOK], calls) == pytest.approx(share)
 
 
+def test_where_nothing_is_asked_for_nothing_is_to_be_called() -> None:
+    assert match_share([], []) == 1.0 and match_share([], [LOOK]) == 0.0
+
+
 def test_each_reference_call_takes_one_call_and_the_best_pair_first() -> None:
     near, exact = Call("look", {"at": "wall", "for": 2}), LOOK
     other = Call("look", {"at": "wall", "for": 3})
@@ -91,16 +95,17 @@ def test_each_reference_call_takes_one_call_and_the_best_pair_first() -> None:
 
 def test_the_reward_is_the_format_and_six_times_the_share_less_three(make_row: Any, services: Any) -> None:
     prompt = Prompt.make("q", extra={"calls": [{"name": "look", "arguments": {"at": "door"}}]})
-    texts = [call("look", at="door"), "I look.", "<tool_call>{</tool_call>", call("look")]
+    bad = "<tool_call>{</tool_call>"
+    texts = [call("look", at="door"), "I look.", bad, call("look"), call("look", at="door") + bad]
     rows = [make_row(text, prompt=prompt, sample=i) for i, text in enumerate(texts)]
     ToolRl(parse_settings(ToolRlSettings, {"name": "toolrl"})).reward(rows, services)
-    assert [row.reward for row in rows] == pytest.approx([4.0, -3.0, -3.0, 1 + 6 / 3 - 3])
+    assert [row.reward for row in rows] == pytest.approx([4.0, -3.0, -3.0, 1 + 6 / 3 - 3, 3.0])
     plain = make_row("x")
     ToolRl(parse_settings(ToolRlSettings, {"name": "toolrl"})).reward([plain], services)
     assert plain.reward is None
-    bad = make_row("x", prompt=Prompt.make("q", extra={"calls": ["look"]}))
+    other = make_row("x", prompt=Prompt.make("q", extra={"calls": ["look"]}))
     with pytest.raises(DataError, match="needs a name and arguments"):
-        ToolRl(parse_settings(ToolRlSettings, {"name": "toolrl"})).reward([bad], services)
+        ToolRl(parse_settings(ToolRlSettings, {"name": "toolrl"})).reward([other], services)
 
 
 def test_calls_are_as_similar_as_their_names_and_values() -> None:
@@ -123,6 +128,9 @@ def test_a_plan_of_transport_has_uniform_margins_and_pays_shares() -> None:
     assert plan.sum(1) == pytest.approx([0.5, 0.5]) and plan.sum(0) == pytest.approx([1 / 3] * 3)
     soft = MatchTir(parse_settings(MatchTirSettings, {"name": "matchtir", "assignment": "soft"}))
     assert soft.paid(scores) == pytest.approx((plan * scores).sum(1))
+    # Of two by two: the odds of the diagonal are exp((0.3 + 0.2 - 0.2 - 0.1) / 0.1), the square of e.
+    two = transport(np.array([[0.3, 0.2], [0.1, 0.2]]), 0.1)
+    assert two[0, 0] / two[0, 1] == pytest.approx(np.e)
 
 
 def test_a_turn_is_paid_the_mean_of_its_calls_and_the_last_one_the_verdict(make_row: Any, services: Any) -> None:

@@ -58,6 +58,14 @@ def test_the_posterior_of_mopps_forgets_by_lam() -> None:
         assert sampler.counts["p"] == pytest.approx(second)
 
 
+def test_a_posterior_is_held_against_a_target_or_a_band() -> None:
+    prompts = [Prompt.make(text) for text in "ab"]
+    for mode, expected in (("topk", [-0.16, -0.01]), ("threshold", [-0.2, 0.0])):
+        made = Mopps(parse_settings(MoppsSettings, {"name": "mopps", "mode": mode}))
+        made.counts = {prompts[0].uid: (9e9, 1e9), prompts[1].uid: (4e9, 6e9)}  # rates of 0.9 and 0.4 for sure
+        assert made.scores(prompts, np.random.default_rng(0)) == pytest.approx(expected, abs=1e-3)
+
+
 def test_the_pay_of_a_bandit_peaks_at_half() -> None:
     pays = {p: np.mean(np.abs(standardised([1.0] * p + [0.0] * (8 - p)))) for p in range(9)}
     assert pays[4] == 1.0 and pays[2] == pytest.approx(2 * (0.25 * 0.75) ** 0.5) and pays[0] == pays[8] == 0
