@@ -76,6 +76,7 @@ def build_plugins(recipe: Recipe) -> Plugins:
     _check_teachers(recipe, terms, controllers, strategy)
     _check_given(terms, controllers, strategy)
     for term in terms:
+        _check_own_weights(recipe, term)
         term.check(recipe)
     for controller in controllers:
         controller.check(recipe, terms)
@@ -127,6 +128,18 @@ def _check_given(terms: Sequence[Term], controllers: Sequence[Controller], strat
                 "expert_rows, or have the plug-in that gives them say so (gives_answers of a method, gives_rows of a "
                 "strategy)."
             )
+
+
+def _check_own_weights(recipe: Recipe, term: Term) -> None:
+    """Refuse weights of a term's own beside a sharded student: nothing averages their gradients over ranks.
+
+    Raises:
+        ConfigError: naming the term.
+    """
+    if recipe.train.sharding != "none" and type(term).module is not Term.module:
+        raise ConfigError(
+            f"term {term.settings.name!r} trains weights of its own, which are not sharded; set train.sharding: none."
+        )
 
 
 def _with_contexts(recipe: Recipe, parts: Sequence[Term | Controller | Strategy | Reward], needs: Needs) -> Needs:

@@ -325,7 +325,7 @@ class Term:
     def module(self, student: Student) -> tuple[nn.Module, float] | None:
         """Weights of the term's own, which are trained with the student's, and their learning rate at its peak.
 
-        Called once, before the optimizer is made.
+        Called once, before the optimizer is made. Not with a sharded student, which is refused.
         """
         return None
 

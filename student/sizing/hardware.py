@@ -76,12 +76,12 @@ def here() -> Hardware:
     """This machine: its first GPU, whose speed is looked up, or its CPU, whose speed is measured."""
     if torch.cuda.is_available():
         found = torch.cuda.get_device_properties(0)
-        like = next(
-            (known for key, known in TABLE.items() if key.split("-")[0].upper() in found.name.upper().replace(" ", "")),
-            None,
-        )
-        known = like or TABLE["a100"]
-        return Hardware(found.name, found.total_memory, known.flops, known.bandwidth)
+        said = found.name.upper().replace(" ", "")
+        like = [known for key, known in TABLE.items() if key.split("-")[0].upper() in said]
+        # Cards of one name differ in memory, and with it in speed.
+        known = min(like or [TABLE["a100"]], key=lambda card: abs(card.memory - found.total_memory))
+        name = found.name if like else f"{found.name}, of unknown speed, with those of {known.name}"
+        return Hardware(name, found.total_memory, known.flops, known.bandwidth)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Hardware(
         "the CPU here",

@@ -65,7 +65,7 @@ class Alp(PolicyGradient):
         """Refuse what would not be ALP.
 
         Raises:
-            ConfigError: for a second one, a sharded student, or a ratio without the policy that sampled.
+            ConfigError: for a second one, or a ratio without the policy that sampled.
         """
         super().check(recipe)
         if self.settings.ratio == "none" or self.settings.ratio_to == "old":
@@ -75,10 +75,6 @@ class Alp(PolicyGradient):
             )
         if sum(entry.get("name") == self.settings.name for entry in recipe.objective) > 1:
             raise ConfigError(f"the objective has term {self.settings.name!r} twice, and a pass one noise; keep one.")
-        if recipe.train.sharding != "none":
-            raise ConfigError(
-                f"term {self.settings.name!r} trains sizes of its own, which are not sharded; set train.sharding: none."
-            )
         self._seed = recipe.seed
 
     def remarks(self, recipe: Recipe) -> list[str]:
