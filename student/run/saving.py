@@ -326,7 +326,8 @@ def _check_places(state: Mapping[str, Any], recipe: Recipe, checkpoint: Path) ->
     for group, names in _names(recipe).items():
         before = state.get("names", {}).get(group, [])  # checkpoints of earlier versions have no names
         for place, (was, now) in enumerate(zip(before, names, strict=False)):
-            if was != now and state[_STATES[group]].get(str(place)):
+            moved = was != now and (was in names or now in before)  # else one stands in for another, by intent
+            if moved and state[_STATES[group]].get(str(place)):
                 raise CheckpointError(
                     f"{group}.{place} is {now}, but checkpoint {checkpoint} has what {was} remembered there; keep the "
                     f"order of {group}, new ones last, or begin a new run."

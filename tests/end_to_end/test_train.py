@@ -204,4 +204,6 @@ def test_resuming_in_another_order_gives_no_reward_what_another_remembers(make_r
     train(make_recipe(**rl, train={"steps": 2}, rewards=rewards))
     with pytest.raises(CheckpointError, match=r"rewards\.0 is overlong, but .* has what hapo remembered there; keep"):
         train(make_recipe(**rl, rewards=rewards[::-1]), resume=True)
+    with pytest.raises(CheckpointError, match=r"rewards\.0 is overlong, but"):
+        train(make_recipe(**rl, rewards=rewards[1:]), resume=True)
     train(make_recipe(**rl, rewards=rewards[:1]), resume=True)
