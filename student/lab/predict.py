@@ -195,10 +195,12 @@ def verdicts(report: PremiseReport) -> list[str]:
             "distillation is unlikely to raise accuracy: the teacher prefers correct answers in "
             f"{report.preference:.0%} of pairs, about half."
         )
-    paying = [window.tokens for window in report.windows if window.pays]
-    if paying:
-        found.append(f"windows can pay: the first {paying[0]} tokens point where the whole answer does.")
-    elif report.windows and not any(window.clear for window in report.windows):
+    # Of noise alone one passes the bound in a third of the cases: it counts where that of random tokens was found too.
+    paying = [window for window in report.windows if window.pays]
+    sure = next((window.tokens for window in paying if window.clear), None)
+    if sure is not None:
+        found.append(f"windows can pay: the first {sure} tokens point where the whole answer does.")
+    elif paying or (report.windows and not any(window.clear for window in report.windows)):
         found.append("windows: the answers are too few to judge them by; give more --rows.")
     elif report.windows:
         found.append("windows are unlikely to pay: no prefix points where the whole answer does.")

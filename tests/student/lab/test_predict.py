@@ -66,7 +66,11 @@ def test_what_follows_is_said_in_a_sentence_each() -> None:
     assert [line.split(":")[0] for line in verdicts(report)] == ["distillation can pay"]
     assert verdicts(replace(report, windows=[good]))[1].startswith("windows can pay")
     assert verdicts(replace(report, windows=[astray]))[1].startswith("windows are unlikely")
-    for drowned in (replace(astray, cross_fitted=math.nan, random=math.nan), replace(astray, random=0.4)):
+    # Of 8 answers: a cosine of 1.99 and one of -6.8 for as many random tokens, whose own is 1.
+    lucky = replace(good, cross_fitted=1.99, random=-6.8)
+    for drowned in (replace(astray, cross_fitted=math.nan, random=math.nan), replace(astray, random=0.4), lucky):
         assert verdicts(replace(report, windows=[drowned]))[1].startswith("windows: the answers are too few")
+    assert verdicts(replace(report, windows=[lucky, astray]))[1].startswith("windows: the answers are too few")
+    assert "the first 8 tokens" in verdicts(replace(report, windows=[lucky, replace(good, tokens=8)]))[1]
     assert verdicts(replace(report, preference=0.5))[0].startswith("distillation is unlikely")
     assert "map_stops" in verdicts(replace(report, stop=-25.0))[-1]
