@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from opd.tasks import Prompt, PromptSource, build_prompts, encode_prompt
 from opd.tasks.stops import generation_stops, stop_set
@@ -22,6 +22,7 @@ from student.data.streams import stream, uniforms
 from student.lab.experiment import Arm, Replicate
 from student.lab.plan import ExperimentPlan
 from student.lab.premises import Measured
+from student.learning.model import Weights, load_student, load_tokenizer
 from student.recipe import Recipe
 
 PROMPTS = {"full": 1024, "quick": 16}
@@ -38,12 +39,14 @@ class Pair:
         reference: R.
         tokenizer: of both.
         stops: ids that end an answer.
+        temperature: divides the logits of both.
     """
 
     teacher: PreTrainedModel
     reference: PreTrainedModel
     tokenizer: Any
     stops: frozenset[int]
+    temperature: float = 1.0
 
 
 def measure(
@@ -64,13 +67,12 @@ def measure(
     recipe = Recipe.model_validate({"run": "unused", **data})
     source = build_prompts(recipe.prompts, seed=experiment.seeds[0])
     prompts = source.prompts("heldout", PROMPTS[plan.form])
-    base = load(str(models.model(reference or str(experiment.recipe["teachers"]["reference"])).path))
+    base = load(Weights(str(models.model(reference or str(experiment.recipe["teachers"]["reference"])).path)))
     names = experiment.routes or {"": experiment.served[0]}
     found: dict[float, list[float]] = {scale: [] for scale in scales}
     for domain, name in names.items():
         own = [prompt for prompt in prompts if not domain or prompt.domain == domain]
-        path = str(models.model(name).path)
-        pair = pair_of(path, base)
+        pair = pair_of(Weights(str(models.model(name).path)), base)
         for scale in scales:
             found[scale] += judge(pair, own, source, scale, recipe.rollout.max_new_tokens)
     means = {scale: sum(values) / len(values) for scale, values in found.items()}
@@ -79,12 +81,17 @@ def measure(
     return Measured(means[decisive] - means[1.0] >= GAIN, f"{numbers} (standard error up to {error:.3f})")
 
 
-def pair_of(teacher: str, reference: PreTrainedModel) -> Pair:
-    """The model at `teacher`, a folder or hub id, with its own tokenizer and stop tokens, beside a reference."""
-    tokenizer = AutoTokenizer.from_pretrained(teacher)
-    stops = stop_set(tokenizer, generation_stops(teacher))
-    model = load(teacher, reference.device)
-    return Pair(model, reference, tokenizer, frozenset(stops.ids))
+def pair_of(
+    teacher: Weights, reference: PreTrainedModel, *, further: Sequence[int | str] = (), temperature: float = 1.0
+) -> Pair:
+    """A teacher with its own tokenizer and stop tokens, and `further` ones, beside a reference.
+
+    Raises:
+        ConfigError: when it cannot be loaded, or one of `further` is not a single token.
+    """
+    tokenizer = load_tokenizer(teacher.base, teacher.revision)
+    stops = stop_set(tokenizer, generation_stops(teacher.base, teacher.revision), further)
+    return Pair(load(teacher, reference.device), reference, tokenizer, frozenset(stops.ids), temperature)
 
 
 def judge(pair: Pair, prompts: Sequence[Prompt], source: PromptSource, scale: float, longest: int) -> list[float]:
@@ -106,7 +113,7 @@ def decode(pair: Pair, prompts: Sequence[Prompt], scale: float, longest: int) ->
         pair: models of one tokenizer.
         prompts: together in one batch.
         scale: lambda.
-        longest: tokens.
+        longest: tokens, where a prompt has no lower limit of its own.
     """
     tokenizer, device = pair.tokenizer, pair.teacher.device
     encoded = [encode_prompt(prompt, tokenizer) for prompt in prompts]
@@ -117,13 +124,14 @@ def decode(pair: Pair, prompts: Sequence[Prompt], scale: float, longest: int) ->
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in encoded], device=device)
     # The same numbers whatever the scale, so that scales are compared on paired draws.
     numbers = np.stack([uniforms(stream(0, "fixed point", prompt.uid), longest) for prompt in prompts])
+    limits = [min(longest, prompt.max_new_tokens or longest) for prompt in prompts]
     draws = torch.as_tensor(numbers, device=device)
     done = torch.zeros(len(encoded), dtype=torch.bool, device=device)
     caches: list[Any] = [None, None]
     # Scale 1 takes nothing from the reference, which then need not run.
     running = (pair.teacher, pair.reference) if scale != 1.0 else (pair.teacher,)
     fresh, written = ids, []
-    for step in range(longest):
+    for step in range(max(limits)):
         # Counted from the first real token: padding on the left must not move a row's positions.
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -fresh.shape[1] :]
         logs = []
@@ -138,7 +146,7 @@ def decode(pair: Pair, prompts: Sequence[Prompt], scale: float, longest: int) ->
             )
             caches[index] = out.past_key_values
             # In float64: a scale above 1 multiplies the rounding of both models.
-            logs.append(out.logits[:, -1, : len(tokenizer)].double().log_softmax(-1))
+            logs.append((out.logits[:, -1, : len(tokenizer)].double() / pair.temperature).log_softmax(-1))
         target = (logs[0] if len(logs) == 1 else scale * logs[0] + (1.0 - scale) * logs[1]).softmax(-1)
         chosen = torch.searchsorted(target.cumsum(-1), draws[:, step : step + 1].contiguous())
         chosen = chosen.clamp(max=target.shape[-1] - 1)  # rounding may leave the last sum below 1
@@ -149,13 +157,21 @@ def decode(pair: Pair, prompts: Sequence[Prompt], scale: float, longest: int) ->
         if bool(done.all()):
             break
     rows = torch.cat(written, 1).tolist()
-    answers = [list(itertools.takewhile(lambda token: token not in pair.stops, row)) for row in rows]
+    whole = [row[:limit] for row, limit in zip(rows, limits, strict=True)]
+    answers = [list(itertools.takewhile(lambda token: token not in pair.stops, row)) for row in whole]
     texts: list[str] = tokenizer.batch_decode(answers, skip_special_tokens=True)
     return texts
 
 
-def load(path: str, device: torch.device | None = None) -> PreTrainedModel:
-    """The model at `path`, a folder or hub id, in float32, by default on the CPU."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+def load(weights: Weights, device: torch.device | None = None) -> PreTrainedModel:
+    """A model in float32, by default on the CPU."""
+    model = load_student(
+        weights.base,
+        dtype="float32",
+        attention=None,
+        gradient_checkpointing=False,
+        revision=weights.revision,
+        adapter=weights.adapter,
+    ).lm
     nn.Module.to(model, device)
     return model.eval()

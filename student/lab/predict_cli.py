@@ -48,14 +48,13 @@ def premise(
         check_model_path(model)
     report = measure(job, rows=rows)
     _show(report)
-    found, figures = verdicts(report), asdict(report)
+    typer.echo("\n".join(verdicts(report)))
+    figures = asdict(report)
     if teacher is not None:
         weights = predict_weights.measure_weights(job, teacher, reference=reference, rows=rows)
         _show_weights(weights)
-        found += predict_weights.verdicts(weights)
+        typer.echo("\n".join(predict_weights.verdicts(weights)))
         figures["weights"] = asdict(weights)
-    for sentence in found:
-        typer.echo(sentence)
     if out is not None:
         out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 

@@ -15,13 +15,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from opd.errors import ConfigError
 from opd.tasks import Prompt, PromptSource, build_prompts
+from opd.tasks.environments.base import ENVIRONMENT
 from opd.wire.fingerprint import tokenizer_fingerprint
 from student.lab.fixed_point import Pair, judge, load, pair_of
 from student.lab.stats import Interval, t_interval
+from student.learning.model import Weights, load_tokenizer
 from student.recipe import Recipe
 
 SCALES = (1.0, 1.25, 1.5)
@@ -35,7 +37,7 @@ class WeightsReport:
     """What was measured; see the module.
 
     Attributes:
-        prompts: of the training split, one answer each.
+        prompts: different ones of the training split, one answer each.
         scales: accuracy by lambda, 1 being the teacher.
         gains: of each other lambda over lambda 1, paired.
         places: accuracy by place on the line; empty where the two models have different shapes.
@@ -53,23 +55,37 @@ def measure_weights(recipe: Recipe, teacher: str, *, reference: str | None = Non
     """Decode with teacher, reference and student; nothing is trained.
 
     Args:
-        recipe: gives the student, the prompts and the limit of a response.
-        teacher: folder or hub id, of the student's tokenizer.
+        recipe: gives the student, the prompts, and limit, temperature and stop tokens of a response.
+        teacher: folder or hub id, or BASE+ADAPTER, of the student's tokenizer.
         reference: the same; by default the student's start.
-        rows: prompts, one answer each per lambda and place.
+        rows: prompts that are drawn, one answer each per lambda and place; those that come again are left out.
 
     Raises:
-        ConfigError: where the verdicts of fewer than two prompts are known, or the tokenizers differ.
+        ConfigError: where the verdicts of fewer than two prompts are known, the tokenizers differ, or the recipe has
+            contexts or episodes: answers are decoded from the student's prompts alone.
         OpdError: as `opd train` would.
     """
-    source = build_prompts(recipe.prompts, seed=recipe.seed)
-    prompts = source.prompts("train", rows)
+    settings = recipe.rollout
+    source = build_prompts(recipe.prompts, seed=recipe.seed, modes=recipe.modes)
+    # The stream of a table comes round: an answer that was counted twice would make every interval too narrow.
+    prompts = list({prompt.uid: prompt for prompt in source.prompts("train", rows)}.values())
+    if recipe.contexts or any(ENVIRONMENT in prompt.extra for prompt in prompts):
+        raise ConfigError(
+            "weights answer the student's own prompts here, without contexts and episodes; omit --teacher."
+        )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    student = load(recipe.model.path, device)
-    pair = pair_of(teacher, student if reference is None else load(reference, device))
-    for other in (recipe.model.path, *filter(None, (reference,))):
-        _check_tokenizer(pair, teacher, other)
-    longest = recipe.rollout.max_new_tokens
+    own, taught = Weights.of(recipe.model), Weights.of(recipe.model, teacher)
+    referred = own if reference is None else Weights.of(recipe.model, reference)
+    student = load(own, device)
+    pair = pair_of(
+        taught,
+        student if reference is None else load(referred, device),
+        further=settings.stop_tokens,
+        temperature=settings.temperature,
+    )
+    for other in (own, referred):
+        _check_tokenizer(pair, taught, other)
+    longest = settings.max_new_tokens
     scaled = {scale: judge(pair, prompts, source, scale, longest) for scale in SCALES}
     gains = {scale: _paired(scaled[scale], scaled[1.0]) for scale in SCALES if scale != 1.0}
     placed = {} if _other_shape(student, pair.teacher) else _line(student, pair, prompts, source, longest)
@@ -130,9 +146,9 @@ def _other_shape(student: PreTrainedModel, teacher: PreTrainedModel) -> bool:
     return next(shapes) != next(shapes)
 
 
-def _check_tokenizer(pair: Pair, teacher: str, other: str) -> None:
-    if tokenizer_fingerprint(AutoTokenizer.from_pretrained(other)) != tokenizer_fingerprint(pair.tokenizer):
-        raise ConfigError(f"{teacher} and {other} have different tokenizers; give models that share one.")
+def _check_tokenizer(pair: Pair, teacher: Weights, other: Weights) -> None:
+    if tokenizer_fingerprint(load_tokenizer(other.base, other.revision)) != tokenizer_fingerprint(pair.tokenizer):
+        raise ConfigError(f"{teacher.base} and {other.base} have different tokenizers; give models that share one.")
 
 
 def _means(found: Mapping[float, Sequence[float]]) -> dict[float, float]:

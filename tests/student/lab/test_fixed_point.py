@@ -1,5 +1,6 @@
 """Decoding with two models at once, against enumeration."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,12 @@ from opd.tasks import Prompt, PromptSource, build_prompts, encode_prompt
 from opd.tasks.settings import TaskSettings
 from student.data.streams import stream, uniforms
 from student.lab.fixed_point import Pair, decode, judge, load, pair_of
+from student.learning.model import Weights
 
 
 @pytest.fixture(scope="module")
 def pair(world: Path) -> Pair:
-    return pair_of(str(world / "teacher"), load(str(world / "student")))
+    return pair_of(Weights(str(world / "teacher")), load(Weights(str(world / "student"))))
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +35,17 @@ def test_the_ends_of_the_scale_are_the_two_models(pair: Pair, prompts: list[Prom
     assert teacher != reference
 
 
-def test_a_token_has_the_chance_of_the_normalised_product(pair: Pair, prompts: list[Prompt]) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_a_token_has_the_chance_of_the_normalised_product(
+    pair: Pair, prompts: list[Prompt], temperature: float
+) -> None:
     """One token each, drawn by the inverse of the distribution function, which is computed here from whole logits."""
-    written = decode(pair, prompts, 1.5, 1)
+    written = decode(replace(pair, temperature=temperature), prompts, 1.5, 1)
     for prompt, text in zip(prompts, written, strict=True):
         ids = torch.tensor([encode_prompt(prompt, pair.tokenizer)])
         with torch.no_grad():
-            t, r = (model(ids).logits[0, -1].double().softmax(-1) for model in (pair.teacher, pair.reference))
+            logits = (model(ids).logits[0, -1].double() for model in (pair.teacher, pair.reference))
+            t, r = ((values / temperature).softmax(-1) for values in logits)
         product = t**1.5 * r**-0.5
         below = torch.cumsum(product / product.sum(), 0)
         token = int((below < uniforms(stream(0, "fixed point", prompt.uid), 1)[0]).sum())
@@ -58,3 +64,10 @@ def test_an_answer_ends_before_a_stop_token(pair: Pair, prompts: list[Prompt], s
     stopped = decode(Pair(pair.teacher, pair.reference, pair.tokenizer, pair.stops | {token}), prompts, 1.0, 8)
     assert stopped == [text.partition(character)[0] for text in whole] != whole
     assert set(judge(pair, prompts, source, 1.0, 8)) <= {0.0, 1.0}
+
+
+def test_an_answer_ends_at_the_limit_of_its_prompt(pair: Pair, prompts: list[Prompt]) -> None:
+    whole = decode(pair, prompts, 1.25, 8)
+    mixed = [replace(prompt, max_new_tokens=3) if i % 2 else prompt for i, prompt in enumerate(prompts)]
+    cut = decode(pair, mixed, 1.25, 8)
+    assert cut == [text[:3] if i % 2 else text for i, text in enumerate(whole)] != whole

@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from opd.errors import ConfigError
+from student.lab import predict_weights
+from student.lab.fixed_point import Pair
 from student.lab.predict_cli import premise
 from student.lab.predict_weights import WeightsReport, measure_weights, verdicts
 from student.lab.stats import Interval
@@ -110,3 +112,47 @@ def test_a_single_judged_answer_is_refused_in_a_sentence(world: Path) -> None:
         ConfigError, match=r"answers to 1 of 1 prompts were judged, and two are the least; give prompts"
     ):
         measure_weights(recipe, str(world / "teacher"), rows=1)
+
+
+def test_a_prompt_that_comes_again_is_counted_once(world: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{number}+4=", "answer": str(number + 4)} for number in range(40, 48)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    table = {"file": str(tmp_path / "prompts.jsonl"), "heldout": 0.0, "verifier": "numeric"}
+    recipe = Recipe.model_validate(_recipe(world / "student", prompts=table))
+    report = measure_weights(recipe, str(world / "teacher"), rows=100)
+    assert report.prompts == 8 and report.gains[1.25].count == 8
+
+
+def test_answers_are_drawn_as_a_run_of_the_recipe_draws_them(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Pair, Any]] = []
+
+    def judge(pair: Pair, prompts: Any, *_: Any) -> list[float]:
+        seen.append((pair, prompts))
+        return [0.0] * len(prompts)
+
+    monkeypatch.setattr(predict_weights, "judge", judge)
+    modes = {"long": {"budget": 12, "prefix": "L"}, "short": {"budget": 3, "prefix": "S"}}
+    rollout = {"max_new_tokens": 12, "max_prompt_tokens": 64, "temperature": 0.7, "stop_tokens": [":"]}
+    recipe = Recipe.model_validate(_recipe(world / "student", modes=modes, rollout=rollout))
+    measure_weights(recipe, str(world / "teacher"), rows=4)
+    pair, prompts = seen[0]
+    assert pair.temperature == 0.7 and pair.tokenizer.encode(":")[0] in pair.stops
+    assert {(prompt.text[0], prompt.max_new_tokens) for prompt in prompts} == {("L", 12), ("S", 3)}
+
+
+def test_contexts_are_refused_because_only_the_prompt_is_read(world: Path) -> None:
+    recipe = Recipe.model_validate(_recipe(world / "student", contexts={"teacher": {"prompt": "{{ answer }}"}}))
+    with pytest.raises(ConfigError, match=r"without contexts and episodes; omit --teacher\.$"):
+        measure_weights(recipe, str(world / "teacher"), rows=8)
+
+
+def test_a_base_with_an_adapter_is_the_model_that_both_make(world: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model = AutoModelForCausalLM.from_pretrained(world / "teacher", dtype=torch.float32)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+    adapted.save_pretrained(tmp_path / "adapter")
+    adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
+    AutoTokenizer.from_pretrained(world / "teacher").save_pretrained(tmp_path / "merged")
+    recipe = Recipe.model_validate(_recipe(world / "student"))
+    both = measure_weights(recipe, f"{world / 'teacher'}+{tmp_path / 'adapter'}", rows=8)
+    assert both == measure_weights(recipe, str(tmp_path / "merged"), rows=8)
