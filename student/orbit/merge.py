@@ -24,6 +24,7 @@ from pydantic import Field, model_validator
 
 from opd.config import Settings
 from opd.errors import ConfigError
+from opd.model_path import refuse_missing
 from opd.wire.fingerprint import tokenizer_fingerprint, weights_hash
 
 Method = Literal["linear", "task_arithmetic", "ties", "dare_linear", "dare_ties", "slerp"]
@@ -143,6 +144,7 @@ def _shapes(model: str) -> Mapping[str, tuple[int, ...]]:
     for part in MergeModel(path=model).folders:
         if not part.is_dir():
             raise ConfigError(f"model folder {str(part)!r} was not found; give the folder of a saved model.")
+        refuse_missing(str(part))
     folder = MergeModel(path=model).folders[0]
     files = sorted(folder.glob("*.safetensors"))
     if not files or not (folder / "config.json").is_file():

@@ -58,7 +58,9 @@ def test_a_folder_that_is_not_there_is_named_at_once(opd: Callable[..., str], co
     assert "runs/first/model" in error and "hub" not in error.replace("or a hub id", "")
 
 
-@pytest.mark.parametrize("model", ["/nowhere/model", "./model", "~/nowhere-at-all", "../a/b", "a/b/c", "a/b/c/"])
+@pytest.mark.parametrize(
+    "model", ["/nowhere/model", "./model", "~/nowhere-at-all", "../a/b", "a/b/c", "a/b/", "a/b+c/d", "a/b c"]
+)
 def test_what_can_only_be_a_path_is_refused(model: str) -> None:
     with pytest.raises(ConfigError, match=r"does not exist, though .+ does; give a folder or a hub id\."):
         refuse_missing(model)
@@ -68,6 +70,15 @@ def test_what_can_only_be_a_path_is_refused(model: str) -> None:
 def test_what_may_be_an_id_is_left_to_the_hub(model: str, caplog: pytest.LogCaptureFixture) -> None:
     refuse_missing(model)
     assert not caplog.records
+
+
+def test_weights_that_may_not_be_read_are_told_from_missing_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.safetensors").touch(0)
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may read every file
+    with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read: Permission denied"):
+        refuse_missing(str(tmp_path))
 
 
 def test_what_is_there_passes_and_an_id_that_looks_like_a_misspelt_folder_is_told(
