@@ -57,6 +57,8 @@ def answers(
         raise ConfigError(f"--temperature is {temperature:g}; give a number above 0 and up to 10, or --how greedy.")
     job = load_settings(Recipe, recipe, overrides or ())
     check_model_path(model)
+    if out.is_dir():
+        raise ConfigError(f"--out {out} is a folder; name a file in it.")
     if any(out.resolve().is_relative_to(path.resolve()) for path in files_of(job.prompts)):
         raise ConfigError(f"--out {out} is a file of the recipe's prompts, which would be lost; name another one.")
     source = build_prompts(job.prompts, seed=job.seed, modes=job.modes)

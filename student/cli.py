@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from student.arguments import Overrides
+from student.arguments import Overrides, check_out
 
 
 def _print_keys(wanted: bool) -> None:
@@ -100,11 +100,10 @@ def evaluate(
     import json
 
     from opd.config import load_settings
-    from opd.errors import ConfigError
     from student.model_path import check_model_path
 
-    if out is not None and not out.absolute().parent.is_dir():  # found after the evaluation, it would cost the answers
-        raise ConfigError(f"the folder of --out {out} does not exist; make {out.parent} first.")
+    if out is not None:
+        check_out(out)
     check_model_path(model)
     from student.evaluate_model import evaluate_model
     from student.recipe import Recipe

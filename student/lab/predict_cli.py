@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from student.arguments import Overrides
+from student.arguments import Overrides, check_out
 
 if TYPE_CHECKING:
     from student.lab.predict import PremiseReport
@@ -40,6 +40,8 @@ def premise(
     from student.model_path import check_model_path
     from student.recipe import Recipe
 
+    if out is not None:
+        check_out(out)
     job = load_settings(Recipe, recipe, overrides or ())
     check_model_path(job.model.path, job.model.revision)
     if reference is not None and teacher is None:

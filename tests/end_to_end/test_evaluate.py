@@ -138,3 +138,5 @@ def test_a_report_that_could_not_be_written_is_refused_before_the_evaluation(tmp
         ConfigError, match=r"folder of --out .*missing/report\.json does not exist; make .*missing first"
     ):
         verb("./nothing", tmp_path / "recipe.yaml", out=tmp_path / "missing" / "report.json")
+    with pytest.raises(ConfigError, match="is a folder; name a file in it"):
+        verb("./nothing", tmp_path / "recipe.yaml", out=tmp_path)

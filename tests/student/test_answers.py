@@ -172,3 +172,5 @@ def test_the_verb_writes_a_file_and_says_what_it_cost(world: Path, recipe: Recip
     assert result.exit_code == 0 and "drawn" in result.output and out.is_file()
     with pytest.raises(ConfigError, match="greedy, sampled, verified, best"):
         CliRunner().invoke(verb, [*options, "--how", "worst"], catch_exceptions=False)
+    with pytest.raises(ConfigError, match="is a folder; name a file in it"):
+        CliRunner().invoke(verb, [*options, "--out", str(tmp_path)], catch_exceptions=False)

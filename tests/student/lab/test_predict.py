@@ -55,6 +55,14 @@ def test_too_few_answers_and_no_teachers_are_refused(world: Path) -> None:
         measure(recipe, rows=8)
 
 
+def test_figures_that_could_not_be_kept_are_refused_before_they_are_measured(tmp_path: Path) -> None:
+    verb = typer.Typer()
+    verb.command()(premise)
+    for out, why in ((tmp_path, "is a folder"), (tmp_path / "no" / "figures.json", "does not exist; make")):
+        with pytest.raises(ConfigError, match=why):
+            CliRunner().invoke(verb, [str(tmp_path / "recipe.yaml"), "--out", str(out)], catch_exceptions=False)
+
+
 def test_a_preference_is_the_share_of_pairs() -> None:
     assert _preference([1.0, 3.0], [2.0, 1.0]) == pytest.approx((0.5 + 1 + 1) / 4)
     assert math.isnan(_preference([1.0], []))
