@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from opd.tasks.build import build_prompts
-from opd.tasks.environments.base import ENVIRONMENT, PATH, Observation, Standing
+from opd.tasks.environments.base import ENVIRONMENT, PATH, Standing
 from opd.tasks.environments.host import make_environment
 from opd.tasks.prompt import Prompt
 from student.data.plan import EpisodePlan, PlannedRow, plan_step
@@ -123,31 +123,24 @@ def _takes_over(teacher: Examiner, rows: Sequence[Row], depth: int) -> Taken:
         (row.prompt, [str(decode(row.response_ids[a:b], skip_special_tokens=True)) for a, b in row.turns[:depth]])
         for row in rows
     ]
-    stood = [(prompt, actions, *_stands(prompt, actions)) for prompt, actions in begun]
-    alive = [one for one in stood if _can_win(*one)]
+    stood = [(prompt, actions, winnable(prompt, actions)) for prompt, actions in begun]
+    alive = [(prompt, actions, standing.lost) for prompt, actions, standing in stood if standing is not None]
     planned = _planned([prompt for prompt, *_ in alive])
     played = teacher.play([_with(row, replay=one[1]) for row, one in zip(planned, alive, strict=True)])
     won = [row.tags["ended"] == "success" for row in played]
-    lost = [standing.lost for *_, standing in alive]
+    lost = [at for *_, at in alive]
     return Taken(sum(won), len(won), sum(w for w, at in zip(won, lost, strict=True) if at), sum(lost))
 
 
-def winnable(prompt: Prompt, actions: Sequence[str]) -> bool:
-    """Whether perfect play still reaches the end after these actions, which have not ended the episode."""
-    return _can_win(prompt, actions, *_stands(prompt, actions))
-
-
-def _can_win(prompt: Prompt, actions: Sequence[str], seen: Observation, standing: Standing) -> bool:
-    return not seen.done and standing.needed <= prompt.extra[ENVIRONMENT]["options"]["turns"] - len(actions)
-
-
-def _stands(prompt: Prompt, actions: Sequence[str]) -> tuple[Observation, Standing]:
-    """What the environment shows after these actions, and how the episode stands."""
+def winnable(prompt: Prompt, actions: Sequence[str]) -> Standing | None:
+    """How the episode stands after these actions; None where it has ended, or perfect play cannot reach the end."""
     world = make_environment(dict(prompt.extra[ENVIRONMENT]))
     seen = world.reset(prompt, 0)
     for action in actions:
         seen = world.step(action)
-    return seen, world.standing()  # type: ignore[attr-defined]
+    standing: Standing = world.standing()  # type: ignore[attr-defined]
+    left = prompt.extra[ENVIRONMENT]["options"]["turns"] - len(actions)
+    return None if seen.done or standing.needed > left else standing
 
 
 def _planned(prompts: Sequence[Prompt]) -> list[PlannedRow]:
