@@ -92,8 +92,9 @@ def rejudged(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
     models = {
         name: {_replicate(key): _level(level) for key, level in found.items()} for name, found in data["models"].items()
     }
-    known = {premise.name for premise in experiment.premises}
-    kept = [premise for premise in data["premises"] if premise["name"] in known]
+    # By its text too, which states the bound: one of the name with another bound was found present or absent by that.
+    known = {(premise.name, premise.text) for premise in experiment.premises}
+    kept = [premise for premise in data["premises"] if (premise["name"], premise["text"]) in known]
     premises = [MeasuredPremise(**premise) for premise in kept]
     claims = [
         asdict(judge(experiment, claim, [*arms, *missing], models, replicates, premises)) for claim in experiment.claims

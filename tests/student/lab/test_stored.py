@@ -1,9 +1,10 @@
 """Results stored by an earlier report are judged anew, and joined with runs made elsewhere."""
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
-from student.lab.experiment import Arm, Claim, Experiment
+from student.lab.experiment import Arm, Claim, Experiment, Premise
 from student.lab.stored import join, rejudged
 
 NAMES = ["w0-s10", "w1-s10", "w0-s11", "w1-s11", "w0-s12"]
@@ -76,8 +77,13 @@ def test_verdicts_and_plateaus_follow_from_the_measurements_by_todays_rules() ->
 
 
 def test_premises_that_the_experiment_no_longer_has_leave_the_page() -> None:
-    premise = {"name": "dropped", "text": "x", "present": False, "numbers": {}}
-    assert rejudged(EXPERIMENT, {**stored(), "premises": [premise]})["premises"] == []
+    premise = {"name": "dry", "text": "at most a tenth", "present": False, "numbers": {}}
+    other = {**premise, "text": "at most a fifth"}
+    data = {**stored(), "premises": [premise]}
+    assert rejudged(EXPERIMENT, data)["premises"] == []
+    of_now = replace(EXPERIMENT, premises=(Premise("dry", "at most a tenth", "module:function"),))
+    assert rejudged(of_now, data)["premises"] == [premise]
+    assert rejudged(of_now, {**data, "premises": [other]})["premises"] == [], "its bound was another one"
 
 
 def test_arms_that_are_whole_elsewhere_are_kept_where_the_runs_that_both_have_agree() -> None:
