@@ -22,7 +22,7 @@ from opd.tasks import Prompt, PromptSource, build_prompts
 from opd.tasks.environments.base import ENVIRONMENT
 from opd.wire.fingerprint import tokenizer_fingerprint
 from student.lab.fixed_point import Pair, judge, load, pair_of
-from student.lab.stats import Interval, t_interval
+from student.lab.stats import LEVEL, Interval, t_interval
 from student.learning.model import Weights, load_tokenizer
 from student.recipe import Recipe
 
@@ -39,7 +39,7 @@ class WeightsReport:
     Attributes:
         prompts: different ones of the training split, one answer each.
         scales: accuracy by lambda, 1 being the teacher.
-        gains: of each other lambda over lambda 1, paired.
+        gains: of each other lambda over lambda 1, paired; the intervals are of 95 % together.
         places: accuracy by place on the line; empty where the two models have different shapes.
         beyond: of the place after the teacher less that at the teacher, paired; None without a line.
     """
@@ -87,7 +87,9 @@ def measure_weights(recipe: Recipe, teacher: str, *, reference: str | None = Non
         _check_tokenizer(pair, taught, other)
     longest = settings.max_new_tokens
     scaled = {scale: judge(pair, prompts, source, scale, longest) for scale in SCALES}
-    gains = {scale: _paired(scaled[scale], scaled[1.0]) for scale in SCALES if scale != 1.0}
+    others = [scale for scale in SCALES if scale != 1.0]
+    # The best of them is judged: by shares of the 5 %, so that all of their intervals are right in 95 %.
+    gains = {scale: _paired(scaled[scale], scaled[1.0], 1.0 - (1.0 - LEVEL) / len(others)) for scale in others}
     placed = {} if _other_shape(student, pair.teacher) else _line(student, pair, prompts, source, longest)
     return WeightsReport(
         prompts=len(prompts),
@@ -102,7 +104,8 @@ def verdicts(report: WeightsReport) -> list[str]:
     """What follows, a sentence each."""
     best = max(report.gains, key=lambda scale: report.gains[scale].mean)
     gain = report.gains[best]
-    figures = f"lambda {best:g} is {gain.mean:+.3f} beside the teacher, 95 % from {gain.low:.3f} to {gain.high:.3f}"
+    interval = f"95 % of all lambdas together from {gain.low:.3f} to {gain.high:.3f}"
+    figures = f"lambda {best:g} is {gain.mean:+.3f} beside the teacher, {interval}"
     if gain.low > 0:
         found = [f"ExOPD can pay: the policy of {figures}."]
     elif gain.high < 0:
@@ -155,7 +158,7 @@ def _means(found: Mapping[float, Sequence[float]]) -> dict[float, float]:
     return {key: float(np.nanmean(values)) for key, values in found.items()}
 
 
-def _paired(one: Sequence[float], other: Sequence[float]) -> Interval:
+def _paired(one: Sequence[float], other: Sequence[float], level: float = LEVEL) -> Interval:
     """Of prompts that are judged both times.
 
     Raises:
@@ -168,4 +171,4 @@ def _paired(one: Sequence[float], other: Sequence[float]) -> Interval:
             f"the answers to {len(known)} of {len(differences)} prompts were judged, and two are the least; give "
             "prompts whose answers a verifier knows, or more --rows."
         )
-    return t_interval(known)
+    return t_interval(known, level)

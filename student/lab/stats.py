@@ -18,7 +18,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean with a two-sided 95 % t interval over `count` replicates."""
+    """A mean with a two-sided t interval, of 95 % unless said otherwise, over `count` replicates."""
 
     mean: float
     low: float
@@ -26,8 +26,8 @@ class Interval:
     count: int
 
 
-def t_interval(values: Sequence[float]) -> Interval:
-    """Mean and 95 % t interval of independent values, two at least.
+def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
+    """Mean and t interval of independent values, two at least.
 
     Raises:
         ValueError: with fewer than two values.
@@ -36,7 +36,7 @@ def t_interval(values: Sequence[float]) -> Interval:
         raise ValueError(f"values has {len(values)} entries; an interval needs two at least")
     data = np.asarray(values, dtype=np.float64)
     mean = float(data.mean())
-    half = float(stats.t.ppf(0.5 + LEVEL / 2, len(data) - 1) * data.std(ddof=1) / math.sqrt(len(data)))
+    half = float(stats.t.ppf(0.5 + level / 2, len(data) - 1) * data.std(ddof=1) / math.sqrt(len(data)))
     return Interval(mean, mean - half, mean + half, len(data))
 
 

@@ -16,7 +16,7 @@ from student.lab import predict_weights
 from student.lab.fixed_point import Pair
 from student.lab.predict_cli import premise
 from student.lab.predict_weights import WeightsReport, measure_weights, verdicts
-from student.lab.stats import Interval
+from student.lab.stats import Interval, t_interval
 from student.recipe import Recipe
 
 
@@ -55,6 +55,16 @@ def test_scales_and_places_meet_at_the_teacher(world: Path, near: str) -> None:
     assert report.places[1.0] == report.scales[1.0], "the line does not lead through the teacher"
     assert report.beyond is not None
     assert report.beyond.mean == pytest.approx(report.places[1.5] - report.places[1.0])
+
+
+def test_the_better_of_two_lambdas_is_judged_by_an_interval_that_holds_for_both(
+    world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = {scale: torch.rand(24, generator=torch.Generator().manual_seed(int(4 * scale))) for scale in (1, 1.25, 1.5)}
+    monkeypatch.setattr(predict_weights, "judge", lambda pair, prompts, source, scale, longest: drawn[scale].tolist())
+    report = measure_weights(Recipe.model_validate(_recipe(world / "student")), str(world / "teacher"), rows=24)
+    for scale, gain in report.gains.items():
+        assert gain == t_interval((drawn[scale] - drawn[1]).tolist(), level=0.975)
 
 
 def test_a_teacher_that_is_its_own_reference_has_nothing_to_extrapolate(world: Path) -> None:
