@@ -18,6 +18,8 @@ COPY pyproject.toml README.md LICENSE ./
 COPY opd ./opd
 COPY teacher_server ./teacher_server
 COPY student ./student
+# For `opd recipes`.
+COPY examples/recipes ./examples/recipes
 RUN python -m venv /opt/opd && /opt/opd/bin/pip install ".[$EXTRAS]"
 
 FROM ${PYTHON}

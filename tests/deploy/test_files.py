@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,13 @@ def test_an_image_copies_what_exists_and_runs_as_a_user_without_rights(path: Pat
     last = text[text.rindex("\nFROM ") :]
     assert "\nUSER 10001:10001\n" in last
     assert not re.search(r"\b(curl|wget)\b|ADD http", text)
+
+
+def test_the_students_image_has_the_recipes_that_the_package_ships() -> None:
+    files = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
+    copied = re.findall(r"^COPY (?!--from)(\S+) ", (DEPLOY / "containers" / "student.Dockerfile").read_text(), re.M)
+    for pattern in (pattern for patterns in files.values() for pattern in patterns):
+        assert any(Path(pattern).is_relative_to(source) for source in copied), pattern
 
 
 def test_the_services_of_compose_are_hardened_and_use_files_that_exist() -> None:

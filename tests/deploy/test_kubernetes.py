@@ -1,6 +1,7 @@
 """The Kubernetes overlays: rendered, strictly validated, and held to the policies that they promise."""
 
 import json
+import re
 import runpy
 import shutil
 import statistics
@@ -255,3 +256,19 @@ def test_the_start_script_begins_resumes_and_spreads(tmp_path: Path, begun: bool
     arguments = words[words.index("train") :]
     assert checks == [f"opd {' '.join(arguments)} --dry-run"] * (ranks > 1)
     assert f"run={tmp_path / 'run'}" in words and "/etc/opd/recipe.yaml" in words
+
+
+def test_every_teacher_that_is_scraped_is_one_whose_absence_is_told() -> None:
+    """The Prometheus operator takes the job from the label `jobLabel` of the service, without it from its name."""
+    rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())["groups"]
+    (gone,) = (rule["expr"] for group in rules for rule in group["rules"] if rule["alert"] == "TeacherGone")
+    watched = re.findall(r'job=~"([^"]+)"', gone)[0]
+    manifests = [manifest for _, manifest in written()]
+    (monitor,) = (m["spec"] for m in manifests if m["kind"] == "ServiceMonitor")
+    wanted = monitor["selector"]["matchLabels"].items()
+    services = [m["metadata"] for m in manifests if m["kind"] == "Service"]
+    scraped = [service for service in services if wanted <= service.get("labels", {}).items()]
+    assert {service["name"] for service in scraped} == {"teacher", "code"}
+    for service in scraped:
+        job = service["labels"][monitor["jobLabel"]] if "jobLabel" in monitor else service["name"]
+        assert re.fullmatch(watched, job), f"TeacherGone does not watch job {job}"
