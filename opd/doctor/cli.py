@@ -71,11 +71,15 @@ def doctor(
     from rich.table import Table
     from rich.text import Text
 
-    if student and not fleet:
-        raise ConfigError("--student is compared with teachers; name their servers with --fleet.")
-    for value, name in ((overrides, "keys of a recipe"), (teacher_model, "--teacher-model")):
-        if value and teacher is None:
-            raise ConfigError(f"{name} were given without a recipe; name it with --teacher RECIPE.yaml.")
+    for given, other, name, missing in (
+        (overrides, teacher, "keys of a recipe do", "--teacher RECIPE.yaml"),
+        (teacher_model, teacher, "--teacher-model does", "--teacher RECIPE.yaml"),
+        (student, fleet, "--student does", "--fleet"),
+        (question, student, "--question does", "--student"),
+        (settings or override, fleet, "--settings and --set do", "--fleet"),
+    ):
+        if given and not other:
+            raise ConfigError(f"{name} nothing without {missing}; give both.")
     parts: list[Iterable[Finding]] = [_here(port or [])]
     if fleet:
         from opd.doctor.fleet import examine_fleet

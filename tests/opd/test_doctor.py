@@ -18,6 +18,7 @@ from opd.doctor.fleet import examine_fleet
 from opd.doctor.installation import examine_installation
 from opd.doctor.machine import examine_machine, examine_ports
 from opd.doctor.tls import examine_tls
+from opd.errors import ConfigError
 from opd.fleet.cli import fleet_settings
 from opd.wire.channel import ClientSecurity
 
@@ -35,6 +36,23 @@ def test_a_complete_installation_is_well() -> None:
     assert code == 0
     assert "with its required packages" in out and "fail" not in out
     assert {finding.subject for finding in examine_machine()} >= {"python", "disk", "shared memory", "ports"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["rollout.temperature=0.7"],
+        ["--teacher-model", "m"],
+        ["--student", "m"],
+        ["--fleet", "node:1", "--question", "Why?"],
+        ["--set", "no.such=key"],
+    ],
+)
+def test_what_would_be_ignored_is_refused(given: list[str]) -> None:
+    app = Typer()
+    app.command()(doctor)
+    with pytest.raises(ConfigError, match=r" do(es)? nothing without --\w+.*; give both\.$"):
+        CliRunner().invoke(app, given, catch_exceptions=False)
 
 
 def test_a_taken_port_fails_with_the_process_that_has_it() -> None:
