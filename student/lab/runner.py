@@ -2,6 +2,9 @@
 
 import json
 import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -199,13 +202,29 @@ def _outcome(task: Task) -> str:
 
 _STOPS: list[Event] = []
 """In a worker: the event that ends its work."""
+_WORKING = threading.Lock()
+"""In a worker: held while it works on a task."""
 
 
 def _enter_worker(stop: Event) -> None:
     _STOPS.append(stop)
+    # A session of its own: the terminal's Ctrl-C would reach a run here and again through the lab, as a second signal.
+    os.setsid()
+    threading.Thread(target=_end_with_lab, daemon=True).start()
+
+
+def _end_with_lab() -> None:
+    """End when the lab has ended, be it killed: a run saves its state, and no further task would ever come."""
+    lab = multiprocessing.parent_process()
+    assert lab is not None  # workers are its children
+    lab.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    with _WORKING:
+        os._exit(128 + signal.SIGTERM)
 
 
 def _do_unless_stopped(task: Task, graded: bool) -> Task:
     if any(stop.is_set() for stop in _STOPS):
         raise CancelledError("a run was not begun: the lab was stopped")
-    return _do(task, graded)
+    with _WORKING:
+        return _do(task, graded)

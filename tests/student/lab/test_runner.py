@@ -2,10 +2,11 @@
 
 import os
 import signal
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
-import forked
 import pytest
 from waiting import wait_until
 
@@ -25,8 +26,6 @@ models:
 SCRIPT = """
 import signal, sys
 from pathlib import Path
-import forked
-from student.run import local_server
 from student.lab.tiny.summary import read_summary
 from student.lab.experiment import Arm, Experiment
 from student.lab.experiments.common import recipe
@@ -35,7 +34,6 @@ from student.lab.runner import run_experiment
 from student.lab.world import WorldModels
 
 if __name__ == "__main__":
-    local_server.subprocess = forked.servers()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     world, root = Path(sys.argv[1]), Path(sys.argv[2])
     experiment = Experiment(
@@ -47,18 +45,46 @@ if __name__ == "__main__":
 """
 
 
+def alive_below(pid: int) -> set[int]:
+    """The processes that descend from one, without those that have ended and were not waited for."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                parents[int(entry.name)] = int(parent)
+    found, left = set[int](), {pid}
+    while left:
+        left = {child for child, parent in parents.items() if parent in left}
+        found |= left
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
 @pytest.mark.slow
-def test_a_stopped_lab_saves_its_runs_and_begins_no_others(world: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["SIGTERM to it", "SIGINT to its group, as of a terminal", "SIGKILL to it"])
+def test_a_stopped_lab_saves_its_runs_begins_no_others_and_leaves_no_process(
+    world: Path, tmp_path: Path, how: str
+) -> None:
     script, log = tmp_path / "lab.py", tmp_path / "lab.log"
     script.write_text(SCRIPT)
     command = [sys.executable, str(script), str(world), str(tmp_path)]
-    process = forked.Program(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, log=log)
+    number = signal.Signals[how.partition(" ")[0]]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    with log.open("w") as file:
+        process = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
     folder = tmp_path / "quick" / "long"
 
     def said() -> str:
         logs = [log, *sorted(folder.glob("*/*/seed-*.log"))]
         return "\n".join(f"{file.name}: {file.read_text(errors='replace')}" for file in logs)
 
+    children = set[int]()
     try:
 
         def two_have_begun() -> bool:
@@ -66,11 +92,19 @@ def test_a_stopped_lab_saves_its_runs_and_begins_no_others(world: Path, tmp_path
 
         wait_until(lambda: two_have_begun() or process.poll() is not None, 600, why=said)
         assert process.poll() is None, said()
-        process.send_signal(signal.SIGTERM)
+        children = alive_below(process.pid)
+        if "group" in how:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
         wait_until(lambda: process.poll() is not None, 600, why=said)
-        assert process.returncode == 128 + signal.SIGTERM, said()
+        if number == signal.SIGTERM:
+            assert process.returncode == 128 + signal.SIGTERM, said()
+        wait_until(lambda: not any(map(is_alive, children)), 600, why=said)
     finally:
-        process.kill()
+        for pid in (process.pid, *children):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait(120)
     assert len(list(folder.glob("*/*/seed-*.log"))) == 2, said()
     assert len(list(folder.glob("*/*/seed-*/checkpoints/step-*"))) == 2, said()
