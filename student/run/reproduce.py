@@ -80,6 +80,8 @@ def reproduce(
         raise RunFolderError(f"{run} holds no whole step, so there is nothing to compare a new run with.")
     # Another folder, and no metrics port, which a run that still goes on may hold: neither is part of the result.
     again = out or run.with_name(f"{run.name}-again")
+    if again.exists():
+        raise RunFolderError(f"{again} exists already; name another folder for the new run with --out.")
     recipe = load_settings(Recipe, run / "recipe.yaml", [f"run={again}", "metrics_port=0", *(overrides or ())])
     # After everything that may be refused: the import of torch takes seconds.
     from student.loop import train
