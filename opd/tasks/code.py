@@ -2,7 +2,7 @@
 
 A prompt carries tests in the column `tests` (`prompts.keep_columns: [tests]`): Python source that raises where the
 program is wrong, or a list of {"input": ..., "output": ...}: what the program reads and must print, white space at line
-ends aside. The program is the last fenced block of the completion, or all of it where there is none.
+ends and standard error aside. The program is the last fenced block of the completion, or all of it where there is none.
 """
 
 import json

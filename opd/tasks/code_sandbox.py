@@ -29,6 +29,7 @@ from enum import StrEnum
 from functools import cache
 from io import FileIO
 from pathlib import Path
+from typing import IO
 
 from opd.errors import ConfigError
 
@@ -46,7 +47,7 @@ class Limits:
     Attributes:
         seconds: of wall time, and of processor time, from the moment that the program begins.
         memory_mib: address space, the interpreter's own 50 MiB or so included.
-        output_bytes: of standard output and of standard error together.
+        output_bytes: of standard output, and of standard error.
     """
 
     seconds: float = 5.0
@@ -70,13 +71,15 @@ class Ran:
 
     Attributes:
         ended: how.
-        output: what it printed, standard error included.
+        output: what it printed.
         reason: one clause for people.
+        errors: what it wrote to standard error.
     """
 
     ended: Ended
     output: str = ""
     reason: str = ""
+    errors: str = ""
 
 
 def run_python(program: str, tests: str = "", *, stdin: str = "", limits: Limits | None = None) -> Ran:
@@ -84,8 +87,9 @@ def run_python(program: str, tests: str = "", *, stdin: str = "", limits: Limits
 
     Args:
         program: Python source, run as __main__.
-        tests: Python source that raises where the program is wrong. A program that ends the process early fails;
-            tests that do not compile are broken.
+        tests: Python source that raises where the program is wrong. A program that ends the process before them fails;
+            tests that do not compile are broken. Without any, a program passes that ends as a process does that went
+            well.
         stdin: what it can read.
         limits: what it may use.
 
@@ -94,20 +98,28 @@ def run_python(program: str, tests: str = "", *, stdin: str = "", limits: Limits
     """
     check_machine()
     limits, token = limits or Limits(), secrets.token_hex(16)
-    request = json.dumps({"program": program, "tests": tests, "stdin": stdin, "token": token})
+    request = json.dumps({"program": program, "tests": tests, "token": token})
     # Files for input and output: pipes would have to be served while the program runs, or it would stall on a full one.
     # Notes come through a pipe, because it is closed when the child ends, however that happens.
     told, telling = os.pipe()
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as asked, open(told, "rb", buffering=0) as notes:
-        asked.write(request.encode("utf-8", "surrogatepass"))
-        asked.seek(0)
+    with (
+        open(told, "rb", buffering=0) as notes,
+        tempfile.TemporaryFile() as asked,
+        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryFile() as output,
+        tempfile.TemporaryFile() as errors,
+    ):
+        for file, text, errors_as in ((asked, request, "surrogatepass"), (given, stdin, "replace")):
+            file.write(text.encode("utf-8", errors_as))
+            file.seek(0)
+        numbers = (asked.fileno(), telling, limits.seconds, limits.memory_mib, limits.output_bytes)
         try:
             child = subprocess.Popen(
-                [sys.executable, "-I", "-X", "utf8", "-W", "ignore", str(_CHILD), str(telling), *_numbers(limits)],
-                stdin=asked,
+                [sys.executable, "-I", "-X", "utf8", "-W", "ignore", str(_CHILD), *map(str, numbers)],
+                stdin=given,
                 stdout=output,
-                stderr=output,
-                pass_fds=[telling],
+                stderr=errors,
+                pass_fds=[asked.fileno(), telling],
                 env={},
                 cwd="/",
                 start_new_session=True,
@@ -115,17 +127,18 @@ def run_python(program: str, tests: str = "", *, stdin: str = "", limits: Limits
         finally:
             os.close(telling)  # the child's copy is then the last, and the pipe ends with the child
         try:
-            said, in_time = _listen(notes, limits.seconds)
+            noted, in_time = _listen(notes, limits.seconds)
         finally:
             child.kill()
             code = child.wait()
-        output.seek(0)
-        printed = output.read(limits.output_bytes).decode("utf-8", "replace")
-        return _outcome(code if in_time else None, said, token, printed)
+        printed, wrote = (_read(file, limits.output_bytes) for file in (output, errors))
+        ended, reason = _outcome(code if in_time else None, noted, token, wrote, tested=bool(tests))
+        return Ran(ended, printed, reason, wrote)
 
 
-def _numbers(limits: Limits) -> list[str]:
-    return [str(limits.seconds), str(limits.memory_mib), str(limits.output_bytes)]
+def _read(file: IO[bytes], most: int) -> str:
+    file.seek(0)
+    return file.read(most).decode("utf-8", "replace")
 
 
 def _listen(notes: FileIO, seconds: float) -> tuple[str, bool]:
@@ -147,21 +160,30 @@ def _listen(notes: FileIO, seconds: float) -> tuple[str, bool]:
     return said.decode("utf-8", "replace"), False
 
 
-def _outcome(code: int | None, told: str, token: str, printed: str) -> Ran:
-    """Read what the child noted: a line when the program began, and one when its tests were through."""
+def _outcome(code: int | None, told: str, token: str, wrote: str, *, tested: bool) -> tuple[Ended, str]:
+    """Read what the child noted: a line when the program began, and one when it had failed or its tests were through.
+
+    Args:
+        code: the child's exit code, None where it took too long.
+        told: the notes.
+        token: what the second line begins with.
+        wrote: the child's standard error.
+        tested: whether there were tests.
+    """
     lines = told.splitlines()
     if not lines or lines[0] != "began":
-        return Ran(Ended.BROKEN, printed, f"the sandbox could not be entered: {printed[-200:]}")
+        return Ended.BROKEN, f"the sandbox could not be entered: {wrote[-200:]}"
     if code is None or code == -signal.SIGALRM:
-        return Ran(Ended.TIMED_OUT, printed, "the program took too long")
+        return Ended.TIMED_OUT, "the program took too long"
     for line in lines[1:]:
         if line.startswith(token):
             verdict = json.loads(line.removeprefix(token))
-            ended = {True: Ended.PASSED, False: Ended.FAILED, None: Ended.BROKEN}[verdict["passed"]]
-            return Ran(ended, printed, str(verdict["reason"]))
+            return {True: Ended.PASSED, False: Ended.FAILED, None: Ended.BROKEN}[verdict["passed"]], verdict["reason"]
     if code < 0:
-        return Ran(Ended.KILLED, printed, f"the program was ended by signal {-code}")
-    return Ran(Ended.FAILED, printed, "the program ended itself before its tests were through")
+        return Ended.KILLED, f"the program was ended by signal {-code}"
+    if tested:
+        return Ended.FAILED, "the program ended itself before its tests were through"
+    return (Ended.FAILED, f"the program ended with status {code}") if code else (Ended.PASSED, "")
 
 
 @cache

@@ -1,13 +1,13 @@
 """The inside of `opd.tasks.code_sandbox`: drops every right but to compute and to print, then runs a program.
 
 Run by its path, without the project on sys.path, so it imports the standard library alone. Arguments: the file
-descriptor for notes, seconds, MiB, bytes. The notes are a line "began" and, once the tests are through, a line with the
-request's token and JSON.
+descriptors of the request and for notes, seconds, MiB, bytes. The notes are a line "began" and, once the program has
+failed or its tests are through, a line with the request's token and JSON. A program without tests ends as it would by
+itself.
 """
 
 import contextlib
 import ctypes
-import io
 import json
 import os
 import platform
@@ -16,6 +16,7 @@ import signal
 import struct
 import sys
 import sysconfig
+import types
 from typing import Any
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -171,12 +172,12 @@ def bound(seconds: float, memory_mib: int, output_bytes: int) -> None:
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-def main(notes: int, seconds: float, memory_mib: int, output_bytes: int) -> None:
+def main(asked: int, notes: int, seconds: float, memory_mib: int, output_bytes: int) -> None:
     """Read the request, close everything, run the program and its tests, note the verdict."""
-    request = json.loads(sys.stdin.buffer.read().decode("utf-8", "surrogatepass"))
+    with open(asked, "rb") as file:
+        request = json.loads(file.read().decode("utf-8", "surrogatepass"))
     # A note counts only with the token. A program can find it in this process, but not write it by accident.
     token = request.pop("token")
-    sys.stdin = io.TextIOWrapper(io.BytesIO(request["stdin"].encode("utf-8", "replace")), "utf-8")
     _LIBC.prctl(_DUMPABLE, 0, 0, 0, 0)  # no core file, and other processes of the user cannot attach
     if _LIBC.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs is refused")
@@ -186,7 +187,9 @@ def main(notes: int, seconds: float, memory_mib: int, output_bytes: int) -> None
     os.write(notes, b"began\n")
     bound(seconds, memory_mib, output_bytes)
     passed: bool | None = True
-    reason, space = "", {"__name__": "__main__"}
+    # A module of its own: what looks its names up there, as pickle does, finds those of the program.
+    reason, sys.modules["__main__"] = "", types.ModuleType("__main__")
+    space = vars(sys.modules["__main__"])
     try:
         try:
             tests = compile(request["tests"], "<tests>", "exec")
@@ -194,9 +197,13 @@ def main(notes: int, seconds: float, memory_mib: int, output_bytes: int) -> None
             passed, reason = None, f"the tests do not compile: {error}"[:200]  # which says nothing about the program
         else:
             exec(compile(request["program"], "<program>", "exec"), space)
+            if not request["tests"]:
+                return  # and not at once: its threads are waited for, and what it put off until its end is done
             exec(tests, space)
             sys.stdout.flush()
     except BaseException as error:
+        if isinstance(error, SystemExit) and not request["tests"]:
+            raise
         passed, reason = False, f"{type(error).__name__}: {error}"[:200]
         with contextlib.suppress(BaseException):  # what it had printed tells more than the error alone
             sys.stdout.flush()
@@ -206,4 +213,4 @@ def main(notes: int, seconds: float, memory_mib: int, output_bytes: int) -> None
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))

@@ -45,7 +45,7 @@ class _Interpreter:
             code: The program.
         """
         ran = run_python(code, limits=self._limits)
-        said = [ran.output.strip(), "" if ran.ended is Ended.PASSED else f"Error: {ran.reason}"]
+        said = [ran.output.strip(), ran.errors.strip(), "" if ran.ended is Ended.PASSED else f"Error: {ran.reason}"]
         text = "\n".join(part for part in said if part) or "(no output)"
         return text[-self._options.output_characters :]
 

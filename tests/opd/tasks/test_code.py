@@ -143,6 +143,34 @@ def test_a_verdict_by_source_or_by_examples() -> None:
     assert find_program("print(1)") == "print(1)" and judge.extract(prompt, "a = 1 \n\nb") == "a = 1\nb"
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "print(sum(map(int, open(0).read().split())))",
+        "import os\nprint(sum(map(int, os.read(0, os.fstat(0).st_size).split())))",
+        "import sys\nprint(sum(map(int, input().split())))\nprint('debug', file=sys.stderr)",
+        "import sys\nprint(sum(map(int, input().split())))\nsys.exit()",
+        "print(sum(map(int, input().split())))\nquit(0)",
+        "import os\nprint(sum(map(int, input().split())), flush=True)\nos._exit(0)",
+        "import atexit\natexit.register(lambda: print(sum(map(int, input().split()))))",
+        "import threading, time\ndef run():\n    time.sleep(0.1)\n    print(sum(map(int, input().split())))\n"
+        "threading.Thread(target=run).start()",
+        "import pickle\nclass A: pass\npickle.dumps(A())\nprint(sum(map(int, input().split())))",
+    ],
+    ids=["open-0", "os.read", "stderr", "exit", "quit", "_exit", "atexit", "thread", "pickle"],
+)
+def test_a_program_reads_prints_and_ends_as_programs_do(program: str) -> None:
+    prompt = Prompt.make("q", extra={"tests": [{"input": "1 2", "output": "3"}]})
+    verdict = CodeVerifier(timeout=60.0).verify(prompt, program)
+    assert verdict.status is VerdictStatus.CORRECT, verdict
+
+
+def test_a_program_that_says_it_failed_has_failed() -> None:
+    ran = run_python("import sys\nprint(1)\nsys.exit('no solution')")
+    assert (ran.ended, ran.output, ran.errors) == (Ended.FAILED, "1\n", "no solution\n")
+    assert ran.reason == "the program ended with status 1"
+
+
 def test_a_killed_program_is_wrong_or_unknown_as_chosen() -> None:
     prompt = Prompt.make("q", extra={"tests": "f()"})
     assert CodeVerifier(timeout=0.5).verify(prompt, "def f():\n while True: pass").status is VerdictStatus.WRONG
