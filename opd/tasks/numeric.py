@@ -6,15 +6,19 @@ import re
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 
-_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w])")
+_NUMBER = re.compile(
+    r"(?<![\w.])(?!\d+(?:st|nd|rd|th)\b)"
+    r"([-+]?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))(?:\.\d+)?(?:[eE][-+]?\d+)?)(?:/([1-9]\d*))?"
+)
+"""A number and what it is divided by, not within a word nor an ordinal; a unit may follow at once, as in "1.5cm"."""
 TOLERANCE = 1e-6
-"""Relative difference at which two numbers are the same; absolute below 1."""
+"""Relative difference at which two numbers are the same; for 0 absolute."""
 
 
 class NumericVerifier:
     """Correct when the last number in the completion is the reference's, within a relative 1e-6.
 
-    Thousands may be set apart by commas. Unknown without a reference that is a number.
+    Thousands may be set apart by commas, and a/b is a number. Unknown without a reference that is a number.
     """
 
     def __init__(self, timeout: float = 10.0) -> None:
@@ -28,7 +32,7 @@ class NumericVerifier:
         found = last_number(completion)
         if found is None:
             return Verdict.of(False, "the completion holds no number")
-        return Verdict.of(math.isclose(found, wanted, rel_tol=TOLERANCE, abs_tol=TOLERANCE), f"expected {wanted:g}")
+        return Verdict.of(abs(found - wanted) <= TOLERANCE * (abs(wanted) or 1.0), f"expected {wanted:g}")
 
     def extract(self, prompt: Prompt, completion: str) -> str | None:
         """The last number; equal numbers have equal texts."""
@@ -41,8 +45,9 @@ class NumericVerifier:
 
 def last_number(text: str) -> float | None:
     """The last finite number in a text, None where there is none."""
-    for match in reversed(_NUMBER.findall(text)):
-        value = float(match.replace(",", ""))
+    # Typeset answers have the minus sign of mathematics.
+    for number, divisor in reversed(_NUMBER.findall(text.replace("\u2212", "-"))):
+        value = float(number.replace(",", "").replace("$", "")) / float(divisor or 1)
         if math.isfinite(value):
             return value
     return None

@@ -17,6 +17,16 @@ SCHEMA = {"type": "object", "required": ["a"], "properties": {"a": {"type": "int
         ("x1 and v2", None),
         ("", None),
         ("1e999 and 7e-1", 0.7),
+        ("so x = \u22123", -3.0),
+        ("a loss of -$1,250.50", -1250.5),
+        ("the range 3-$5", 5.0),
+        ("a probability of .25", 0.25),
+        ("it is 1.5cm long", 1.5),
+        ("1,234km", 1234.0),
+        ("42 on the 3rd day", 42.0),
+        ("3/4", 0.75),
+        ("-1/2 of it", -0.5),
+        ("5/0", 0.0),
     ],
 )
 def test_the_last_number_of_a_text_is_found(text, number):
@@ -29,6 +39,21 @@ def test_numbers_are_compared_by_value():
     assert [str(verdict.status) for verdict in verdicts] == ["correct", "wrong", "wrong"]
     assert not verifier.verify(Prompt.make("q", answer="many"), "3").known
     assert verifier.extract(Prompt.make("q"), "0.50") == verifier.extract(Prompt.make("q"), "is 0.5")
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "status"),
+    [
+        ("3/4", "1/4", "wrong"),
+        ("3/4", "0.75", "correct"),
+        ("6.626e-34", "1.6e-19", "wrong"),
+        ("6.626e-34", "0", "wrong"),
+        ("6.626e-34", "6.6260001e-34", "correct"),
+        ("0", "1e-9", "correct"),
+    ],
+)
+def test_fractions_and_small_numbers_are_compared_by_value(answer, text, status):
+    assert NumericVerifier().verify(Prompt.make("q", answer=answer), text).status == status
 
 
 @pytest.mark.parametrize(
@@ -55,6 +80,11 @@ def test_objects_alone_are_found_and_may_break_lines_within_strings_where_that_i
 @pytest.mark.parametrize("text", ["", "42", '"text"', '{"a": NaN}', '{"a": 1', "[" * 100_000])
 def test_what_is_no_json_answer_is_not_found(text):
     assert find_json(text) is None
+
+
+def test_json_is_found_behind_a_fence_that_never_ends():
+    """An answer that degenerates into line breaks: with one search for the fence's end from each, it took minutes."""
+    assert find_json("```json" + "\n" * 150_000 + '{"a": 1}').value == {"a": 1}
 
 
 def test_json_is_held_against_the_schema_of_the_prompt():
