@@ -15,7 +15,7 @@ from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 
 _CASE = {"input", "output"}
-_FENCE = re.compile(r"```[a-zA-Z0-9+]*[ \t]*\n(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"```[a-zA-Z0-9+]*[^\S\n]*\n(.*?)```", re.DOTALL)
 
 
 class CodeVerifier:

@@ -11,7 +11,7 @@ from opd.errors import ConfigError
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 
-_FENCE = re.compile(r"```[a-zA-Z]*\s*\n(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"```[a-zA-Z]*[^\S\n]*\n(.*?)```", re.DOTALL)
 _MOST = 200_000
 """Characters of an answer that are looked at."""
 
