@@ -4,6 +4,8 @@ math-verify limits its own time by SIGALRM, which works in a main thread only; t
 also ends checks that hang inside sympy.
 """
 
+import re
+import sys
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -12,6 +14,9 @@ from opd.tasks.pool import WorkerPool
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 from opd.tasks.worker import CheckFailed
+
+_MOST_BYTES = 2 * 2**30
+"""Address space of a worker, of which 0.2 GiB are taken before its first check."""
 
 
 class MathVerifier:
@@ -48,8 +53,16 @@ class MathVerifier:
 
 
 def prepare(_: str) -> None:
-    """The worker's side, before its first check: import what takes its time."""
+    """The worker's side, before its first check: import what takes its time, and bound the memory of all checks."""
     import math_verify  # noqa: F401
+
+    if sys.platform == "linux":
+        import resource
+
+        # sympy expands (1+x)^{1000000} to gigabytes within the time of a check. What does not fit is compared as text.
+        most = resource.getrlimit(resource.RLIMIT_AS)[1]
+        if most == resource.RLIM_INFINITY or most > _MOST_BYTES:
+            resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, most))
 
 
 def check(request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -80,7 +93,8 @@ def _canonical(found: Any) -> str | None:
 def _reference(text: str) -> Any:
     from math_verify import parse
 
-    marked = "$" in text or "\\boxed" in text or "\\(" in text or "\\[" in text
+    # An escaped dollar is a currency's; \\[ may be a line of a matrix.
+    marked = re.search(r"(?<!\\)(\$|\\boxed|\\\(|\\\[)", text)
     # Answers of data sets come without delimiters, and a bare fraction would be read as its digits.
     for form in [text] if marked else [f"\\boxed{{{text}}}", text]:
         parsed = parse(form, parsing_timeout=None, raise_on_error=True)

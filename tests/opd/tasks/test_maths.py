@@ -1,5 +1,7 @@
+import sys
 import threading
 
+import psutil
 import pytest
 
 from opd.tasks import Prompt, VerdictStatus
@@ -14,6 +16,9 @@ CASES = [
     ("1,000", r"\boxed{1000}", "correct"),
     ("3", "no number here", "wrong"),
     ("3", r"\frac{", "wrong"),
+    (r"\$5", r"\boxed{5}", "correct"),
+    (r"\$1,234.50", "it costs $1234.50$", "correct"),
+    (r"\begin{pmatrix} x \\[2pt] 2 \end{pmatrix}", r"\boxed{2}", "wrong"),
     (None, "3", "unknown"),
 ]
 
@@ -45,3 +50,10 @@ def test_a_check_that_takes_too_long_is_unknown():
     verdict = verifier.verify(Prompt.make("q", answer="2"), "9^9^9^9")
     verifier.close()
     assert verdict.status is VerdictStatus.UNKNOWN and "no answer within" in verdict.reason
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+def test_the_memory_of_checks_is_bounded(verifier):
+    verifier.verify(Prompt.make("q", answer="2"), "2")
+    bounds = [psutil.Process(worker._child.pid).rlimit(psutil.RLIMIT_AS)[0] for worker in verifier._workers._idle]
+    assert bounds and all(0 < bound <= 2 * 2**30 for bound in bounds)
