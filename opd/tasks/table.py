@@ -4,6 +4,7 @@ import hashlib
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
 from itertools import islice
 from math import ceil
 from random import Random
@@ -286,6 +287,8 @@ def _content(value: Any, chat: bool) -> Any:
 
 
 def _text(value: Any) -> str | None:
+    if isinstance(value, float | Decimal) and "E" in str(value).upper():
+        return f"{Decimal(str(value)):f}"  # mathematics reads 1e-05 as e - 5
     return None if value is None else str(value)
 
 
