@@ -104,7 +104,9 @@ class CachingClient:
         Raises:
             ChatFailed: when no attempt got an answer in time.
         """
-        key = hashlib.sha256(f"{path}\n{json.dumps(body, sort_keys=True)}".encode()).hexdigest()
+        # A model is known by its name, wherever it is served; another service by its address alone.
+        whose = "" if "model" in body else f"{self.name}\n"
+        key = hashlib.sha256(f"{whose}{path}\n{json.dumps(body, sort_keys=True)}".encode()).hexdigest()
         with self._lock:
             known = self._memory.get(key)
             if known is None:
@@ -200,12 +202,18 @@ class JsonClient(CachingClient):
         if s.key_variable and (secret := os.environ.get(s.key_variable)):
             headers["Authorization"] = f"Bearer {secret}"
         request = urllib.request.Request(s.endpoint + path, json.dumps(body).encode(), headers)
+        deadline, received = time.monotonic() + s.timeout, b""
         try:
+            # The limit of urllib is on each read, which a service that goes on sending white space never meets.
             with urllib.request.urlopen(request, timeout=s.timeout) as answer:
-                return json.loads(answer.read(_MOST_BYTES))
+                while len(received) < _MOST_BYTES and (piece := answer.read1(_MOST_BYTES)):
+                    received += piece
+                    if time.monotonic() > deadline:
+                        raise TimeoutError(f"not through within {s.timeout:g} s")
+            return json.loads(received)
         except urllib.error.HTTPError as error:
             raise CallFailed(f"status {error.code}", again=error.code >= 500 or error.code == 429) from error
-        except (OSError, ValueError, http.client.HTTPException) as error:
+        except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
             raise CallFailed(f"{type(error).__name__}: {error}"[:200], again=True) from error
 
 

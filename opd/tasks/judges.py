@@ -5,13 +5,13 @@
     gRPC    score = number,         opd.wire.v1.JudgeService/Judge of protos/opd/wire/v1/judge.proto
 
 As a verifier (`verifier: chat_judge`, `http_judge` or `grpc_judge` with `verifier_options`) a score of at least
-`threshold` is correct, and a lower one is wrong with partial credit. A judge that is down, hangs, or says nothing that
-can be read leaves its answer unknown (metric unknown_share), never wrong. Answers are cached by content, see
-`opd.tasks.chat`.
+`threshold` is correct, and a lower one is wrong with partial credit: the score, or its share of a threshold above 1. A
+judge that is down, hangs, or says nothing that can be read leaves its answer unknown (metric unknown_share), never
+wrong. Answers are cached by content, see `opd.tasks.chat`.
 """
 
-import math
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -65,7 +65,8 @@ def scored(client: JsonClient | GrpcJudgeClient, path: str, prompt: Prompt, answ
     reference = prompt.answer if isinstance(client, JsonClient) else prompt.answer or ""
     said = client.post(path, {"prompt": text_of(prompt), "answer": answer, "reference": reference})
     score = said.get("score") if isinstance(said, dict) else None
-    return float(score) if isinstance(score, int | float) and math.isfinite(score) else None
+    # Not isfinite: it fails on whole numbers that are too large for a float.
+    return float(score) if isinstance(score, int | float) and abs(score) <= sys.float_info.max else None
 
 
 def text_of(prompt: Prompt) -> str:
@@ -84,7 +85,10 @@ def filled(question: str, prompt: Prompt, answer: str, **more: str) -> str:
 class _Threshold(Settings):
     """What verifiers add to the settings of a judge."""
 
-    threshold: float = Field(1.0, description="Least score of a correct answer; lower ones are partial credit.")
+    threshold: float = Field(
+        1.0,
+        description="Least score of a correct answer; lower ones are partial credit, divided by a threshold above 1.",
+    )
 
 
 class ChatJudgeOptions(GraderSettings, _Threshold):
@@ -130,7 +134,8 @@ class JudgeVerifier:
             return Verdict.unknown(str(error))
         if score is None:
             return Verdict.unknown("the judge gave no score")
-        return Verdict.of(True) if score >= self.options.threshold else Verdict.partial(score)
+        threshold = self.options.threshold
+        return Verdict.of(True) if score >= threshold else Verdict.partial(score / max(threshold, 1.0))
 
     def close(self) -> None:
         """Nothing to release."""

@@ -1,5 +1,9 @@
 """The chat client and the rewards that ask it, against a real HTTP server that also fails on purpose."""
 
+import contextlib
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,7 +66,9 @@ def test_equal_questions_are_asked_once_also_by_another_run(server: Server, tmp_
     assert client(server, cache=str(tmp_path)).ask(QUESTION) == "7"
 
 
-@pytest.mark.parametrize(("say", "calls"), [(500, 2), (429, 2), (404, 1), ("not json", 2), ({"choices": []}, 2)])
+@pytest.mark.parametrize(
+    ("say", "calls"), [(500, 2), (429, 2), (404, 1), ("not json", 2), ("[" * 100_000, 2), ({"choices": []}, 2)]
+)
 def test_a_failure_is_told_and_not_kept(server: Server, say: Any, calls: int) -> None:
     server.say = lambda path, body: say
     made = client(server)
@@ -91,6 +97,26 @@ def test_a_service_that_hangs_or_is_away_is_given_up(server: Server) -> None:
     away = parse_settings(ChatSettings, {"endpoint": "http://127.0.0.1:1", "model": "m"})
     with pytest.raises(ChatFailed, match="refused"):
         ChatClient(away).ask(QUESTION)
+
+
+def test_a_service_that_sends_white_space_without_end_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+
+        def drip() -> None:
+            connection, _ = listening.accept()
+            with connection, contextlib.suppress(OSError):  # the client hangs up
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+                while True:
+                    connection.sendall(b" ")
+                    time.sleep(0.02)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        asked = {"endpoint": f"http://127.0.0.1:{port}", "model": "m", "timeout": 0.5, "attempts": 1}
+        with pytest.raises(ChatFailed, match=r"not through within 0\.5 s"):
+            ChatClient(parse_settings(ChatSettings, asked)).ask(QUESTION)
+        thread.join()
 
 
 def reward(server: Server, name: str, **settings: Any) -> Any:
@@ -132,9 +158,10 @@ def test_a_judge_that_is_down_leaves_rows_unknown_and_counts_them(
 
 
 def test_any_service_can_score(server: Server) -> None:
-    server.say = lambda path, body: {"score": -1.5 if body["answer"] == "bad" else None}
+    said = {"bad": -1.5, "odd": None, "endless": 10**400, "text": "1"}
+    server.say = lambda path, body: {"score": said[body["answer"]]}
     made = reward(server, "http_judge", path="/score")
-    assert made.value(PROMPT, "bad") == -1.5 and made.value(PROMPT, "odd") is None
+    assert [made.value(PROMPT, answer) for answer in said] == [-1.5, None, None, None]
     assert server.asked[0][:2] == ("/score", {"prompt": "1+1=", "answer": "bad", "reference": "2"})
 
 

@@ -70,6 +70,22 @@ def test_a_service_gives_verdicts_and_one_that_is_away_none(judged: Judged, serv
     assert judged("http_judge", "2", endpoint="http://127.0.0.1:9", attempts=1) == [(UNKNOWN, 0.0)]
 
 
+def test_a_wrong_answer_never_earns_what_a_right_one_does(judged: Judged, server: Server) -> None:
+    server.say = lambda path, body: {"score": int(body["answer"])}
+    found = judged("http_judge", "5", "3", "-1", endpoint=server.url, threshold=5)
+    assert found == [(CORRECT, 1.0), (WRONG, 0.6), (WRONG, 0.0)]
+
+
+def test_two_services_may_keep_their_answers_in_one_folder(judged: Judged, server: Server, tmp_path: Path) -> None:
+    server.say = lambda path, body: {"score": 1}
+    assert judged("http_judge", "2", endpoint=server.url, cache=str(tmp_path / "kept")) == [(CORRECT, 1.0)]
+    with serving() as other:
+        other.say = lambda path, body: {"score": 0}
+        assert judged("http_judge", "2", endpoint=other.url, cache=str(tmp_path / "kept")) == [(WRONG, 0.0)]
+    assert judged("http_judge", "2", endpoint=server.url, cache=str(tmp_path / "kept")) == [(CORRECT, 1.0)]
+    assert len(server.asked) == 1
+
+
 class Guarded(Judge):
     """A judge that scores only those who bring the token."""
 
