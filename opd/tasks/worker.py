@@ -5,7 +5,6 @@ multiprocessing, it needs no guard in the caller's main module, works from any t
 caller goes away: its standard input closes, and an alarm ends a check whose caller is gone.
 """
 
-import contextlib
 import importlib
 import json
 import os
@@ -83,6 +82,8 @@ class Worker:
                 stdout=subprocess.PIPE,
                 # What a check prints would fill a pipe that is never read, and stop it there.
                 stderr=subprocess.DEVNULL,
+                # Ctrl-C belongs to the caller, whose checks go on while it ends its step.
+                start_new_session=True,
                 # Unbuffered: the selector sees the pipe, and not what a buffer has taken out of it.
                 bufsize=0,
             )
@@ -172,5 +173,4 @@ def serve(path: str, timeout: float, argument: str = "") -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        serve(sys.argv[1], float(sys.argv[2]), sys.argv[3])
+    serve(sys.argv[1], float(sys.argv[2]), sys.argv[3])

@@ -96,6 +96,21 @@ def test_a_check_that_hangs_ends_after_its_caller_was_killed(bad_checks):
     wait_until(lambda: not running(child))  # with nothing else to end it
 
 
+def test_ctrl_c_in_a_terminal_ends_no_check_of_a_caller_that_goes_on(bad_checks):
+    code = (
+        "import os, signal\n"
+        "from opd.tasks.worker import Worker\n"
+        "signal.signal(signal.SIGINT, lambda *_: None)\n"
+        f"worker = Worker({bad_checks!r}, timeout={PATIENCE})\n"
+        "pids = [worker.ask({'do': 'a'})['pid']]\n"
+        "os.killpg(0, signal.SIGINT)\n"  # as a terminal does, to every process of its foreground
+        "pids.append(worker.ask({'do': 'b'})['pid'])\n"
+        "worker.close()\n"
+        "assert pids[0] == pids[1]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, start_new_session=True)
+
+
 def test_threads_get_their_own_answers(worker):
     found = {}
 
