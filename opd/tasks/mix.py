@@ -65,8 +65,12 @@ class MixedSource:
         return frozenset().union(*known) if len(known) == len(found) else None
 
     def contents(self) -> dict[str, Contents]:
-        """See `PromptSource.contents`."""
-        return {name: held for source in self._sources for name, held in source.contents().items()}
+        """See `PromptSource.contents`; where two sources read other rows or columns of one file, with their places."""
+        found: dict[str, Contents] = {}
+        for number, source in enumerate(self._sources, 1):
+            for name, held in source.contents().items():
+                found[name if found.get(name, held) == held else f"{name} (source {number} of the mix)"] = held
+        return found
 
     def close(self) -> None:
         """See `PromptSource.close`."""

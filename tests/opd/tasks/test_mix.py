@@ -45,6 +45,20 @@ def test_what_one_table_holds_out_no_other_one_trains_on(tmp_path):
         build_prompts(MixSettings(mix=[FileSettings(file=many, heldout_file=few), parts[1]]), seed=0)
 
 
+def test_what_each_source_reads_of_one_file_is_known(tmp_path):
+    lines = [json.dumps({"prompt": f"p{i}"}) + "\n" for i in range(20)]
+
+    def contents(lines):
+        (tmp_path / "p.jsonl").write_text("".join(lines))
+        parts = [FileSettings(file=tmp_path / "p.jsonl", limit=limit) for limit in (None, 5, 5)]
+        return build_prompts(MixSettings(mix=parts), seed=0).contents()
+
+    before = contents(lines)
+    assert sorted(held.rows for held in before.values()) == [5, 5, 20]
+    after = contents([*lines[:10], lines[0], *lines[11:]])  # a change that only the first source sees
+    assert {name for name in before if before[name] != after[name]} == {str(tmp_path / "p.jsonl")}
+
+
 def test_completions_go_to_the_verifier_of_their_source():
     source = build_prompts(MIX, seed=0)
     for prompt in source.prompts("heldout", 8):
